@@ -1,0 +1,1 @@
+"""Headgate: exactly-once stream processing for Python, on Apache Spark."""

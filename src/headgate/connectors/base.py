@@ -1,0 +1,178 @@
+"""What sources and sinks are to the runtime.
+
+A ``Source`` or ``Sink`` is plain configuration that travels to the workers; ``open`` makes the live half.
+
+Exactly-once, source side: a reader's ``positions`` are frozen with every snapshot and given back on restore; the
+reader then delivers exactly what followed them. Splits are owned by a deterministic rule (``owner_of_split``), so
+no assignment has to be agreed upon.
+
+Exactly-once, sink side: ``seal`` at the barrier closes the current transaction in memory, ``prepare`` (in an upload
+thread) makes it durable and invisible and returns the committable's payload, which goes into the snapshot; the
+*coordinator* commits with ``Sink.open_committer`` once the checkpoint is completed (docs/spec/two-phase-commit.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
+from headgate.protocol.commit import CommitPermit
+
+
+@dataclass(frozen=True, slots=True)
+class SourceContext:
+    """What a reader may know. ``positions`` is the union over all former subtasks, or None on a first start."""
+
+    pipeline: str
+    node: str
+    subtask_index: int
+    parallelism: int
+    positions: dict[str, bytes] | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBatch:
+    """Records of exactly one split.
+
+    Attributes:
+        split: the split's name, stable across restarts.
+        batch: records in canonical types with ``Source.schema()``; may have 0 rows.
+        bad: bad records met on the way (``operators.badrecords.SCHEMA``), or None.
+        is_split_finished: the split will never deliver anything again.
+    """
+
+    split: str
+    batch: pa.RecordBatch
+    bad: pa.RecordBatch | None = None
+    is_split_finished: bool = False
+
+
+class SourceReader(Protocol):
+    """Reads the splits that one subtask owns. All calls come from the mailbox thread, except none."""
+
+    def splits(self) -> Sequence[str]:
+        """Return the names of the splits owned now (finished ones excluded). Cheap."""
+
+    def poll(self) -> SourceBatch | None:
+        """Return the next records without blocking for more than a few milliseconds, or None if there are none.
+
+        Each call advances the positions past what it returns.
+        """
+
+    def is_finished(self) -> bool:
+        """Whether all input has ended for good (a bounded source)."""
+
+    def positions(self) -> dict[str, bytes]:
+        """Return ``split → position`` of every split owned, finished ones too: where reading would continue."""
+
+    def wakeup_ms(self) -> int:
+        """Return how long a mailbox with nothing to do may sleep before it polls again."""
+
+    def close(self) -> None:
+        """Release resources."""
+
+
+class Source(Protocol):
+    """Configuration of a source."""
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of the records, in canonical types. May read metadata; called in the driver.
+
+        Raises:
+            UsageError: unreadable path, unknown stream: what, where and what to do.
+        """
+
+    def identity(self) -> str:
+        """Return a text that changes when positions of an old checkpoint would no longer mean the same."""
+
+    def open(self, context: SourceContext) -> SourceReader:
+        """Return a live reader at ``context.positions`` (or at the configured start)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """What a sink's writer may know."""
+
+    pipeline: str
+    node: str
+    subtask_index: int
+    parallelism: int
+    generation: Generation
+    schema: pa.Schema
+
+
+class SealedTransaction(Protocol):
+    """A transaction that takes no more records."""
+
+    def prepare(self) -> bytes | None:
+        """Make it durable but invisible; return the committable's payload, or None when it is empty (K4).
+
+        Runs in an upload thread. May be called again after it raised.
+
+        Raises:
+            StorageError, FencedError
+        """
+
+
+class SinkWriter(Protocol):
+    """Writes the output of one subtask. Called from the mailbox thread."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add records to the current transaction."""
+
+    def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
+        """Close the current transaction as the output of ``checkpoint`` and begin a new one. No I/O."""
+
+    def close(self) -> None:
+        """Release resources; what is not prepared is abandoned."""
+
+
+class Committer(Protocol):
+    """Decides prepared transactions. Lives in the driver, called from one thread."""
+
+    def recover(self, keep: Sequence[Committable]) -> None:
+        """Fence older generations, then abort everything prepared or open of this (pipeline, sink) not in ``keep``.
+
+        Called once per generation, before workers start and before ``commit`` of the kept ones.
+
+        Raises:
+            FencedError: a newer generation already recovered.
+        """
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """Make these visible, together if the target can. Idempotent: repeating it changes nothing.
+
+        Raises:
+            StorageError: transient ones are retried by the caller with the same arguments.
+            CorruptionError, UsageError: the target says aborted or unknown (K5): the pipeline stops.
+        """
+
+    def close(self) -> None:
+        """Release resources."""
+
+
+class Sink(Protocol):
+    """Configuration of a sink."""
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check in the driver, before anything runs, that records of ``schema`` can be written.
+
+        Raises:
+            UsageError
+        """
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        """Return a live writer."""
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        """Return the committer of this sink for one generation of the pipeline."""
+
+
+def owner_of_split(index: int, parallelism: int) -> int:
+    """Return the subtask that owns the split at ``index`` of a fixed, ordered list of splits."""
+    return index % parallelism

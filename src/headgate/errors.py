@@ -1,0 +1,146 @@
+"""Every exception Headgate raises on purpose.
+
+::
+
+    HeadgateError
+    ├── UsageError          the caller's pipeline, configuration or call is wrong; says what to change
+    ├── PipelineFailed      user code or an external system failed and the restart strategy gave up
+    ├── BadRecord           a record broke the ``fail`` policy; names the record and its position
+    ├── ProtocolViolation   a peer or our own runtime broke a rule; carries machine, phase and story
+    ├── CorruptionError     bytes contradict themselves: path, offset, expected, found
+    ├── FencedError         a newer generation or epoch exists: stop, do not retry
+    └── StorageError        an operation failed after its retries; ``is_transient`` says whether waiting may help
+
+Outcomes that are expected (a declined checkpoint, a refused request) are data, not exceptions.
+Each constructor passes exactly its own arguments on, so that every error survives pickling.
+"""
+
+from __future__ import annotations
+
+
+class HeadgateError(Exception):
+    """Base of every error that Headgate raises on purpose."""
+
+
+class UsageError(HeadgateError):
+    """The pipeline, configuration or call is wrong; the message says what to change."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class PipelineFailed(HeadgateError):
+    """The pipeline failed and its restart strategy gave up.
+
+    Attributes:
+        reason: one sentence.
+        detail: a short Python traceback of the user's own frames, or "".
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}\n{self.detail}" if self.detail else self.reason
+
+
+class BadRecord(HeadgateError):
+    """A record broke a rule and the policy is to fail.
+
+    Attributes:
+        node: name of the operator that refused it.
+        problem: what is wrong with it, in one clause.
+        position: where it came from (for example ``app.log byte 1234``), or "".
+        record: its shortened repr.
+    """
+
+    def __init__(self, node: str, problem: str, position: str, record: str) -> None:
+        super().__init__(node, problem, position, record)
+        self.node = node
+        self.problem = problem
+        self.position = position
+        self.record = record
+
+    def __str__(self) -> str:
+        where = f" at {self.position}" if self.position else ""
+        return (
+            f"operator '{self.node}' refused a record{where}: {self.problem}; the record is {self.record}. "
+            "Correct the input, or divert such records with Pipeline(bad_records=DeadLetter(sink))."
+        )
+
+
+class ProtocolViolation(HeadgateError):
+    """A rule of a protocol was broken; the machine that saw it is dead.
+
+    Attributes:
+        machine: name of the machine's class.
+        problem: the broken rule.
+        story: the machine's last events, oldest first, as text.
+    """
+
+    def __init__(self, machine: str, problem: str, story: tuple[str, ...] = ()) -> None:
+        super().__init__(machine, problem, story)
+        self.machine = machine
+        self.problem = problem
+        self.story = story
+
+    def __str__(self) -> str:
+        tail = "".join(f"\n    {line}" for line in self.story[-12:])
+        return f"{self.machine}: {self.problem}" + (f"; its last events:{tail}" if tail else "")
+
+
+class CorruptionError(HeadgateError):
+    """Bytes contradict themselves.
+
+    Attributes:
+        path: the file or object.
+        offset: byte offset of the contradiction (0 when the whole file is meant).
+        expected, found: what should be there and what is.
+    """
+
+    def __init__(self, path: str, offset: int, expected: str, found: str) -> None:
+        super().__init__(path, offset, expected, found)
+        self.path = path
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        return f"{self.path} is damaged at byte {self.offset}: expected {self.expected}, found {self.found}"
+
+
+class FencedError(HeadgateError):
+    """A newer generation or epoch owns what this caller tried to change: stop, do not retry."""
+
+    def __init__(self, what: str, mine: int, newest: int) -> None:
+        super().__init__(what, mine, newest)
+        self.what = what
+        self.mine = mine
+        self.newest = newest
+
+    def __str__(self) -> str:
+        return f"{self.what}: generation {self.mine} was replaced by generation {self.newest}"
+
+
+class StorageError(HeadgateError):
+    """An operation on storage failed after its retries.
+
+    Attributes:
+        operation: for example ``put``.
+        path: what it was about.
+        cause: the underlying problem.
+        is_transient: True when waiting may help (no space, time-out, connection lost).
+    """
+
+    def __init__(self, operation: str, path: str, cause: str, is_transient: bool = True) -> None:
+        super().__init__(operation, path, cause, is_transient)
+        self.operation = operation
+        self.path = path
+        self.cause = cause
+        self.is_transient = is_transient
+
+    def __str__(self) -> str:
+        return f"cannot {self.operation} {self.path}: {self.cause}"

@@ -1,0 +1,144 @@
+"""Configuration of a pipeline: frozen values with defaults, durations as integer milliseconds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias
+
+from headgate.errors import UsageError
+from headgate.model.keygroups import MAX_PARALLELISM_DEFAULT
+
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*$")
+_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+Duration: TypeAlias = str | int
+"""A duration as text (``"500ms"``, ``"1s"``, ``"5m"``, ``"1h"``) or as integer milliseconds."""
+
+
+def duration_ms(value: Duration, what: str = "duration") -> int:
+    """Return ``value`` in milliseconds.
+
+    Raises:
+        UsageError: it is negative or not a duration; ``what`` names it in the message.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise UsageError(f"{what} must be a duration such as '1s' or integer milliseconds, not {value!r}")
+    if isinstance(value, int):
+        if value < 0:
+            raise UsageError(f"{what} must not be negative, but is {value} ms")
+        return value
+    match = _DURATION.match(value)
+    if match is None:
+        raise UsageError(f"{what} must look like '500ms', '1s', '5m' or '1h', not {value!r}")
+    return round(float(match.group(1)) * _UNIT_MS[match.group(2)])
+
+
+class Mode(Enum):
+    """Guarantee of the checkpoints. Only exactly-once is there yet."""
+
+    EXACTLY_ONCE = "exactly-once"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """How checkpoints are taken (names and meaning as in Flink's ``execution.checkpointing.*``).
+
+    Attributes:
+        interval_ms: base period; 0 switches periodic checkpoints off (the final one is still taken).
+        timeout_ms: a pending checkpoint older than this expires.
+        min_pause_ms: least time between a completion and the next periodic trigger.
+        max_concurrent: pending checkpoints at a time.
+        tolerable_failures: consecutive counted failures that are forgiven; one more fails the pipeline's
+            current generation (the restart strategy then decides).
+        retained: completed checkpoints kept.
+        inline_bytes_max: state up to this size travels inside the manifest (C13).
+    """
+
+    interval_ms: int = 1_000
+    timeout_ms: int = 600_000
+    min_pause_ms: int = 0
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    retained: int = 2
+    inline_bytes_max: int = 20_480
+    mode: Mode = Mode.EXACTLY_ONCE
+
+
+@dataclass(frozen=True, slots=True)
+class NoRestart:
+    """The first failure fails the pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedDelay:
+    """Restart up to ``attempts`` times (None: without limit), each after ``delay_ms``."""
+
+    attempts: int | None = None
+    delay_ms: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialDelay:
+    """Restart after a delay that grows by ``multiplier`` and resets after ``reset_after_ms`` without failure.
+
+    ``jitter`` is the fraction of the delay that is randomised (0 to 1); ``attempts`` None means no limit.
+    """
+
+    initial_ms: int = 100
+    max_ms: int = 60_000
+    multiplier: float = 2.0
+    reset_after_ms: int = 60_000
+    jitter: float = 0.1
+    attempts: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRate:
+    """Restart after ``delay_ms`` unless more than ``failures_max`` failures fell within ``interval_ms``."""
+
+    failures_max: int = 3
+    interval_ms: int = 60_000
+    delay_ms: int = 1_000
+
+
+RestartStrategy: TypeAlias = NoRestart | FixedDelay | ExponentialDelay | FailureRate
+
+
+class DamagedCheckpoint(Enum):
+    """What to do when the newest completed checkpoint is damaged (C36)."""
+
+    PREVIOUS = "previous"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """Limits and periods of the runtime.
+
+    Attributes:
+        credit_bytes: bytes that may be unread on one channel.
+        flush_ms: most time a partly filled buffer waits while the worker is not busy.
+        heartbeat_ms, heartbeat_timeout_ms: period of the control channel's signs of life, and the silence
+            after which a worker counts as lost.
+    """
+
+    credit_bytes: int = 4 << 20
+    flush_ms: int = 5
+    heartbeat_ms: int = 500
+    heartbeat_timeout_ms: int = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineConfig:
+    """Everything about a pipeline that is not its graph."""
+
+    name: str
+    parallelism: int
+    checkpoint_root: str
+    max_parallelism: int = MAX_PARALLELISM_DEFAULT
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    restart: RestartStrategy = field(default_factory=ExponentialDelay)
+    on_damaged: DamagedCheckpoint = DamagedCheckpoint.PREVIOUS
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)

@@ -1,0 +1,76 @@
+"""The logical graph: operators as the user wrote them, before chaining.
+
+Specs are opaque here: the layers above know that a source node carries a ``connectors.base.Source``, an
+operator node an ``operators.base.OperatorSpec``, a sink node a ``connectors.base.Sink``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from headgate.model.ids import NodeName
+
+
+class Role(Enum):
+    """What a node does with records."""
+
+    SOURCE = "source"
+    OPERATOR = "operator"
+    SINK = "sink"
+
+
+class Partitioner(Enum):
+    """How records of an edge find their downstream subtask."""
+
+    FORWARD = "forward"
+    """Subtask i to subtask i."""
+    HASH = "hash"
+    """By key group of the edge's key columns."""
+    REBALANCE = "rebalance"
+    """Whole batches in turn to every subtask."""
+    BROADCAST = "broadcast"
+    """Every record to every subtask."""
+
+
+class OutputTag(Enum):
+    """Which output of a node an edge takes."""
+
+    MAIN = "main"
+    BAD_RECORDS = "bad-records"
+    """Rows of ``operators.badrecords.SCHEMA``; only wired when the policy is to divert."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An input of a node: where it comes from and how records are routed. ``keys`` only with HASH."""
+
+    upstream: NodeName
+    partitioner: Partitioner = Partitioner.FORWARD
+    keys: tuple[str, ...] = ()
+    tag: OutputTag = OutputTag.MAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator. ``spec`` is opaque; ``schema_text`` describes its output for manifests and messages."""
+
+    name: NodeName
+    role: Role
+    inputs: tuple[Edge, ...]
+    spec: object
+    schema_text: str = ""
+    state_text: str = ""
+    """Identity of the node's state ("" = stateless): kind, key columns and types, aggregates. A restore
+    refuses a checkpoint whose text differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Nodes in topological order."""
+
+    nodes: tuple[Node, ...]
+
+    def node(self, name: NodeName) -> Node:
+        """Return the node called ``name`` (it must exist)."""
+        return next(node for node in self.nodes if node.name == name)

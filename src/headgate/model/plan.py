@@ -1,0 +1,143 @@
+"""The physical plan: chains of nodes (vertices), the edges between them, and their channels.
+
+Chaining (docs/spec/plan.md): a node joins the vertex of its upstream when it has exactly one input and that
+input is FORWARD. A vertex is therefore a tree of nodes that runs in one thread, a function call apart.
+Every subtask i of every vertex lives in worker i, so a FORWARD edge between vertices is a local channel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.errors import UsageError
+from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
+from headgate.model.ids import ChannelIndex, NodeName, SubtaskId, VertexId
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEdge:
+    """An edge between two vertices.
+
+    ``from_node`` (inside ``source``) emits on ``tag``; records go to the head node of ``target``.
+    ``index`` is the edge's position in ``Plan.edges``.
+    """
+
+    index: int
+    source: VertexId
+    from_node: NodeName
+    tag: OutputTag
+    target: VertexId
+    partitioner: Partitioner
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Vertex:
+    """A chain: its head and every node chained to it, in topological order."""
+
+    id: VertexId
+    nodes: tuple[Node, ...]
+
+    @property
+    def head(self) -> Node:
+        """The node that receives the vertex's input."""
+        return self.nodes[0]
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the chain starts with a source (it is then triggered by the coordinator)."""
+        return self.head.role is Role.SOURCE
+
+
+@dataclass(frozen=True, slots=True)
+class InputChannel:
+    """One input channel of a subtask: the edge it belongs to and the subtask that sends on it."""
+
+    channel: ChannelIndex
+    edge: PlanEdge
+    upstream: SubtaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a deployment runs."""
+
+    vertices: tuple[Vertex, ...]
+    edges: tuple[PlanEdge, ...]
+    parallelism: int
+    max_parallelism: int
+
+    def vertex(self, vertex: VertexId) -> Vertex:
+        """Return the vertex with this id (it must exist)."""
+        return next(v for v in self.vertices if v.id == vertex)
+
+    def inputs(self, subtask: SubtaskId) -> tuple[InputChannel, ...]:
+        """Return the input channels of ``subtask``, edges in plan order, upstream index ascending."""
+        channels: list[InputChannel] = []
+        for edge in self.edges:
+            if edge.target != subtask.vertex:
+                continue
+            senders = (
+                (subtask.index,)
+                if edge.partitioner is Partitioner.FORWARD
+                else tuple(range(self.parallelism))
+            )
+            for sender in senders:
+                upstream = SubtaskId(edge.source, sender)
+                channels.append(InputChannel(ChannelIndex(len(channels)), edge, upstream))
+        return tuple(channels)
+
+    def outputs(self, vertex: VertexId) -> tuple[PlanEdge, ...]:
+        """Return the edges that leave ``vertex``."""
+        return tuple(edge for edge in self.edges if edge.source == vertex)
+
+    def subtasks(self) -> tuple[SubtaskId, ...]:
+        """Return every subtask, in vertex order and then by index: the participants of a checkpoint (C8)."""
+        return tuple(SubtaskId(v.id, i) for v in self.vertices for i in range(self.parallelism))
+
+    def state_texts(self) -> dict[str, str]:
+        """Return ``node name → state_text`` of every node (C7: stored with each checkpoint)."""
+        return {str(node.name): node.state_text for vertex in self.vertices for node in vertex.nodes}
+
+
+def make_plan(graph: Graph, parallelism: int, max_parallelism: int) -> Plan:
+    """Chain the nodes of ``graph`` and return its plan.
+
+    Raises:
+        UsageError: duplicate names, an unknown upstream, no sink, or parallelism out of range.
+    """
+    _check(graph, parallelism, max_parallelism)
+    vertex_of: dict[NodeName, VertexId] = {}
+    chains: dict[VertexId, list[Node]] = {}
+    for node in graph.nodes:
+        if len(node.inputs) == 1 and node.inputs[0].partitioner is Partitioner.FORWARD:
+            vertex = vertex_of[node.inputs[0].upstream]
+        else:
+            vertex = VertexId(str(node.name))
+        vertex_of[node.name] = vertex
+        chains.setdefault(vertex, []).append(node)
+    vertices = tuple(Vertex(v, tuple(nodes)) for v, nodes in chains.items())
+    edges: list[PlanEdge] = []
+    for vertex_ in vertices:
+        for edge in vertex_.head.inputs:
+            edges.append(_plan_edge(len(edges), edge, vertex_of[edge.upstream], vertex_.id))
+    return Plan(vertices, tuple(edges), parallelism, max_parallelism)
+
+
+def _plan_edge(index: int, edge: Edge, source: VertexId, target: VertexId) -> PlanEdge:
+    return PlanEdge(index, source, edge.upstream, edge.tag, target, edge.partitioner, edge.keys)
+
+
+def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:
+    if not 1 <= parallelism <= max_parallelism:
+        raise UsageError(f"parallelism must be between 1 and {max_parallelism}, but is {parallelism}")
+    seen: set[NodeName] = set()
+    for node in graph.nodes:
+        if node.name in seen:
+            raise UsageError(f"two operators are named '{node.name}'; give one of them another name=")
+        for edge in node.inputs:
+            if edge.upstream not in seen:
+                raise UsageError(f"operator '{node.name}' reads from unknown operator '{edge.upstream}'")
+        seen.add(node.name)
+    if not any(node.role is Role.SINK for node in graph.nodes):
+        raise UsageError("the pipeline has no sink; end at least one stream with .sink(...)")

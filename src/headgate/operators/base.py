@@ -1,0 +1,158 @@
+"""What an operator is to the runtime, and what the runtime is to an operator.
+
+An ``OperatorSpec`` is plain configuration inside the graph; ``build`` makes one live ``Operator`` per subtask.
+Operators run in the mailbox thread of their worker, one call at a time. They never block, never start threads
+and never read a clock other than ``OperatorContext.clock_ms``.
+
+Batches are ``pyarrow.RecordBatch`` in canonical types (``operators.types.canonical``: strings are
+``large_string``, binaries ``large_binary``, timestamps ``timestamp[us]`` without zone, no dictionaries), with exactly
+the schema of their edge. An operator must not change a batch it was given, and may keep references to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+
+WATERMARK_MAX_MS = (1 << 63) - 1
+"""The last watermark: no record can follow. Emitted at the end of bounded input."""
+
+WATERMARK_MIN_MS = -(1 << 63)
+
+
+class Output(Protocol):
+    """Where an operator sends what it produces. Calls take effect in order."""
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        """Send records downstream. Empty batches are dropped."""
+
+    def emit_watermark(self, watermark_ms: int) -> None:
+        """Announce that no record with an event time ≤ ``watermark_ms`` will follow (used by with_timestamps)."""
+
+    def emit_idle(self, is_idle: bool) -> None:
+        """Announce that this subtask's event time is idle (ignored downstream), or active again."""
+
+    def divert(self, bad: pa.RecordBatch) -> None:
+        """Hand over bad records (``operators.badrecords.SCHEMA``).
+
+        Raises:
+            BadRecord: the pipeline's policy is to fail (the default).
+        """
+
+
+@dataclass(slots=True)
+class Metrics:
+    """Counters and gauges of one operator; plain numbers by name, read by the runtime once per second."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def add(self, name: str, amount: int) -> None:
+        """Increase counter ``name`` (created at 0)."""
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+
+@dataclass(slots=True)
+class OperatorContext:
+    """What an operator may know.
+
+    Attributes:
+        clock_ms: processing time, milliseconds since 1970.
+        origin: name of the split that the batch being processed came from, or of the input channel after a
+            shuffle. Event-time trackers keep one watermark per origin. Written by the runtime.
+        is_busy: True while the worker had no idle time lately (then buffering for throughput costs no latency
+            that the queue would not cost anyway). Written by the runtime.
+        diverts: the policy for bad records is to divert them (else ``Output.divert`` raises).
+    """
+
+    pipeline: str
+    node: str
+    subtask_index: int
+    parallelism: int
+    max_parallelism: int
+    clock_ms: Callable[[], int]
+    metrics: Metrics = field(default_factory=Metrics)
+    origin: str = ""
+    is_busy: bool = False
+    diverts: bool = False
+    flush_ms: int = 5
+
+
+class FrozenState(Protocol):
+    """State as it was at a barrier. Later changes of the operator must not show in it."""
+
+    def encode(self) -> Sequence[Buffer]:
+        """Return the snapshot's bytes as a list of buffers. Runs in an upload thread, beside processing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """A snapshot of this node from the restored checkpoint (one per former subtask)."""
+
+    subtask_index: int
+    parallelism: int
+    payload: memoryview
+
+
+class Operator:
+    """One live operator in one subtask. The defaults make a stateless operator that does nothing."""
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """Prepare. Called once, before ``restore``. Keep ``context`` and ``output``."""
+        self.context = context
+        self.output = output
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over snapshots that ``freeze`` made. Not called when there is none."""
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Process one non-empty batch; send results through ``self.output``."""
+        raise NotImplementedError
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """Event time advanced (strictly). Must end with forwarding: ``self.output.emit_watermark``."""
+        self.output.emit_watermark(watermark_ms)
+
+    def on_idle(self, is_idle: bool) -> None:
+        """All inputs became idle, or one became active again. Must forward."""
+        self.output.emit_idle(is_idle)
+
+    def on_splits(self, origins: Sequence[str]) -> None:
+        """The source at the head of this chain owns these splits now. Called before their first batch."""
+
+    def on_split_finished(self, origin: str) -> None:
+        """The split ``origin`` will never deliver anything again."""
+
+    def next_tick_ms(self) -> int | None:
+        """Return the processing time at which ``on_tick`` wants to be called, or None. Cheap; polled often."""
+        return None
+
+    def on_tick(self, now_ms: int) -> None:
+        """Processing time reached ``next_tick_ms()``."""
+
+    def before_barrier(self) -> None:
+        """Emit what belongs in front of the barrier (buffers, local pre-aggregates)."""
+
+    def freeze(self) -> FrozenState | None:
+        """Return the state as it is now, in microseconds, or None for a stateless operator.
+
+        Called directly after ``before_barrier``, with no record in between.
+        """
+        return None
+
+    def finish(self) -> None:
+        """All input has ended and the last watermark was processed: emit the rest. At most once per pipeline."""
+
+    def close(self) -> None:
+        """Release resources. Also called after a failure."""
+
+
+class OperatorSpec(Protocol):
+    """Configuration of an operator inside the graph."""
+
+    def build(self) -> Operator:
+        """Return a new operator, not yet opened."""

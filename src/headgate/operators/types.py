@@ -1,0 +1,64 @@
+"""Canonical Arrow types: one physical type for each meaning, so that batches flow without casts.
+
+They are what Polars exports at its oldest compatibility level.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from headgate.errors import UsageError
+
+
+def canonical_type(dtype: pa.DataType, what: str = "column") -> pa.DataType:
+    """Return the canonical form of ``dtype``.
+
+    Raises:
+        UsageError: the type is not supported; ``what`` names the column.
+    """
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype):
+        return pa.large_string()
+    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_binary_view(dtype):
+        return pa.large_binary()
+    if pa.types.is_dictionary(dtype):
+        return canonical_type(dtype.value_type, what)
+    if pa.types.is_timestamp(dtype):
+        return pa.timestamp("us")
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        return pa.large_list(canonical_type(dtype.value_type, what))
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, canonical_type(f.type, what)) for f in dtype])
+    if pa.types.is_float16(dtype):
+        return pa.float32()
+    ok = (
+        pa.types.is_integer(dtype)
+        or pa.types.is_floating(dtype)
+        or pa.types.is_boolean(dtype)
+        or pa.types.is_date32(dtype)
+        or pa.types.is_duration(dtype)
+    )
+    if not ok:
+        raise UsageError(f"{what} has type {dtype}, which Headgate does not carry; cast it before the source")
+    return dtype
+
+
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """Return ``schema`` in canonical types, without metadata and with every field nullable."""
+    return pa.schema([pa.field(f.name, canonical_type(f.type, f"column '{f.name}'")) for f in schema])
+
+
+def to_canonical(batch: pa.RecordBatch, schema: pa.Schema | None = None) -> pa.RecordBatch:
+    """Return ``batch`` with canonical types (of ``schema`` when given; columns in its order). No copy if equal."""
+    target = canonical_schema(batch.schema) if schema is None else schema
+    if batch.schema.equals(target):
+        return batch
+    columns = []
+    for field in target:
+        column = batch.column(field.name)
+        columns.append(column if column.type.equals(field.type) else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=target)
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """Return ``name: type, …`` for messages and manifests."""
+    return ", ".join(f"{f.name}: {f.type}" for f in schema)
