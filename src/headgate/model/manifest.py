@@ -78,6 +78,8 @@ class Manifest:
     parallelism: int
     max_parallelism: int
     entries: tuple[SubtaskEntry, ...]
+    carried: tuple[Committable, ...] = ()
+    """Committables of earlier completed checkpoints whose commit was not confirmed yet when this was written."""
     state_texts: dict[str, str] = field(default_factory=dict)
     is_final: bool = False
     trigger_wall_ms: int = 0
@@ -87,7 +89,7 @@ class Manifest:
     @property
     def committables(self) -> tuple[Committable, ...]:
         """Everything this checkpoint promises to commit, in order of checkpoint, sink and subtask (K2)."""
-        found = [c for entry in self.entries for c in entry.committables]
+        found = {*self.carried, *(c for entry in self.entries for c in entry.committables)}
         return tuple(sorted(found, key=lambda c: (c.checkpoint, c.sink, c.subtask_index, c.generation)))
 
     @property

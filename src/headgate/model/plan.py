@@ -77,11 +77,7 @@ class Plan:
         for edge in self.edges:
             if edge.target != subtask.vertex:
                 continue
-            senders = (
-                (subtask.index,)
-                if edge.partitioner is Partitioner.FORWARD
-                else tuple(range(self.parallelism))
-            )
+            senders = (subtask.index,) if edge.partitioner is Partitioner.FORWARD else tuple(range(self.parallelism))
             for sender in senders:
                 upstream = SubtaskId(edge.source, sender)
                 channels.append(InputChannel(ChannelIndex(len(channels)), edge, upstream))

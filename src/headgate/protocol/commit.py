@@ -7,9 +7,11 @@ Never commits by itself: it says what may be committed, in which order, and on w
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +23,99 @@ class CommitPermit:
 
     checkpoint: CheckpointId
     generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """EFFECT: commit these at their targets (idempotent), then report ``CommitSucceeded`` or ``CommitFailed``."""
+
+    permit: CommitPermit
+    committables: tuple[Committable, ...]
+
+
+class Precommit:
+    """What one subtask has prepared and does not yet know to be covered by a completed checkpoint (K3).
+
+    A checkpoint that was aborted discards nothing: its committables travel with the next one (C17).
+    """
+
+    PENDING_MAX = 10_000
+    """Far above any number of checkpoints that can fail in a row before the pipeline itself fails."""
+
+    def __init__(self) -> None:
+        self._pending: list[Committable] = []
+
+    @property
+    def pending(self) -> tuple[Committable, ...]:
+        """Everything prepared and undecided, in order of preparation."""
+        return tuple(self._pending)
+
+    def prepared(self, committables: tuple[Committable, ...]) -> None:
+        """Record newly prepared committables, in checkpoint order."""
+        for committable in committables:
+            assert not self._pending or self._pending[-1].checkpoint <= committable.checkpoint
+            self._pending.append(committable)
+        assert len(self._pending) <= self.PENDING_MAX
+
+    def covered_by(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
+        """Return what the acknowledgement of ``checkpoint`` must carry: everything up to it (K3)."""
+        return tuple(c for c in self._pending if c.checkpoint <= checkpoint)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Forget what the completed ``checkpoint`` covers; its manifest owns that now (C16)."""
+        self._pending = [c for c in self._pending if c.checkpoint > checkpoint]
+
+
+class CommitQueue:
+    """Commits completed checkpoints in order, one at a time, each until it succeeded (K1, K2).
+
+    Lives in the coordinator. What it has not confirmed yet is carried into every later manifest, so that a crash
+    after any completed checkpoint finds it again.
+    """
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._queue: deque[tuple[CheckpointId, tuple[Committable, ...]]] = deque()
+        self._is_in_flight = False
+
+    @property
+    def unconfirmed(self) -> tuple[Committable, ...]:
+        """Committables of completed checkpoints whose commit has not been confirmed."""
+        return tuple(c for _, committables in self._queue for c in committables)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every completed checkpoint is committed."""
+        return not self._queue
+
+    def completed(self, checkpoint: CheckpointId, committables: tuple[Committable, ...]) -> list[Commit]:
+        """Queue the committables of a checkpoint whose manifest is durable.
+
+        Those still queued for an earlier checkpoint are left to it.
+        """
+        assert not self._queue or self._queue[-1][0] < checkpoint
+        queued = set(self.unconfirmed)
+        fresh = tuple(c for c in committables if c not in queued)
+        if fresh:
+            self._queue.append((checkpoint, fresh))
+        return self._next()
+
+    def succeeded(self, checkpoint: CheckpointId) -> list[Commit]:
+        """The commit in flight has been confirmed; return the next one, if any."""
+        assert self._is_in_flight
+        assert self._queue[0][0] == checkpoint
+        self._queue.popleft()
+        self._is_in_flight = False
+        return self._next()
+
+    def retry(self) -> list[Commit]:
+        """Repeat the commit that failed (its outcome may be unknown: commits are idempotent)."""
+        self._is_in_flight = False
+        return self._next()
+
+    def _next(self) -> list[Commit]:
+        if self._is_in_flight or not self._queue:
+            return []
+        self._is_in_flight = True
+        checkpoint, committables = self._queue[0]
+        return [Commit(CommitPermit(checkpoint, self._generation), committables)]

@@ -1,0 +1,39 @@
+"""Why a checkpoint did not complete: a closed list, each with a text and whether it counts (C23, C25)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class AbortReason(Enum):
+    """Reason for an abort or a decline."""
+
+    EXPIRED = "it did not complete within its timeout"
+    SNAPSHOT_FAILED = "a subtask could not write its snapshot"
+    MANIFEST_FAILED = "its manifest could not be written"
+    RESERVE_FAILED = "its id could not be recorded in the checkpoint storage"
+    SUBSUMED = "a newer checkpoint completed first"
+    OVERTAKEN = "a newer barrier arrived before it was aligned"
+    CANCELLED_UPSTREAM = "an upstream subtask gave it up"
+    SUBTASK_CLOSING = "a subtask was closing"
+    STOPPED = "the pipeline is stopping"
+
+    @property
+    def text(self) -> str:
+        """The reason as a clause."""
+        return self.value
+
+    @property
+    def counts_as_failure(self) -> bool:
+        """Whether it counts towards ``tolerable_failures``."""
+        return self in _COUNTED
+
+
+_COUNTED = frozenset(
+    {
+        AbortReason.EXPIRED,
+        AbortReason.SNAPSHOT_FAILED,
+        AbortReason.MANIFEST_FAILED,
+        AbortReason.RESERVE_FAILED,
+    }
+)

@@ -1,0 +1,178 @@
+"""Which checkpoint a new generation starts from (rules R6–R14 of docs/spec/recovery.md).
+
+Pure functions over what was observed in the checkpoint storage: the log of write-once entries and, for the
+candidates, whether their files verify. Counterpart: ``runtime.checkpointlog``, which reads, verifies and claims.
+Source: Arroyo's state protocol (state is derived from durable objects), Flink's recovery order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headgate.model.config import DamagedCheckpoint
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Claim, LogEntry, Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something in the storage that cannot be trusted: the file and what is wrong with it."""
+
+    path: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedEntry:
+    """One entry of the log as it was found: readable, or damaged."""
+
+    sequence: int
+    path: str
+    content: LogEntry | Damage
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedLog:
+    """The log, ascending by sequence, and the newest reserved checkpoint id.
+
+    ``hint_sequence`` is the newest sequence that a driver noted beside the log (best effort, 0 if none): an entry
+    that the hint knows and the log lacks has been lost.
+    """
+
+    entries: tuple[ObservedEntry, ...]
+    reserved: CheckpointId = CheckpointId(0)
+    hint_sequence: int = 0
+
+    def lost(self) -> tuple[int, ...]:
+        """Return the sequences that must have existed and are missing (R9)."""
+        if not self.entries:
+            return (self.hint_sequence,) if self.hint_sequence else ()
+        present = {entry.sequence for entry in self.entries}
+        last = max(max(present), self.hint_sequence)
+        return tuple(s for s in range(min(present), last + 1) if s not in present)
+
+
+@dataclass(frozen=True, slots=True)
+class NextClaim:
+    """What a new generation writes: its number, at this sequence of the log (R6)."""
+
+    sequence: int
+    generation: Generation
+    first_checkpoint: CheckpointId
+
+
+def next_claim(log: ObservedLog) -> NextClaim:
+    """Return the claim that follows ``log``. Damaged entries still occupy their numbers."""
+    sequence = max([log.hint_sequence, *(entry.sequence for entry in log.entries)]) + 1
+    generations = [e.content.generation for e in log.entries if isinstance(e.content, Claim | Manifest)]
+    damaged = sum(isinstance(e.content, Damage) for e in log.entries) + len(log.lost())
+    # Each damaged or lost entry may have been a claim: leave room, so that a number is never used twice (R7).
+    generation = Generation(max(generations, default=0) + damaged + 1)
+    ids = [e.content.checkpoint for e in log.entries if isinstance(e.content, Manifest)]
+    first = CheckpointId(max([log.reserved, *ids]) + 1)
+    return NextClaim(sequence, generation, first)
+
+
+def candidates(log: ObservedLog) -> tuple[Manifest, ...]:
+    """Return the completed checkpoints, newest first. Their files still have to be verified."""
+    found = [entry.content for entry in log.entries if isinstance(entry.content, Manifest)]
+    return tuple(sorted(found, key=lambda m: m.checkpoint, reverse=True))
+
+
+@dataclass(frozen=True, slots=True)
+class StartFresh:
+    """There has never been a completed checkpoint: every position starts at its initial configuration (C37)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Start from ``manifest``. ``skipped`` names what was damaged and newer; ``contradicts`` the checkpoints whose
+    committed output will be produced again because of that (K18)."""
+
+    manifest: Manifest
+    skipped: tuple[Damage, ...] = ()
+    contradicts: tuple[CheckpointId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyFinished:
+    """The newest completed checkpoint is final: all input has been processed and committed."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Nothing may start; ``reason`` says what the user can do."""
+
+    reason: str
+
+
+Choice: TypeAlias = StartFresh | Restore | AlreadyFinished | Refuse
+
+
+def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], policy: DamagedCheckpoint) -> Choice:
+    """Choose what to start from (I4).
+
+    ``damage`` holds, for each candidate that was verified, what is wrong with its files (empty: sound). Every
+    candidate from the newest down to the first sound one must have been verified.
+    """
+    skipped = [e.content for e in log.entries if isinstance(e.content, Damage)]
+    skipped += [Damage(f"log/{s:010d}", "the entry is missing") for s in log.lost()]
+    if skipped and policy is DamagedCheckpoint.FAIL:
+        return Refuse(_describe(skipped))
+    passed: list[CheckpointId] = []
+    for manifest in candidates(log):
+        problems = damage[manifest.checkpoint]
+        if not problems:
+            if manifest.is_final and not passed:
+                return AlreadyFinished(manifest)
+            return Restore(manifest, tuple(skipped), tuple(passed))
+        skipped += problems
+        passed.append(manifest.checkpoint)
+        if policy is DamagedCheckpoint.FAIL:
+            return Refuse(_describe(skipped))
+    if skipped:  # silently starting empty is forbidden (C36)
+        return Refuse(_describe(skipped) + "; no sound checkpoint is left")
+    return StartFresh()
+
+
+def _describe(skipped: Sequence[Damage]) -> str:
+    return "; ".join(f"{d.path}: {d.problem}" for d in skipped)
+
+
+def incompatibility(
+    manifest: Manifest, state_texts: Mapping[str, str], parallelism: int, max_parallelism: int
+) -> str | None:
+    """Return why the state of ``manifest`` does not fit a plan, as one sentence, or None if it fits (R12)."""
+    here = f"checkpoint {manifest.checkpoint}"
+    if manifest.max_parallelism != max_parallelism:
+        return (
+            f"{here} was written with max_parallelism {manifest.max_parallelism}, this pipeline has "
+            f"{max_parallelism}; set it back, because it decides which key belongs where"
+        )
+    if manifest.parallelism != parallelism:
+        return (
+            f"{here} was written at parallelism {manifest.parallelism}, this run has {parallelism}; rescaling is not "
+            f"there yet: run with parallelism {manifest.parallelism}"
+        )
+    for name, text in sorted(manifest.state_texts.items()):
+        if text and name not in state_texts:
+            return (
+                f"{here} holds state of operator '{name}', which this pipeline does not have; bring the operator "
+                "back under this name, or run under another pipeline name to start without the old state"
+            )
+        if text and state_texts[name] != text:
+            return (
+                f"the state of operator '{name}' in {here} is [{text}], but this pipeline declares "
+                f"[{state_texts[name]}]; restore the old definition, or rename the operator or the pipeline"
+            )
+    for name, text in sorted(state_texts.items()):
+        if text and name not in manifest.state_texts:
+            return (
+                f"operator '{name}' has state, and {here} knows no such operator; starting it empty would lose what "
+                "it should have counted: run under another pipeline name to start from the beginning"
+            )
+    return None

@@ -1,0 +1,83 @@
+"""Restart strategies: whether and when to start again after a failure (C40; rules R1–R5 of docs/spec/recovery.md).
+
+A policy is a small machine with the failures' times as input. It reads no clock and draws no random numbers: the
+interpreter passes the time of the failure and a number between 0 and 1 for the jitter.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAfter:
+    """Start again after ``delay_ms``."""
+
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Do not start again."""
+
+    reason: str
+
+
+Decision: TypeAlias = RestartAfter | GiveUp
+
+
+class RestartPolicy:
+    """Decides after each failure of one driver's run."""
+
+    def __init__(self, strategy: RestartStrategy) -> None:
+        self._strategy = strategy
+        self._failures_count = 0
+        self._recent: deque[int] = deque()
+        self._last_failure_ms: int | None = None
+        self._exponent = 0
+
+    def on_failure(self, at_ms: int, jitter: float) -> Decision:
+        """Decide about a failure at ``at_ms`` (monotonic); ``jitter`` is a random number in [0, 1)."""
+        assert 0.0 <= jitter < 1.0
+        self._failures_count += 1
+        strategy = self._strategy
+        match strategy:
+            case NoRestart():
+                return GiveUp("the restart strategy is 'none'")
+            case FixedDelay():
+                return self._limited(strategy.attempts, strategy.delay_ms)
+            case FailureRate():
+                return self._by_rate(strategy, at_ms)
+            case ExponentialDelay():
+                return self._exponential(strategy, at_ms, jitter)
+            case _:
+                assert_never(strategy)
+
+    def _limited(self, attempts: int | None, delay_ms: int) -> Decision:
+        if attempts is not None and self._failures_count > attempts:
+            return GiveUp(f"it failed {self._failures_count} times, and {attempts} restarts were allowed")
+        return RestartAfter(delay_ms)
+
+    def _by_rate(self, strategy: FailureRate, at_ms: int) -> Decision:
+        self._recent.append(at_ms)
+        while self._recent[0] <= at_ms - strategy.interval_ms:
+            self._recent.popleft()
+        if len(self._recent) > strategy.failures_max:
+            window_s = strategy.interval_ms / 1000
+            return GiveUp(f"more than {strategy.failures_max} failures within {window_s:g} s")
+        return RestartAfter(strategy.delay_ms)
+
+    def _exponential(self, strategy: ExponentialDelay, at_ms: int, jitter: float) -> Decision:
+        last, self._last_failure_ms = self._last_failure_ms, at_ms
+        if last is not None and at_ms - last >= strategy.reset_after_ms:
+            self._exponent = 0
+            self._failures_count = 1
+        delay = min(strategy.initial_ms * strategy.multiplier**self._exponent, float(strategy.max_ms))
+        if delay < strategy.max_ms:  # beyond it the exponent would only overflow
+            self._exponent += 1
+        spread = delay * strategy.jitter
+        return self._limited(strategy.attempts, round(delay - spread + 2 * spread * jitter))
