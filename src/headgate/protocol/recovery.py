@@ -42,7 +42,7 @@ class ObservedLog:
     """
 
     entries: tuple[ObservedEntry, ...]
-    reserved: CheckpointId = CheckpointId(0)
+    reserved: CheckpointId
     hint_sequence: int = 0
 
     def lost(self) -> tuple[int, ...]:

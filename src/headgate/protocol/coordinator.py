@@ -1,0 +1,673 @@
+"""The coordinator of one generation's checkpoints (rules C1–C32; docs/spec/coordinator.md says which apply here).
+
+One ``Coordinator`` per generation. It decides when a checkpoint is triggered, when it is completed, and what may be
+committed; the interpreter writes manifests, sends messages and runs timers. Counterparts: the ``Subtask`` machines,
+and the ``Supervisor``, which replaces this machine with the next generation's.
+Order of durability: id reserved → barriers → every snapshot durable → manifest durable (= completed) → commits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias, assert_never
+
+from headgate.model.config import CheckpointConfig
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.protocol.commit import Commit, CommitQueue
+from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.reasons import AbortReason
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalTimer:
+    """The next periodic checkpoint is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseTimer:
+    """The minimum pause after a completion is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryTimer:
+    """``checkpoint`` took too long."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRetryTimer:
+    """A failed commit is tried again."""
+
+
+Timer: TypeAlias = IntervalTimer | PauseTimer | ExpiryTimer | CommitRetryTimer
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """EVENT: every participant runs. ``first_delay_ms``: random, within one interval (C5)."""
+
+    first_delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """EVENT: an armed timer fired."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """EVENT: somebody asks for a checkpoint now; it does not wait for the interval or the pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """EVENT: take one last checkpoint, commit it, then stop. The input is not drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdReserved:
+    """EVENT: the id is recorded durably, so that no later generation uses it."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveFailed:
+    """EVENT: the id could not be recorded."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """EVENT: ``subtask`` of ``generation`` has made its part of ``checkpoint`` durable."""
+
+    generation: Generation
+    subtask: SubtaskId
+    checkpoint: CheckpointId
+    handle: StateHandle
+    committables: tuple[Committable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """EVENT: ``subtask`` of ``generation`` gave ``checkpoint`` up."""
+
+    generation: Generation
+    subtask: SubtaskId
+    checkpoint: CheckpointId
+    reason: AbortReason
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReported:
+    """EVENT: ``subtask`` of ``generation`` has processed all its bounded input."""
+
+    generation: Generation
+    subtask: SubtaskId
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestWritten:
+    """EVENT: the manifest is durable under its final name: the checkpoint is completed (C12)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFailed:
+    """EVENT: the manifest was certainly not written."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestUnknown:
+    """EVENT: nobody can tell whether the manifest was written (time-out, and reading it back failed too)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReplaced:
+    """EVENT: the log holds the claim of a newer generation: this one is over."""
+
+    newest: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSucceeded:
+    """EVENT: everything of this permit is visible at its target."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed:
+    """EVENT: a commit failed, perhaps after it took effect. ``is_transient``: trying again may help."""
+
+    checkpoint: CheckpointId
+    reason: str
+    is_transient: bool
+
+
+Event: TypeAlias = (
+    Started
+    | TimerFired
+    | CheckpointRequested
+    | StopRequested
+    | IdReserved
+    | ReserveFailed
+    | Acknowledged
+    | Declined
+    | FinishReported
+    | ManifestWritten
+    | ManifestFailed
+    | ManifestUnknown
+    | GenerationReplaced
+    | CommitSucceeded
+    | CommitFailed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTimer:
+    """EFFECT: report ``TimerFired(timer)`` after ``after_ms``; re-arming replaces."""
+
+    timer: Timer
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """EFFECT: the timer is no longer wanted (firing it anyway is harmless)."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveId:
+    """EFFECT: record durably that ``checkpoint`` is in use, then report ``IdReserved`` or ``ReserveFailed``."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSources:
+    """EFFECT: ask every source subtask for ``checkpoint``."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """EFFECT: write the manifest durably as the next log entry, once (C12); report one ``Manifest…`` event."""
+
+    checkpoint: CheckpointId
+    entries: tuple[SubtaskEntry, ...]
+    carried: tuple[Committable, ...]
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyComplete:
+    """EFFECT: tell every subtask, best effort (C14)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAbort:
+    """EFFECT: tell every subtask, best effort (C17)."""
+
+    checkpoint: CheckpointId
+    reason: AbortReason
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteHandles:
+    """EFFECT: remove these snapshot files; nothing refers to them (C10)."""
+
+    handles: tuple[StateHandle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropCheckpoint:
+    """EFFECT: remove a completed checkpoint beyond the retained ones; only after the newer one is durable (C31)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class FailGeneration:
+    """EFFECT: this generation cannot go on; the supervisor decides about a restart."""
+
+    reason: str
+    is_fatal: bool = False
+    is_fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDone:
+    """EFFECT: all is committed. ``is_final``: all input was processed; else a requested stop."""
+
+    checkpoint: CheckpointId | None
+    is_final: bool
+
+
+Effect: TypeAlias = (
+    ArmTimer
+    | CancelTimer
+    | ReserveId
+    | TriggerSources
+    | WriteManifest
+    | NotifyComplete
+    | NotifyAbort
+    | DeleteHandles
+    | DropCheckpoint
+    | Commit
+    | FailGeneration
+    | GenerationDone
+    | Ignored
+)
+
+
+class Phase(Enum):
+    """What the coordinator waits for."""
+
+    CREATED = "every participant to run"
+    RUNNING = "timers and acknowledgements"
+    STOPPING = "the last checkpoint before a requested stop"
+    ENDING = "the final checkpoint: all input has been processed"
+    DONE = "nothing"
+
+
+LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.CREATED: frozenset({Phase.RUNNING, Phase.DONE}),
+    Phase.RUNNING: frozenset({Phase.STOPPING, Phase.ENDING, Phase.DONE}),
+    Phase.STOPPING: frozenset({Phase.ENDING, Phase.DONE}),
+    Phase.ENDING: frozenset({Phase.DONE}),
+    Phase.DONE: frozenset(),
+}
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A checkpoint that is neither completed nor aborted."""
+
+    is_final: bool
+    is_last: bool
+    """Nothing else is wanted after it: final, or the one before a requested stop."""
+    acks: dict[SubtaskId, SubtaskEntry] = field(default_factory=dict)
+
+
+class Coordinator(Machine):
+    """Triggers, completes and aborts the checkpoints of one generation, and orders their commits."""
+
+    COMMIT_RETRY_MS = (100, 200, 500, 1_000, 2_000, 5_000)
+    """Pauses between tries of a commit; the last one repeats: prepared output is never given up (K1)."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        participants: tuple[SubtaskId, ...],
+        config: CheckpointConfig,
+        first_checkpoint: CheckpointId,
+        retained: tuple[CheckpointId, ...] = (),
+    ) -> None:
+        """Make the coordinator of ``generation``.
+
+        ``participants`` are all subtasks (C8). ``retained`` are the sound completed checkpoints in storage, the
+        restored one included (C35), ascending.
+        """
+        super().__init__()
+        assert participants
+        self._generation = generation
+        self._participants = participants
+        self._expected = frozenset(participants)
+        self._config = config
+        self._next = first_checkpoint
+        self._retained = list(retained)
+        self._phase = Phase.CREATED
+        self._reserving: CheckpointId | None = None
+        self._pending: dict[CheckpointId, _Pending] = {}
+        self._writing: CheckpointId | None = None
+        self._last_completed = CheckpointId(0)
+        self._failed_at: CheckpointId = CheckpointId(0)
+        self._failures_count = 0
+        self._finished: set[SubtaskId] = set()
+        self._commits = CommitQueue(generation)
+        self._commit_tries = 0
+        self._is_due = False
+        self._is_paused = False
+        self._last_done: CheckpointId | None = None
+        self._is_last_done_final = False
+
+    @property
+    def phase(self) -> Phase:
+        """What the coordinator waits for."""
+        return self._phase
+
+    @property
+    def pending(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints that are neither completed nor aborted, ascending."""
+        return tuple(sorted(self._pending))
+
+    @property
+    def last_completed(self) -> CheckpointId:
+        """Newest checkpoint completed by this generation (0: none)."""
+        return self._last_completed
+
+    def missing(self, checkpoint: CheckpointId) -> tuple[SubtaskId, ...]:
+        """Return the subtasks that have not acknowledged a pending ``checkpoint`` yet."""
+        acks = self._pending[checkpoint].acks
+        return tuple(s for s in self._participants if s not in acks)
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Advance by one event; return the effects to run, in order."""
+        self._begin(event)
+        effects = self._dispatch(event)
+        self._check()
+        return effects
+
+    def _dispatch(self, event: Event) -> list[Effect]:
+        if self._phase is Phase.DONE:
+            return self._after_the_end(event)
+        match event:
+            case Started():
+                return self._on_started(event)
+            case TimerFired():
+                return self._on_timer(event.timer)
+            case CheckpointRequested():
+                self._is_due = True
+                self._is_paused = False
+                return self._try_trigger()
+            case StopRequested():
+                return self._on_stop()
+            case IdReserved():
+                return self._on_reserved(event)
+            case ReserveFailed():
+                return self._on_reserve_failed(event)
+            case Acknowledged():
+                return self._on_acknowledged(event)
+            case Declined():
+                return self._on_declined(event)
+            case FinishReported():
+                return self._on_finish_reported(event)
+            case ManifestWritten():
+                return self._on_manifest_written(event)
+            case ManifestFailed():
+                return self._on_manifest_failed(event)
+            case ManifestUnknown():
+                return self._on_manifest_unknown(event)
+            case GenerationReplaced():
+                return self._on_replaced(event)
+            case CommitSucceeded():
+                return self._on_commit_succeeded(event)
+            case CommitFailed():
+                return self._on_commit_failed(event)
+            case _:
+                assert_never(event)
+
+    # -- triggering ---------------------------------------------------------------------------------------------
+
+    def _on_started(self, event: Started) -> list[Effect]:
+        self._enter(Phase.RUNNING)
+        if len(self._finished) == len(self._participants):
+            return self._on_all_finished()
+        if self._config.interval_ms == 0:
+            return [Ignored("periodic checkpoints are off")]
+        return [ArmTimer(IntervalTimer(), event.first_delay_ms)]
+
+    def _on_timer(self, timer: Timer) -> list[Effect]:
+        match timer:
+            case IntervalTimer():
+                if self._phase is not Phase.RUNNING:
+                    return [Ignored("no periodic checkpoint is wanted any more")]
+                self._is_due = True
+                return [ArmTimer(IntervalTimer(), self._config.interval_ms), *self._try_trigger()]
+            case PauseTimer():
+                self._is_paused = False
+                return self._try_trigger()
+            case ExpiryTimer():
+                if timer.checkpoint not in self._pending or timer.checkpoint == self._writing:
+                    return [Ignored("the checkpoint has ended, or its manifest is being written")]
+                return self._abort(timer.checkpoint, AbortReason.EXPIRED)
+            case CommitRetryTimer():
+                return list(self._commits.retry())
+            case _:
+                assert_never(timer)
+
+    def _try_trigger(self) -> list[Effect]:
+        """Begin a checkpoint if one is wanted and allowed (C2, C3, C4)."""
+        if self._reserving is not None or not self._wants_checkpoint():
+            return [Ignored("no checkpoint can begin now")]
+        is_forced = self._phase in (Phase.STOPPING, Phase.ENDING)  # not held back by the limit
+        if not is_forced and len(self._pending) >= self._config.max_concurrent:
+            return [Ignored("as many checkpoints are pending as allowed")]
+        checkpoint, self._next = self._next, CheckpointId(self._next + 1)
+        self._is_due = False
+        self._reserving = checkpoint
+        return [ReserveId(checkpoint)]
+
+    def _wants_checkpoint(self) -> bool:
+        if self._phase in (Phase.STOPPING, Phase.ENDING):
+            is_final = self._phase is Phase.ENDING
+            is_pending = any(p.is_last and p.is_final == is_final for p in self._pending.values())
+            return not is_pending and not self._has_last()
+        return self._phase is Phase.RUNNING and self._is_due and not self._is_paused
+
+    def _has_last(self) -> bool:
+        """Whether the checkpoint that this phase waits for is completed."""
+        return self._last_done is not None and (self._phase is not Phase.ENDING or self._is_last_done_final)
+
+    def _on_reserved(self, event: IdReserved) -> list[Effect]:
+        if self._reserving != event.checkpoint:
+            return [Ignored("an id that is not wanted any more")]
+        self._reserving = None
+        # Final only if everybody had finished *before* the barrier starts (C26): decided here, at the trigger.
+        is_final = self._phase is Phase.ENDING
+        is_last = self._phase in (Phase.STOPPING, Phase.ENDING)
+        self._pending[event.checkpoint] = _Pending(is_final, is_last)
+        expiry = ArmTimer(ExpiryTimer(event.checkpoint), self._config.timeout_ms)
+        return [expiry, TriggerSources(event.checkpoint)]
+
+    def _on_reserve_failed(self, event: ReserveFailed) -> list[Effect]:
+        if self._reserving != event.checkpoint:
+            return [Ignored("an id that is not wanted any more")]
+        self._reserving = None
+        return self._count(event.checkpoint, AbortReason.RESERVE_FAILED) or self._retry_if_last()
+
+    def _retry_if_last(self) -> list[Effect]:
+        """A last checkpoint that failed is wanted again, after a pause in which storage may recover."""
+        if self._phase in (Phase.STOPPING, Phase.ENDING):
+            return [ArmTimer(PauseTimer(), max(self._config.min_pause_ms, 200))]
+        return []
+
+    # -- acknowledgements and endings ---------------------------------------------------------------------------
+
+    def _on_acknowledged(self, event: Acknowledged) -> list[Effect]:
+        if event.generation != self._generation:  # C9, C11: and the files are not ours to delete
+            return [Ignored("acknowledgement of another generation")]
+        pending = self._pending.get(event.checkpoint)
+        if pending is None or event.subtask not in self._expected:
+            return self._delete([event.handle], "late acknowledgement")
+        if event.subtask in pending.acks:
+            return [Ignored("duplicate acknowledgement")]
+        pending.acks[event.subtask] = SubtaskEntry(event.subtask, event.handle, event.committables)
+        return self._write_next()
+
+    def _write_next(self) -> list[Effect]:
+        """Write the newest fully acknowledged manifest; one at a time, so that ids complete in order (C15)."""
+        if self._writing is not None:
+            return [Ignored("a manifest is being written")]
+        full = [c for c, p in self._pending.items() if len(p.acks) == len(self._participants)]
+        if not full:
+            return [Ignored("other participants are missing")]
+        checkpoint = max(full)
+        pending = self._pending[checkpoint]
+        self._writing = checkpoint
+        entries = tuple(pending.acks[s] for s in self._participants)
+        return [WriteManifest(checkpoint, entries, self._commits.unconfirmed, pending.is_final)]
+
+    def _on_declined(self, event: Declined) -> list[Effect]:
+        if event.generation != self._generation:
+            return [Ignored("decline of another generation")]
+        if event.checkpoint not in self._pending or event.checkpoint == self._writing:
+            return [Ignored("late decline")]
+        return self._abort(event.checkpoint, event.reason)
+
+    def _abort(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
+        """End a pending checkpoint as if it had never been triggered (C17)."""
+        pending = self._pending.pop(checkpoint)
+        effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint)), NotifyAbort(checkpoint, reason)]
+        files = [entry.handle for entry in pending.acks.values() if entry.handle.path]
+        if files:
+            effects.append(DeleteHandles(tuple(files)))
+        failed = self._count(checkpoint, reason)
+        if failed:
+            return effects + failed
+        return effects + (self._retry_if_last() if pending.is_last else self._try_trigger())
+
+    def _count(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
+        """Count a failure; fail the generation when more than the tolerable number came in a row (C22)."""
+        if not reason.counts_as_failure or checkpoint <= max(self._last_completed, self._failed_at):
+            return []
+        self._failed_at = checkpoint
+        self._failures_count += 1
+        if self._failures_count <= self._config.tolerable_failures:
+            return []
+        many = f" ({self._failures_count} in a row)" if self._failures_count > 1 else ""
+        return self._fail(f"checkpoint {checkpoint} failed{many}: {reason.text}")
+
+    def _on_manifest_written(self, event: ManifestWritten) -> list[Effect]:
+        """The durable point (C12). Then, in this order: retain, subsume, notify, commit."""
+        self._expect_writing(event.checkpoint)
+        pending = self._pending.pop(event.checkpoint)
+        self._last_completed = event.checkpoint
+        self._failures_count = 0
+        effects: list[Effect] = [CancelTimer(ExpiryTimer(event.checkpoint))]
+        self._retained.append(event.checkpoint)
+        while len(self._retained) > self._config.retained:
+            effects.append(DropCheckpoint(self._retained.pop(0)))
+        for older in [c for c in sorted(self._pending) if c < event.checkpoint]:
+            effects += self._abort_subsumed(older)
+        effects.append(NotifyComplete(event.checkpoint))
+        committables = self._committables(pending)
+        effects += self._commits.completed(event.checkpoint, committables)
+        if pending.is_last:
+            self._last_done, self._is_last_done_final = event.checkpoint, pending.is_final
+        if self._config.min_pause_ms and self._phase is Phase.RUNNING:
+            self._is_paused = True
+            effects.append(ArmTimer(PauseTimer(), self._config.min_pause_ms))
+        return effects + self._end_if_done() + self._continue()
+
+    def _committables(self, pending: _Pending) -> tuple[Committable, ...]:
+        found = {c for entry in pending.acks.values() for c in entry.committables}
+        return tuple(sorted(found, key=lambda c: (c.checkpoint, c.sink, c.subtask_index, c.generation)))
+
+    def _abort_subsumed(self, checkpoint: CheckpointId) -> list[Effect]:
+        pending = self._pending.pop(checkpoint)
+        files = tuple(e.handle for e in pending.acks.values() if e.handle.path)
+        effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint)), NotifyAbort(checkpoint, AbortReason.SUBSUMED)]
+        return [*effects, DeleteHandles(files)] if files else effects
+
+    def _continue(self) -> list[Effect]:
+        """After an ending: another manifest may be ready, another checkpoint may be due."""
+        if self._phase is Phase.DONE:
+            return []
+        return [e for e in self._write_next() + self._try_trigger() if not isinstance(e, Ignored)]
+
+    def _on_manifest_failed(self, event: ManifestFailed) -> list[Effect]:
+        self._expect_writing(event.checkpoint)
+        return self._abort(event.checkpoint, AbortReason.MANIFEST_FAILED) + self._continue()
+
+    def _on_manifest_unknown(self, event: ManifestUnknown) -> list[Effect]:
+        """Delete nothing: recovery reads the log and knows (§4, row "unknown outcome")."""
+        self._expect_writing(event.checkpoint)
+        return self._fail(f"nobody can tell whether the manifest of checkpoint {event.checkpoint} was written")
+
+    def _expect_writing(self, checkpoint: CheckpointId) -> None:
+        if self._writing != checkpoint:
+            raise self._violation(f"a manifest of {checkpoint} was not asked for")
+        self._writing = None
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _on_finish_reported(self, event: FinishReported) -> list[Effect]:
+        if event.generation != self._generation:
+            return [Ignored("report of another generation")]
+        assert event.subtask in self._expected
+        self._finished.add(event.subtask)
+        if len(self._finished) < len(self._participants):
+            return [Ignored("other subtasks still process")]
+        if self._phase is Phase.CREATED:
+            return [Ignored("remembered until every participant runs")]
+        return self._on_all_finished()
+
+    def _on_all_finished(self) -> list[Effect]:
+        """Take the final checkpoint at once, without waiting for the interval (C26)."""
+        self._enter(Phase.ENDING)
+        return [CancelTimer(IntervalTimer()), *self._try_trigger()]
+
+    def _on_stop(self) -> list[Effect]:
+        if self._phase in (Phase.STOPPING, Phase.ENDING):
+            return [Ignored("already ending")]
+        if self._phase is Phase.CREATED:
+            self._enter(Phase.DONE)
+            return [GenerationDone(None, is_final=False)]
+        self._enter(Phase.STOPPING)
+        return [CancelTimer(IntervalTimer()), *self._try_trigger()]
+
+    def _end_if_done(self) -> list[Effect]:
+        """Done when the last checkpoint is completed and nothing of it is left to commit (C27)."""
+        if self._phase is Phase.DONE or not self._has_last() or not self._commits.is_empty:
+            return []
+        self._enter(Phase.DONE)
+        return [GenerationDone(self._last_done, self._is_last_done_final)]
+
+    def _on_commit_succeeded(self, event: CommitSucceeded) -> list[Effect]:
+        self._commit_tries = 0
+        return [*self._commits.succeeded(event.checkpoint), *self._end_if_done()] or [Ignored("nothing more to commit")]
+
+    def _on_commit_failed(self, event: CommitFailed) -> list[Effect]:
+        if not event.is_transient:  # K5: the target says aborted or unknown
+            self._enter(Phase.DONE)
+            return [FailGeneration(f"cannot commit checkpoint {event.checkpoint}: {event.reason}", is_fatal=True)]
+        pause = self.COMMIT_RETRY_MS[min(self._commit_tries, len(self.COMMIT_RETRY_MS) - 1)]
+        self._commit_tries += 1
+        return [ArmTimer(CommitRetryTimer(), pause)]
+
+    def _on_replaced(self, event: GenerationReplaced) -> list[Effect]:
+        self._enter(Phase.DONE)
+        reason = (
+            f"generation {event.newest} of this pipeline was started elsewhere; this one ({self._generation}) stops"
+        )
+        return [FailGeneration(reason, is_fatal=True, is_fenced=True)]
+
+    def _fail(self, reason: str) -> list[Effect]:
+        self._enter(Phase.DONE)
+        return [FailGeneration(reason)]
+
+    def _after_the_end(self, event: Event) -> list[Effect]:
+        """Nothing is decided any more; files of late acknowledgements stay for recovery to judge."""
+        return [Ignored(f"{type(event).__name__} after the end of the generation")]
+
+    def _delete(self, handles: list[StateHandle], why: str) -> list[Effect]:
+        files = tuple(h for h in handles if h.path)
+        return [DeleteHandles(files)] if files else [Ignored(why)]
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in LEGAL_PHASES[self._phase], f"{self._phase} → {phase}"
+        self._phase = phase
+
+    def _check(self) -> None:
+        assert all(c > self._last_completed for c in self._pending), "completion subsumes what is older (C15)"
+        assert self._writing is None or self._writing in self._pending or self._phase is Phase.DONE
+        assert all(c < self._next for c in self._pending)
+        assert len(self._retained) <= max(self._config.retained, 1) or self._last_completed == 0

@@ -1,0 +1,575 @@
+"""The life of a pipeline in one driver: generations, workers, failures, restarts (rules G1–G12 of
+docs/spec/supervision.md).
+
+One ``Supervisor`` per driver run. For every generation it needs two things before it deploys: the generation is
+claimed in the log and the sinks are recovered (so older lives are fenced), and all workers of *one* attempt of the
+Spark job have registered. A failure of any worker ends the generation: a barrier stage fails as a whole.
+Counterparts: ``runtime.driver`` (interprets), the ``Coordinator`` of each generation, the workers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias, assert_never
+
+from headgate.model.config import RestartStrategy
+from headgate.model.ids import CheckpointId, Generation, WorkerIndex
+from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.restart import GiveUp, RestartPolicy
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttemptId:
+    """One attempt of the Spark stage: our submission number, then Spark's attempt within it."""
+
+    submission: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterTimer:
+    """The workers of a submission took too long to register."""
+
+    submission: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartTimer:
+    """The delay of the restart strategy is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEndTimer:
+    """The Spark job took too long to end after its workers were stopped."""
+
+    submission: int
+
+
+Timer: TypeAlias = RegisterTimer | RestartTimer | JobEndTimer
+
+
+class FailureKind(Enum):
+    """What may be done about a failure."""
+
+    LOST = "a process, connection or machine failed: start again"
+    USER_CODE = "the user's function raised: start again, once for the same failure"
+    DETERMINISTIC = "starting again cannot help"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a generation ended. ``detail``: a short traceback or ""."""
+
+    kind: FailureKind
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """EVENT: the driver starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReady:
+    """EVENT: the generation is claimed, the checkpoint chosen, the sinks fenced and recovered."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimFailed:
+    """EVENT: the generation could not be claimed or the sinks not recovered."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyFinished:
+    """EVENT: the newest checkpoint is final; there is nothing to do."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRegistered:
+    """EVENT: a worker of this attempt is up and has a data address."""
+
+    attempt: AttemptId
+    worker: WorkerIndex
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """EVENT: a deployed worker has restored its state and connected to its peers."""
+
+    generation: Generation
+    worker: WorkerIndex
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """EVENT: the control connection of a worker broke, or it was silent for too long (``is_silent``)."""
+
+    attempt: AttemptId
+    worker: WorkerIndex
+    reason: str
+    at_ms: int
+    jitter: float
+    is_silent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """EVENT: a worker reported that it cannot go on."""
+
+    attempt: AttemptId
+    worker: WorkerIndex
+    failure: Failure
+    at_ms: int
+    jitter: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """EVENT: the Spark job of ``submission`` ended; ``error`` is None when every task returned."""
+
+    submission: int
+    error: str | None
+    at_ms: int
+    jitter: float
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationFailed:
+    """EVENT: the coordinator gave the generation up."""
+
+    generation: Generation
+    failure: Failure
+    at_ms: int
+    jitter: float
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDone:
+    """EVENT: the coordinator completed the last checkpoint and everything is committed."""
+
+    generation: Generation
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """EVENT: stop now, without another checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """EVENT: an armed timer fired."""
+
+    timer: Timer
+    at_ms: int
+    jitter: float
+
+
+Event: TypeAlias = (
+    Begin
+    | GenerationReady
+    | ClaimFailed
+    | AlreadyFinished
+    | WorkerRegistered
+    | WorkerReady
+    | WorkerLost
+    | WorkerFailed
+    | JobEnded
+    | GenerationFailed
+    | GenerationDone
+    | CancelRequested
+    | TimerFired
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimGeneration:
+    """EFFECT: claim the next generation, choose the checkpoint, recover the sinks; report the outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitJob:
+    """EFFECT: submit the Spark job that starts the workers."""
+
+    submission: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """EFFECT: have Spark kill the tasks of this submission."""
+
+    submission: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """EFFECT: send every worker of ``attempt`` its deployment."""
+
+    generation: Generation
+    attempt: AttemptId
+
+
+@dataclass(frozen=True, slots=True)
+class StartCoordinator:
+    """EFFECT: every worker runs: start the coordinator of ``generation``."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class EndGeneration:
+    """EFFECT: drop the coordinator and tell the workers of ``generation`` to stop. ``is_done``: they may return
+    normally, so that Spark sees a success; else they must fail."""
+
+    generation: Generation
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RefuseWorker:
+    """EFFECT: tell this worker that its attempt is over."""
+
+    attempt: AttemptId
+    worker: WorkerIndex
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTimer:
+    """EFFECT: report ``TimerFired(timer)`` after ``after_ms``."""
+
+    timer: Timer
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportRestart:
+    """EFFECT: tell the user: what failed, and when the pipeline starts again."""
+
+    failure: Failure
+    delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """EFFECT: the run is over. ``failure`` None: success (``is_final``: all input processed)."""
+
+    failure: Failure | None
+    is_final: bool = False
+
+
+Effect: TypeAlias = (
+    ClaimGeneration
+    | SubmitJob
+    | CancelJob
+    | Deploy
+    | StartCoordinator
+    | EndGeneration
+    | RefuseWorker
+    | ArmTimer
+    | ReportRestart
+    | Finish
+    | Ignored
+)
+
+
+class Phase(Enum):
+    """What the supervisor waits for."""
+
+    CREATED = "Begin"
+    PREPARING = "the claim of the generation, and all workers of one attempt"
+    DEPLOYING = "every worker to be ready"
+    RUNNING = "the coordinator, or a failure"
+    BACKOFF = "the restart delay"
+    ENDING = "the Spark job to end"
+    ENDED = "nothing"
+
+
+class Supervisor(Machine):
+    """Decides about generations and restarts."""
+
+    REGISTER_TIMEOUT_MS = 120_000
+    """A cluster may have to start executors first; an endless wait would be a silent hang (I5)."""
+
+    JOB_END_TIMEOUT_MS = 10_000
+    """Spark kills a lingering Python worker after 2 s; five times that is a hang."""
+
+    def __init__(self, workers_count: int, strategy: RestartStrategy) -> None:
+        super().__init__()
+        assert workers_count >= 1
+        self._workers_count = workers_count
+        self._policy = RestartPolicy(strategy)
+        self._phase = Phase.CREATED
+        self._generation: Generation | None = None
+        self._submission = 0
+        self._is_job_running = False
+        self._attempt = AttemptId(0, 0)
+        self._fenced = AttemptId(0, -1)
+        """Newest attempt whose workers were used up by a generation: they never serve another one (G4)."""
+        self._registered: set[WorkerIndex] = set()
+        self._ready: set[WorkerIndex] = set()
+        self._last_user_failure: tuple[str, str] | None = None
+        self._outcome: Finish | None = None
+        self._restarts_count = 0
+
+    @property
+    def phase(self) -> Phase:
+        """What the supervisor waits for."""
+        return self._phase
+
+    @property
+    def generation(self) -> Generation | None:
+        """The generation claimed and not yet ended, if any."""
+        return self._generation
+
+    @property
+    def restarts_count(self) -> int:
+        """How often a generation failed and another was begun."""
+        return self._restarts_count
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Advance by one event; return the effects to run, in order."""
+        self._begin(event)
+        effects = self._dispatch(event)
+        self._check()
+        return effects
+
+    def _dispatch(self, event: Event) -> list[Effect]:
+        match event:
+            case Begin():
+                return self._on_begin()
+            case GenerationReady():
+                return self._on_generation_ready(event)
+            case ClaimFailed():
+                return self._on_claim_failed(event)
+            case AlreadyFinished():
+                return self._end(Finish(None, is_final=True))
+            case WorkerRegistered():
+                return self._on_registered(event)
+            case WorkerReady():
+                return self._on_ready(event)
+            case WorkerLost():
+                return self._on_lost(event)
+            case WorkerFailed():
+                return self._on_worker_failed(event)
+            case JobEnded():
+                return self._on_job_ended(event)
+            case GenerationFailed():
+                return self._on_generation_failed(event)
+            case GenerationDone():
+                return self._on_generation_done(event)
+            case CancelRequested():
+                return self._end(Finish(None, is_final=False))
+            case TimerFired():
+                return self._on_timer(event)
+            case _:
+                assert_never(event)
+
+    # -- a generation begins ------------------------------------------------------------------------------------
+
+    def _on_begin(self) -> list[Effect]:
+        if self._phase is not Phase.CREATED:
+            raise self._violation("begun twice")
+        return self._prepare()
+
+    def _prepare(self) -> list[Effect]:
+        """Claim and get workers side by side: both take time, and recovery is measured (G2)."""
+        self._phase = Phase.PREPARING
+        return [ClaimGeneration(), *self._submit_if_needed()]
+
+    def _submit_if_needed(self) -> list[Effect]:
+        """Submit unless Spark itself is still retrying the stage of the last submission (G5)."""
+        if self._is_job_running:
+            return [ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)]
+        self._submission += 1
+        self._is_job_running = True
+        return [SubmitJob(self._submission), ArmTimer(RegisterTimer(self._submission), self.REGISTER_TIMEOUT_MS)]
+
+    def _on_generation_ready(self, event: GenerationReady) -> list[Effect]:
+        if self._phase is not Phase.PREPARING:
+            return [Ignored("no generation is being prepared")]
+        self._generation = event.generation
+        return self._deploy_if_complete()
+
+    def _on_claim_failed(self, event: ClaimFailed) -> list[Effect]:
+        if self._phase is not Phase.PREPARING:
+            return [Ignored("no generation is being prepared")]
+        return self._end(Finish(event.failure))
+
+    def _on_registered(self, event: WorkerRegistered) -> list[Effect]:
+        if self._phase in (Phase.ENDING, Phase.ENDED) or event.attempt <= self._fenced:
+            return [RefuseWorker(event.attempt, event.worker)]
+        if event.attempt < self._attempt:
+            return [RefuseWorker(event.attempt, event.worker)]
+        if event.attempt > self._attempt:  # Spark retried the stage, or a new submission came up
+            self._attempt = event.attempt
+            self._registered = set()
+        self._registered.add(event.worker)
+        return self._deploy_if_complete()
+
+    def _deploy_if_complete(self) -> list[Effect]:
+        if self._phase is not Phase.PREPARING or self._generation is None:
+            return [Ignored("the generation is not claimed yet")]
+        if len(self._registered) < self._workers_count:
+            return [Ignored("other workers have not registered yet")]
+        self._phase = Phase.DEPLOYING
+        self._ready = set()
+        return [Deploy(self._generation, self._attempt)]
+
+    def _on_ready(self, event: WorkerReady) -> list[Effect]:
+        if self._phase is not Phase.DEPLOYING or event.generation != self._generation:
+            return [Ignored("not of the generation being deployed")]
+        self._ready.add(event.worker)
+        if len(self._ready) < self._workers_count:
+            return [Ignored("other workers are not ready yet")]
+        self._phase = Phase.RUNNING
+        return [StartCoordinator(event.generation)]
+
+    # -- failures -----------------------------------------------------------------------------------------------
+
+    def _on_lost(self, event: WorkerLost) -> list[Effect]:
+        if event.attempt != self._attempt or event.attempt <= self._fenced:
+            return [Ignored("a worker of an attempt that is over")]
+        self._registered.discard(event.worker)
+        failure = Failure(FailureKind.LOST, f"worker {event.worker} was lost: {event.reason}")
+        # A stopped process never ends its task: only Spark can make room for its replacement (G7).
+        cancel: list[Effect] = [CancelJob(event.attempt.submission)] if event.is_silent else []
+        return cancel + self._fail(failure, event.at_ms, event.jitter)
+
+    def _on_worker_failed(self, event: WorkerFailed) -> list[Effect]:
+        if event.attempt != self._attempt or event.attempt <= self._fenced:
+            return [Ignored("a worker of an attempt that is over")]
+        return self._fail(event.failure, event.at_ms, event.jitter)
+
+    def _on_generation_failed(self, event: GenerationFailed) -> list[Effect]:
+        if event.generation != self._generation:
+            return [Ignored("a generation that is over")]
+        return self._fail(event.failure, event.at_ms, event.jitter)
+
+    def _fail(self, failure: Failure, at_ms: int, jitter: float) -> list[Effect]:
+        """End the generation, if one runs, and decide about the next (G6)."""
+        if self._phase in (Phase.ENDING, Phase.ENDED):
+            return [Ignored("the run is ending")]
+        if self._phase in (Phase.PREPARING, Phase.BACKOFF):
+            return [Ignored("the next generation waits for other workers anyway")]
+        ended = self._end_generation(is_done=False)
+        if self._is_hopeless(failure):
+            return ended + self._end(Finish(failure))
+        decision = self._policy.on_failure(at_ms, jitter)
+        if isinstance(decision, GiveUp):
+            final = Failure(failure.kind, f"{failure.reason}; {decision.reason}", failure.detail)
+            return ended + self._end(Finish(final))
+        self._restarts_count += 1
+        self._phase = Phase.BACKOFF
+        restart = ArmTimer(RestartTimer(), decision.delay_ms)
+        return [*ended, ReportRestart(failure, decision.delay_ms), restart]
+
+    def _is_hopeless(self, failure: Failure) -> bool:
+        """The same failure of user code twice in a row is deterministic (G8, F16)."""
+        if failure.kind is FailureKind.DETERMINISTIC:
+            return True
+        if failure.kind is not FailureKind.USER_CODE:
+            return False
+        same = self._last_user_failure == (failure.reason, failure.detail)
+        self._last_user_failure = (failure.reason, failure.detail)
+        return same
+
+    def _end_generation(self, *, is_done: bool) -> list[Effect]:
+        self._fenced = max(self._fenced, self._attempt)
+        self._registered = set()
+        generation, self._generation = self._generation, None
+        return [] if generation is None else [EndGeneration(generation, is_done)]
+
+    def _on_job_ended(self, event: JobEnded) -> list[Effect]:
+        if event.submission != self._submission:
+            return [Ignored("an earlier submission")]
+        self._is_job_running = False
+        if self._phase is Phase.ENDING:
+            return self._finish_run()
+        self._fenced = max(self._fenced, self._attempt)
+        if self._phase is Phase.PREPARING:
+            if self._restarts_count == 0 and self._attempt.submission < self._submission:
+                reason = event.error or "its tasks returned before they registered"
+                return self._end(Finish(Failure(FailureKind.DETERMINISTIC, f"the Spark job did not start: {reason}")))
+            self._registered = set()
+            return self._resubmit(event)
+        if self._phase in (Phase.DEPLOYING, Phase.RUNNING):
+            reason = event.error or "its tasks returned early"
+            return self._fail(Failure(FailureKind.LOST, f"the Spark job ended: {reason}"), event.at_ms, event.jitter)
+        return [Ignored("the job of the failed generation ended")]
+
+    def _resubmit(self, event: JobEnded) -> list[Effect]:
+        """The last attempt died before all its workers registered: count it as a failure, too (G9)."""
+        decision = self._policy.on_failure(event.at_ms, event.jitter)
+        failure = Failure(FailureKind.LOST, f"the Spark job ended: {event.error or 'its tasks returned early'}")
+        if self._attempt.submission < self._submission or isinstance(decision, GiveUp):
+            if isinstance(decision, GiveUp):
+                return self._end(Finish(Failure(failure.kind, f"{failure.reason}; {decision.reason}")))
+            self._phase = Phase.BACKOFF
+            return [ReportRestart(failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
+        return self._submit_if_needed()
+
+    def _on_timer(self, event: TimerFired) -> list[Effect]:
+        timer = event.timer
+        match timer:
+            case RestartTimer():
+                return self._prepare() if self._phase is Phase.BACKOFF else [Ignored("no restart is waiting")]
+            case RegisterTimer():
+                if self._phase is not Phase.PREPARING or timer.submission != self._submission:
+                    return [Ignored("the workers have registered")]
+                if len(self._registered) == self._workers_count:
+                    return [Ignored("the workers have registered")]
+                return self._no_workers()
+            case JobEndTimer():
+                is_waiting = self._phase in (Phase.PREPARING, Phase.ENDING) and self._is_job_running
+                if timer.submission != self._submission or not is_waiting or self._registered:
+                    return [Ignored("the job has ended or its retry has come up")]
+                again = ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)
+                return [CancelJob(self._submission), again]
+            case _:
+                assert_never(timer)
+
+    def _no_workers(self) -> list[Effect]:
+        seconds = self.REGISTER_TIMEOUT_MS // 1000
+        reason = (
+            f"{len(self._registered)} of {self._workers_count} workers registered within {seconds} s: the cluster "
+            "must have as many free slots as the parallelism, and its executors must reach the driver's address"
+        )
+        return self._end(Finish(Failure(FailureKind.LOST, reason)))
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _on_generation_done(self, event: GenerationDone) -> list[Effect]:
+        if event.generation != self._generation:
+            return [Ignored("a generation that is over")]
+        return self._end(Finish(None, event.is_final), is_done=True)
+
+    def _end(self, outcome: Finish, *, is_done: bool = False) -> list[Effect]:
+        """Let the workers go, wait for Spark to be done with them, then finish (G11)."""
+        if self._phase in (Phase.ENDING, Phase.ENDED):
+            return [Ignored("the run is ending")]
+        ended = self._end_generation(is_done=is_done)
+        self._outcome = outcome
+        self._phase = Phase.ENDING
+        if not self._is_job_running:
+            return ended + self._finish_run()
+        cancel: list[Effect] = [] if is_done else [CancelJob(self._submission)]
+        return [*ended, *cancel, ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)]
+
+    def _finish_run(self) -> list[Effect]:
+        assert self._outcome is not None
+        self._phase = Phase.ENDED
+        return [self._outcome]
+
+    def _check(self) -> None:
+        assert len(self._registered) <= self._workers_count
+        if self._phase in (Phase.DEPLOYING, Phase.RUNNING):
+            assert self._generation is not None
+            assert self._attempt > self._fenced, "workers of a used-up attempt never run again (G4)"
