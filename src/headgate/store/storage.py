@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
-class AlreadyExists(Exception):
+class AlreadyExists(Exception):  # noqa: N818 - expected outcome, not a fault
     """``put_if_absent`` or ``rename_if_absent`` found the path taken. Expected: not a HeadgateError."""
 
     def __init__(self, path: str) -> None:
@@ -20,7 +20,7 @@ class AlreadyExists(Exception):
         self.path = path
 
 
-class NotFound(Exception):
+class NotFound(Exception):  # noqa: N818 - expected outcome, not a fault
     """There is no object at the path. Expected: not a HeadgateError."""
 
     def __init__(self, path: str) -> None:
@@ -29,9 +29,9 @@ class NotFound(Exception):
 
 
 class Storage(Protocol):
-    """Paths are relative, '/'-separated, without '..'. All calls block and are safe from several threads.
+    """Paths are relative, "/"-separated, without "..". Calls block; safe from several threads.
 
-    Every method raises StorageError when the operation failed (``is_transient`` for no space, I/O error, time-out).
+    Every method raises StorageError when the operation failed (transient: no space, I/O error, time-out).
     """
 
     @property
@@ -78,7 +78,7 @@ class Storage(Protocol):
 
 
 def open_storage(url: str) -> Storage:
-    """Return the storage at ``url``: a path, ``file://…``, ``memory://name``, or ``s3://``, ``gs://``, ``az://`` ….
+    """Return the storage at ``url``: a path, ``file://…``, ``memory://name``, ``s3://`` and the like.
 
     Raises:
         UsageError: the URL's scheme is unknown, or the directory cannot be created.

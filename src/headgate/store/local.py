@@ -1,0 +1,236 @@
+"""Objects as files below a local (or mounted) directory.
+
+Counterpart: ``storage.Storage``. Source: rules S33, S34, S38, S39 of docs/spec/storage.md.
+Never shows a file that is not complete and durable: data goes to a hidden temporary file, is synced, and gets
+its name by rename or link; then the directory is synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from headgate.errors import StorageError, UsageError
+from headgate.store.paths import TEMP_PREFIX, checked_path, checked_prefix
+from headgate.store.storage import AlreadyExists, Bytes, NotFound
+
+_PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+MKDIR_TRIES_MAX = 8
+"""A concurrent delete may remove the directory just made while it is empty; more than a few times is a bug."""
+
+
+def storage_error(operation: str, path: str, error: OSError) -> StorageError:
+    """Return ``error`` as a StorageError; only lack of rights and impossible names are permanent (S38)."""
+    cause = error.strerror or str(error)
+    return StorageError(operation, path, cause, is_transient=error.errno not in _PERMANENT)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names created in or removed from ``path`` durable (S33)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directories(path: Path) -> None:
+    """Create ``path`` and its missing parents, durably."""
+    if path.is_dir():
+        return
+    make_directories(path.parent)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir()
+        sync_directory(path.parent)
+
+
+def write_fully(descriptor: int, parts: Sequence[Bytes]) -> None:
+    """Write all of ``parts``; one ``write`` call may take less than it was given."""
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+
+class LocalStorage:
+    """The files below ``root``."""
+
+    def __init__(self, root: str | Path) -> None:
+        """Create ``root`` when it is missing.
+
+        Raises:
+            UsageError: it cannot be created or is not a directory.
+        """
+        self._root = Path(root).expanduser().absolute()
+        try:
+            make_directories(self._root)
+        except OSError as error:
+            raise UsageError(
+                f"storage directory {self._root} cannot be created ({error.strerror}); choose a writable directory"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """The directory."""
+        return str(self._root)
+
+    def local_path(self, path: str) -> Path:
+        """Return the file of an object; for memory-mapping what is complete."""
+        return self._root / checked_path(path)
+
+    def put(self, path: str, parts: Sequence[Bytes]) -> None:
+        """Write an object durably, replacing what was there. After an error either content may be there."""
+        target = self.local_path(path)
+        with self._errors("put", path), self._written(target, parts) as temp:
+            os.replace(temp, target)
+            sync_directory(target.parent)
+
+    def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
+        """Write an object durably unless one exists (S39). After a StorageError it may be there.
+
+        Raises:
+            AlreadyExists
+        """
+        target = self.local_path(path)
+        if target.exists():
+            raise AlreadyExists(path)
+        with self._errors("put", path), self._written(target, parts) as temp:
+            try:
+                os.link(temp, target)
+            except FileExistsError:
+                raise AlreadyExists(path) from None
+            os.unlink(temp)
+            sync_directory(target.parent)
+
+    def get(self, path: str) -> bytes:
+        """Return a whole object.
+
+        Raises:
+            NotFound
+        """
+        with self._errors("get", path):
+            return self.local_path(path).read_bytes()
+
+    def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """Return part of an object (shorter at its end).
+
+        Raises:
+            NotFound
+        """
+        with self._errors("get", path), open(self.local_path(path), "rb", buffering=0) as file:
+            pieces: list[bytes] = []
+            missing = size_bytes
+            while missing > 0:
+                piece = os.pread(file.fileno(), missing, offset + size_bytes - missing)
+                if not piece:
+                    break
+                pieces.append(piece)
+                missing -= len(piece)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def list(self, prefix: str) -> list[str]:
+        """Return the paths below the directory ``prefix``, recursively, sorted."""
+        top = self._root / checked_prefix(prefix)
+        found: list[str] = []
+        with self._errors("list", prefix):
+            for directory, _, names in os.walk(top, onerror=_raise_unless_absent):
+                base = Path(directory).relative_to(self._root)
+                found += [(base / name).as_posix() for name in names if not name.startswith(TEMP_PREFIX)]
+        return sorted(found)
+
+    def delete(self, path: str) -> None:
+        """Remove an object and the directories that became empty; missing is fine."""
+        target = self.local_path(path)
+        with self._errors("delete", path):
+            try:
+                os.unlink(target)
+                sync_directory(target.parent)
+            except _ABSENT:
+                return
+        for parent in target.parents:
+            if parent == self._root:
+                return
+            try:
+                os.rmdir(parent)
+            except OSError:
+                return
+
+    def rename_if_absent(self, source: str, target: str) -> None:
+        """Move an object. Repeating it after a crash half-way finishes it.
+
+        Raises:
+            NotFound: no ``source``.
+            AlreadyExists: ``target`` is taken (``source`` is left).
+        """
+        old, new = self.local_path(source), self.local_path(target)
+        with self._errors("rename", source):
+            if not old.is_file():
+                raise NotFound(source)
+            make_directories(new.parent)
+            try:
+                os.link(old, new)
+            except FileExistsError:
+                if not os.path.samefile(old, new):
+                    raise AlreadyExists(target) from None
+            sync_directory(new.parent)
+            os.unlink(old)
+            sync_directory(old.parent)
+
+    def sweep_temporary(self) -> int:
+        """Remove unfinished writes that crashes left; return how many. Only when nobody else writes here."""
+        count = 0
+        for directory, _, names in os.walk(self._root):
+            for name in names:
+                if name.startswith(TEMP_PREFIX):
+                    os.unlink(os.path.join(directory, name))
+                    count += 1
+        return count
+
+    @contextlib.contextmanager
+    def _errors(self, operation: str, path: str) -> Iterator[None]:
+        where = f"{self._root}/{path}"
+        try:
+            yield
+        except _ABSENT as error:
+            if operation in ("get", "rename"):
+                raise NotFound(path) from None
+            raise storage_error(operation, where, error) from error
+        except OSError as error:
+            raise storage_error(operation, where, error) from error
+
+    @contextlib.contextmanager
+    def _written(self, target: Path, parts: Sequence[Bytes]) -> Iterator[Path]:
+        """Yield a synced temporary file beside ``target``; it is gone afterwards, whatever happens."""
+        temp = target.parent / f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        descriptor = _create(temp)
+        try:
+            try:
+                write_fully(descriptor, parts)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            yield temp
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temp)
+
+
+def _create(temp: Path) -> int:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    for _ in range(MKDIR_TRIES_MAX):
+        try:
+            return os.open(temp, flags, 0o644)
+        except FileNotFoundError:
+            make_directories(temp.parent)
+    return os.open(temp, flags, 0o644)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, _ABSENT):
+        raise error
