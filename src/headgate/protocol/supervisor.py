@@ -308,6 +308,7 @@ class Supervisor(Machine):
         self._policy = RestartPolicy(strategy)
         self._phase = Phase.CREATED
         self._generation: Generation | None = None
+        self._is_claiming = False
         self._submission = 0
         self._is_job_running = False
         self._attempt = AttemptId(0, 0)
@@ -382,7 +383,11 @@ class Supervisor(Machine):
     def _prepare(self) -> list[Effect]:
         """Claim and get workers side by side: both take time, and recovery is measured (G2)."""
         self._phase = Phase.PREPARING
-        return [ClaimGeneration(), *self._submit_if_needed()]
+        claim: list[Effect] = []
+        if self._generation is None and not self._is_claiming:
+            self._is_claiming = True
+            claim = [ClaimGeneration()]
+        return claim + self._submit_if_needed()
 
     def _submit_if_needed(self) -> list[Effect]:
         """Submit unless Spark itself is still retrying the stage of the last submission (G5)."""
@@ -393,13 +398,15 @@ class Supervisor(Machine):
         return [SubmitJob(self._submission), ArmTimer(RegisterTimer(self._submission), self.REGISTER_TIMEOUT_MS)]
 
     def _on_generation_ready(self, event: GenerationReady) -> list[Effect]:
-        if self._phase is not Phase.PREPARING:
+        self._is_claiming = False
+        if self._phase not in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("no generation is being prepared")]
         self._generation = event.generation
         return self._deploy_if_complete()
 
     def _on_claim_failed(self, event: ClaimFailed) -> list[Effect]:
-        if self._phase is not Phase.PREPARING:
+        self._is_claiming = False
+        if self._phase not in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("no generation is being prepared")]
         return self._end(Finish(event.failure))
 
@@ -493,8 +500,11 @@ class Supervisor(Machine):
         self._is_job_running = False
         if self._phase is Phase.ENDING:
             return self._finish_run()
+        was_used_up = self._attempt <= self._fenced and self._attempt.submission == self._submission
         self._fenced = max(self._fenced, self._attempt)
         if self._phase is Phase.PREPARING:
+            if was_used_up:  # the job of the failed generation: its failure has been counted
+                return self._submit_if_needed()
             if self._restarts_count == 0 and self._attempt.submission < self._submission:
                 reason = event.error or "its tasks returned before they registered"
                 return self._end(Finish(Failure(FailureKind.DETERMINISTIC, f"the Spark job did not start: {reason}")))
@@ -506,15 +516,14 @@ class Supervisor(Machine):
         return [Ignored("the job of the failed generation ended")]
 
     def _resubmit(self, event: JobEnded) -> list[Effect]:
-        """The last attempt died before all its workers registered: count it as a failure, too (G9)."""
-        decision = self._policy.on_failure(event.at_ms, event.jitter)
+        """The attempt died before all its workers had registered: that is a failure, too (G9)."""
         failure = Failure(FailureKind.LOST, f"the Spark job ended: {event.error or 'its tasks returned early'}")
-        if self._attempt.submission < self._submission or isinstance(decision, GiveUp):
-            if isinstance(decision, GiveUp):
-                return self._end(Finish(Failure(failure.kind, f"{failure.reason}; {decision.reason}")))
-            self._phase = Phase.BACKOFF
-            return [ReportRestart(failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
-        return self._submit_if_needed()
+        decision = self._policy.on_failure(event.at_ms, event.jitter)
+        if isinstance(decision, GiveUp):
+            return self._end(Finish(Failure(failure.kind, f"{failure.reason}; {decision.reason}")))
+        self._restarts_count += 1
+        self._phase = Phase.BACKOFF
+        return [ReportRestart(failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
 
     def _on_timer(self, event: TimerFired) -> list[Effect]:
         timer = event.timer
