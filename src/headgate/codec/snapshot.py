@@ -1,0 +1,95 @@
+"""Container of one snapshot: named sections of bytes, with magic, version and checksums.
+
+Used by stateful operators for their own state and by the runtime for all state of one subtask (a section per
+node). Counterpart: none, the same functions write and read. Never does I/O.
+
+Layout (little endian): magic 8 bytes · version u32 · header size u32 · xxh3-64 of the header u64 · header ·
+payload. The header is, for each section: name size u16 · name (UTF-8) · payload size u64 · xxh3-64 u64.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import pyarrow as pa
+import xxhash
+
+from headgate.errors import CorruptionError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+
+MAGIC = b"HGSNAP\r\n"
+VERSION = 1
+
+_PREFIX = struct.Struct("<8sIIQ")
+_NAME = struct.Struct("<H")
+_SECTION = struct.Struct("<QQ")
+
+
+def encode_sections(sections: Mapping[str, Sequence[Buffer]]) -> list[Buffer]:
+    """Return the container of ``sections`` as buffers to be written one after another; payloads are not copied."""
+    header = bytearray()
+    payload: list[Buffer] = []
+    for name, buffers in sections.items():
+        digest = xxhash.xxh3_64()
+        size_bytes = 0
+        for buffer in buffers:
+            view = memoryview(buffer)
+            digest.update(view)
+            size_bytes += view.nbytes
+            payload.append(buffer)
+        encoded = name.encode()
+        header += _NAME.pack(len(encoded)) + encoded + _SECTION.pack(size_bytes, digest.intdigest())
+    prefix = _PREFIX.pack(MAGIC, VERSION, len(header), xxhash.xxh3_64_intdigest(bytes(header)))
+    return [prefix + bytes(header), *payload]
+
+
+def decode_sections(data: bytes | bytearray | memoryview, path: str) -> dict[str, memoryview]:
+    """Return the sections of a container as views into ``data``; everything is verified first.
+
+    Args:
+        data: a whole container.
+        path: where it came from, for the message.
+
+    Raises:
+        CorruptionError: any byte is wrong or missing.
+    """
+    view = memoryview(data).cast("B")
+    if len(view) < _PREFIX.size:
+        raise CorruptionError(path, 0, f"at least {_PREFIX.size} bytes", f"{len(view)} bytes")
+    magic, version, header_bytes, header_digest = _PREFIX.unpack_from(view)
+    if magic != MAGIC:
+        raise CorruptionError(path, 0, f"magic {MAGIC!r}", repr(bytes(magic)))
+    if version != VERSION:
+        raise CorruptionError(path, 8, f"snapshot version {VERSION}", f"version {version}")
+    start = _PREFIX.size
+    header = view[start : start + header_bytes]
+    if len(header) != header_bytes or xxhash.xxh3_64_intdigest(header) != header_digest:
+        raise CorruptionError(path, start, f"a header of {header_bytes} bytes with its checksum", "other bytes")
+    sections: dict[str, memoryview] = {}
+    offset = start + header_bytes
+    for name, size_bytes, digest in _header_entries(header):
+        payload = view[offset : offset + size_bytes]
+        if len(payload) != size_bytes:
+            raise CorruptionError(path, offset, f"{size_bytes} bytes of section '{name}'", f"{len(payload)} bytes")
+        if xxhash.xxh3_64_intdigest(payload) != digest:
+            raise CorruptionError(path, offset, f"section '{name}' with its checksum", "other bytes")
+        sections[name] = payload
+        offset += size_bytes
+    if offset != len(view):
+        raise CorruptionError(path, offset, "the end of the file", f"{len(view) - offset} more bytes")
+    return sections
+
+
+def _header_entries(header: memoryview) -> Iterator[tuple[str, int, int]]:
+    at = 0
+    while at < len(header):
+        (name_bytes,) = _NAME.unpack_from(header, at)
+        at += _NAME.size
+        name = bytes(header[at : at + name_bytes]).decode()
+        at += name_bytes
+        size_bytes, digest = _SECTION.unpack_from(header, at)
+        at += _SECTION.size
+        yield name, size_bytes, digest
