@@ -1,0 +1,276 @@
+"""The checkpoints of one pipeline in their storage: the write-once log, the snapshots, the reserved ids.
+
+::
+
+    <pipeline>/log/0000000001          Claim or Manifest, put-if-absent: the only authority (docs/spec/recovery.md)
+    <pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
+    <pipeline>/ids/0000000007          this checkpoint id has been used (R7)
+    <pipeline>/chk-0000000007/<vertex>-<subtask>.g<generation>    snapshots too large to be inlined
+
+Reads and writes; what they mean is decided by ``protocol.recovery`` and the ``Coordinator``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import xxhash
+
+from headgate.codec.logentry import decode_log_entry, encode_log_entry
+from headgate.errors import CorruptionError, FencedError, StorageError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.manifest import Claim, Manifest, StateHandle
+from headgate.protocol.recovery import Damage, NextClaim, ObservedEntry, ObservedLog, next_claim
+from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage
+
+CLAIM_TRIES_MAX = 100
+"""Each lost race means that another driver claimed a generation; a hundred in a row is a crash loop elsewhere."""
+
+
+class Outcome(Enum):
+    """What became of a manifest."""
+
+    WRITTEN = "it is durable"
+    FAILED = "it is certainly not there"
+    UNKNOWN = "nobody can tell"
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A generation of this driver. ``log`` is what was there before the claim."""
+
+    next: NextClaim
+    log: ObservedLog
+
+
+class CheckpointLog:
+    """Reads and appends the log of one pipeline."""
+
+    def __init__(self, storage: Storage, pipeline: str) -> None:
+        self._storage = storage
+        self._pipeline = pipeline
+        self._next_sequence = 0
+
+    @property
+    def url(self) -> str:
+        """Where it is, for messages."""
+        return f"{self._storage.url.rstrip('/')}/{self._pipeline}"
+
+    def observe(self) -> ObservedLog:
+        """Read the whole log, damaged entries included.
+
+        Raises:
+            StorageError
+        """
+        entries = []
+        for path in self._storage.list(f"{self._pipeline}/log"):
+            name = path.rsplit("/", 1)[-1]
+            if name.isdigit():
+                entries.append(self._observe_entry(int(name), path))
+        ids = [int(path.rsplit("/", 1)[-1]) for path in self._storage.list(f"{self._pipeline}/ids")]
+        return ObservedLog(tuple(entries), CheckpointId(max(ids, default=0)), self._read_hint())
+
+    def _observe_entry(self, sequence: int, path: str) -> ObservedEntry:
+        try:
+            return ObservedEntry(sequence, path, decode_log_entry(self._storage.get(path), path))
+        except CorruptionError as error:
+            return ObservedEntry(sequence, path, Damage(path, str(error)))
+        except NotFound:  # pruned between the listing and this read
+            return ObservedEntry(sequence, path, Damage(path, "it vanished while it was read"))
+
+    def claim(self, owner: str, wall_ms: int) -> Claimed:
+        """Claim the next generation (C38): from now on no older one completes anything.
+
+        Raises:
+            StorageError
+        """
+        for _ in range(CLAIM_TRIES_MAX):
+            log = self.observe()
+            following = next_claim(log)
+            entry = encode_log_entry(Claim(following.generation, owner, wall_ms))
+            try:
+                self._storage.put_if_absent(self._entry_path(following.sequence), [entry])
+            except AlreadyExists:
+                continue
+            self._next_sequence = following.sequence + 1
+            self._write_hint(following.sequence)
+            return Claimed(following, log)
+        raise StorageError("claim", self.url, f"{CLAIM_TRIES_MAX} other drivers claimed it at the same time")
+
+    def reserve(self, checkpoint: CheckpointId) -> None:
+        """Record that ``checkpoint`` is in use, and forget what is far below it.
+
+        Raises:
+            StorageError
+        """
+        try:
+            self._storage.put_if_absent(self._id_path(checkpoint), [b""])
+        except AlreadyExists:
+            return
+        if checkpoint > 1:
+            self._storage.delete(self._id_path(CheckpointId(checkpoint - 1)))
+
+    def append(self, manifest: Manifest) -> Outcome:
+        """Complete a checkpoint: write its manifest as the next entry, once (C12).
+
+        Raises:
+            FencedError: that entry is the claim of a newer generation.
+        """
+        path = self._entry_path(self._next_sequence)
+        data = encode_log_entry(manifest)
+        try:
+            self._storage.put_if_absent(path, [data])
+        except AlreadyExists:
+            return self._after_conflict(path, data, manifest)
+        except StorageError:
+            return self._look_up(path, data, manifest)
+        return self._written()
+
+    def _look_up(self, path: str, data: bytes, manifest: Manifest) -> Outcome:
+        """The write reported an error, perhaps after it took effect: read it back."""
+        try:
+            self._storage.get(path)
+        except NotFound:
+            return Outcome.FAILED
+        except StorageError:
+            return Outcome.UNKNOWN
+        return self._after_conflict(path, data, manifest)
+
+    def _after_conflict(self, path: str, data: bytes, manifest: Manifest) -> Outcome:
+        try:
+            found = self._storage.get(path)
+            if found == data:
+                return self._written()
+            entry = decode_log_entry(found, path)
+        except (StorageError, NotFound, CorruptionError):
+            return Outcome.UNKNOWN
+        raise FencedError(f"pipeline {self._pipeline}", manifest.generation, entry.generation)
+
+    def _written(self) -> Outcome:
+        self._write_hint(self._next_sequence)
+        self._next_sequence += 1
+        return Outcome.WRITTEN
+
+    def newer_claim(self) -> Generation | None:
+        """Return the generation that replaced this one, or None. Cheap: looks at one path."""
+        path = self._entry_path(self._next_sequence)
+        try:
+            return decode_log_entry(self._storage.get(path), path).generation
+        except (NotFound, StorageError, CorruptionError):
+            return None
+
+    def verify(self, manifest: Manifest) -> list[Damage]:
+        """Read every snapshot file of ``manifest`` and return what is wrong with them (I4)."""
+        found = []
+        for entry in manifest.entries:
+            try:
+                self.read(entry.handle)
+            except CorruptionError as error:
+                found.append(Damage(error.path, str(error)))
+            except NotFound as error:
+                found.append(Damage(error.path, "the file is missing"))
+        return found
+
+    def read(self, handle: StateHandle) -> bytes:
+        """Return the payload of a snapshot after checking it.
+
+        Raises:
+            CorruptionError, NotFound, StorageError
+        """
+        return read_snapshot(self._storage, self._pipeline, handle)
+
+    def drop(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
+        """Remove a completed checkpoint's snapshots and the log entries before the oldest retained one (C31)."""
+        for path in self._storage.list(f"{self._pipeline}/chk-{checkpoint:010d}"):
+            self._storage.delete(path)
+        log = self.observe()
+        keep_from = min(
+            (
+                e.sequence
+                for e in log.entries
+                if isinstance(e.content, Manifest) and e.content.checkpoint >= oldest_retained
+            ),
+            default=0,
+        )
+        for entry in log.entries:  # ascending: a crash in between leaves no gap
+            if entry.sequence < keep_from:
+                self._storage.delete(entry.path)
+
+    def sweep(self, keep: Sequence[CheckpointId], below: CheckpointId) -> None:
+        """Remove snapshot files of checkpoints below ``below`` that are not kept: leftovers of dead generations."""
+        kept = {int(c) for c in keep}
+        for path in self._storage.list(self._pipeline):
+            match = re.search(r"/chk-(\d+)/", path)
+            if match and int(match.group(1)) < below and int(match.group(1)) not in kept:
+                self._storage.delete(path)
+
+    def delete(self, handles: Sequence[StateHandle]) -> None:
+        """Remove snapshot files that nothing refers to."""
+        for handle in handles:
+            if handle.path:
+                self._storage.delete(f"{self._pipeline}/{handle.path}")
+
+    def _entry_path(self, sequence: int) -> str:
+        return f"{self._pipeline}/log/{sequence:010d}"
+
+    def _id_path(self, checkpoint: CheckpointId) -> str:
+        return f"{self._pipeline}/ids/{checkpoint:010d}"
+
+    def _read_hint(self) -> int:
+        try:
+            text = self._storage.get(f"{self._pipeline}/log-hint").decode("latin-1")
+        except (NotFound, StorageError):
+            return 0
+        return int(text) if text.isdigit() else 0
+
+    def _write_hint(self, sequence: int) -> None:
+        try:
+            self._storage.put(f"{self._pipeline}/log-hint", [str(sequence).encode()])
+        except StorageError:
+            return  # best effort: the log itself decides
+
+
+def write_snapshot(
+    storage: Storage,
+    pipeline: str,
+    subtask: SubtaskId,
+    checkpoint: CheckpointId,
+    generation: Generation,
+    parts: Sequence[Bytes],
+    inline_bytes_max: int,
+) -> StateHandle:
+    """Make the snapshot of one subtask durable and return its handle (C13: small ones travel in the manifest).
+
+    Raises:
+        StorageError
+    """
+    digest = xxhash.xxh3_64()
+    size = 0
+    for part in parts:
+        digest.update(part)
+        size += len(part)
+    if size <= inline_bytes_max:
+        return StateHandle(size, digest.intdigest(), "", b"".join(bytes(part) for part in parts))
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", str(subtask.vertex))
+    path = f"chk-{checkpoint:010d}/{name}-{subtask.index}.g{generation}"  # unique per generation (C33)
+    storage.put(f"{pipeline}/{path}", parts)
+    return StateHandle(size, digest.intdigest(), path)
+
+
+def read_snapshot(storage: Storage, pipeline: str, handle: StateHandle) -> bytes:
+    """Return the payload of ``handle`` after checking its size and checksum.
+
+    Raises:
+        CorruptionError, NotFound, StorageError
+    """
+    where = f"{pipeline}/{handle.path}" if handle.path else "an inlined snapshot"
+    data = storage.get(where) if handle.path else handle.inline
+    if len(data) != handle.size_bytes:
+        raise CorruptionError(where, len(data), f"{handle.size_bytes} bytes", f"{len(data)} bytes")
+    found = xxhash.xxh3_64_intdigest(data)
+    if found != handle.checksum:
+        raise CorruptionError(where, 0, f"checksum {handle.checksum:016x}", f"{found:016x}")
+    return data
