@@ -23,9 +23,7 @@ SCHEMA = pa.schema(
 )
 
 
-def bad_records(
-    node: str, problems: Sequence[str], positions: Sequence[str], records: Sequence[str]
-) -> pa.RecordBatch:
+def bad_records(node: str, problems: Sequence[str], positions: Sequence[str], records: Sequence[str]) -> pa.RecordBatch:
     """Return bad records as a batch of ``SCHEMA``; the three sequences have equal length."""
     assert len(problems) == len(positions) == len(records)
     short = [r if len(r) <= RECORD_CHARS_MAX else r[:RECORD_CHARS_MAX] + "…" for r in records]

@@ -101,11 +101,12 @@ def hash_column(column: pa.Array) -> Hashes:
         if codes.null_count:
             codes = codes.fill_null(len(distinct))
         rows: npt.NDArray[np.integer] = codes.to_numpy(zero_copy_only=False)
-        return table[rows]
-    hashes = mix(column_words(column))
+        hashes: Hashes = table[rows]
+        return hashes
+    mixed = mix(column_words(column))
     if column.null_count:
-        hashes[column.is_null().to_numpy(zero_copy_only=False)] = NULL_HASH
-    return hashes
+        mixed[column.is_null().to_numpy(zero_copy_only=False)] = NULL_HASH
+    return mixed
 
 
 def hash_columns(batch: pa.RecordBatch, names: Sequence[str]) -> Hashes:

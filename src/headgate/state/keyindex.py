@@ -200,7 +200,8 @@ class TextIndex:
         except KeyError:
             table = np.array([known.setdefault(value, len(known)) for value in distinct], np.int64)
         codes: npt.NDArray[np.integer] = encoded.indices.to_numpy(zero_copy_only=False)
-        return table[codes]
+        slots: Slots = table[codes]
+        return slots
 
     def columns(self, slots: Slots) -> list[pa.Array]:
         """See ``KeyIndex``."""

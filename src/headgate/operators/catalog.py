@@ -1,0 +1,60 @@
+"""The operators there are, and what the API asks of each when a pipeline is built."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast, runtime_checkable
+
+import pyarrow as pa
+
+from headgate.operators.base import OperatorSpec
+from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
+from headgate.operators.keycheck import KeyCheckSpec
+from headgate.operators.mapbatches import MapBatchesSpec
+from headgate.operators.rowfunctions import RowFunctionSpec, RowVerb
+from headgate.operators.timestamps import WithTimestampsSpec
+from headgate.operators.userfunction import UserFunctionError
+
+__all__ = [
+    "ExpressionsSpec",
+    "KeyCheckSpec",
+    "MapBatchesSpec",
+    "RowFunctionSpec",
+    "RowVerb",
+    "UserFunctionError",
+    "WithTimestampsSpec",
+    "filter_spec",
+    "fuse",
+    "output_schema",
+    "select_spec",
+    "state_text",
+    "with_columns_spec",
+]
+
+
+class SchemaSpec(OperatorSpec, Protocol):
+    """What every spec of this catalog also does."""
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return the schema of the results for input of ``schema``."""
+
+
+@runtime_checkable
+class StatefulSpec(Protocol):
+    """A spec whose operator has state."""
+
+    def state_text(self) -> str:
+        """Return the identity of the state: kind, keys and types, aggregates."""
+
+
+def output_schema(spec: OperatorSpec, schema: pa.Schema, node: str) -> pa.Schema:
+    """Return the schema of what operator ``node`` emits when its input has ``schema`` (canonical).
+
+    Raises:
+        UsageError: naming the operator, what is wrong, and the columns there are.
+    """
+    return cast(SchemaSpec, spec).output_schema(schema, node)
+
+
+def state_text(spec: OperatorSpec) -> str:
+    """Return the identity of the operator's state for ``model.graph.Node.state_text`` ("" when stateless)."""
+    return spec.state_text() if isinstance(spec, StatefulSpec) else ""

@@ -1,0 +1,220 @@
+"""``filter``, ``select`` and ``with_columns`` with Polars expressions; adjacent ones run as one pass.
+
+An expression must give each record's result from that record alone: batches have no meaning, so an aggregate or a
+shift over one would depend on how records happened to be batched. Such expressions are refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from headgate.errors import UsageError
+from headgate.operators.base import Operator
+from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
+from headgate.operators.userfunction import batch_error
+
+
+class Verb(Enum):
+    """What a step does with its expressions."""
+
+    FILTER = "filter"
+    SELECT = "select"
+    WITH_COLUMNS = "with_columns"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One verb as the user wrote it."""
+
+    verb: Verb
+    expressions: tuple[pl.Expr, ...]
+
+    def apply(self, frame: pl.LazyFrame) -> pl.LazyFrame:
+        """Return ``frame`` after this step."""
+        if self.verb is Verb.FILTER:
+            return frame.filter(*self.expressions)
+        if self.verb is Verb.SELECT:
+            return frame.select(*self.expressions)
+        return frame.with_columns(*self.expressions)
+
+
+@dataclass(frozen=True)
+class ExpressionsSpec:
+    """One or more steps that run as one pass."""
+
+    steps: tuple[Step, ...]
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return ExpressionsOperator(self.steps)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return the schema of the results, found by running the steps on an empty frame.
+
+        Raises:
+            UsageError: unknown column, wrong type, or an expression that needs other records.
+        """
+        for step in self.steps:
+            for expression in step.expressions:
+                reason = not_elementwise(expression)
+                if reason:
+                    raise UsageError(
+                        f"operator '{node}': the expression {expression} uses {reason}, whose result depends on "
+                        "other records; use key_by(...).window(...).agg(...) or map_batches instead"
+                    )
+        frame = empty_frame(schema).lazy()
+        try:
+            for step in self.steps:
+                frame = step.apply(frame)
+            return schema_of_frame(frame.collect())
+        except pl.exceptions.PolarsError as error:
+            raise UsageError(f"operator '{node}': {_first_line(error)}; the columns are {describe(schema)}") from error
+
+
+def filter_spec(*predicates: pl.Expr) -> ExpressionsSpec:
+    """Keep the records for which every predicate is true (null counts as false)."""
+    return ExpressionsSpec((Step(Verb.FILTER, predicates),))
+
+
+def select_spec(*expressions: pl.Expr) -> ExpressionsSpec:
+    """Make records of exactly these expressions."""
+    return ExpressionsSpec((Step(Verb.SELECT, expressions),))
+
+
+def with_columns_spec(*expressions: pl.Expr) -> ExpressionsSpec:
+    """Add or replace columns."""
+    return ExpressionsSpec((Step(Verb.WITH_COLUMNS, expressions),))
+
+
+def fuse(specs: Sequence[ExpressionsSpec]) -> ExpressionsSpec:
+    """Return one spec that does what adjacent specs do one after another."""
+    return ExpressionsSpec(tuple(step for spec in specs for step in spec.steps))
+
+
+class ExpressionsOperator(Operator):
+    """Runs the steps on each batch as one Polars query."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = tuple(steps)
+        self._schema: pa.Schema | None = None
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        frame = frame_of(batch).lazy()
+        for step in self._steps:
+            frame = step.apply(frame)
+        try:
+            result = frame.collect()
+        except pl.exceptions.PolarsError as error:
+            raise batch_error(self.context.node, batch.num_rows, error) from None
+        if result.height == 0:
+            return
+        if self._schema is None:
+            self._schema = schema_of_frame(result)
+        self.output.emit(batch_of(result, self._schema))
+
+
+_NOT_ELEMENTWISE = frozenset(
+    [
+        "Agg",
+        "Len",
+        "Window",
+        "Over",
+        "Rolling",
+        "Sort",
+        "SortBy",
+        "Gather",
+        "Filter",
+        "Explode",
+        "Slice",
+        "AnonymousAgg",
+        "Eval",
+    ]
+)
+_NOT_ELEMENTWISE_FUNCTIONS = [
+    "Cum",
+    "Shift",
+    "Diff",
+    "Rank",
+    "Rolling",
+    "Ewm",
+    "Interpolate",
+    "FillNullWithStrategy",
+    "Forward",
+    "Backward",
+    "Unique",
+    "Mode",
+    "Reverse",
+    "Sample",
+    "Shuffle",
+    "Random",
+    "TopK",
+    "BottomK",
+    "ArgSort",
+    "ArgMin",
+    "ArgMax",
+    "ArgUnique",
+    "Hist",
+    "ValueCounts",
+    "Count",
+    "Skew",
+    "Kurtosis",
+    "Quantile",
+    "PctChange",
+    "Rle",
+    "IsUnique",
+    "IsDuplicated",
+    "IsFirstDistinct",
+    "IsLastDistinct",
+    "Any",
+    "All",
+    "Drop",
+    "SetSorted",
+    "Range",
+    "Entropy",
+]
+_ELEMENTWISE_FUNCTIONS = frozenset({"AnyHorizontal", "AllHorizontal"})
+
+
+def not_elementwise(expression: pl.Expr) -> str:
+    """Return the name of the first part of ``expression`` that looks at other records, or ""."""
+    try:
+        tree = json.loads(expression.meta.serialize(format="json"))
+    except pl.exceptions.ComputeError:  # a Python function inside cannot be looked into
+        return ""
+    return next((name for name in _parts(tree) if _looks_elsewhere(name)), "")
+
+
+def _parts(tree: Any, is_function: bool = False) -> Iterator[str]:
+    """Yield kinds of expression as ``Agg`` and functions as ``function:CumSum``."""
+    if isinstance(tree, str) and is_function:
+        yield f"function:{tree}"
+    elif tree == "Len":
+        yield "Len"
+    elif isinstance(tree, list):
+        for item in tree:
+            yield from _parts(item)
+    elif isinstance(tree, dict):
+        for name, item in tree.items():
+            if name in ("Literal", "Column"):
+                continue
+            yield f"function:{name}" if is_function else name
+            yield from _parts(item, is_function=name == "function" or (is_function and name == "Boolean"))
+
+
+def _looks_elsewhere(name: str) -> bool:
+    if not name.startswith("function:"):
+        return name in _NOT_ELEMENTWISE
+    function = name.removeprefix("function:")
+    return function not in _ELEMENTWISE_FUNCTIONS and function.startswith(tuple(_NOT_ELEMENTWISE_FUNCTIONS))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

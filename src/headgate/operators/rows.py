@@ -1,0 +1,98 @@
+"""Between batches and Python rows (``dict`` per record), as fast as plain Python allows.
+
+Reading costs about 1 µs and writing about 0.5 µs per record of four columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from headgate.operators.schemas import frame_of
+from headgate.operators.userfunction import shortened
+
+Row: TypeAlias = dict[str, Any]
+
+
+def rows_of(batch: pa.RecordBatch) -> list[Row]:
+    """Return one new dict per record. Timestamps are naive ``datetime``."""
+    names = batch.schema.names
+    return [dict(zip(names, values, strict=True)) for values in frame_of(batch).rows()]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that does not fit the schema, and why."""
+
+    problem: str
+    record: str
+
+
+class RowWriter:
+    """Makes batches of ``schema`` from dicts that have exactly its columns."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._names: list[str] = schema.names
+        getter = itemgetter(*self._names)
+        self._values: Callable[[Row], tuple[Any, ...]] = getter if len(self._names) > 1 else lambda row: (getter(row),)
+
+    def values(self, row: Row) -> tuple[Any, ...]:
+        """Return the columns of ``row`` as a tuple.
+
+        Raises:
+            KeyError, TypeError: a column is missing or ``row`` is no mapping; see ``problem``.
+        """
+        if len(row) != len(self._names):
+            raise KeyError
+        return self._values(row)
+
+    def batch(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, list[Refused]]:
+        """Return the rows that fit as a batch, and those that do not."""
+        try:
+            return self.batch_of_values([self.values(row) for row in rows]), []
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
+            return self._slowly(rows)
+
+    def batch_of_values(self, values: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+        """Return a batch of tuples in the order of the schema's columns.
+
+        Raises:
+            ValueError, TypeError, OverflowError: a value does not fit its column's type (pyarrow's errors).
+        """
+        columns = zip(*values, strict=True) if values else [()] * len(self._names)
+        arrays = [pa.array(list(c), f.type) for c, f in zip(columns, self._schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _slowly(self, rows: Sequence[Row]) -> tuple[pa.RecordBatch, list[Refused]]:
+        good: list[tuple[Any, ...]] = []
+        refused: list[Refused] = []
+        for row in rows:
+            problem = self.problem(row)
+            if problem:
+                refused.append(Refused(problem, shortened(row)))
+            else:
+                good.append(self.values(row))
+        return self.batch_of_values(good), refused
+
+    def problem(self, row: object) -> str:
+        """Return why ``row`` does not fit the schema, or ""."""
+        if not isinstance(row, dict):
+            return f"the function returned {type(row).__name__} instead of a dict"
+        missing = [name for name in self._names if name not in row]
+        if missing:
+            return f"the function returned no field '{missing[0]}'"
+        unknown = [name for name in row if name not in self._names]
+        if unknown:
+            return f"the function returned the unknown field {unknown[0]!r}; declare it with schema="
+        for field in self._schema:
+            try:
+                pa.array([row[field.name]], field.type)
+            except (ValueError, TypeError, OverflowError):
+                kind = type(row[field.name]).__name__
+                return f"the function returned {kind} for field '{field.name}', which is {field.type}"
+        return ""

@@ -1,0 +1,82 @@
+"""Schemas when the pipeline is built: between Arrow and Polars, and errors that name operator and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from headgate.errors import UsageError
+from headgate.operators.types import canonical_schema, schema_text, to_canonical
+
+SchemaLike: TypeAlias = pa.Schema | pl.Schema | Mapping[str, Any]
+"""A schema as users give it: pyarrow's, Polars', or ``{"name": type}`` with Python, Polars or pyarrow types."""
+
+
+def describe(schema: pa.Schema) -> str:
+    """Return the columns there are, for a message."""
+    return schema_text(schema) or "none"
+
+
+def require_columns(node: str, schema: pa.Schema, names: Iterable[str]) -> None:
+    """Check that ``names`` are columns of ``schema``.
+
+    Raises:
+        UsageError: naming operator, column, and the columns there are.
+    """
+    for name in names:
+        if schema.get_field_index(name) < 0:
+            raise UsageError(f"operator '{node}': there is no column '{name}'; the columns are {describe(schema)}")
+
+
+def frame_of(batch: pa.RecordBatch) -> pl.DataFrame:
+    """Return ``batch`` as a Polars frame."""
+    frame = pl.from_arrow(batch)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def empty_frame(schema: pa.Schema) -> pl.DataFrame:
+    """Return a frame with ``schema`` and no rows."""
+    frame = pl.from_arrow(schema.empty_table())
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def schema_of_frame(frame: pl.DataFrame) -> pa.Schema:
+    """Return the canonical Arrow schema of a frame."""
+    return canonical_schema(frame.clear().to_arrow(compat_level=pl.CompatLevel.oldest()).schema)
+
+
+def batch_of(frame: pl.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a frame as one batch of ``schema`` (canonical), casting where the frame's types are others."""
+    table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+    batches = table.combine_chunks().to_batches()
+    if not batches:
+        return pa.RecordBatch.from_pylist([], schema=schema)
+    return to_canonical(batches[0], schema)
+
+
+def as_schema(node: str, given: SchemaLike) -> pa.Schema:
+    """Return a user's ``schema=`` argument as canonical Arrow schema.
+
+    Raises:
+        UsageError: a type is unknown.
+    """
+    if isinstance(given, pa.Schema):
+        return canonical_schema(given)
+    fields: list[pa.Field] = []
+    for name, dtype in given.items():
+        if isinstance(dtype, pa.DataType):
+            fields.append(pa.field(name, dtype))
+            continue
+        try:
+            fields.append(schema_of_frame(pl.DataFrame(schema={name: dtype})).field(0))
+        except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+            raise UsageError(
+                f"operator '{node}': schema= gives column '{name}' the type {dtype!r}, which is no Python, "
+                f"Polars or pyarrow type that Headgate carries ({error})"
+            ) from error
+    return canonical_schema(pa.schema(fields))

@@ -1,0 +1,193 @@
+"""``with_timestamps``: watermarks from a time column, and refusal of absurd times.
+
+The decisions are those of ``protocol.watermarks.WatermarkTracker`` (one origin per source split). Watermarks go out
+at most every ``PERIOD_MS`` of processing time. What counts as absurd never depends on the clock, so that a replay
+refuses the same records (W16).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.codec.snapshot import decode_sections, encode_sections
+from headgate.errors import UsageError
+from headgate.operators.badrecords import bad_records
+from headgate.operators.base import WATERMARK_MAX_MS, Buffer, FrozenState, Operator, RestoredState
+from headgate.operators.eventtime import EventTime, event_time
+from headgate.operators.userfunction import shortened
+from headgate.protocol.watermarks import (
+    EmitIdle,
+    EmitWatermark,
+    OriginFinished,
+    OriginsAssigned,
+    RecordsSeen,
+    TimePassed,
+    TrackerEvent,
+    WatermarkTracker,
+)
+
+PERIOD_MS = 10
+"""Least time between two watermarks: a watermark costs a frame on every channel."""
+
+TIME_MIN_MS = 0
+"""1970-01-01."""
+TIME_MAX_MS = 7_258_118_400_000
+"""2200-01-01: later times are taken for a wrong unit, and one of them would end every window."""
+
+
+@dataclass(frozen=True)
+class WithTimestampsSpec:
+    """Take event times from ``column`` (timestamp, date or integer milliseconds; no column is added).
+
+    Attributes:
+        out_of_orderness_ms: how much earlier than the latest record of its split a record may be.
+        idle_timeout_ms: a split that delivers nothing for so long does not hold event time back (None: it does).
+        time_min_ms, time_max_ms: times outside this range, its end excluded, are bad records.
+    """
+
+    column: str
+    out_of_orderness_ms: int = 0
+    idle_timeout_ms: int | None = None
+    time_min_ms: int = TIME_MIN_MS
+    time_max_ms: int = TIME_MAX_MS
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return WithTimestampsOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return ``schema``.
+
+        Raises:
+            UsageError: no such column, not a time, or an empty range.
+        """
+        event_time(node, schema, self.column)
+        if self.time_min_ms >= self.time_max_ms:
+            raise UsageError(f"operator '{node}': time_min_ms must be less than time_max_ms")
+        return schema
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return f"with_timestamps({self.column})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    latest_ms: dict[str, int]
+
+    def encode(self) -> Sequence[Buffer]:
+        """See ``FrozenState``."""
+        return encode_sections({"latest": [json.dumps(self.latest_ms, sort_keys=True).encode()]})
+
+
+class WithTimestampsOperator(Operator):
+    """Passes records on and emits watermarks behind them."""
+
+    def __init__(self, spec: WithTimestampsSpec) -> None:
+        self._spec = spec
+        self._tracker = WatermarkTracker(spec.out_of_orderness_ms, spec.idle_timeout_ms)
+        self._time: EventTime | None = None
+        self._pending_ms: int | None = None
+        self._emitted_at_ms: int | None = None
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the latest times of all splits; the lower one where two subtasks knew the same (W9)."""
+        latest: dict[str, int] = {}
+        for state in states:
+            found = decode_sections(state.payload, f"state of '{self.context.node}'")
+            for origin, max_ms in json.loads(bytes(found["latest"])).items():
+                latest[origin] = min(max_ms, latest.get(origin, max_ms))
+        self._tracker.restore(latest)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        if self._time is None:
+            self._time = event_time(self.context.node, batch.schema, self._spec.column)
+        column = batch.column(self._spec.column)
+        values = self._time.values(batch)
+        low, high = self._time.to_ms(int(values.min())), self._time.to_ms(int(values.max()))
+        if column.null_count or low < self._spec.time_min_ms or high >= self._spec.time_max_ms:
+            batch = self._refuse(batch, self._time)
+            if batch.num_rows == 0:
+                return
+            high = self._time.to_ms(int(self._time.values(batch).max()))
+        self.output.emit(batch)
+        self._tell(RecordsSeen(self.context.origin, high, self.context.clock_ms()))
+
+    def _refuse(self, batch: pa.RecordBatch, time: EventTime) -> pa.RecordBatch:
+        """Divert records without a sensible time; return the others."""
+        column = batch.column(self._spec.column)
+        values = time.values(batch)
+        low = -(-self._spec.time_min_ms * time.units_per_ms // time.ms_per_unit)
+        high = -(-self._spec.time_max_ms * time.units_per_ms // time.ms_per_unit)
+        is_null = column.is_null().to_numpy(zero_copy_only=False)
+        is_bad = is_null | (values < low) | (values >= high)
+        rows = batch.filter(pa.array(is_bad)).to_pylist() if is_bad.any() else []
+        if rows:
+            problems = [self._problem(row[self._spec.column]) for row in rows]
+            positions = [self.context.origin] * len(rows)
+            self.output.divert(bad_records(self.context.node, problems, positions, [shortened(row) for row in rows]))
+        return batch.filter(pa.array(np.logical_not(is_bad)))
+
+    def _problem(self, value: object) -> str:
+        if value is None:
+            return f"its time '{self._spec.column}' is null"
+        return f"its time '{self._spec.column}' is outside 1970 to 2200 or the range that was configured: {value}"
+
+    def on_splits(self, origins: Sequence[str]) -> None:
+        """See ``Operator``."""
+        self._tell(OriginsAssigned(tuple(origins), self.context.clock_ms()))
+
+    def on_split_finished(self, origin: str) -> None:
+        """See ``Operator``."""
+        self._tell(OriginFinished(origin, self.context.clock_ms()))
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """Drop watermarks from before, which are about other times, except the last one."""
+        if watermark_ms == WATERMARK_MAX_MS:
+            self._pending_ms = None
+            self.output.emit_watermark(watermark_ms)
+
+    def on_idle(self, is_idle: bool) -> None:
+        """Drop what is said about other times; idleness is decided here."""
+
+    def next_tick_ms(self) -> int | None:
+        """See ``Operator``."""
+        idle_ms = self._tracker.next_idle_ms
+        if self._pending_ms is None or self._emitted_at_ms is None:
+            return idle_ms
+        due_ms = self._emitted_at_ms + PERIOD_MS
+        return due_ms if idle_ms is None else min(due_ms, idle_ms)
+
+    def on_tick(self, now_ms: int) -> None:
+        """See ``Operator``."""
+        self._tell(TimePassed(now_ms))
+
+    def before_barrier(self) -> None:
+        """Send the watermark that waits, so that event time is the same before and after a restore."""
+        self._send_pending(self.context.clock_ms())
+
+    def freeze(self) -> FrozenState:
+        """See ``Operator``."""
+        return _Frozen(self._tracker.snapshot())
+
+    def _tell(self, event: TrackerEvent) -> None:
+        for effect in self._tracker.handle(event):
+            match effect:
+                case EmitWatermark(watermark_ms):
+                    self._pending_ms = watermark_ms
+                case EmitIdle(is_idle):
+                    self._send_pending(event.now_ms)
+                    self.output.emit_idle(is_idle)
+        if self._emitted_at_ms is None or event.now_ms - self._emitted_at_ms >= PERIOD_MS:
+            self._send_pending(event.now_ms)
+
+    def _send_pending(self, now_ms: int) -> None:
+        if self._pending_ms is not None:
+            self.output.emit_watermark(self._pending_ms)
+            self._pending_ms, self._emitted_at_ms = None, now_ms

@@ -1,0 +1,61 @@
+"""What happens when a user's function raises: one error with the operator, the record and the user's own frames."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from headgate.errors import HeadgateError
+
+_RECORD_CHARS_MAX = 1_000
+_OWN_CODE = str(Path(__file__).resolve().parents[1])
+
+
+class UserFunctionError(HeadgateError):
+    """A user's function or expression failed.
+
+    Attributes:
+        node: name of the operator.
+        record: shortened repr of the record, or a description of the batch.
+        traceback_text: Python traceback without Headgate's own frames.
+    """
+
+    def __init__(self, node: str, record: str, traceback_text: str) -> None:
+        super().__init__(node, record, traceback_text)
+        self.node = node
+        self.record = record
+        self.traceback_text = traceback_text
+
+    def __str__(self) -> str:
+        return f"the function of operator '{self.node}' failed on {self.record}\n{self.traceback_text}"
+
+
+def shortened(value: object) -> str:
+    """Return a repr of bounded length."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a user's __repr__ must not hide the user's error
+        text = f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+    return text if len(text) <= _RECORD_CHARS_MAX else text[:_RECORD_CHARS_MAX] + "…"
+
+
+def user_error(node: str, record: object, error: BaseException) -> UserFunctionError:
+    """Return the error to raise for ``error``, which left the user's function called with ``record``."""
+    return UserFunctionError(node, shortened(record), user_traceback(error))
+
+
+def batch_error(node: str, rows: int, error: BaseException) -> UserFunctionError:
+    """Return the error to raise for ``error``, which left a function or expression on a batch."""
+    return UserFunctionError(node, f"a batch of {rows} records", user_traceback(error))
+
+
+def user_traceback(error: BaseException) -> str:
+    """Return a traceback of ``error`` that starts at the first frame outside Headgate."""
+    frame: TracebackType | None = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_OWN_CODE):
+        frame = frame.tb_next
+    lines = traceback.format_exception_only(error)
+    if frame is not None:
+        lines = ["Traceback (most recent call last):\n", *traceback.format_tb(frame), *lines]
+    return "".join(lines).rstrip()

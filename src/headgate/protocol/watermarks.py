@@ -1,0 +1,269 @@
+"""Event time: when a watermark may advance, and who is idle (rules W1–W15 of docs/spec/watermarks.md).
+
+``WatermarkTracker`` lives in ``with_timestamps`` and makes watermarks from the records of each origin (split).
+``WatermarkMerger`` lives at the input of each subtask and merges the watermarks of its channels. Processing time
+comes in with the events. Neither ever lets a watermark go back.
+Source: Flink's ``BoundedOutOfOrdernessWatermarks``, ``WatermarksWithIdleness`` and ``StatusWatermarkValve``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+from headgate.model.ids import ChannelIndex
+from headgate.protocol.machine import Machine
+
+WATERMARK_MIN_MS = -(1 << 63)
+WATERMARK_MAX_MS = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OriginsAssigned:
+    """EVENT: ``origins`` are all origins owned now; finished ones are not among them."""
+
+    origins: tuple[str, ...]
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OriginFinished:
+    """EVENT: ``origin`` will never deliver anything again."""
+
+    origin: str
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsSeen:
+    """EVENT: a batch of ``origin`` arrived whose latest event time is ``max_ms``."""
+
+    origin: str
+    max_ms: int
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """EVENT: it is ``now_ms``."""
+
+    now_ms: int
+
+
+TrackerEvent: TypeAlias = OriginsAssigned | OriginFinished | RecordsSeen | TimePassed
+
+
+@dataclass(frozen=True, slots=True)
+class EmitWatermark:
+    """EFFECT: no record with an event time ≤ ``watermark_ms`` is expected any more."""
+
+    watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmitIdle:
+    """EFFECT: this subtask's event time is idle, or active again."""
+
+    is_idle: bool
+
+
+Effect: TypeAlias = EmitWatermark | EmitIdle
+
+
+@dataclass(slots=True)
+class _Origin:
+    """``max_ms`` is None before the first record (W4)."""
+
+    max_ms: int | None
+    active_ms: int
+    is_idle: bool = False
+
+
+class WatermarkTracker(Machine):
+    """Watermarks of one subtask from the event times of its origins."""
+
+    def __init__(self, out_of_orderness_ms: int, idle_timeout_ms: int | None) -> None:
+        super().__init__()
+        self._delay_ms = out_of_orderness_ms + 1
+        self._idle_timeout_ms = idle_timeout_ms
+        self._origins: dict[str, _Origin] = {}
+        self._restored: dict[str, int] = {}
+        self._is_assigned = False
+        self._is_idle = False
+        self._watermark_ms = WATERMARK_MIN_MS
+
+    @property
+    def watermark_ms(self) -> int:
+        """The last watermark emitted."""
+        return self._watermark_ms
+
+    @property
+    def next_idle_ms(self) -> int | None:
+        """When the next origin becomes idle unless it delivers, or None."""
+        if self._idle_timeout_ms is None:
+            return None
+        times = [o.active_ms for o in self._origins.values() if not o.is_idle]
+        return min(times) + self._idle_timeout_ms if times else None
+
+    def snapshot(self) -> dict[str, int]:
+        """Return the latest event time per origin, of unknown restored origins too (W9)."""
+        seen = {name: o.max_ms for name, o in self._origins.items() if o.max_ms is not None}
+        return {**self._restored, **seen}
+
+    def restore(self, latest_ms: Mapping[str, int]) -> None:
+        """Continue from a snapshot. Call before the first event."""
+        self._restored = dict(latest_ms)
+
+    def handle(self, event: TrackerEvent) -> list[Effect]:
+        """Advance by one event; return the effects to run, in order."""
+        self._begin(event)
+        match event:
+            case RecordsSeen():
+                self._on_records(event)
+            case OriginsAssigned():
+                self._on_assigned(event)
+            case OriginFinished():
+                self._origins.pop(event.origin, None)  # W5
+                self._restored.pop(event.origin, None)
+                self._is_assigned = True
+            case TimePassed():
+                pass
+            case _:
+                assert_never(event)
+        self._find_idle(event.now_ms)
+        return self._advance()
+
+    def _on_records(self, event: RecordsSeen) -> None:
+        origin = self._origins.get(event.origin) or self._add(event.origin, event.now_ms)
+        if origin.max_ms is None or event.max_ms > origin.max_ms:
+            origin.max_ms = event.max_ms
+        origin.active_ms, origin.is_idle = event.now_ms, False
+
+    def _on_assigned(self, event: OriginsAssigned) -> None:
+        self._is_assigned = True
+        for name in [name for name in self._origins if name not in event.origins]:
+            del self._origins[name]
+        for name in event.origins:
+            if name not in self._origins:
+                self._add(name, event.now_ms)
+
+    def _add(self, name: str, now_ms: int) -> _Origin:
+        origin = _Origin(self._restored.pop(name, None), now_ms)
+        self._origins[name] = origin
+        return origin
+
+    def _find_idle(self, now_ms: int) -> None:
+        if self._idle_timeout_ms is None:
+            return
+        for origin in self._origins.values():
+            if now_ms - origin.active_ms >= self._idle_timeout_ms:  # W6
+                origin.is_idle = True
+
+    def _advance(self) -> list[Effect]:
+        effects: list[Effect] = []
+        active = [o for o in self._origins.values() if not o.is_idle]
+        is_idle = not active and (self._is_assigned or bool(self._origins))
+        if not is_idle and self._is_idle:  # W7
+            effects.append(EmitIdle(False))
+        if active:
+            seen = [WATERMARK_MIN_MS if o.max_ms is None else o.max_ms - self._delay_ms for o in active]
+            if min(seen) > self._watermark_ms:  # W2, W3, W4
+                self._watermark_ms = min(seen)
+                effects.append(EmitWatermark(self._watermark_ms))
+        if is_idle and not self._is_idle:
+            effects.append(EmitIdle(True))
+        self._is_idle = is_idle
+        return effects
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkReceived:
+    """EVENT: a watermark came on ``channel``. A lower one than before is ignored."""
+
+    channel: ChannelIndex
+    watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdleReceived:
+    """EVENT: the sender on ``channel`` became idle, or active again."""
+
+    channel: ChannelIndex
+    is_idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InputEnded:
+    """EVENT: nothing will ever come on ``channel`` again."""
+
+    channel: ChannelIndex
+
+
+MergerEvent: TypeAlias = WatermarkReceived | IdleReceived | InputEnded
+
+
+@dataclass(slots=True)
+class _Channel:
+    watermark_ms: int = WATERMARK_MIN_MS
+    is_idle: bool = False
+    is_aligned: bool = True
+    """False after it came back from idle behind the output, until it has caught up (W13)."""
+
+
+class WatermarkMerger(Machine):
+    """Watermark of one subtask from those of its input channels."""
+
+    def __init__(self, channels_count: int) -> None:
+        super().__init__()
+        assert channels_count > 0
+        self._channels = [_Channel() for _ in range(channels_count)]
+        self._watermark_ms = WATERMARK_MIN_MS
+        self._is_idle = False
+
+    @property
+    def watermark_ms(self) -> int:
+        """The last watermark emitted."""
+        return self._watermark_ms
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every channel is idle."""
+        return self._is_idle
+
+    def handle(self, event: MergerEvent) -> list[Effect]:
+        """Advance by one event; return the effects to run, in order."""
+        self._begin(event)
+        channel = self._channels[event.channel]
+        match event:
+            case WatermarkReceived():
+                channel.watermark_ms = max(channel.watermark_ms, event.watermark_ms)
+            case IdleReceived():
+                if event.is_idle is False and channel.is_idle:
+                    channel.is_aligned = channel.watermark_ms >= self._watermark_ms
+                channel.is_idle = event.is_idle
+            case InputEnded():
+                channel.watermark_ms, channel.is_idle = WATERMARK_MAX_MS, False  # W14
+            case _:
+                assert_never(event)
+        if channel.watermark_ms >= self._watermark_ms:
+            channel.is_aligned = True
+        return self._advance()
+
+    def _advance(self) -> list[Effect]:
+        effects: list[Effect] = []
+        active = [c for c in self._channels if not c.is_idle]
+        if active and self._is_idle:
+            effects.append(EmitIdle(False))
+        if active:
+            aligned = [c.watermark_ms for c in active if c.is_aligned]
+            target = min(aligned, default=WATERMARK_MIN_MS)  # W10, W11
+        else:
+            target = max(c.watermark_ms for c in self._channels)  # W12
+        if target > self._watermark_ms:
+            self._watermark_ms = target
+            effects.append(EmitWatermark(target))
+        if not active and not self._is_idle:
+            effects.append(EmitIdle(True))
+        self._is_idle = not active
+        return effects
