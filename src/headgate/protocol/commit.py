@@ -44,6 +44,7 @@ class Precommit:
 
     def __init__(self) -> None:
         self._pending: list[Committable] = []
+        self._covered = CheckpointId(0)
 
     @property
     def pending(self) -> tuple[Committable, ...]:
@@ -53,12 +54,14 @@ class Precommit:
     def prepared(self, committables: tuple[Committable, ...]) -> None:
         """Record newly prepared committables, in checkpoint order."""
         for committable in committables:
+            assert committable.checkpoint > self._covered, "its checkpoint was acknowledged without it (K3)"
             assert not self._pending or self._pending[-1].checkpoint <= committable.checkpoint
             self._pending.append(committable)
         assert len(self._pending) <= self.PENDING_MAX
 
     def covered_by(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
         """Return what the acknowledgement of ``checkpoint`` must carry: everything up to it (K3)."""
+        self._covered = max(self._covered, checkpoint)
         return tuple(c for c in self._pending if c.checkpoint <= checkpoint)
 
     def completed(self, checkpoint: CheckpointId) -> None:

@@ -338,7 +338,6 @@ class Coordinator(Machine):
         self._pending: dict[CheckpointId, _Pending] = {}
         self._writing: CheckpointId | None = None
         self._last_completed = CheckpointId(0)
-        self._failed_at: CheckpointId = CheckpointId(0)
         self._failures_count = 0
         self._finished: set[SubtaskId] = set()
         self._commits = CommitQueue(generation)
@@ -384,9 +383,7 @@ class Coordinator(Machine):
             case TimerFired():
                 return self._on_timer(event.timer)
             case CheckpointRequested():
-                self._is_due = True
-                self._is_paused = False
-                return self._try_trigger()
+                return self._on_requested()
             case StopRequested():
                 return self._on_stop()
             case IdReserved():
@@ -423,6 +420,13 @@ class Coordinator(Machine):
         if self._config.interval_ms == 0:
             return [Ignored("periodic checkpoints are off")]
         return [ArmTimer(IntervalTimer(), event.first_delay_ms)]
+
+    def _on_requested(self) -> list[Effect]:
+        if self._phase is Phase.CREATED:  # C6: refused, and not counted as a failure
+            return [Ignored("not every participant runs yet")]
+        self._is_due = True
+        self._is_paused = False
+        return self._try_trigger()
 
     def _on_timer(self, timer: Timer) -> list[Effect]:
         match timer:
@@ -496,7 +500,9 @@ class Coordinator(Machine):
             return [Ignored("acknowledgement of another generation")]
         pending = self._pending.get(event.checkpoint)
         if pending is None or event.subtask not in self._expected:
-            return self._delete([event.handle], "late acknowledgement")
+            if event.checkpoint in self._retained:  # its manifest owns this very file (C10)
+                return [Ignored("duplicate acknowledgement of a completed checkpoint")]
+            return self._delete(event.handle, "late acknowledgement")
         if event.subtask in pending.acks:
             return [Ignored("duplicate acknowledgement")]
         pending.acks[event.subtask] = SubtaskEntry(event.subtask, event.handle, event.committables)
@@ -536,9 +542,8 @@ class Coordinator(Machine):
 
     def _count(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
         """Count a failure; fail the generation when more than the tolerable number came in a row (C22)."""
-        if not reason.counts_as_failure or checkpoint <= max(self._last_completed, self._failed_at):
+        if not reason.counts_as_failure or checkpoint <= self._last_completed:
             return []
-        self._failed_at = checkpoint
         self._failures_count += 1
         if self._failures_count <= self._config.tolerable_failures:
             return []
@@ -553,7 +558,7 @@ class Coordinator(Machine):
         self._failures_count = 0
         effects: list[Effect] = [CancelTimer(ExpiryTimer(event.checkpoint))]
         self._retained.append(event.checkpoint)
-        while len(self._retained) > self._config.retained:
+        while len(self._retained) > max(self._config.retained, 1):  # never the one just completed
             effects.append(DropCheckpoint(self._retained.pop(0)))
         for older in [c for c in sorted(self._pending) if c < event.checkpoint]:
             effects += self._abort_subsumed(older)
@@ -585,7 +590,10 @@ class Coordinator(Machine):
 
     def _on_manifest_failed(self, event: ManifestFailed) -> list[Effect]:
         self._expect_writing(event.checkpoint)
-        return self._abort(event.checkpoint, AbortReason.MANIFEST_FAILED) + self._continue()
+        effects = self._abort(event.checkpoint, AbortReason.MANIFEST_FAILED)
+        if self._phase is Phase.DONE:
+            return effects
+        return effects + [e for e in self._write_next() if not isinstance(e, Ignored)]
 
     def _on_manifest_unknown(self, event: ManifestUnknown) -> list[Effect]:
         """Delete nothing: recovery reads the log and knows (§4, row "unknown outcome")."""
@@ -603,6 +611,8 @@ class Coordinator(Machine):
         if event.generation != self._generation:
             return [Ignored("report of another generation")]
         assert event.subtask in self._expected
+        if event.subtask in self._finished:
+            return [Ignored("duplicate report")]
         self._finished.add(event.subtask)
         if len(self._finished) < len(self._participants):
             return [Ignored("other subtasks still process")]
@@ -658,9 +668,8 @@ class Coordinator(Machine):
         """Nothing is decided any more; files of late acknowledgements stay for recovery to judge."""
         return [Ignored(f"{type(event).__name__} after the end of the generation")]
 
-    def _delete(self, handles: list[StateHandle], why: str) -> list[Effect]:
-        files = tuple(h for h in handles if h.path)
-        return [DeleteHandles(files)] if files else [Ignored(why)]
+    def _delete(self, handle: StateHandle, why: str) -> list[Effect]:
+        return [DeleteHandles((handle,))] if handle.path else [Ignored(why)]
 
     def _enter(self, phase: Phase) -> None:
         assert phase in LEGAL_PHASES[self._phase], f"{self._phase} → {phase}"

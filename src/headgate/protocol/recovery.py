@@ -46,12 +46,15 @@ class ObservedLog:
     hint_sequence: int = 0
 
     def lost(self) -> tuple[int, ...]:
-        """Return the sequences that must have existed and are missing (R9)."""
-        if not self.entries:
-            return (self.hint_sequence,) if self.hint_sequence else ()
+        """Return the sequences that must have existed and are missing (R9).
+
+        Only a completed checkpoint lets the entries before it be pruned: a log without any manifest begins at 1.
+        """
         present = {entry.sequence for entry in self.entries}
-        last = max(max(present), self.hint_sequence)
-        return tuple(s for s in range(min(present), last + 1) if s not in present)
+        may_be_pruned = any(not isinstance(entry.content, Claim) for entry in self.entries)
+        first = min(present) if may_be_pruned else 1
+        last = max(self.hint_sequence, *present, 0)
+        return tuple(s for s in range(first, last + 1) if s not in present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,11 @@ class NextClaim:
 def next_claim(log: ObservedLog) -> NextClaim:
     """Return the claim that follows ``log``. Damaged entries still occupy their numbers."""
     sequence = max([log.hint_sequence, *(entry.sequence for entry in log.entries)]) + 1
-    generations = [e.content.generation for e in log.entries if isinstance(e.content, Claim | Manifest)]
-    damaged = sum(isinstance(e.content, Damage) for e in log.entries) + len(log.lost())
-    # Each damaged or lost entry may have been a claim: leave room, so that a number is never used twice (R7).
-    generation = Generation(max(generations, default=0) + damaged + 1)
+    read = [(e.sequence, e.content.generation) for e in log.entries if isinstance(e.content, Claim | Manifest)]
+    last_sequence, last_generation = max(read, default=(0, 0))
+    # Each damaged or lost entry after the last readable one may have been a claim: leave room for it, so that a
+    # number is never used twice (R7). The log is ascending in generations, so that earlier ones do not matter.
+    generation = Generation(last_generation + sequence - last_sequence)
     ids = [e.content.checkpoint for e in log.entries if isinstance(e.content, Manifest)]
     first = CheckpointId(max([log.reserved, *ids]) + 1)
     return NextClaim(sequence, generation, first)

@@ -77,7 +77,7 @@ class RestartPolicy:
             self._exponent = 0
             self._failures_count = 1
         delay = min(strategy.initial_ms * strategy.multiplier**self._exponent, float(strategy.max_ms))
-        if delay < strategy.max_ms:  # beyond it the exponent would only overflow
+        if 0 < delay < strategy.max_ms:  # otherwise the exponent would only overflow
             self._exponent += 1
         spread = delay * strategy.jitter
         return self._limited(strategy.attempts, round(delay - spread + 2 * spread * jitter))

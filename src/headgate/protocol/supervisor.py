@@ -83,6 +83,8 @@ class ClaimFailed:
     """EVENT: the generation could not be claimed or the sinks not recovered."""
 
     failure: Failure
+    at_ms: int = 0
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +245,7 @@ class RefuseWorker:
 
 @dataclass(frozen=True, slots=True)
 class ArmTimer:
-    """EFFECT: report ``TimerFired(timer)`` after ``after_ms``."""
+    """EFFECT: report ``TimerFired(timer)`` after ``after_ms``; re-arming replaces."""
 
     timer: Timer
     after_ms: int
@@ -309,6 +311,8 @@ class Supervisor(Machine):
         self._phase = Phase.CREATED
         self._generation: Generation | None = None
         self._is_claiming = False
+        self._has_run = False
+        """Whether any generation ran: only then a failing storage is a failure to wait out, not a wrong setting."""
         self._submission = 0
         self._is_job_running = False
         self._attempt = AttemptId(0, 0)
@@ -391,8 +395,11 @@ class Supervisor(Machine):
 
     def _submit_if_needed(self) -> list[Effect]:
         """Submit unless Spark itself is still retrying the stage of the last submission (G5)."""
-        if self._is_job_running:
-            return [ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)]
+        if self._is_job_running:  # the register timer starts anew: the one of the first attempt may be about to fire
+            return [
+                ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS),
+                ArmTimer(RegisterTimer(self._submission), self.REGISTER_TIMEOUT_MS),
+            ]
         self._submission += 1
         self._is_job_running = True
         return [SubmitJob(self._submission), ArmTimer(RegisterTimer(self._submission), self.REGISTER_TIMEOUT_MS)]
@@ -408,7 +415,13 @@ class Supervisor(Machine):
         self._is_claiming = False
         if self._phase not in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("no generation is being prepared")]
-        return self._end(Finish(event.failure))
+        if event.failure.kind is not FailureKind.LOST or not self._has_run:
+            return self._end(Finish(event.failure))
+        decision = self._policy.on_failure(event.at_ms, event.jitter)  # storage may come back (F11)
+        if isinstance(decision, GiveUp):
+            return self._end(Finish(event.failure))
+        self._phase = Phase.BACKOFF
+        return [ReportRestart(event.failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
 
     def _on_registered(self, event: WorkerRegistered) -> list[Effect]:
         if self._phase in (Phase.ENDING, Phase.ENDED) or event.attempt <= self._fenced:
@@ -437,6 +450,7 @@ class Supervisor(Machine):
         if len(self._ready) < self._workers_count:
             return [Ignored("other workers are not ready yet")]
         self._phase = Phase.RUNNING
+        self._has_run = True
         return [StartCoordinator(event.generation)]
 
     # -- failures -----------------------------------------------------------------------------------------------
@@ -502,13 +516,13 @@ class Supervisor(Machine):
             return self._finish_run()
         was_used_up = self._attempt <= self._fenced and self._attempt.submission == self._submission
         self._fenced = max(self._fenced, self._attempt)
+        self._registered = set()
         if self._phase is Phase.PREPARING:
             if was_used_up:  # the job of the failed generation: its failure has been counted
                 return self._submit_if_needed()
             if self._restarts_count == 0 and self._attempt.submission < self._submission:
                 reason = event.error or "its tasks returned before they registered"
                 return self._end(Finish(Failure(FailureKind.DETERMINISTIC, f"the Spark job did not start: {reason}")))
-            self._registered = set()
             return self._resubmit(event)
         if self._phase in (Phase.DEPLOYING, Phase.RUNNING):
             reason = event.error or "its tasks returned early"
