@@ -1,0 +1,161 @@
+"""Mutual challenge and response: both ends prove that they know the job's secret, without showing it.
+
+One ``ClientHandshake`` and one ``ServerHandshake`` per connection; ``runtime.connection`` carries their bytes.
+Both read fixed sizes only, so an unknown peer can make nobody allocate or wait for more. Rules N1–N6:
+docs/spec/connections.md. Never sees a socket, a clock or a random generator: nonces come from outside.
+
+::
+
+    client → server   magic, version, purpose, client nonce
+    server → client   magic, version, purpose, server nonce, proof(server)
+    client → server   proof(client)
+    server → client   one byte: accepted
+
+``proof(role) = HMAC-SHA256(secret, magic, version, role, purpose, client nonce, server nonce)``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from enum import Enum, IntEnum
+
+from headgate.errors import ProtocolViolation
+
+HANDSHAKE_VERSION = 1
+NONCE_BYTES = 32
+SECRET_BYTES_MIN = 16
+
+_MAGIC = b"HGHS"
+_PROOF_BYTES = 32
+_ACCEPTED = b"\x01"
+_PREFIX_BYTES = len(_MAGIC) + 2
+PREAUTH_BYTES_MAX = _PREFIX_BYTES + NONCE_BYTES + _PROOF_BYTES
+"""Most bytes that either side reads in one step before the other is known (N3)."""
+
+
+class Purpose(IntEnum):
+    """What the connection is for; part of the proof, so that one kind cannot be passed off as the other."""
+
+    CONTROL = 1
+    DATA = 2
+
+
+class Phase(Enum):
+    """Where a handshake is, named by what it waits for."""
+
+    HELLO = "hello of the other side"
+    PROOF = "proof of the other side"
+    VERDICT = "verdict of the server"
+    COMPLETE = "nothing: both sides are known"
+    FAILED = "nothing: the other side is refused"
+
+
+class Handshake:
+    """What both roles share: one step per fixed-size input."""
+
+    def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes) -> None:
+        assert len(secret) >= SECRET_BYTES_MIN
+        assert len(nonce) == NONCE_BYTES
+        self._secret = secret
+        self._nonce = nonce
+        self._hello = _MAGIC + bytes([HANDSHAKE_VERSION, purpose])
+        self._phase = Phase.HELLO
+
+    @property
+    def phase(self) -> Phase:
+        """Where the handshake is."""
+        return self._phase
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether both sides are known to each other."""
+        return self._phase is Phase.COMPLETE
+
+    @property
+    def wanted_bytes(self) -> int:
+        """How many bytes exactly the next ``receive`` takes (0 when complete or failed)."""
+        raise NotImplementedError
+
+    def receive(self, data: bytes) -> bytes:
+        """Advance by exactly ``wanted_bytes`` bytes; return what must be sent now.
+
+        Raises:
+            ProtocolViolation: the other side is not one of ours; close the connection and say nothing (N4).
+        """
+        if self._phase in (Phase.COMPLETE, Phase.FAILED) or len(data) != self.wanted_bytes:
+            raise self._refuse(f"{len(data)} bytes while waiting for {self._phase.value}")
+        return self._step(data)
+
+    def _step(self, data: bytes) -> bytes:
+        raise NotImplementedError
+
+    def _refuse(self, problem: str) -> ProtocolViolation:
+        self._phase = Phase.FAILED
+        return ProtocolViolation(type(self).__name__, problem)
+
+    def _check_hello(self, hello: bytes) -> None:
+        if not hello.startswith(_MAGIC):
+            raise self._refuse("the other side does not speak Headgate's protocol")
+        if hello != self._hello:
+            expected, found = tuple(self._hello[-2:]), tuple(hello[-2:])
+            raise self._refuse(f"(version, purpose) is {found} there and {expected} here")
+
+    def _check_proof(self, proof: bytes, expected: bytes) -> None:
+        if not hmac.compare_digest(proof, expected):  # N2: constant time
+            raise self._refuse("the other side does not know this job's secret")
+
+    def _proof(self, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+        message = self._hello + role + client_nonce + server_nonce  # N1: every part has a fixed size
+        return hmac.new(self._secret, message, hashlib.sha256).digest()
+
+
+class ClientHandshake(Handshake):
+    """The side that connected. Send ``start()`` first."""
+
+    @property
+    def wanted_bytes(self) -> int:
+        """How many bytes exactly the next ``receive`` takes."""
+        sizes = {Phase.HELLO: PREAUTH_BYTES_MAX, Phase.VERDICT: len(_ACCEPTED)}
+        return sizes.get(self._phase, 0)
+
+    def start(self) -> bytes:
+        """Return the first bytes to send."""
+        return self._hello + self._nonce
+
+    def _step(self, data: bytes) -> bytes:
+        if self._phase is Phase.VERDICT:
+            if data != _ACCEPTED:
+                raise self._refuse("the server did not accept")
+            self._phase = Phase.COMPLETE
+            return b""
+        server_nonce = data[_PREFIX_BYTES:-_PROOF_BYTES]
+        self._check_hello(data[:_PREFIX_BYTES])
+        self._check_proof(data[-_PROOF_BYTES:], self._proof(b"S", self._nonce, server_nonce))
+        self._phase = Phase.VERDICT
+        return self._proof(b"C", self._nonce, server_nonce)
+
+
+class ServerHandshake(Handshake):
+    """The side that accepted; it waits for the other to begin."""
+
+    def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes) -> None:
+        super().__init__(secret, purpose, nonce)
+        self._expected = b""
+
+    @property
+    def wanted_bytes(self) -> int:
+        """How many bytes exactly the next ``receive`` takes."""
+        sizes = {Phase.HELLO: _PREFIX_BYTES + NONCE_BYTES, Phase.PROOF: _PROOF_BYTES}
+        return sizes.get(self._phase, 0)
+
+    def _step(self, data: bytes) -> bytes:
+        if self._phase is Phase.PROOF:
+            self._check_proof(data, self._expected)
+            self._phase = Phase.COMPLETE
+            return _ACCEPTED
+        self._check_hello(data[:_PREFIX_BYTES])
+        client_nonce = data[_PREFIX_BYTES:]
+        self._expected = self._proof(b"C", client_nonce, self._nonce)
+        self._phase = Phase.PROOF
+        return self._hello + self._nonce + self._proof(b"S", client_nonce, self._nonce)

@@ -1,0 +1,344 @@
+"""Control messages between workers and the coordinator, and their bytes (msgpack).
+
+Counterpart: ``runtime.control`` carries them in length-prefixed, checksummed records (docs/spec/connections.md,
+N7–N10). Every message is a tagged struct with bounded fields: anything else is refused by ``decode_*`` with a
+``ProtocolViolation``. Never constructs anything but these structs from bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from headgate.errors import ProtocolViolation
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+
+MESSAGE_BYTES_MAX = 64 << 20
+"""Largest control message: a deployment with the inline snapshots of a few thousand subtasks (N8)."""
+NAME_CHARS_MAX = 1_024
+TEXT_CHARS_MAX = 65_536
+LIST_MAX = 1 << 20
+
+Id: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Checksum: TypeAlias = Annotated[int, Meta(ge=0)]
+Name: TypeAlias = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
+Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
+
+
+class Handle(Struct, frozen=True, array_like=True):
+    """A ``StateHandle`` on the wire."""
+
+    size_bytes: Id
+    checksum: Checksum
+    path: Text = ""
+    inline: bytes = b""
+
+
+class Prepared(Struct, frozen=True, array_like=True):
+    """A ``Committable`` on the wire."""
+
+    sink: Name
+    checkpoint: Id
+    subtask_index: Id
+    generation: Id
+    payload: bytes
+
+
+class Restored(Struct, frozen=True, array_like=True):
+    """A snapshot to restore: written by subtask ``index`` of ``parallelism`` in the checkpoint's time."""
+
+    vertex: Name
+    index: Id
+    parallelism: Id
+    handle: Handle
+
+
+class Address(Struct, frozen=True, array_like=True):
+    """Where a worker listens for data connections."""
+
+    host: Name
+    port: Port
+
+
+class NodeMetrics(Struct, frozen=True):
+    """Totals of one operator in one subtask since the generation began."""
+
+    node: Name
+    records_in: Id = 0
+    records_out: Id = 0
+    watermark_ms: int | None = None
+    counters: dict[Name, int] = field(default_factory=dict)
+
+
+class AlignmentMetrics(Struct, frozen=True):
+    """How long one snapshot of one subtask took: waiting for barriers, freezing, writing."""
+
+    vertex: Name
+    checkpoint: Id
+    align_us: Id
+    freeze_us: Id
+    write_us: Id = 0
+    size_bytes: Id = 0
+
+
+class Register(Struct, frozen=True, tag="register"):
+    """First message of a worker: who it is, and where it listens for data connections."""
+
+    worker: Id
+    parallelism: Id
+    submission: Id
+    attempt: Id
+    host: Name
+    port: Port
+    pid: Id
+    plan_fingerprint: Name
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """Restored and connected: may be triggered."""
+
+    generation: Id
+
+
+class Acknowledge(Struct, frozen=True, tag="acknowledge"):
+    """The snapshot of one subtask is durable (or inline), and its transactions are prepared."""
+
+    generation: Id
+    checkpoint: Id
+    vertex: Name
+    index: Id
+    handle: Handle
+    committables: Annotated[list[Prepared], Meta(max_length=LIST_MAX)] = field(default_factory=list)
+
+
+class Decline(Struct, frozen=True, tag="decline"):
+    """One subtask will not take part; ``reason`` is the value of the protocol's decline reason."""
+
+    generation: Id
+    checkpoint: Id
+    vertex: Name
+    index: Id
+    reason: Name
+    text: Text = ""
+
+
+class Finished(Struct, frozen=True, tag="finished"):
+    """One subtask has processed the end of all its input."""
+
+    generation: Id
+    vertex: Name
+    index: Id
+
+
+class Failed(Struct, frozen=True, tag="failed"):
+    """The worker cannot go on. Make it with ``failed`` so that long texts are cut."""
+
+    generation: Id
+    vertex: Name
+    node: Name
+    reason: Text
+    record: Text = ""
+    traceback: Text = ""
+
+
+class Metrics(Struct, frozen=True, tag="metrics"):
+    """What a worker measured; counters are totals, ``busy`` is the fraction of the time since the last one."""
+
+    generation: Id
+    busy: float
+    nodes: Annotated[list[NodeMetrics], Meta(max_length=LIST_MAX)] = field(default_factory=list)
+    alignments: Annotated[list[AlignmentMetrics], Meta(max_length=LIST_MAX)] = field(default_factory=list)
+    bytes_in: Id = 0
+    bytes_out: Id = 0
+    gauges: dict[Name, float] = field(default_factory=dict)
+
+
+class Heartbeat(Struct, frozen=True, tag="heartbeat"):
+    """A sign of life of a worker."""
+
+
+class Deploy(Struct, frozen=True, tag="deploy"):
+    """Answer to the registrations of all workers: a generation begins.
+
+    ``addresses`` by worker index; ``restore_checkpoint`` 0 = none; ``restored`` only what this worker needs.
+    """
+
+    generation: Id
+    addresses: Annotated[list[Address], Meta(max_length=LIST_MAX)]
+    restore_checkpoint: Id
+    restored: Annotated[list[Restored], Meta(max_length=LIST_MAX)]
+    credit_bytes: Id
+    flush_ms: Id
+    inline_bytes_max: Id
+
+
+class TriggerCheckpoint(Struct, frozen=True, tag="trigger"):
+    """Sources: emit the barrier of ``checkpoint``."""
+
+    generation: Id
+    checkpoint: Id
+    is_final: bool = False
+
+
+class Complete(Struct, frozen=True, tag="complete"):
+    """``checkpoint`` is completed."""
+
+    generation: Id
+    checkpoint: Id
+
+
+class Abort(Struct, frozen=True, tag="abort"):
+    """``checkpoint`` will never be completed."""
+
+    generation: Id
+    checkpoint: Id
+
+
+class Stop(Struct, frozen=True, tag="stop"):
+    """Leave, with success when the pipeline has ended."""
+
+    reason: Text
+    is_success: bool = False
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """The registration is not accepted: leave."""
+
+    reason: Text
+
+
+class HeartbeatReply(Struct, frozen=True, tag="heartbeat-reply"):
+    """The coordinator lives."""
+
+
+class DataHello(Struct, frozen=True, tag="data-hello"):
+    """First message on a data connection: who connected, in which generation."""
+
+    worker: Id
+    generation: Id
+
+
+class DataWelcome(Struct, frozen=True, tag="data-welcome"):
+    """Frames may flow."""
+
+
+class DataRefused(Struct, frozen=True, tag="data-refused"):
+    """The connection belongs to another generation than ``generation``, or to no worker of it."""
+
+    generation: Id
+    reason: Text
+
+
+FromWorker: TypeAlias = Register | Ready | Acknowledge | Decline | Finished | Failed | Metrics | Heartbeat
+ToWorker: TypeAlias = Deploy | TriggerCheckpoint | Complete | Abort | Stop | Refused | HeartbeatReply
+DataGreeting: TypeAlias = DataHello | DataWelcome | DataRefused
+Message: TypeAlias = FromWorker | ToWorker | DataGreeting
+
+_encoder = msgspec.msgpack.Encoder()
+_from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_to_worker: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_greeting: msgspec.msgpack.Decoder[DataGreeting] = msgspec.msgpack.Decoder(DataGreeting)
+
+_M = TypeVar("_M")
+
+
+def encode_message(message: Message) -> bytes:
+    """Return the bytes of ``message``.
+
+    Raises:
+        ProtocolViolation: larger than ``MESSAGE_BYTES_MAX``, or a number beyond 64 bits.
+    """
+    try:
+        raw = _encoder.encode(message)
+    except (OverflowError, msgspec.MsgspecError) as error:
+        raise ProtocolViolation("messages", f"cannot encode {type(message).__name__}: {error}") from error
+    if len(raw) > MESSAGE_BYTES_MAX:
+        name = type(message).__name__
+        raise ProtocolViolation(
+            "messages", f"{name} takes {len(raw)} bytes; a control message holds at most {MESSAGE_BYTES_MAX}"
+        )
+    return raw
+
+
+def decode_from_worker(raw: bytes | bytearray | memoryview) -> FromWorker:
+    """Return the message that a worker sent.
+
+    Raises:
+        ProtocolViolation: malformed, unknown, or out of bounds (N9).
+    """
+    return _decode(_from_worker, raw)
+
+
+def decode_to_worker(raw: bytes | bytearray | memoryview) -> ToWorker:
+    """Return the message that the coordinator sent.
+
+    Raises:
+        ProtocolViolation: malformed, unknown, or out of bounds (N9).
+    """
+    return _decode(_to_worker, raw)
+
+
+def decode_greeting(raw: bytes | bytearray | memoryview) -> DataGreeting:
+    """Return a greeting of a data connection.
+
+    Raises:
+        ProtocolViolation: malformed, unknown, or out of bounds (N9).
+    """
+    return _decode(_greeting, raw)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_M], raw: bytes | bytearray | memoryview) -> _M:
+    try:
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        raise ProtocolViolation("messages", f"a malformed message of {len(raw)} bytes: {error}") from error
+
+
+def failed(
+    generation: Generation, vertex: VertexId, node: str, reason: str, record: str = "", traceback: str = ""
+) -> Failed:
+    """Return a ``Failed`` whose texts are cut to their bounds (of a traceback the end is kept)."""
+    return Failed(
+        generation,
+        vertex[:NAME_CHARS_MAX],
+        node[:NAME_CHARS_MAX],
+        reason[:TEXT_CHARS_MAX],
+        record[:TEXT_CHARS_MAX],
+        traceback[-TEXT_CHARS_MAX:],
+    )
+
+
+def to_handle(handle: StateHandle) -> Handle:
+    """Return ``handle`` for the wire."""
+    return Handle(handle.size_bytes, handle.checksum, handle.path, handle.inline)
+
+
+def from_handle(handle: Handle) -> StateHandle:
+    """Return the model's handle."""
+    return StateHandle(handle.size_bytes, handle.checksum, handle.path, handle.inline)
+
+
+def acknowledge(generation: Generation, checkpoint: CheckpointId, entry: SubtaskEntry) -> Acknowledge:
+    """Return the acknowledgement that carries ``entry``."""
+    prepared = [Prepared(c.sink, c.checkpoint, c.subtask_index, c.generation, c.payload) for c in entry.committables]
+    subtask = entry.subtask
+    return Acknowledge(generation, checkpoint, subtask.vertex, subtask.index, to_handle(entry.handle), prepared)
+
+
+def entry_of(message: Acknowledge) -> SubtaskEntry:
+    """Return what the acknowledging subtask contributes to the checkpoint."""
+    committables = tuple(
+        Committable(c.sink, CheckpointId(c.checkpoint), c.subtask_index, Generation(c.generation), c.payload)
+        for c in message.committables
+    )
+    subtask = SubtaskId(VertexId(message.vertex), message.index)
+    return SubtaskEntry(subtask, from_handle(message.handle), committables)
+
+
+def to_restored(entry: SubtaskEntry, parallelism: int) -> Restored:
+    """Return ``entry`` of a manifest with ``parallelism`` as something to restore."""
+    return Restored(entry.subtask.vertex, entry.subtask.index, parallelism, to_handle(entry.handle))
