@@ -1,0 +1,120 @@
+"""Collects the nodes of a pipeline while the user writes it, and checks each at once.
+
+Never runs anything. ``headgate.api.stream`` adds nodes; ``headgate.api.pipeline`` takes the finished graph.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from headgate.connectors.base import Sink
+from headgate.errors import UsageError
+from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
+from headgate.model.ids import NodeName
+from headgate.operators import badrecords
+from headgate.operators.types import canonical_schema, schema_text
+
+BAD_RECORDS_NODE = NodeName("bad-records")
+"""The implicit sink of diverted records."""
+
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if it may name a ``what``: it becomes part of paths and of transaction ids.
+
+    Raises:
+        UsageError
+    """
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise UsageError(
+            f"{what} must be named with 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit, "
+            f"not {name!r}"
+        )
+    return name
+
+
+@dataclass(slots=True)
+class GraphBuilder:
+    """Nodes in the order of their making, which is topological.
+
+    Attributes:
+        schemas: main output of each node (of a sink: what it receives).
+        refusing: nodes that may hand over bad records.
+        prepare: see ``PipelineDefinition.prepare``.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    schemas: dict[NodeName, pa.Schema] = field(default_factory=dict)
+    refusing: list[NodeName] = field(default_factory=list)
+    prepare: dict[NodeName, Callable[[object], None]] = field(default_factory=dict)
+
+    def claim_name(self, kind: str, name: str | None) -> NodeName:
+        """Return the name of a new node: ``name``, or ``kind``, ``kind-2``, … in order of appearance.
+
+        Derived names depend only on the operators before, so that a rerun of the same program finds its state.
+
+        Raises:
+            UsageError: it is taken, reserved, or not a name.
+        """
+        taken = {str(node.name) for node in self.nodes} | {str(BAD_RECORDS_NODE)}
+        if name is None:
+            number = 1
+            while (derived := kind if number == 1 else f"{kind}-{number}") in taken:
+                number += 1
+            return NodeName(derived)
+        check_name(name, "an operator")
+        if name == BAD_RECORDS_NODE:
+            raise UsageError(f"the name '{name}' is reserved for the sink of diverted records; choose another name=")
+        if name in taken:
+            raise UsageError(f"two operators are named '{name}'; give one of them another name=")
+        return NodeName(name)
+
+    def add(
+        self,
+        name: NodeName,
+        role: Role,
+        edges: tuple[Edge, ...],
+        spec: object,
+        schema: pa.Schema,
+        *,
+        state_text: str = "",
+        refuses: bool = False,
+    ) -> NodeName:
+        """Add a node and return its name; ``name`` comes from ``claim_name``."""
+        self.nodes.append(Node(name, role, edges, spec, schema_text(schema), state_text))
+        self.schemas[name] = schema
+        if refuses:
+            self.refusing.append(name)
+        return name
+
+    def finished(self, dead_letters: Sink | None) -> tuple[Graph, dict[NodeName, pa.Schema]]:
+        """Return the graph, with the sink of diverted records if there is one, and every node's schema.
+
+        Raises:
+            UsageError: the pipeline is empty, has no sink, or has a stream that leads nowhere.
+        """
+        self._check()
+        nodes, schemas = list(self.nodes), dict(self.schemas)
+        if dead_letters is not None and self.refusing:
+            edges = tuple(Edge(name, Partitioner.FORWARD, (), OutputTag.BAD_RECORDS) for name in self.refusing)
+            schema = canonical_schema(badrecords.SCHEMA)
+            nodes.append(Node(BAD_RECORDS_NODE, Role.SINK, edges, dead_letters, schema_text(schema)))
+            schemas[BAD_RECORDS_NODE] = schema
+        return Graph(tuple(nodes)), schemas
+
+    def _check(self) -> None:
+        if not self.nodes:
+            raise UsageError("the pipeline is empty; begin with .source(...) and end with .sink(...)")
+        if not any(node.role is Role.SINK for node in self.nodes):
+            raise UsageError("the pipeline has no sink; end at least one stream with .sink(...)")
+        read = {edge.upstream for node in self.nodes for edge in node.inputs}
+        for node in self.nodes:
+            if node.role is not Role.SINK and node.name not in read:
+                raise UsageError(
+                    f"nothing reads the stream of operator '{node.name}'; end it with .sink(...) or remove it"
+                )

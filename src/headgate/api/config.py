@@ -1,0 +1,194 @@
+"""What a user configures about a pipeline, with durations as text; translated into ``headgate.model.config``."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headgate.api.notyet import not_there_yet
+from headgate.connectors.base import Sink
+from headgate.errors import UsageError
+from headgate.model import config as model
+from headgate.model.config import CheckpointConfig, Duration, duration_ms
+
+CHECKPOINT_DIR_DEFAULT = ".headgate/checkpoints"
+"""Below the working directory of the driver."""
+
+_URL = re.compile(r"^[a-z][a-z0-9+.-]*://")
+_LATER_MODES = ("at-least-once", "unaligned", "at-most-once")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointing:
+    """How checkpoints are taken.
+
+    Attributes:
+        interval: base period; None or 0 takes none but the last one of bounded input and of a clean stop.
+        dir: a directory or an object store's URL; default ``.headgate/checkpoints`` in the working directory.
+        timeout: a checkpoint that takes longer is given up.
+        min_pause: least time between the end of one checkpoint and the start of the next.
+        max_concurrent: checkpoints under way at a time.
+        tolerable_failures: consecutive failed checkpoints that are forgiven before the pipeline restarts.
+        retained: completed checkpoints that are kept.
+        mode: ``"exactly-once"``; other modes are not there yet.
+    """
+
+    interval: Duration | None = "1s"
+    dir: str | os.PathLike[str] | None = None
+    timeout: Duration = "10m"
+    min_pause: Duration = 0
+    max_concurrent: int = 1
+    tolerable_failures: int = 0
+    retained: int = 2
+    mode: str = "exactly-once"
+
+    def __post_init__(self) -> None:
+        self.to_config()
+
+    def to_config(self) -> CheckpointConfig:
+        """Return it in milliseconds.
+
+        Raises:
+            UsageError: a value is out of range, or a mode is not there yet.
+        """
+        if self.mode in _LATER_MODES:
+            not_there_yet(f"checkpointing mode '{self.mode}'", "use mode='exactly-once'")
+        if self.mode != "exactly-once":
+            raise UsageError(f"checkpointing mode must be 'exactly-once', not {self.mode!r}")
+        return CheckpointConfig(
+            interval_ms=0 if self.interval is None else duration_ms(self.interval, "checkpointing interval"),
+            timeout_ms=_positive(duration_ms(self.timeout, "checkpointing timeout"), "checkpointing timeout"),
+            min_pause_ms=duration_ms(self.min_pause, "checkpointing min_pause"),
+            max_concurrent=_count(self.max_concurrent, 1, "checkpointing max_concurrent"),
+            tolerable_failures=_count(self.tolerable_failures, 0, "checkpointing tolerable_failures"),
+            retained=_count(self.retained, 1, "checkpointing retained"),
+        )
+
+    def root(self) -> str:
+        """Return the checkpoint directory as an absolute path or URL."""
+        return absolute_location(CHECKPOINT_DIR_DEFAULT if self.dir is None else self.dir)
+
+
+@dataclass(frozen=True, slots=True)
+class NoRestart:
+    """The first failure fails the pipeline."""
+
+    def to_config(self) -> model.RestartStrategy:
+        """Return it as plain data."""
+        return model.NoRestart()
+
+
+@dataclass(frozen=True, slots=True)
+class FixedDelay:
+    """Restart up to ``attempts`` times (None: without limit), each after ``delay``."""
+
+    attempts: int | None = None
+    delay: Duration = "1s"
+
+    def to_config(self) -> model.RestartStrategy:
+        """Return it in milliseconds.
+
+        Raises:
+            UsageError: a value is out of range.
+        """
+        return model.FixedDelay(_attempts(self.attempts), duration_ms(self.delay, "restart delay"))
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialDelay:
+    """Restart after a delay that grows by ``multiplier`` and is reset after ``reset_after`` without a failure.
+
+    ``jitter`` is the fraction of the delay that is randomised; ``attempts`` None means without limit.
+    """
+
+    initial: Duration = "100ms"
+    maximum: Duration = "1m"
+    multiplier: float = 2.0
+    reset_after: Duration = "1m"
+    jitter: float = 0.1
+    attempts: int | None = None
+
+    def to_config(self) -> model.RestartStrategy:
+        """Return it in milliseconds.
+
+        Raises:
+            UsageError: a value is out of range.
+        """
+        if self.multiplier < 1:
+            raise UsageError(f"restart multiplier must be at least 1, but is {self.multiplier}")
+        if not 0 <= self.jitter <= 1:
+            raise UsageError(f"restart jitter must be between 0 and 1, but is {self.jitter}")
+        return model.ExponentialDelay(
+            initial_ms=duration_ms(self.initial, "restart initial delay"),
+            max_ms=duration_ms(self.maximum, "restart maximum delay"),
+            multiplier=self.multiplier,
+            reset_after_ms=duration_ms(self.reset_after, "restart reset_after"),
+            jitter=self.jitter,
+            attempts=_attempts(self.attempts),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRate:
+    """Restart after ``delay`` unless more than ``failures`` failures fell within ``interval``."""
+
+    failures: int = 3
+    interval: Duration = "1m"
+    delay: Duration = "1s"
+
+    def to_config(self) -> model.RestartStrategy:
+        """Return it in milliseconds.
+
+        Raises:
+            UsageError: a value is out of range.
+        """
+        return model.FailureRate(
+            failures_max=_count(self.failures, 0, "restart failures"),
+            interval_ms=_positive(duration_ms(self.interval, "restart interval"), "restart interval"),
+            delay_ms=duration_ms(self.delay, "restart delay"),
+        )
+
+
+Restart: TypeAlias = NoRestart | FixedDelay | ExponentialDelay | FailureRate
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Policy for bad records: the first one fails the pipeline, naming the record and its position."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """Policy for bad records: divert them to ``sink``, within the same checkpoint, so exactly once too.
+
+    The sink gets the columns ``node``, ``problem``, ``position`` and ``record``, all text.
+    """
+
+    sink: Sink
+
+
+BadRecords: TypeAlias = Fail | DeadLetter
+
+
+def absolute_location(location: str | os.PathLike[str]) -> str:
+    """Return a URL unchanged and a path as absolute: workers may have another working directory."""
+    text = os.fspath(location)
+    return text if _URL.match(text) else os.path.abspath(os.path.expanduser(text))
+
+
+def _attempts(value: int | None) -> int | None:
+    return None if value is None else _count(value, 0, "restart attempts")
+
+
+def _count(value: int, least: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{what} must be an integer of at least {least}, but is {value!r}")
+    return value
+
+
+def _positive(value_ms: int, what: str) -> int:
+    if value_ms <= 0:
+        raise UsageError(f"{what} must be longer than zero")
+    return value_ms

@@ -1,0 +1,165 @@
+"""What a running pipeline tells those who watch it, and what they may ask of it.
+
+Counterparts: ``headgate.spark.session`` produces, ``headgate.cli.progress`` shows, users call ``PipelineHandle``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from headgate.model.ids import CheckpointId, Generation, NodeName
+
+
+class PipelineState(Enum):
+    """Where a pipeline is in its life."""
+
+    STARTING = "starting"
+    """Waiting for its workers to register and restore."""
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    """A generation failed; waiting for the delay of the restart strategy, or for new workers."""
+    STOPPING = "stopping"
+    """Was asked to stop, or all input has ended; waiting for the last checkpoint."""
+    FINISHED = "finished"
+    """Nothing runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProgress:
+    """Counters of one operator over all its subtasks, in the current generation."""
+
+    node: NodeName
+    records_in: int = 0
+    records_out: int = 0
+    records_in_per_second: float = 0.0
+    records_out_per_second: float = 0.0
+    counters: tuple[tuple[str, int], ...] = ()
+    """The operator's own counters, by name (for example ``late_records``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointProgress:
+    """A completed checkpoint. ``trigger_wall_ms`` is milliseconds since 1970."""
+
+    checkpoint: CheckpointId
+    duration_ms: int
+    size_bytes: int
+    trigger_wall_ms: int = 0
+    generation: Generation = Generation(0)
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PendingCheckpoint:
+    """A checkpoint under way. ``missing`` are the subtasks that have not acknowledged, as text (``window[1]``)."""
+
+    checkpoint: CheckpointId
+    age_ms: int
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A snapshot of a pipeline's life, taken about once a second.
+
+    Attributes:
+        restarts: generations that followed the first one of this process.
+        watermark_ms: the lowest watermark of all subtasks, milliseconds since 1970, or None before the first.
+        busy: share of the time in which the busiest worker was not idle, 0 to 1.
+        late_records: records dropped because their window was closed already.
+        bad_records: records diverted.
+    """
+
+    state: PipelineState
+    generation: Generation = Generation(0)
+    restarts: int = 0
+    nodes: tuple[NodeProgress, ...] = ()
+    watermark_ms: int | None = None
+    last_checkpoint: CheckpointProgress | None = None
+    pending_checkpoint: PendingCheckpoint | None = None
+    busy: float = 0.0
+    late_records: int = 0
+    bad_records: int = 0
+    uptime_ms: int = 0
+
+
+class Observer(Protocol):
+    """Watches one pipeline. Called from the session's threads, one call at a time; must return quickly."""
+
+    def on_progress(self, progress: Progress) -> None:
+        """A fresh snapshot, about once a second and at every change of state."""
+
+    def on_restart(self, reason: str, delay_ms: int) -> None:
+        """A generation failed for ``reason``; the next one is started after ``delay_ms``."""
+
+    def on_note(self, text: str) -> None:
+        """One sentence that the user should read (restored from, damaged checkpoint skipped, …)."""
+
+    def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
+        """A checkpoint was completed."""
+
+
+class SilentObserver:
+    """An observer that ignores everything."""
+
+    def on_progress(self, progress: Progress) -> None:
+        """Ignore it."""
+
+    def on_restart(self, reason: str, delay_ms: int) -> None:
+        """Ignore it."""
+
+    def on_note(self, text: str) -> None:
+        """Ignore it."""
+
+    def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
+        """Ignore it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended without failing.
+
+    Attributes:
+        is_finished: all input ended and everything is committed; False when it was stopped before.
+        records_in: records that sources delivered in the last generation.
+        records_out: records that reached sinks in the last generation.
+        last_checkpoint: the newest completed checkpoint, or None.
+        restarts: how often this run was restarted after a failure.
+    """
+
+    is_finished: bool
+    records_in: int = 0
+    records_out: int = 0
+    last_checkpoint: CheckpointId | None = None
+    restarts: int = 0
+    duration_ms: int = 0
+
+
+class PipelineHandle(Protocol):
+    """A started pipeline."""
+
+    @property
+    def progress(self) -> Progress:
+        """The latest snapshot."""
+
+    def wait(self, timeout_s: float | None = None) -> RunResult | None:
+        """Wait until the pipeline ended; None when ``timeout_s`` passed before.
+
+        Raises:
+            PipelineFailed: the restart strategy gave up.
+            FencedError: another driver of the same pipeline took over.
+        """
+
+    def stop(self, timeout_s: float | None = None) -> RunResult | None:
+        """Take a last checkpoint, then stop; a later run of the same pipeline continues from it."""
+
+    def cancel(self) -> None:
+        """Stop at once, without a last checkpoint; a later run continues from the latest completed one."""
+
+    def checkpoints(self) -> tuple[CheckpointProgress, ...]:
+        """Return the completed checkpoints of this run, oldest first (bounded)."""
+
+    def metrics(self) -> dict[str, dict[str, int | float]]:
+        """Return ``node → metric → number`` of the latest snapshot."""
