@@ -1,0 +1,87 @@
+"""Installs the peers of the benchmarks into an environment of their own: ``make bench-peers``.
+
+PyFlink needs other versions of pyarrow and numpy than Headgate, so it never shares an environment with it.
+Structured Streaming is part of the project's own environment and needs nothing here. Standard library only,
+so that any Python can run it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = ROOT / ".venv-peers"
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+
+PYTHONS = ((3, 11), (3, 12), (3, 10))
+"""Versions of Python that PyFlink supports, the preferred first."""
+
+
+def environment_python(environment: Path = ENVIRONMENT) -> Path:
+    """Return the interpreter of the peers' environment, whether it exists or not."""
+    return environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+
+def interpreter() -> str | None:
+    """Return a Python that PyFlink supports: the running one if possible, else one found on the path."""
+    if sys.version_info[:2] in PYTHONS:
+        return sys.executable
+    for major, minor in PYTHONS:
+        found = shutil.which(f"python{major}.{minor}")
+        if found and _runs(found):
+            return found
+    return None
+
+
+def install(environment: Path = ENVIRONMENT) -> str | None:
+    """Create the environment and install the pinned peers; return what prevented it, or None.
+
+    Running it again brings an existing environment up to the pinned versions.
+    """
+    python = interpreter()
+    if python is None:
+        supported = ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
+        return f"apache-flink needs Python {supported} and none of them was found on the path"
+    if not environment_python(environment).exists():
+        if python == sys.executable:
+            venv.create(environment, with_pip=True)
+        else:
+            subprocess.run([python, "-m", "venv", str(environment)], check=True)
+    command = [str(environment_python(environment)), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS)]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    if finished.returncode:
+        return f"pip could not install {REQUIREMENTS.name}: {_last_line(finished.stderr)}"
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Install and say in one sentence how it went; 0 also when a peer cannot be installed here."""
+    if arguments:
+        print("install.py takes no arguments; it installs what requirements.txt beside it names")
+        return 2
+    problem = install()
+    if problem:
+        print(f"Flink SQL will be missing from the benchmarks: {problem}")
+    else:
+        print(f"The peers are installed in {ENVIRONMENT.name}/")
+    return 0
+
+
+def _runs(python: str) -> bool:
+    # A version manager's stand-in is on the path even for versions that are not enabled.
+    return subprocess.run([python, "--version"], capture_output=True).returncode == 0
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,146 @@
+"""Runs a peer as a process of its own and reads its result: one JSON object on the last line it prints.
+
+A process per measurement gives every peer a fresh JVM, and whatever the peer leaves running ends with its process
+group. A peer that is not installed is a result (``NotInstalled``), not an error: the benchmark goes on without it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.peers.install import ROOT, environment_python
+
+TIMEOUT_SECONDS = 900
+"""Longer than any sweep; a peer that hangs must not hang the benchmark."""
+
+OUTPUT_LINES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class NotInstalled:
+    """The peer cannot run here; ``reason`` is one sentence that says what to do."""
+
+    reason: str
+
+
+class PeerFailedError(RuntimeError):
+    """A peer is installed and ended without a result."""
+
+
+def measure_structured_streaming(
+    keys: int, *, seconds: float = 8.0, batch_rows: Sequence[int] | None = None, cores: int = 2
+) -> dict[str, Any]:
+    """Sweep Structured Streaming over micro-batch sizes, ``seconds`` each after warm-up, in a fresh JVM.
+
+    Returns:
+        ``events_per_s_best`` (any latency), ``events_per_s_best_1s`` (batches of at most a second, None if no size
+        was that fast), the sizes and times they were reached with, and ``sizes``: the figures of every size.
+
+    Raises:
+        PeerFailedError: it ended without a result.
+    """
+    arguments = ["--keys", str(keys), "--seconds", str(seconds), "--cores", str(cores)]
+    if batch_rows is not None:
+        arguments += ["--batch-rows", *map(str, batch_rows)]
+    return run_peer(Path(sys.executable), "bench.peers.structured_streaming", arguments)
+
+
+def measure_flink(
+    keys: int,
+    *,
+    seconds: float = 15.0,
+    warmup_seconds: float = 12.0,
+    cores: int = 2,
+    checkpoint_interval_ms: int = 1_000,
+) -> dict[str, Any] | NotInstalled:
+    """Measure Flink SQL for ``seconds`` after its warm-up in a fresh JVM.
+
+    Returns:
+        ``events_per_s``, ``checkpoints``, ``checkpoint_ms_median``, …, or ``NotInstalled``.
+
+    Raises:
+        PeerFailedError: it is installed and ended without a result.
+    """
+    python = environment_python()
+    if not flink_is_installed(python):
+        return NotInstalled("Flink SQL is not installed: run `make bench-peers`")
+    arguments = ["--keys", str(keys), "--seconds", str(seconds), "--warmup-seconds", str(warmup_seconds)]
+    arguments += ["--parallelism", str(cores), "--checkpoint-interval-ms", str(checkpoint_interval_ms)]
+    return run_peer(python, "bench.peers.flink_sql", arguments)
+
+
+def flink_is_installed(python: Path) -> bool:
+    """Return whether ``python`` exists and finds PyFlink (without importing it, which takes seconds)."""
+    if not python.exists():
+        return False
+    probe = "import importlib.util as u, sys; sys.exit(not (u.find_spec('pyflink') and u.find_spec('psutil')))"
+    return subprocess.run([str(python), "-c", probe], capture_output=True).returncode == 0
+
+
+def run_peer(
+    python: Path, module: str, arguments: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS
+) -> dict[str, Any]:
+    """Run ``python -m module arguments`` from the project's root and return its last line as an object.
+
+    Raises:
+        PeerFailedError: exit status other than 0, no object on the last line, or no end within the time-out.
+    """
+    command = [str(python), "-m", module, *arguments]
+    # Output goes to files: a JVM that outlives its parent would hold a pipe open for ever.
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=errors, start_new_session=True)
+        try:
+            status: int | None = process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _end_group(process)
+        printed, complained = _text_of(output), _text_of(errors)
+    if status is None:
+        raise PeerFailedError(f"{module} did not end within {timeout_seconds:.0f} s{_tail(complained)}")
+    if status != 0:
+        raise PeerFailedError(f"{module} ended with status {status}{_tail(complained or printed)}")
+    return last_object(printed, module)
+
+
+def last_object(printed: str, module: str) -> dict[str, Any]:
+    """Return the JSON object on the last line of ``printed``.
+
+    Raises:
+        PeerFailedError: there is none.
+    """
+    lines = [line for line in printed.splitlines() if line.strip()]
+    try:
+        result = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        result = None
+    if not isinstance(result, dict):
+        raise PeerFailedError(f"{module} printed no JSON object on its last line{_tail(printed)}")
+    return result
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _text_of(file: Any) -> str:
+    file.seek(0)
+    return bytes(file.read()).decode(errors="replace")
+
+
+def _tail(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()][-OUTPUT_LINES_SHOWN:]
+    return ":\n" + "\n".join(lines) if lines else ""
