@@ -1,0 +1,34 @@
+"""Short names for the values that the protocol tests are made of."""
+
+from __future__ import annotations
+
+from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Committable, StateHandle
+
+
+def ch(index: int) -> ChannelIndex:
+    return ChannelIndex(index)
+
+
+def cp(checkpoint: int) -> CheckpointId:
+    return CheckpointId(checkpoint)
+
+
+def gen(generation: int) -> Generation:
+    return Generation(generation)
+
+
+def sub(vertex: str, index: int = 0) -> SubtaskId:
+    return SubtaskId(VertexId(vertex), index)
+
+
+def file_handle(path: str) -> StateHandle:
+    return StateHandle(size_bytes=10, checksum=1, path=path)
+
+
+def inline_handle(data: bytes = b"state") -> StateHandle:
+    return StateHandle(size_bytes=len(data), checksum=1, inline=data)
+
+
+def committable(checkpoint: int, sink: str = "out", subtask_index: int = 0, payload: bytes = b"p") -> Committable:
+    return Committable(sink, cp(checkpoint), subtask_index, gen(1), payload)
