@@ -1,0 +1,152 @@
+"""The database that says which events exist: connections, transactions, versions, errors.
+
+Counterpart: everything in ``store`` that reads or changes ``tables``. Source: rules D1 to D4 of
+docs/spec/stream-store.md. Never keeps a transaction open across a call of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
+
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.store.tables import CATALOGUE_VERSION, meta, metadata
+
+BUSY_TIMEOUT_S = 60.0
+"""How long a writer waits for other processes' short transactions before it reports a transient error."""
+
+_TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL")
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+
+class Catalogue:
+    """One process's access to the catalogue; safe from several threads, and again after a fork."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the catalogue at ``path``, creating it when there is none.
+
+        Raises:
+            UsageError: it was written by a newer release, or its place is not writable.
+            CorruptionError: it is not a catalogue.
+        """
+        self.path = path
+        self._pid = os.getpid()
+        self._write_lock = threading.Lock()  # threads queue here instead of polling SQLite's lock
+        self._tail_lock = threading.Lock()
+        self._tail: Any = None
+        self._engine = _engine(path)
+        try:
+            with open(path.with_suffix(".lock"), "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # two first openers: switching to WAL does not wait by itself
+                with self.write() as connection:
+                    self._prepare(connection)
+        except OSError as error:
+            raise UsageError(f"stream store at {path.parent} cannot be opened: {error.strerror}") from error
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """Give a consistent view of one moment."""
+        with self._errors("read"), self._current_engine().connect() as connection, connection.begin():
+            yield connection
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Connection]:
+        """Give a transaction that is durable when the block ends, and undone when it raises.
+
+        Raises:
+            StorageError: nothing was changed (or, after an I/O error, perhaps everything: look it up).
+        """
+        with self._errors("write"), self._write_lock, self._current_engine().connect() as plain:
+            connection = plain.execution_options(headgate_write=True)
+            with connection.begin():
+                yield connection
+
+    def version(self) -> int:
+        """Return a number that changes when any other connection changed the catalogue (about 5 µs).
+
+        Compare it with one taken *before* the query whose result is to be kept.
+        """
+        with self._errors("read"), self._tail_lock:
+            self._current_engine()
+            if self._tail is None:
+                self._tail = self._connect_tail()
+            return int(self._tail.execute("PRAGMA data_version").fetchone()[0])
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._engine.dispose()
+        with self._tail_lock:
+            if self._tail is not None:
+                self._tail.close()
+                self._tail = None
+
+    def _connect_tail(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        connection.execute("SELECT count(*) FROM meta").fetchone()
+        return connection
+
+    def _current_engine(self) -> Engine:
+        if os.getpid() != self._pid:  # SQLite connections do not survive a fork
+            self._pid = os.getpid()
+            self._engine.dispose(close=False)
+            self._engine = _engine(self.path)
+            self._write_lock, self._tail = threading.Lock(), None
+        return self._engine
+
+    def _prepare(self, connection: Connection) -> None:
+        if not sa.inspect(connection).has_table(meta.name):
+            metadata.create_all(connection)
+            connection.execute(meta.insert().values(key="version", value=str(CATALOGUE_VERSION)))
+            return
+        found = int(connection.execute(sa.select(meta.c.value).where(meta.c.key == "version")).scalar_one())
+        if found > CATALOGUE_VERSION:
+            raise UsageError(
+                f"stream store at {self.path.parent} has version {found}, this Headgate reads up to "
+                f"{CATALOGUE_VERSION}; upgrade Headgate"
+            )
+
+    @contextlib.contextmanager
+    def _errors(self, operation: str) -> Iterator[None]:
+        try:
+            yield
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+            name = getattr(original, "sqlite_errorname", "") or ""
+            if name.startswith(_DAMAGED):
+                raise CorruptionError(str(self.path), 0, "a stream store's catalogue", str(original)) from error
+            if isinstance(original, sqlite3.OperationalError):
+                is_transient = name.startswith(_TRANSIENT)
+                raise StorageError(operation, str(self.path), str(original), is_transient) from error
+            raise
+
+
+def _engine(path: Path) -> Engine:
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+        pool_size=4,
+        max_overflow=-1,
+    )
+
+    def on_connect(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")  # a commit that returned survives a power cut (D1)
+
+    def on_begin(connection: Connection) -> None:
+        is_write = connection.get_execution_options().get("headgate_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
+    return engine

@@ -1,0 +1,72 @@
+"""Sizes of events, computed from whole columns.
+
+Counterpart: ``chunks`` refuses what is too large. Source: S37, §2 of docs/spec/stream-store.md.
+Never looks at one event at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.errors import UsageError
+
+EVENT_BYTES_MAX = 8 << 20
+"""Largest event (S2 of Pravega's defaults): it must fit several times into a reader's memory."""
+
+_Sizes: TypeAlias = npt.NDArray[np.int64]
+
+
+def check_event_sizes(stream: str, batch: pa.RecordBatch) -> None:
+    """Check every event of ``batch`` against the limit.
+
+    Raises:
+        UsageError: one is larger; the message says which.
+    """
+    if batch.nbytes <= EVENT_BYTES_MAX:
+        return
+    sizes = np.zeros(batch.num_rows, dtype=np.int64)
+    for column in batch.columns:
+        sizes += value_sizes(column)
+    largest = int(sizes.argmax())
+    if sizes[largest] > EVENT_BYTES_MAX:
+        raise UsageError(
+            f"event {largest} of a batch for stream '{stream}' has {sizes[largest]} bytes, the limit is "
+            f"{EVENT_BYTES_MAX}; store large objects elsewhere and their path in the event"
+        )
+
+
+def value_sizes(column: pa.Array) -> _Sizes:
+    """Return the bytes of each value, offsets and validity not counted."""
+    dtype = column.type
+    if _has_bytes(dtype):
+        return _filled(pc.binary_length(column))
+    if pa.types.is_struct(dtype):
+        sizes = np.zeros(len(column), dtype=np.int64)
+        for child in column.flatten():
+            sizes += value_sizes(child)
+        return sizes
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
+        lengths = _filled(pc.list_value_length(column))
+        children = np.concatenate([[0], np.cumsum(value_sizes(column.flatten()))])
+        ends = np.cumsum(lengths)
+        return np.asarray(children[ends] - children[ends - lengths], dtype=np.int64)
+    width = max(1, getattr(dtype, "bit_width", 8) // 8)
+    return np.full(len(column), width, dtype=np.int64)
+
+
+def _filled(lengths: pa.Array) -> _Sizes:
+    return np.asarray(pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _has_bytes(dtype: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(dtype)
+        or pa.types.is_large_string(dtype)
+        or pa.types.is_binary(dtype)
+        or pa.types.is_large_binary(dtype)
+    )

@@ -1,0 +1,167 @@
+"""A reader of one segment from a position on.
+
+Counterpart: ``writer`` and committed ``transactions``. Source: S14, S23 and S35 of docs/spec/stream-store.md.
+Never returns an event that was not verified, and never skips one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from headgate.codec.chunk import PartEntry
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.store import tables as t
+from headgate.store.catalogue import Catalogue
+from headgate.store.chunks import StoredPart, read_part
+from headgate.store.storage import Storage
+from headgate.store.streams import StreamInfo
+
+READ_ROWS = 65_536
+"""Default size of a read when catching up: batch size decides throughput."""
+
+READ_BYTES_MAX = 32 << 20
+PARTS_AT_A_TIME = 512
+"""Part rows fetched by one query."""
+
+
+class SegmentReader:
+    """Reads one segment in order. One thread at a time."""
+
+    def __init__(self, catalogue: Catalogue, storage: Storage, stream: StreamInfo, segment: int, position: int) -> None:
+        """Use ``Store.reader``."""
+        self._catalogue = catalogue
+        self._storage = storage
+        self.stream = stream
+        self.segment = segment
+        self.position = position
+        """Position of the event that the next read begins with."""
+        self._parts: deque[StoredPart] = deque()
+        self._fetched = position
+        self._batch: pa.RecordBatch | None = None
+        self._batch_at = 0
+        self._tail_version = -1
+        self._is_sealed = False
+        self.part_chunk = ""
+        """File the last event came from, for messages."""
+
+    def read(self, rows_max: int = READ_ROWS, end: int | None = None) -> pa.RecordBatch | None:
+        """Return the next events, at most ``rows_max`` and none at or after ``end``; None if there are none now.
+
+        Small appends are merged into one batch. At the tail a call costs microseconds.
+
+        Raises:
+            CorruptionError: a chunk is damaged; the events before it were returned by earlier calls.
+            UsageError: the stream was deleted.
+        """
+        pieces: list[pa.RecordBatch] = []
+        rows = size_bytes = 0
+        limit = rows_max if end is None else min(rows_max, end - self.position)
+        while rows < limit and size_bytes < READ_BYTES_MAX:
+            try:
+                batch = self._current()
+            except (CorruptionError, StorageError):
+                if not pieces:
+                    raise
+                break  # what was read is good; the next call raises
+            if batch is None:
+                break
+            piece = batch.slice(self._batch_at, limit - rows)
+            self._batch_at += piece.num_rows
+            pieces.append(piece)
+            rows += piece.num_rows
+            size_bytes += piece.nbytes
+        self.position += rows
+        if not pieces:
+            return None
+        return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+
+    def is_sealed_and_exhausted(self) -> bool:
+        """Whether the stream is sealed and the last ``read`` found its end."""
+        return self._is_sealed and not self._parts and self._unread() == 0
+
+    def _unread(self) -> int:
+        return 0 if self._batch is None else self._batch.num_rows - self._batch_at
+
+    def _current(self) -> pa.RecordBatch | None:
+        """Return the batch that holds the next event, loading the next part when needed."""
+        if self._unread():
+            return self._batch
+        self._batch = None
+        if not self._parts and not self._fetch():
+            return None
+        part = self._parts[0]
+        self._batch = read_part(self._storage, part, self.stream.schema)
+        self._parts.popleft()  # only now: a failed load is tried again
+        self.part_chunk = part.path
+        self._batch_at = max(0, self.position - part.start) if part.start < self.position else 0
+        return self._batch
+
+    def _fetch(self) -> bool:
+        """Ask the catalogue for further parts; False at the tail."""
+        version = self._catalogue.version()
+        if version == self._tail_version:
+            return False
+        with self._catalogue.read() as connection:
+            rows = connection.execute(_PARTS, self._where(self._fetched)).all()
+            if not rows:
+                sealed = connection.scalar(_SEALED, {"stream_id": self.stream.stream_id})
+        if rows:
+            for row in rows:
+                checksum = int.from_bytes(row.checksum, "big")
+                entry = PartEntry(self.segment, row.events_count, row.offset, row.size_bytes, checksum)
+                self._parts.append(StoredPart(row.start, row.path, entry))
+            self._check_contiguous()
+            self._fetched = self._parts[-1].end
+            return True
+        if sealed is None:
+            raise UsageError(f"stream '{self.stream.name}' was deleted while it was read")
+        self._is_sealed = bool(sealed)
+        self._tail_version = version
+        return False
+
+    def _where(self, position: int) -> dict[str, int]:
+        return {"stream_id": self.stream.stream_id, "segment": self.segment, "position": position}
+
+    def _check_contiguous(self) -> None:
+        expected = self._fetched
+        for number, part in enumerate(self._parts):
+            begins_inside = number == 0 and part.start < expected < part.end
+            if part.start != expected and not begins_inside:
+                where = f"{self._catalogue.path} ({self.stream.name}/{self.segment})"
+                self._parts.clear()
+                raise CorruptionError(where, 0, f"events from position {expected}", f"from {part.start}")
+            expected = part.end
+
+
+_first = (
+    sa.select(sa.func.max(t.parts.c.start))
+    .where(
+        t.parts.c.stream_id == sa.bindparam("stream_id"),
+        t.parts.c.segment == sa.bindparam("segment"),
+        t.parts.c.start <= sa.bindparam("position"),
+    )
+    .scalar_subquery()
+)
+_PARTS = (
+    sa.select(
+        t.parts.c.start,
+        t.parts.c.events_count,
+        t.parts.c.offset,
+        t.parts.c.size_bytes,
+        t.parts.c.checksum,
+        t.chunks.c.path,
+    )
+    .join_from(t.parts, t.chunks, t.parts.c.chunk_id == t.chunks.c.id)
+    .where(
+        t.parts.c.stream_id == sa.bindparam("stream_id"),
+        t.parts.c.segment == sa.bindparam("segment"),
+        t.parts.c.start >= sa.func.coalesce(_first, 0),
+        t.parts.c.start + t.parts.c.events_count > sa.bindparam("position"),
+    )
+    .order_by(t.parts.c.start)
+    .limit(PARTS_AT_A_TIME)
+)
+_SEALED = sa.select(t.streams.c.is_sealed).where(t.streams.c.id == sa.bindparam("stream_id"))

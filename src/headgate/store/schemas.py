@@ -1,0 +1,80 @@
+"""Schemas of streams: what may be stored, and how two schemas differ.
+
+Counterpart: ``streams`` keeps them in the catalogue. Source: docs/spec/stream-store.md §2. Never changes data.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from headgate.errors import CorruptionError, UsageError
+
+TEXT_SCHEMA = pa.schema([pa.field("line", pa.large_string())])
+"""A stream of text lines."""
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return ``schema`` without metadata and with every field nullable.
+
+    Raises:
+        UsageError: it has no columns, a column twice, or a dictionary column.
+    """
+    names = schema.names
+    if not names:
+        raise UsageError("a stream needs at least one column")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UsageError(f"a stream's columns need distinct names, but {', '.join(twice)} occurs twice")
+    for field in schema:
+        if pa.types.is_dictionary(field.type):
+            raise UsageError(
+                f"column '{field.name}' is dictionary-encoded, which streams do not store; "
+                f"cast it to {field.type.value_type}"
+            )
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def schema_difference(expected: pa.Schema, found: pa.Schema) -> str:
+    """Return the differing columns in one clause, or "" when there is none (order matters, nullability not)."""
+    wanted = {field.name: field.type for field in expected}
+    there = {field.name: field.type for field in found}
+    problems = [f"'{name}' ({dtype}) is missing" for name, dtype in wanted.items() if name not in there]
+    problems += [f"'{name}' ({dtype}) is unknown to it" for name, dtype in there.items() if name not in wanted]
+    problems += [
+        f"'{name}' is {there[name]} instead of {dtype}"
+        for name, dtype in wanted.items()
+        if name in there and there[name] != dtype
+    ]
+    if not problems and expected.names != found.names:
+        problems.append(f"the order must be {', '.join(expected.names)}")
+    return "; ".join(problems)
+
+
+def check_same_schema(stream: str, expected: pa.Schema, found: pa.Schema) -> None:
+    """Check that events of schema ``found`` fit the stream.
+
+    Raises:
+        UsageError: they do not; the message names the columns.
+    """
+    if expected.equals(found):
+        return
+    difference = schema_difference(expected, found)
+    if difference:
+        raise UsageError(f"events do not fit stream '{stream}': column {difference}")
+
+
+def encode_schema(schema: pa.Schema) -> bytes:
+    """Return the bytes the catalogue keeps."""
+    return bytes(schema.serialize())
+
+
+def decode_schema(path: str, data: bytes) -> pa.Schema:
+    """Return the schema of ``encode_schema``.
+
+    Raises:
+        CorruptionError
+    """
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptionError(path, 0, "an Arrow schema", str(error)) from error

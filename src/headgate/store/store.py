@@ -1,0 +1,266 @@
+"""The stream store: streams of events on a storage, with a catalogue in a database.
+
+Counterpart: ``connectors.stream`` and ``headgate streams`` use it. Source: docs/spec/stream-store.md.
+Any number of processes on one machine may have it open; each call is atomic and durable when it returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from headgate.errors import UsageError
+from headgate.store import tables as t
+from headgate.store.catalogue import Catalogue
+from headgate.store.chunks import delete_quietly
+from headgate.store.fsck import Problem, check_store
+from headgate.store.local import LocalStorage, make_directories
+from headgate.store.reader import SegmentReader
+from headgate.store.storage import Storage
+from headgate.store.streams import (
+    StreamDefinition,
+    StreamInfo,
+    check_writable,
+    delete_stream,
+    find_stream,
+    insert_stream,
+    seal_stream,
+    stream_info,
+    with_counts,
+)
+from headgate.store.transactions import Transaction, TransactionInfo, TransactionLog
+from headgate.store.writer import StreamWriter
+
+ROOT_VARIABLE = "HEADGATE_STORE"
+ROOT_DEFAULT = ".headgate/store"
+
+
+def store_root(root: str | Path | None = None) -> str:
+    """Return the absolute directory of the store: ``root``, else $HEADGATE_STORE, else ``.headgate/store``."""
+    chosen = str(root) if root is not None else os.environ.get(ROOT_VARIABLE) or ROOT_DEFAULT
+    if "://" in chosen:
+        raise UsageError(f"the stream store needs a local directory, not {chosen}")
+    return str(Path(chosen).expanduser().absolute())
+
+
+class Store:
+    """An open stream store."""
+
+    def __init__(self, root: str, storage: Storage) -> None:
+        """Use ``Store.open``."""
+        self.root = root
+        self._storage = storage
+        self._catalogue = Catalogue(Path(root) / "catalogue.sqlite")
+        self._transactions = TransactionLog(self._catalogue, storage, _now_ms)
+
+    @classmethod
+    def open(cls, root: str | Path | None = None, *, storage: Storage | None = None) -> Store:
+        """Open the store at ``root`` (see ``store_root``), creating it when there is none.
+
+        Args:
+            root: its directory.
+            storage: where chunks go instead of ``<root>/chunks`` (tests).
+
+        Raises:
+            UsageError: it cannot be created, or a newer release wrote it.
+        """
+        directory = store_root(root)
+        try:
+            make_directories(Path(directory))
+        except OSError as error:
+            raise UsageError(
+                f"stream store directory {directory} cannot be created ({error.strerror}); set {ROOT_VARIABLE} "
+                "to a writable directory"
+            ) from error
+        return cls(directory, storage if storage is not None else LocalStorage(Path(directory) / "chunks"))
+
+    @staticmethod
+    def shared(root: str | Path | None = None) -> Store:
+        """Return this process's one store at ``root``; it is never closed."""
+        return _shared(store_root(root))
+
+    def close(self) -> None:
+        """Close the catalogue."""
+        self._catalogue.close()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def create_stream(
+        self,
+        name: str,
+        schema: pa.Schema,
+        *,
+        segments: int = 4,
+        routing_key: str | None = None,
+        if_not_exists: bool = False,
+    ) -> StreamInfo:
+        """Create a stream.
+
+        Args:
+            name: ``scope/stream`` or ``stream``.
+            schema: columns of its events; metadata is dropped, every column may be null.
+            segments: how many readers can share it.
+            routing_key: column whose equal values stay in one segment, and so in order; None: no order between
+                appends.
+            if_not_exists: return the stream there is, when schema and routing key fit.
+
+        Raises:
+            UsageError
+        """
+        wanted = StreamDefinition(name, schema, segments, routing_key).checked()
+        with self._catalogue.write() as connection:
+            return insert_stream(connection, wanted, _now_ms(), if_not_exists=if_not_exists, where=self.root)
+
+    def list_streams(self, scope: str = "") -> list[StreamInfo]:
+        """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``."""
+        query = sa.select(t.streams).order_by(t.streams.c.name)
+        if scope:
+            query = query.where(t.streams.c.name.startswith(scope.rstrip("/") + "/", autoescape=True))
+        with self._catalogue.read() as connection:
+            rows = connection.execute(query).all()
+            return [with_counts(connection, stream_info(row, self.root)) for row in rows]
+
+    def describe(self, name: str) -> StreamInfo:
+        """Return a stream with its counts.
+
+        Raises:
+            UsageError: there is none.
+        """
+        with self._catalogue.read() as connection:
+            return with_counts(connection, find_stream(connection, name, self.root))
+
+    def seal(self, name: str) -> None:
+        """End a stream: it takes no more events, and readers reach its end. Repeating is fine.
+
+        Raises:
+            UsageError: there is none, or prepared transactions wait for a verdict.
+        """
+        with self._catalogue.write() as connection:
+            seal_stream(connection, find_stream(connection, name, self.root))
+
+    def delete(self, name: str, *, force: bool = False) -> None:
+        """Delete a sealed stream with its events; ``force`` also one that is in use.
+
+        Raises:
+            UsageError: there is none, or it is not sealed.
+        """
+        with self._catalogue.write() as connection:
+            info = find_stream(connection, name, self.root)
+            if not info.is_sealed and not force:
+                raise UsageError(f"stream '{name}' is not sealed, so somebody may use it; seal it first, or force")
+            delete_stream(connection, info)
+        delete_quietly(self._storage, self._storage.list(str(info.stream_id)))
+
+    def writer(self, name: str, *, writer_id: str = "", epoch: int = 0) -> StreamWriter:
+        """Return a writer whose appends are durable when acknowledged.
+
+        Args:
+            name: the stream.
+            writer_id: a stable id makes appends idempotent across restarts by sequence number (S7).
+            epoch: a newer one fences the writer id's older ones (S9).
+
+        Raises:
+            UsageError: there is no such stream, or it is sealed.
+            FencedError: a newer epoch of this id exists.
+        """
+        with self._catalogue.read() as connection:
+            info = find_stream(connection, name, self.root)
+            check_writable(connection, info)
+        return StreamWriter(self._catalogue, self._storage, info, writer_id, epoch)
+
+    def reader(self, name: str, segment: int, position: int = 0) -> SegmentReader:
+        """Return a reader of one segment, beginning at ``position``.
+
+        Raises:
+            UsageError: there is no such stream, segment or position.
+        """
+        info = self.describe(name)
+        if not 0 <= segment < info.segments_count:
+            raise UsageError(f"stream '{name}' has segments 0 to {info.segments_count - 1}, not {segment}")
+        end = info.ends[segment]
+        if not 0 <= position <= end:
+            raise UsageError(
+                f"segment {segment} of stream '{name}' has positions 0 to {end}, not {position}; the position "
+                "comes from another store, or the stream was deleted and created anew"
+            )
+        return SegmentReader(self._catalogue, self._storage, info, segment, position)
+
+    def begin(self, stream: str, *, owner: str, epoch: int, name: str = "") -> Transaction:
+        """Begin a transaction; ``name`` may follow with ``Transaction.seal``. It leaves no trace until prepared.
+
+        Raises:
+            FencedError: a newer epoch of ``owner`` exists.
+            UsageError: no such stream, it is sealed, or the name is taken.
+        """
+        with self._catalogue.read() as connection:
+            info = find_stream(connection, stream, self.root)
+        return self._transactions.begin(info, name, owner, epoch)
+
+    def commit_transactions(self, names: Sequence[tuple[str, str]], *, owner: str, epoch: int) -> None:
+        """Commit prepared transactions, given as (stream, name), in one step (S13, S14).
+
+        Raises:
+            FencedError, CorruptionError, StorageError: see ``TransactionLog.commit``.
+        """
+        self._transactions.commit(names, owner, epoch)
+
+    def abort_transaction(self, stream: str, name: str, *, owner: str, epoch: int) -> None:
+        """Abort a prepared transaction, or refuse the name to one not yet prepared (S13)."""
+        self._transactions.abort(stream, name, owner, epoch)
+
+    def list_transactions(
+        self, *, owner: str | None = None, prefix: str = "", stream: str | None = None
+    ) -> list[TransactionInfo]:
+        """Return recorded transactions (prepared and decided ones) by name."""
+        return self._transactions.infos(owner, prefix, stream)
+
+    def fence(self, owner: str, epoch: int) -> None:
+        """Refuse all older epochs of ``owner`` from now on (S18).
+
+        Raises:
+            FencedError: a newer epoch exists.
+        """
+        self._transactions.fence(owner, epoch)
+
+    def recover(self, stream: str, *, owner: str, epoch: int, keep: Collection[str] = ()) -> list[str]:
+        """Fence, abort all prepared ones not in ``keep``, and sweep leftovers; return the names aborted."""
+        return self._transactions.recover(stream, owner, epoch, keep)
+
+    def forget_owner(self, owner: str) -> int:
+        """Abort what ``owner`` has prepared and forget its fence: it may begin anew with epoch 1.
+
+        Never while one of its processes is alive. Returns how many transactions were aborted.
+        """
+        return self._transactions.forget_owner(owner)
+
+    def fsck(self, *, verify_events: bool = True) -> list[Problem]:
+        """Check every invariant (S40); with ``verify_events`` also every byte of every visible chunk."""
+        return check_store(self._catalogue, self._storage, self.root, verify_events=verify_events)
+
+    def collect_orphans(self) -> int:
+        """Remove files that nothing refers to and return how many. Only while nobody writes."""
+        with self._catalogue.read() as connection:
+            known = set(connection.scalars(sa.select(t.chunks.c.path)))
+        orphans = [path for path in self._storage.list("") if path not in known]
+        delete_quietly(self._storage, orphans)
+        swept = self._storage.sweep_temporary() if isinstance(self._storage, LocalStorage) else 0
+        return len(orphans) + swept
+
+
+@functools.cache
+def _shared(root: str) -> Store:
+    return Store.open(root)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
