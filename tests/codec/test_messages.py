@@ -1,0 +1,136 @@
+"""Control messages survive the wire; whatever else arrives is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.codec import messages as m
+from headgate.errors import ProtocolViolation
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+
+HANDLE = m.Handle(10, (1 << 64) - 1, "3/a", b"x")
+FROM_WORKER: list[m.FromWorker] = [
+    m.Register(1, 2, 3, 0, "127.0.0.1", 65_535, 77, "abc"),
+    m.Ready(1),
+    m.Acknowledge(1, 2, "window", 0, HANDLE, [m.Prepared("sink", 2, 0, 1, b"payload")]),
+    m.Decline(1, 2, "window", 0, "io-error", "disk full"),
+    m.Finished(1, "window", 1),
+    m.Failed(1, "window", "map", "ValueError: 3", "{'a': 1}", "Traceback"),
+    m.Metrics(1, 0.5, [m.NodeMetrics("map", 3, 2, -1, {"late": 1})], [m.AlignmentMetrics("w", 1, 5, 6)]),
+    m.Heartbeat(),
+]
+TO_WORKER: list[m.ToWorker] = [
+    m.Deploy(4, [m.Address("h", 1)], 3, [m.Restored("window", 0, 2, HANDLE)], 1 << 22, 5, 20_480),
+    m.TriggerCheckpoint(1, 2, True),
+    m.Complete(1, 2),
+    m.Abort(1, 2),
+    m.Stop("finished", True),
+    m.Refused("another plan"),
+    m.HeartbeatReply(),
+]
+ENTRY = SubtaskEntry(
+    SubtaskId(VertexId("sink"), 1),
+    StateHandle(3, 9, "", b"abc"),
+    (Committable("sink", CheckpointId(5), 1, Generation(2), b"p"),),
+)
+
+
+@pytest.mark.parametrize("message", FROM_WORKER, ids=lambda message: type(message).__name__)
+def test_a_message_of_a_worker_survives_the_wire(message: m.FromWorker) -> None:
+    assert m.decode_from_worker(m.encode_message(message)) == message
+
+
+@pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
+def test_a_message_to_a_worker_survives_the_wire(message: m.ToWorker) -> None:
+    assert m.decode_to_worker(m.encode_message(message)) == message
+
+
+def test_an_entry_survives_its_acknowledgement() -> None:
+    message = m.acknowledge(Generation(2), CheckpointId(5), ENTRY)
+    received = m.decode_from_worker(m.encode_message(message))
+    assert isinstance(received, m.Acknowledge)
+    assert m.entry_of(received) == ENTRY
+
+
+def test_an_entry_becomes_something_to_restore() -> None:
+    restored = m.to_restored(ENTRY, 2)
+    assert (restored.vertex, restored.index, restored.parallelism) == ("sink", 1, 2)
+    assert m.from_handle(restored.handle) == ENTRY.handle
+
+
+def test_a_message_of_the_other_direction_is_refused() -> None:
+    with pytest.raises(ProtocolViolation, match="malformed"):
+        m.decode_from_worker(m.encode_message(m.Stop("now")))
+    with pytest.raises(ProtocolViolation, match="malformed"):
+        m.decode_to_worker(m.encode_message(m.Heartbeat()))
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_are_a_message_or_refused(raw: bytes) -> None:
+    for decode in (m.decode_from_worker, m.decode_to_worker, m.decode_greeting):
+        try:
+            message = decode(raw)
+        except ProtocolViolation:
+            continue
+        assert isinstance(message, msgspec.Struct)
+
+
+@given(st.sampled_from(FROM_WORKER), st.data())
+def test_damaged_messages_are_a_message_or_refused(message: m.FromWorker, data: st.DataObject) -> None:
+    raw = bytearray(m.encode_message(message))
+    raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decoded = m.decode_from_worker(raw)
+    except ProtocolViolation:
+        return
+    assert isinstance(decoded, msgspec.Struct)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"type": "ready", "generation": -1},
+        {"type": "ready", "generation": 1 << 63},
+        {"type": "ready", "generation": "1"},
+        {"type": "ready"},
+        {"type": "finished", "generation": 1, "vertex": "v" * 2_000, "index": 0},
+        {"type": "nobody"},
+        [1, 2],
+    ],
+    ids=str,
+)
+def test_fields_out_of_bounds_are_refused(fields: object) -> None:
+    with pytest.raises(ProtocolViolation, match="malformed"):
+        m.decode_from_worker(msgspec.msgpack.encode(fields))
+
+
+def test_nesting_without_end_is_refused() -> None:
+    raw = msgspec.msgpack.encode({"type": "heartbeat"})
+    deep = b"\x82" + raw[1:] + b"\xa1x" + b"\x91" * 100_000
+    with pytest.raises(ProtocolViolation, match="malformed"):
+        m.decode_from_worker(deep)
+
+
+def test_lengths_that_lie_allocate_nothing() -> None:
+    with pytest.raises(ProtocolViolation, match="malformed"):
+        m.decode_from_worker(b"\xdf\xff\xff\xff\xff")
+    with pytest.raises(ProtocolViolation, match="malformed"):
+        m.decode_from_worker(b"\x81\xa4type\xdb\xff\xff\xff\xffabc")
+
+
+def test_long_texts_of_a_failure_are_cut_so_that_it_can_be_reported() -> None:
+    message = m.failed(Generation(1), VertexId("v" * 5_000), "n", "r" * 100_000, "x" * 100_000, "t" * 99_999 + "end")
+    received = m.decode_from_worker(m.encode_message(message))
+    assert isinstance(received, m.Failed)
+    assert len(received.vertex) == m.NAME_CHARS_MAX
+    assert received.traceback.endswith("end")
+
+
+def test_a_message_beyond_the_limit_is_not_sent() -> None:
+    handle = m.Handle(0, 0, "", bytes(m.MESSAGE_BYTES_MAX))
+    with pytest.raises(ProtocolViolation, match="Acknowledge takes"):
+        m.encode_message(m.Acknowledge(1, 1, "v", 0, handle))
