@@ -13,6 +13,11 @@ from headgate.operators.mapbatches import MapBatchesSpec
 from headgate.operators.rowfunctions import RowFunctionSpec, RowVerb
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.userfunction import UserFunctionError
+from headgate.operators.windowbuffer import WindowBufferSpec
+from headgate.operators.windowcombine import WindowCombineSpec
+from headgate.operators.windowmerge import WindowMergeSpec
+from headgate.operators.windowplan import TumblingAggregate
+from headgate.operators.windows import WindowOperators, window_operators
 
 __all__ = [
     "ExpressionsSpec",
@@ -20,13 +25,19 @@ __all__ = [
     "MapBatchesSpec",
     "RowFunctionSpec",
     "RowVerb",
+    "TumblingAggregate",
     "UserFunctionError",
+    "WindowBufferSpec",
+    "WindowCombineSpec",
+    "WindowMergeSpec",
+    "WindowOperators",
     "WithTimestampsSpec",
     "filter_spec",
     "fuse",
     "output_schema",
     "select_spec",
     "state_text",
+    "window_operators",
     "with_columns_spec",
 ]
 

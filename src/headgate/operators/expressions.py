@@ -205,6 +205,8 @@ def _parts(tree: Any, is_function: bool = False) -> Iterator[str]:
         for name, item in tree.items():
             if name in ("Literal", "Column"):
                 continue
+            if name == "Alias":  # [expression, name]
+                item = item[:1]
             yield f"function:{name}" if is_function else name
             yield from _parts(item, is_function=name == "function" or (is_function and name == "Boolean"))
 

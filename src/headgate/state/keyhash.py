@@ -91,11 +91,17 @@ def mix(words: npt.NDArray[np.int64] | Hashes) -> Hashes:
     return z
 
 
+def text_bytes(column: pa.Array) -> list[bytes]:
+    """Return strings (as UTF-8) or binaries without nulls as ``bytes``."""
+    values: list[bytes] = column.cast(pa.large_binary()).to_pylist()
+    return values
+
+
 def hash_column(column: pa.Array) -> Hashes:
     """Return the hash of each value of one column."""
     if is_text(column.type):
         encoded = pc.dictionary_encode(column)
-        distinct = [xxhash.xxh3_64_intdigest(value) for value in encoded.dictionary.to_pylist()]
+        distinct = [xxhash.xxh3_64_intdigest(value) for value in text_bytes(encoded.dictionary)]
         table: Hashes = np.array([*distinct, int(NULL_HASH)], dtype=np.uint64)
         codes = encoded.indices
         if codes.null_count:

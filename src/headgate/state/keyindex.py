@@ -8,7 +8,7 @@ seen, so that equal input gives equal state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -16,9 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.state.keyhash import Words, column_words, is_text, mix
+from headgate.state.keyhash import Words, column_words, is_text, mix, text_bytes
 
 Slots: TypeAlias = npt.NDArray[np.int64]
+FrozenKeys: TypeAlias = Callable[[], list[pa.Array]]
+"""Returns the key columns, one row per slot; what it refers to never changes."""
 
 _DIRECT_FREE = 4_096
 _DIRECT_PER_KEY = 128
@@ -39,6 +41,9 @@ class KeyIndex(Protocol):
 
     def columns(self, slots: Slots) -> list[pa.Array]:
         """Return the key columns of ``slots``."""
+
+    def freeze(self) -> FrozenKeys:
+        """Return the keys of all slots as they are now, to be read in any thread. Microseconds."""
 
 
 def make_key_index(types: Sequence[pa.DataType]) -> KeyIndex:
@@ -66,6 +71,10 @@ class WordIndex:
     def words(self, slots: Slots) -> Words:
         """Return the words of ``slots``."""
         return self._words[slots]
+
+    def prefix(self) -> Words:
+        """Return the words of all slots: entries are only appended, so this view never changes."""
+        return self._words[: self._size]
 
     def slots(self, words: Words) -> Slots:
         """Return the slot of each word; unknown words get new ones."""
@@ -178,14 +187,18 @@ class FixedIndex:
         """See ``KeyIndex``."""
         return [words_to_array(self._index.words(slots), self._dtype)]
 
+    def freeze(self) -> FrozenKeys:
+        """See ``KeyIndex``."""
+        words, dtype = self._index.prefix(), self._dtype
+        return lambda: [words_to_array(words, dtype)]
+
 
 class TextIndex:
     """Keys in one column of strings or binaries: one look-up for each distinct value of a batch."""
 
     def __init__(self, dtype: pa.DataType) -> None:
-        self._dtype = dtype
-        self._slots: dict[str | bytes, int] = {}
-        self._values = pa.array([], dtype)
+        self._slots: dict[bytes, int] = {}
+        self._chunks: list[pa.Array] = [pa.array([], dtype)]
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -194,20 +207,27 @@ class TextIndex:
         """See ``KeyIndex``."""
         encoded = pc.dictionary_encode(columns[0])
         known = self._slots
-        distinct = encoded.dictionary.to_pylist()
+        distinct = text_bytes(encoded.dictionary)
         try:
             table = np.array([known[value] for value in distinct], np.int64)
         except KeyError:
+            size = len(known)
             table = np.array([known.setdefault(value, len(known)) for value in distinct], np.int64)
+            self._chunks.append(encoded.dictionary.filter(pa.array(table >= size)))
         codes: npt.NDArray[np.integer] = encoded.indices.to_numpy(zero_copy_only=False)
         slots: Slots = table[codes]
         return slots
 
     def columns(self, slots: Slots) -> list[pa.Array]:
         """See ``KeyIndex``."""
-        if len(self._values) != len(self._slots):
-            self._values = pa.array(list(self._slots), self._dtype)
-        return [self._values.take(pa.array(slots))]
+        if len(self._chunks) > 1:
+            self._chunks = [pa.concat_arrays(self._chunks)]
+        return [self._chunks[0].take(pa.array(slots))]
+
+    def freeze(self) -> FrozenKeys:
+        """See ``KeyIndex``."""
+        chunks = tuple(self._chunks)
+        return lambda: [pa.concat_arrays(chunks)]
 
 
 class PairIndex:
@@ -229,6 +249,16 @@ class PairIndex:
         """See ``KeyIndex``."""
         pairs = self._pairs.words(slots)
         return [*self._left.columns(pairs >> 32), *self._right.columns(pairs & 0xFFFF_FFFF)]
+
+    def freeze(self) -> FrozenKeys:
+        """See ``KeyIndex``."""
+        pairs, left, right = self._pairs.prefix(), self._left.freeze(), self._right.freeze()
+
+        def columns() -> list[pa.Array]:
+            lefts, rights = pa.array(pairs >> 32), pa.array(pairs & 0xFFFF_FFFF)
+            return [*(c.take(lefts) for c in left()), *(c.take(rights) for c in right())]
+
+        return columns
 
 
 def words_to_array(words: Words, dtype: pa.DataType) -> pa.Array:

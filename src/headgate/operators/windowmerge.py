@@ -1,0 +1,174 @@
+"""``WindowMerge``: merges partial results after the shuffle and fires windows in event time.
+
+State: for each open window its key index and accumulators, and the watermark (so that a window never fires twice,
+WN4). Counterpart: ``WindowCombine``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.codec.snapshot import decode_sections, encode_sections
+from headgate.operators.base import WATERMARK_MIN_MS, Buffer, FrozenState, Operator, RestoredState
+from headgate.operators.windowplan import WindowPlan, WindowShape, window_state_text
+from headgate.operators.windowvalues import partial_batch, pick, read_partials, results, split_by_window
+from headgate.state.aggtable import AggTable, FrozenTable, Values
+from headgate.state.ipc import decode_batches, encode_batches
+from headgate.state.keyindex import FrozenKeys, KeyIndex, Slots, make_key_index
+from headgate.state.ownership import owned_rows
+
+_BATCH_ROWS_MAX = 65_536
+
+
+@dataclass(frozen=True)
+class WindowMergeSpec:
+    """Merge partial results of ``plan`` and emit each window's results when event time passes its end."""
+
+    plan: WindowPlan
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return WindowMergeOperator(self.plan)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return keys, window bounds and aggregates."""
+        return self.plan.shape.output
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        aggregates = [
+            f"{m.accumulator.kind.value} {m.accumulator.dtype} {'validity of ' if m.is_count else ''}"
+            f"{self.plan.inners[m.inner]}"
+            for m in self.plan.measures
+        ]
+        return window_state_text(self.plan.shape, "window-merge", aggregates)
+
+
+@dataclass(slots=True)
+class _Window:
+    index: KeyIndex
+    table: AggTable
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    plan: WindowPlan
+    schema: pa.Schema
+    watermark_ms: int
+    windows: tuple[tuple[int, FrozenKeys, FrozenTable], ...]
+
+    def encode(self) -> Sequence[Buffer]:
+        """See ``FrozenState``."""
+        batches = [partial_batch(self.plan, self.schema, keys(), window, table) for window, keys, table in self.windows]
+        meta = json.dumps({"watermark_ms": self.watermark_ms}).encode()
+        return encode_sections({"meta": [meta], "windows": encode_batches(self.schema, batches)})
+
+
+class WindowMergeOperator(Operator):
+    """One key index and one table per open window."""
+
+    def __init__(self, plan: WindowPlan) -> None:
+        self._plan = plan
+        self._shape = plan.shape
+        self._schema = plan.partial_schema()
+        self._windows: dict[int, _Window] = {}
+        self._watermark_ms = WATERMARK_MIN_MS
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the windows of the keys that this subtask owns."""
+        context = self.context
+        for state in states:
+            path = f"state of '{context.node}', subtask {state.subtask_index}"
+            sections = decode_sections(state.payload, path)
+            watermark_ms = json.loads(bytes(sections["meta"]))["watermark_ms"]
+            self._watermark_ms = max(self._watermark_ms, watermark_ms)  # WN4: equal in all, by alignment
+            for batch in decode_batches(sections["windows"], self._schema, path):
+                owned = owned_rows(
+                    batch,
+                    self._shape.keys,
+                    context.max_parallelism,
+                    context.parallelism,
+                    context.subtask_index,
+                )
+                if owned.num_rows:
+                    self._add(owned, is_late_dropped=False)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        self._add(batch, is_late_dropped=True)
+
+    def _add(self, batch: pa.RecordBatch, is_late_dropped: bool) -> None:
+        first = len(self._shape.keys)
+        keys = batch.columns[:first]
+        windows = batch.column(first).to_numpy()
+        rows = batch.column(first + 1).to_numpy()
+        inputs = read_partials(self._plan, batch)
+        if windows[0] == windows[-1] and windows.min() == windows.max():
+            self._merge(int(windows[0]), keys, rows, inputs, is_late_dropped)
+            return
+        for window, chosen in split_by_window(windows):
+            taken = pa.array(chosen)
+            some = [key.take(taken) for key in keys]
+            self._merge(window, some, rows[chosen], pick(inputs, chosen), is_late_dropped)
+
+    def _merge(
+        self,
+        window: int,
+        keys: Sequence[pa.Array],
+        rows: Slots,
+        inputs: Sequence[Values],
+        is_late_dropped: bool,
+    ) -> None:
+        if is_late_dropped and self._shape.end_ms(window) - 1 <= self._watermark_ms:
+            self.context.metrics.add("late", int(rows.sum()))  # WN3
+            return
+        state = self._windows.get(window)
+        if state is None:
+            accumulators = [m.accumulator for m in self._plan.measures]
+            state = _Window(make_key_index(self._shape.key_types), AggTable(accumulators))
+            self._windows[window] = state
+        slots = state.index.slots(keys)
+        state.table.update(len(state.index), slots, rows, inputs)
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """Fire the windows that ended, oldest first, then pass the watermark on."""
+        self._watermark_ms = max(self._watermark_ms, watermark_ms)
+        for window in sorted(self._windows):
+            if self._shape.end_ms(window) - 1 > self._watermark_ms:  # WN2
+                break
+            self._fire(window, self._windows.pop(window))
+        self.output.emit_watermark(watermark_ms)
+
+    def _fire(self, window: int, state: _Window) -> None:
+        slots = np.arange(len(state.index))
+        table = state.table.take(slots)
+        arrays = [
+            *state.index.columns(slots),
+            *bounds(self._shape, window, len(slots)),
+            *results(self._plan, table),
+        ]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._shape.output)
+        batch = batch.take(pc.sort_indices(batch, [(key, "ascending") for key in self._shape.keys]))
+        for start in range(0, batch.num_rows, _BATCH_ROWS_MAX):
+            self.output.emit(batch.slice(start, _BATCH_ROWS_MAX))
+
+    def freeze(self) -> FrozenState:
+        """See ``Operator``."""
+        windows = tuple(
+            (number, window.index.freeze(), window.table.freeze(len(window.index)))
+            for number, window in sorted(self._windows.items())
+        )
+        return _Frozen(self._plan, self._schema, self._watermark_ms, windows)
+
+
+def bounds(shape: WindowShape, window: int, count: int) -> list[pa.Array]:
+    """Return the columns ``window_start`` and ``window_end`` of one window."""
+    start_us = window * shape.size_ms * 1_000
+    values = (start_us, start_us + shape.size_ms * 1_000)
+    return [pa.array(np.full(count, value)).view(pa.timestamp("us")) for value in values]
