@@ -1,0 +1,115 @@
+"""Begins a generation: claim, choose the checkpoint, fence and recover the sinks (rules R6–R14, K6).
+
+Runs in the driver's storage thread. What to restore is decided by ``protocol.recovery``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from headgate.errors import StorageError, UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Manifest
+from headgate.protocol import recovery
+from headgate.protocol.commit import CommitPermit
+from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.runtime.sinkcommits import SinkCommits
+
+_T = TypeVar("_T")
+
+RETRY_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
+"""Pauses between tries while storage or a target has a transient fault, before the claim counts as failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewGeneration:
+    """A generation that may be deployed. ``restored`` is None on a first start."""
+
+    generation: Generation
+    first_checkpoint: CheckpointId
+    restored: Manifest | None
+    retained: tuple[CheckpointId, ...]
+    commits: SinkCommits
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The pipeline has ended before: nothing is to be done."""
+
+    manifest: Manifest
+
+
+def begin_generation(
+    definition: PipelineDefinition, log: CheckpointLog, owner: str, note: Callable[[str], None]
+) -> NewGeneration | Finished:
+    """Claim the next generation and make everything ready for its deployment.
+
+    Raises:
+        UsageError: the state does not fit the pipeline, or nothing sound can be restored.
+        StorageError, FencedError
+    """
+    claimed = _retrying(lambda: log.claim(owner, time.time_ns() // 1_000_000))
+    generation = claimed.next.generation
+    choice = _choose(definition, log, claimed.log)
+    match choice:
+        case recovery.Refuse():
+            raise UsageError(f"pipeline '{definition.config.name}' cannot be restored from {log.url}: {choice.reason}")
+        case recovery.AlreadyFinished():
+            restored: Manifest | None = choice.manifest
+        case recovery.StartFresh():
+            restored = None
+        case recovery.Restore():
+            restored = choice.manifest
+            _tell(choice, note)
+    if restored is not None:
+        plan = definition.plan
+        problem = recovery.incompatibility(restored, plan.state_texts(), plan.parallelism, plan.max_parallelism)
+        if problem is not None:
+            raise UsageError(problem)
+    commits = SinkCommits(definition, generation)
+    permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
+    keep = () if restored is None else restored.committables
+    _retrying(lambda: commits.recover(permit, keep))
+    if restored is not None and isinstance(choice, recovery.AlreadyFinished):
+        commits.close()
+        return Finished(restored)
+    newest = restored.checkpoint if restored is not None else 0
+    retained = tuple(sorted(m.checkpoint for m in recovery.candidates(claimed.log) if m.checkpoint <= newest))
+    log.sweep(retained, claimed.next.first_checkpoint)
+    return NewGeneration(generation, claimed.next.first_checkpoint, restored, retained, commits)
+
+
+def _choose(definition: PipelineDefinition, log: CheckpointLog, observed: recovery.ObservedLog) -> recovery.Choice:
+    """Verify candidates from the newest down to the first sound one, then choose."""
+    damage: dict[CheckpointId, list[recovery.Damage]] = {}
+    for manifest in recovery.candidates(observed):
+        damage[manifest.checkpoint] = _retrying(lambda manifest=manifest: log.verify(manifest))  # type: ignore[misc]
+        if not damage[manifest.checkpoint]:
+            break
+    return recovery.choose(observed, damage, definition.config.on_damaged)
+
+
+def _tell(choice: recovery.Restore, note: Callable[[str], None]) -> None:
+    for damage in choice.skipped:
+        note(f"damaged: {damage.path}: {damage.problem}; using checkpoint {choice.manifest.checkpoint} instead")
+    if choice.contradicts:
+        ids = ", ".join(str(c) for c in choice.contradicts)
+        note(
+            f"output that checkpoint {ids} committed will be produced again, because the pipeline goes back to "
+            f"checkpoint {choice.manifest.checkpoint}; remove it at the target if it must not be there twice"
+        )
+
+
+def _retrying(call: Callable[[], _T]) -> _T:
+    for pause_s in RETRY_PAUSES_S:
+        try:
+            return call()
+        except StorageError as error:
+            if not error.is_transient:
+                raise
+            time.sleep(pause_s)
+    return call()

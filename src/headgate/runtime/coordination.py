@@ -1,0 +1,239 @@
+"""Interprets one generation's ``protocol.coordinator`` in the driver.
+
+Decisions are the machine's; here are messages to workers, writes to the checkpoint log, commits and timers. All
+methods are called in the driver's event thread, except what runs in its storage and commit threads, which report
+back as events.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, assert_never
+
+from headgate import faultpoints
+from headgate.codec import messages
+from headgate.errors import FencedError, HeadgateError, StorageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Manifest
+from headgate.model.progress import CheckpointProgress
+from headgate.protocol import coordinator as machine
+from headgate.protocol.commit import Commit
+from headgate.protocol.machine import Ignored
+from headgate.runtime.checkpointlog import CheckpointLog, Outcome
+from headgate.runtime.claims import NewGeneration
+
+
+class Surroundings(Protocol):
+    """What a coordination needs from the driver."""
+
+    def broadcast(self, message: messages.ToWorker) -> None:
+        """Send to every worker of the generation, best effort."""
+
+    def arm(self, timer: object, after_ms: int, fire: Callable[[], None]) -> None:
+        """Call ``fire`` in the event thread after ``after_ms``; the same timer again replaces it."""
+
+    def cancel_timer(self, timer: object) -> None:
+        """Forget a timer."""
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have ``call`` run in the event thread. From any thread."""
+
+    def generation_failed(self, effect: machine.FailGeneration) -> None:
+        """The coordinator gave up."""
+
+    def generation_done(self, effect: machine.GenerationDone) -> None:
+        """Everything is committed."""
+
+    def checkpoint_completed(self, progress: CheckpointProgress) -> None:
+        """For those who watch."""
+
+    def note(self, text: str) -> None:
+        """A sentence for the user."""
+
+
+class Coordination:
+    """The coordinator of one generation, for real."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        begun: NewGeneration,
+        log: CheckpointLog,
+        surroundings: Surroundings,
+        storage_pool: ThreadPoolExecutor,
+        commit_pool: ThreadPoolExecutor,
+    ) -> None:
+        self.generation: Generation = begun.generation
+        self._definition = definition
+        self._begun = begun
+        self._log = log
+        self._around = surroundings
+        self._storage_pool = storage_pool
+        self._commit_pool = commit_pool
+        self._triggered: dict[CheckpointId, tuple[int, int]] = {}
+        self._is_closed = False
+        plan = definition.plan
+        self.machine = machine.Coordinator(
+            begun.generation,
+            plan.subtasks(),
+            definition.config.checkpoints,
+            begun.first_checkpoint,
+            begun.retained,
+        )
+
+    def handle(self, event: machine.Event) -> None:
+        """Give the machine an event; carry out its effects. Ignores everything after ``close``."""
+        if self._is_closed:
+            return
+        for effect in self.machine.handle(event):
+            self._run(effect)
+
+    def close(self) -> None:
+        """The generation is over: results of writes under way no longer matter."""
+        self._is_closed = True
+        self._commit_pool.submit(self._begun.commits.close)
+
+    def pending_age_ms(self, checkpoint: CheckpointId) -> int:
+        """Return how long ago ``checkpoint`` was triggered."""
+        triggered = self._triggered.get(checkpoint)
+        return 0 if triggered is None else _monotonic_ms() - triggered[0]
+
+    def _run(self, effect: machine.Effect) -> None:
+        match effect:
+            case machine.ArmTimer():
+                timer = effect.timer
+                self._around.arm((self.generation, timer), effect.after_ms, lambda: self._fire(timer))
+            case machine.CancelTimer():
+                self._around.cancel_timer((self.generation, effect.timer))
+            case machine.ReserveId():
+                self._storage_pool.submit(self._reserve, effect.checkpoint)
+            case machine.TriggerSources():
+                self._triggered[effect.checkpoint] = (_monotonic_ms(), time.time_ns() // 1_000_000)
+                self._around.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint))
+            case machine.WriteManifest():
+                self._storage_pool.submit(self._write_manifest, self._manifest(effect))
+            case machine.NotifyComplete():
+                self._around.broadcast(messages.Complete(self.generation, effect.checkpoint))
+            case machine.NotifyAbort():
+                self._triggered.pop(effect.checkpoint, None)
+                self._around.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
+                self._around.broadcast(messages.Abort(self.generation, effect.checkpoint))
+            case machine.DeleteHandles():
+                self._storage_pool.submit(self._quietly, lambda: self._log.delete(effect.handles))
+            case machine.DropCheckpoint():
+                oldest = CheckpointId(effect.checkpoint + 1)
+                self._storage_pool.submit(self._quietly, lambda: self._log.drop(effect.checkpoint, oldest))
+            case Commit():
+                self._commit_pool.submit(self._commit, effect)
+            case machine.FailGeneration():
+                self._around.generation_failed(effect)
+            case machine.GenerationDone():
+                self._around.generation_done(effect)
+            case Ignored():
+                return
+            case _:
+                assert_never(effect)
+
+    def _fire(self, timer: machine.Timer) -> None:
+        self.handle(machine.TimerFired(timer))
+
+    def _manifest(self, effect: machine.WriteManifest) -> Manifest:
+        plan = self._definition.plan
+        begun_ms, wall_ms = self._triggered.get(effect.checkpoint, (_monotonic_ms(), 0))
+        return Manifest(
+            effect.checkpoint,
+            self.generation,
+            plan.parallelism,
+            plan.max_parallelism,
+            effect.entries,
+            effect.carried,
+            plan.state_texts(),
+            effect.is_final,
+            wall_ms,
+            _monotonic_ms() - begun_ms,
+        )
+
+    # -- in the storage thread ------------------------------------------------------------------------------------
+
+    def _reserve(self, checkpoint: CheckpointId) -> None:
+        try:
+            self._log.reserve(checkpoint)
+        except Exception as error:
+            self._note(f"cannot begin checkpoint {checkpoint}: {error}")
+            self._report(machine.ReserveFailed(checkpoint))
+            return
+        self._report(machine.IdReserved(checkpoint))
+
+    def _write_manifest(self, manifest: Manifest) -> None:
+        faultpoints.reach("before-manifest")
+        try:
+            outcome = self._log.append(manifest)
+        except FencedError as error:
+            self._report(machine.GenerationReplaced(Generation(error.newest)))
+            return
+        except Exception as error:
+            self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {error}")
+            outcome = Outcome.UNKNOWN
+        faultpoints.reach("after-manifest")
+        match outcome:
+            case Outcome.WRITTEN:
+                self._around.post(lambda: self._completed(manifest))
+            case Outcome.FAILED:
+                self._report(machine.ManifestFailed(manifest.checkpoint))
+            case Outcome.UNKNOWN:
+                self._report(machine.ManifestUnknown(manifest.checkpoint))
+
+    def _completed(self, manifest: Manifest) -> None:
+        self._triggered.pop(manifest.checkpoint, None)
+        self._around.checkpoint_completed(
+            CheckpointProgress(
+                manifest.checkpoint,
+                manifest.duration_ms,
+                manifest.size_bytes,
+                manifest.trigger_wall_ms,
+                self.generation,
+                manifest.is_final,
+            )
+        )
+        self.handle(machine.ManifestWritten(manifest.checkpoint))
+
+    def _quietly(self, call: Callable[[], None]) -> None:
+        """Removing what is not needed may fail; it is tried again when the next generation sweeps."""
+        try:
+            call()
+        except Exception as error:
+            self._note(f"could not remove old checkpoint files: {error}")
+
+    # -- in the commit thread -------------------------------------------------------------------------------------
+
+    def _commit(self, effect: Commit) -> None:
+        checkpoint = effect.permit.checkpoint
+        if self._is_closed:
+            return
+        try:
+            self._begun.commits.commit(effect.permit, effect.committables)
+        except FencedError as error:
+            self._report(machine.GenerationReplaced(Generation(error.newest)))
+        except StorageError as error:
+            self._note(f"commit of checkpoint {checkpoint} failed: {error}")
+            self._report(machine.CommitFailed(checkpoint, str(error), error.is_transient))
+        except HeadgateError as error:
+            self._report(machine.CommitFailed(checkpoint, str(error), is_transient=False))
+        except Exception as error:
+            self._report(machine.CommitFailed(checkpoint, f"{type(error).__name__}: {error}", is_transient=False))
+        else:
+            faultpoints.reach("after-commit")
+            self._report(machine.CommitSucceeded(checkpoint))
+
+    def _report(self, event: machine.Event) -> None:
+        self._around.post(lambda: self.handle(event))
+
+    def _note(self, text: str) -> None:
+        self._around.post(lambda: self._around.note(text))
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,224 @@
+"""Builds the subtasks of one worker from the pipeline's definition and what the coordinator deploys.
+
+Counterpart: ``runtime.driver``, which sends the ``Deploy`` message. Nothing runs here yet: the worker starts the
+subtasks when every peer is connected.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import msgspec
+import pyarrow as pa
+
+from headgate.codec.messages import Deploy, from_handle
+from headgate.codec.snapshot import decode_sections
+from headgate.connectors.base import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from headgate.errors import CorruptionError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.graph import Node, OutputTag, Role
+from headgate.model.ids import Generation, SubtaskId, WorkerIndex
+from headgate.model.plan import Plan, PlanEdge, Vertex
+from headgate.operators import badrecords
+from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
+from headgate.operators.expressions import ExpressionsSpec, fuse
+from headgate.runtime.chain import Chain, SourceHead
+from headgate.runtime.checkpointlog import read_snapshot
+from headgate.runtime.exchange import Exchange
+from headgate.runtime.outlets import EdgeOutlet
+from headgate.runtime.subtaskrunner import FINISHED_SECTION, POSITIONS_SECTION, Reports, SubtaskRunner
+from headgate.runtime.uploads import SnapshotWriter
+from headgate.store.storage import NotFound, Storage
+
+STATE_PREFIX = "state/"
+
+
+class SinkHead(Operator):
+    """Stands for a sink in its chain: records go to the writer's current transaction."""
+
+    def __init__(self, writer: SinkWriter) -> None:
+        self._writer = writer
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Write records."""
+        self._writer.write(batch)
+
+
+def edge_schemas(definition: PipelineDefinition) -> list[pa.Schema]:
+    """Return the schema of the records on each plan edge, by edge index."""
+    return [
+        badrecords.SCHEMA if edge.tag is OutputTag.BAD_RECORDS else cast(pa.Schema, definition.schemas[edge.from_node])
+        for edge in definition.plan.edges
+    ]
+
+
+class Deployment:
+    """Makes the runners of one worker for one generation."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        worker: WorkerIndex,
+        message: Deploy,
+        storage: Storage,
+        exchange: Exchange,
+        make_writer: Callable[[SubtaskId], SnapshotWriter],
+        reports: Reports,
+    ) -> None:
+        self._definition = definition
+        self._worker = worker
+        self._message = message
+        self._storage = storage
+        self._exchange = exchange
+        self._make_writer = make_writer
+        self._reports = reports
+
+    def runners(self) -> list[SubtaskRunner]:
+        """Return the subtasks of this worker, opened and restored, downstream vertices first.
+
+        Raises:
+            CorruptionError: a snapshot is damaged (the coordinator verified it moments ago).
+        """
+        runners = [self._runner(vertex) for vertex in self._definition.plan.vertices]
+        return list(reversed(runners))
+
+    def _runner(self, vertex: Vertex) -> SubtaskRunner:
+        plan = self._definition.plan
+        subtask = SubtaskId(vertex.id, int(self._worker))
+        sections = self._restored_sections(subtask)
+        chain = Chain(vertex)
+        sinks: dict[str, SinkWriter] = {}
+        reader: SourceReader | None = None
+        for group in fused_groups(vertex, plan):
+            operator, opened = self._operator(group, subtask, sections, sinks)
+            reader = reader or opened
+            upstream = None if group[0] is vertex.head else group[0].inputs[0]
+            chain.add(group[-1], upstream, operator, self._context(group[-1], subtask), self._definition.diverts)
+        outlets = [self._attach(chain, edge, plan, subtask) for edge in plan.outputs(vertex.id)]
+        chain.open()
+        chain.restore(self._operator_states(sections, subtask))
+        return SubtaskRunner(
+            subtask,
+            chain,
+            self._exchange.inputs(subtask),
+            outlets,
+            sinks,
+            reader,
+            lambda: self._make_writer(subtask),
+            self._reports,
+            is_restored_finished=bytes(sections.get(FINISHED_SECTION, b"\x00")) == b"\x01",
+        )
+
+    def _operator(
+        self,
+        group: Sequence[Node],
+        subtask: SubtaskId,
+        sections: dict[str, memoryview],
+        sinks: dict[str, SinkWriter],
+    ) -> tuple[Operator, SourceReader | None]:
+        node = group[-1]
+        config = self._definition.config
+        match node.role:
+            case Role.SOURCE:
+                stored = sections.get(POSITIONS_SECTION)
+                positions = None if stored is None else msgspec.msgpack.decode(stored, type=dict[str, bytes])
+                context = SourceContext(
+                    config.name, str(node.name), subtask.index, self._definition.plan.parallelism, positions
+                )
+                return SourceHead(), cast(Source, node.spec).open(context)
+            case Role.SINK:
+                writer = cast(Sink, node.spec).open(self._sink_context(node, subtask))
+                sinks[str(node.name)] = writer
+                return SinkHead(writer), None
+            case Role.OPERATOR:
+                if len(group) > 1:
+                    return fuse([cast(ExpressionsSpec, n.spec) for n in group]).build(), None
+                return cast(OperatorSpec, node.spec).build(), None
+
+    def _sink_context(self, node: Node, subtask: SubtaskId) -> SinkContext:
+        upstream = node.inputs[0]
+        schema = (
+            badrecords.SCHEMA
+            if upstream.tag is OutputTag.BAD_RECORDS
+            else cast(pa.Schema, self._definition.schemas[upstream.upstream])
+        )
+        return SinkContext(
+            self._definition.config.name,
+            str(node.name),
+            subtask.index,
+            self._definition.plan.parallelism,
+            Generation(self._message.generation),
+            schema,
+        )
+
+    def _context(self, node: Node, subtask: SubtaskId) -> OperatorContext:
+        plan = self._definition.plan
+        return OperatorContext(
+            self._definition.config.name,
+            str(node.name),
+            subtask.index,
+            plan.parallelism,
+            plan.max_parallelism,
+            clock_ms=now_ms,
+            diverts=self._definition.diverts,
+            flush_ms=self._message.flush_ms,
+        )
+
+    def _attach(self, chain: Chain, edge: PlanEdge, plan: Plan, subtask: SubtaskId) -> EdgeOutlet:
+        outlet = EdgeOutlet(edge, plan, self._exchange.outputs(edge), subtask.index)
+        chain.attach(edge.from_node, edge.tag, outlet)
+        return outlet
+
+    def _restored_sections(self, subtask: SubtaskId) -> dict[str, memoryview]:
+        for restored in self._message.restored:
+            if restored.vertex == subtask.vertex and restored.index == subtask.index:
+                handle = from_handle(restored.handle)
+                where = handle.path or f"inlined snapshot of {subtask}"
+                try:
+                    data = read_snapshot(self._storage, self._definition.config.name, handle)
+                except NotFound as error:
+                    raise CorruptionError(where, 0, f"a snapshot of {handle.size_bytes} bytes", "no file") from error
+                return decode_sections(data, where)
+        return {}
+
+    def _operator_states(self, sections: dict[str, memoryview], subtask: SubtaskId) -> dict[str, list[RestoredState]]:
+        parallelism = self._definition.plan.parallelism
+        return {
+            name.removeprefix(STATE_PREFIX): [RestoredState(subtask.index, parallelism, payload)]
+            for name, payload in sections.items()
+            if name.startswith(STATE_PREFIX)
+        }
+
+
+def fused_groups(vertex: Vertex, plan: Plan) -> list[list[Node]]:
+    """Group neighbouring expression nodes of a chain that can run in one pass (each has one consumer only)."""
+    consumers: dict[str, int] = {}
+    for node in vertex.nodes[1:]:
+        consumers[str(node.inputs[0].upstream)] = consumers.get(str(node.inputs[0].upstream), 0) + 1
+    for edge in plan.outputs(vertex.id):
+        consumers[str(edge.from_node)] = consumers.get(str(edge.from_node), 0) + 1
+    groups: list[list[Node]] = []
+    group_of: dict[str, list[Node]] = {}
+    for node in vertex.nodes:
+        upstream = str(node.inputs[0].upstream) if node is not vertex.head else ""
+        group = group_of.get(upstream)
+        fits = (
+            group is not None
+            and consumers.get(upstream) == 1
+            and isinstance(node.spec, ExpressionsSpec)
+            and isinstance(group[-1].spec, ExpressionsSpec)
+        )
+        if fits and group is not None:
+            group.append(node)
+        else:
+            group = [node]
+            groups.append(group)
+        group_of[str(node.name)] = group
+    return groups
+
+
+def now_ms() -> int:
+    """Return processing time: milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

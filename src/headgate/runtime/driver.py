@@ -1,0 +1,562 @@
+"""The driver of one pipeline run: interprets ``protocol.supervisor`` and hosts each generation's coordination.
+
+One event thread owns both machines; connections, storage, commits and Spark's job report to it through a queue.
+Counterparts: ``runtime.worker`` on the other end of the control channel, ``spark.session`` below (it launches the
+workers) and above (it hands out the user's handle).
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import queue
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, assert_never
+
+from headgate import faultpoints
+from headgate.codec import messages
+from headgate.errors import FencedError, HeadgateError, PipelineFailed, StorageError, UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
+from headgate.model.progress import CheckpointProgress, Observer, PipelineState, Progress, RunResult
+from headgate.protocol import coordinator, supervisor
+from headgate.protocol.machine import Ignored
+from headgate.protocol.reasons import AbortReason
+from headgate.protocol.supervisor import AttemptId, Failure, FailureKind
+from headgate.runtime.attempts import Attempts
+from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.runtime.claims import Finished, NewGeneration, begin_generation
+from headgate.runtime.control import ControlServer, WorkerConnection
+from headgate.runtime.coordination import Coordination
+from headgate.runtime.pipelinelock import PipelineLock
+from headgate.runtime.progressbook import ProgressBook
+from headgate.runtime.worker import FAILED_RECORD, FAILED_USER
+from headgate.store.storage import open_storage
+
+PROGRESS_PERIOD_MS = 500
+FENCE_CHECK_PERIOD_MS = 1_000
+"""How soon an idle driver notices that another one has taken over."""
+SILENCE = "it was silent"
+
+
+class Launcher(Protocol):
+    """Starts workers: in production a Spark barrier stage."""
+
+    def submit(
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
+    ) -> None:
+        """Start all workers; call ``ended`` once, with None or an error, when every one of them is gone."""
+
+    def cancel(self, submission: int) -> None:
+        """Have the workers of this submission killed."""
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    """A worker that has registered."""
+
+    attempt: AttemptId
+    worker: WorkerIndex
+    connection: WorkerConnection
+    address: messages.Address
+    pid: int
+
+
+class Driver:
+    """Runs one pipeline until it has ended, failed or been stopped."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        launcher: Launcher,
+        observer: Observer,
+        fingerprint: str,
+        *,
+        host: str = "127.0.0.1",
+    ) -> None:
+        """Make the driver; ``host`` is the address on which workers can reach this process."""
+        config = definition.config
+        self._definition = definition
+        self._launcher = launcher
+        self._observer = observer
+        self._fingerprint = fingerprint
+        self._owner = f"process {os.getpid()} on {socket.gethostname()}"
+        self._lock = PipelineLock.acquire(config.checkpoint_root, config.name, self._owner)
+        self._log = CheckpointLog(open_storage(config.checkpoint_root), config.name)
+        self._secret = secrets.token_bytes(32)
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._timers: list[tuple[int, int, object, Callable[[], None]]] = []
+        self._armed: dict[object, int] = {}
+        self._timer_count = 0
+        self._random = random.Random()
+        self._storage_pool = ThreadPoolExecutor(1, thread_name_prefix="headgate-storage")
+        self._commit_pool = ThreadPoolExecutor(1, thread_name_prefix="headgate-commit")
+        self._machine = supervisor.Supervisor(definition.plan.parallelism, config.restart)
+        self._begun: NewGeneration | None = None
+        self._coordination: Coordination | None = None
+        self._workers: dict[WorkerConnection, WorkerRecord] = {}
+        self._attempts = Attempts(definition.plan.parallelism)
+        self._book = ProgressBook("bad-records")
+        self._state = PipelineState.STARTING
+        self._failed_ms: int | None = None
+        self._is_fenced: FencedError | None = None
+        self._is_stop_wanted = False
+        self._begun_ms = _monotonic_ms()
+        self._last_progress = Progress(PipelineState.STARTING)
+        self.result: Future[RunResult] = Future()
+        self._server = ControlServer(
+            self._secret,
+            self._on_message,
+            self._on_lost,
+            heartbeat_timeout_ms=config.runtime.heartbeat_timeout_ms,
+            host=host,
+        )
+        self._thread = threading.Thread(target=self._loop, name="headgate-driver", daemon=True)
+
+    # -- what the handle calls ------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> Progress:
+        """The latest numbers."""
+        return self._last_progress
+
+    @property
+    def book(self) -> ProgressBook:
+        """Everything measured in this run."""
+        return self._book
+
+    def worker_pids(self) -> dict[int, int]:
+        """Return ``worker → process id`` of the workers registered now (for tests and the demo)."""
+        return {int(record.worker): record.pid for record in list(self._workers.values())}
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+        self.post(lambda: self._handle(supervisor.Begin()))
+        self._arm_periodic("progress", PROGRESS_PERIOD_MS, self._show_progress)
+        self._arm_periodic("fence", FENCE_CHECK_PERIOD_MS, self._check_fence)
+
+    def stop(self) -> None:
+        """Take a last checkpoint, commit it, then end. From any thread."""
+        self.post(self._on_stop)
+
+    def cancel(self) -> None:
+        """End without another checkpoint. From any thread."""
+        self.post(lambda: self._handle(supervisor.CancelRequested()))
+
+    def join(self) -> None:
+        """Wait until everything of this run is released (after ``result`` is done)."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    # -- the event thread -----------------------------------------------------------------------------------------
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have ``call`` run in the event thread. From any thread."""
+        self._events.put(call)
+
+    def arm(self, timer: object, after_ms: int, fire: Callable[[], None]) -> None:
+        """Call ``fire`` in the event thread after ``after_ms``; the same timer again replaces it."""
+
+        def push() -> None:
+            self._timer_count += 1
+            self._armed[timer] = self._timer_count
+            heapq.heappush(self._timers, (_monotonic_ms() + after_ms, self._timer_count, timer, fire))
+
+        if threading.current_thread() is self._thread:
+            push()
+        else:
+            self.post(push)
+
+    def cancel_timer(self, timer: object) -> None:
+        """Forget a timer."""
+        self._armed.pop(timer, None)
+
+    def _loop(self) -> None:
+        try:
+            while not self.result.done():
+                self._fire_due_timers()
+                wait_s = max(self._timers[0][0] - _monotonic_ms(), 0) / 1000 if self._timers else 1.0
+                try:
+                    call = self._events.get(timeout=min(wait_s, 1.0))
+                except queue.Empty:
+                    continue
+                call()
+        except BaseException as error:
+            self._finish(error)
+        finally:
+            self._close()
+
+    def _fire_due_timers(self) -> None:
+        while self._timers and self._timers[0][0] <= _monotonic_ms():
+            _, number, timer, fire = heapq.heappop(self._timers)
+            if self._armed.get(timer) == number:
+                del self._armed[timer]
+                fire()
+
+    def _arm_periodic(self, name: str, period_ms: int, call: Callable[[], None]) -> None:
+        def fire() -> None:
+            call()
+            self.arm(name, period_ms, fire)
+
+        self.arm(name, period_ms, fire)
+
+    # -- the supervisor -------------------------------------------------------------------------------------------
+
+    def _handle(self, event: supervisor.Event) -> None:
+        for effect in self._machine.handle(event):
+            self._run(effect)
+
+    def _run(self, effect: supervisor.Effect) -> None:
+        match effect:
+            case supervisor.ClaimGeneration():
+                self._storage_pool.submit(self._claim)
+            case supervisor.SubmitJob():
+                number = effect.submission
+                self._launcher.submit(
+                    number, self._server.address, self._secret, lambda error: self._on_job_ended(number, error)
+                )
+            case supervisor.CancelJob():
+                self._launcher.cancel(effect.submission)
+            case supervisor.Deploy():
+                self._deploy(effect)
+            case supervisor.StartCoordinator():
+                self._start_coordinator()
+            case supervisor.EndGeneration():
+                self._end_generation(effect)
+            case supervisor.RefuseWorker():
+                self._refuse(effect)
+            case supervisor.ArmTimer():
+                timer = effect.timer
+                self.arm(timer, effect.after_ms, lambda: self._handle(self._timer_fired(timer)))
+            case supervisor.ReportRestart():
+                self._state = PipelineState.RESTARTING
+                self._observer.on_restart(effect.failure.reason, effect.delay_ms)
+            case supervisor.Finish():
+                self._on_finish(effect)
+            case Ignored():
+                return
+            case _:
+                assert_never(effect)
+
+    def _timer_fired(self, timer: supervisor.Timer) -> supervisor.TimerFired:
+        return supervisor.TimerFired(timer, _monotonic_ms(), self._random.random())
+
+    def _claim(self) -> None:
+        """Runs in the storage thread."""
+        try:
+            begun = begin_generation(self._definition, self._log, self._owner, self.note)
+        except UsageError as error:
+            self._claim_failed(Failure(FailureKind.DETERMINISTIC, str(error)))
+        except FencedError as error:
+            self._is_fenced = error
+            self._claim_failed(Failure(FailureKind.DETERMINISTIC, str(error)))
+        except (StorageError, HeadgateError) as error:
+            self._claim_failed(Failure(FailureKind.LOST, str(error)))
+        except Exception as error:
+            self._claim_failed(Failure(FailureKind.DETERMINISTIC, f"{type(error).__name__}: {error}"))
+        else:
+            self.post(lambda: self._claimed(begun))
+
+    def _claim_failed(self, failure: Failure) -> None:
+        jitter = self._random.random()
+        self.post(lambda: self._handle(supervisor.ClaimFailed(failure, _monotonic_ms(), jitter)))
+
+    def _claimed(self, begun: NewGeneration | Finished) -> None:
+        if isinstance(begun, Finished):
+            checkpoint = begun.manifest.checkpoint
+            self._observer.on_note(
+                f"pipeline '{self._definition.config.name}' has already processed all its input (final checkpoint "
+                f"{checkpoint}); give it another name, or remove {self._log.url}, to run it again"
+            )
+            self._handle(supervisor.AlreadyFinished(checkpoint))
+            return
+        self._begun = begun
+        if begun.restored is not None:
+            self._observer.on_note(
+                f"generation {begun.generation} continues from checkpoint {begun.restored.checkpoint}"
+            )
+        self._handle(supervisor.GenerationReady(begun.generation))
+
+    def _deploy(self, effect: supervisor.Deploy) -> None:
+        begun = self._begun
+        assert begun is not None
+        assert begun.generation == effect.generation
+        config = self._definition.config
+        records = sorted((r for r in self._workers.values() if r.attempt == effect.attempt), key=lambda r: r.worker)
+        addresses = [record.address for record in records]
+        for record in records:
+            restored = _restored_of(begun, record.worker)
+            record.connection.send(
+                messages.Deploy(
+                    effect.generation,
+                    addresses,
+                    begun.restored.checkpoint if begun.restored else 0,
+                    restored,
+                    config.runtime.credit_bytes,
+                    config.runtime.flush_ms,
+                    config.checkpoints.inline_bytes_max,
+                )
+            )
+
+    def _start_coordinator(self) -> None:
+        assert self._begun is not None
+        self._coordination = Coordination(
+            self._definition, self._begun, self._log, self, self._storage_pool, self._commit_pool
+        )
+        self._book.begin(self._begun.generation)
+        self._state = PipelineState.RUNNING
+        interval_ms = self._definition.config.checkpoints.interval_ms
+        first_delay_ms = round(interval_ms * (0.5 + self._random.random() / 2))
+        self._coordination.handle(coordinator.Started(first_delay_ms))
+        if self._failed_ms is not None:
+            took_ms = _monotonic_ms() - self._failed_ms
+            self._failed_ms = None
+            self._observer.on_note(f"generation {self._begun.generation} runs {took_ms} ms after the failure")
+        if self._is_stop_wanted:
+            self._on_stop()
+
+    def _end_generation(self, effect: supervisor.EndGeneration) -> None:
+        if not effect.is_done:
+            self._failed_ms = _monotonic_ms()
+        if self._coordination is not None:
+            self._coordination.close()
+            self._coordination = None
+        for record in list(self._workers.values()):
+            record.connection.send(messages.Stop("the generation has ended", effect.is_done))
+        self._begun = None
+
+    def _refuse(self, effect: supervisor.RefuseWorker) -> None:
+        for record in list(self._workers.values()):
+            if record.attempt == effect.attempt and record.worker == effect.worker:
+                record.connection.send(messages.Refused("this attempt of the job is over"))
+
+    def _on_finish(self, effect: supervisor.Finish) -> None:
+        self._state = PipelineState.FINISHED
+        self._show_progress()
+        if self._is_fenced is not None:
+            self._finish(self._is_fenced)
+        elif effect.failure is not None:
+            self._finish(PipelineFailed(effect.failure.reason, effect.failure.detail))
+        else:
+            self._finish(None, effect.is_final)
+
+    # -- what coordinations ask for (``coordination.Surroundings``) -------------------------------------------------
+
+    def broadcast(self, message: messages.ToWorker) -> None:
+        """Send to every worker of the running attempt, best effort."""
+        for record in list(self._workers.values()):
+            record.connection.send(message)
+
+    def generation_failed(self, effect: coordinator.FailGeneration) -> None:
+        """The coordinator gave up."""
+        if effect.is_fenced:
+            self._is_fenced = FencedError(effect.reason, 0, 0)
+        kind = FailureKind.DETERMINISTIC if effect.is_fatal else FailureKind.LOST
+        generation = self._machine.generation
+        if generation is not None:
+            self._handle(
+                supervisor.GenerationFailed(
+                    generation, Failure(kind, effect.reason), _monotonic_ms(), self._random.random()
+                )
+            )
+
+    def generation_done(self, effect: coordinator.GenerationDone) -> None:
+        """Everything is committed."""
+        self._state = PipelineState.STOPPING
+        if self._coordination is not None:
+            self._handle(supervisor.GenerationDone(self._coordination.generation, effect.is_final))
+
+    def checkpoint_completed(self, progress: CheckpointProgress) -> None:
+        """Tell those who watch."""
+        self._book.checkpoints.append(progress)
+        self._observer.on_checkpoint(progress.checkpoint, progress.duration_ms, progress.size_bytes)
+
+    def note(self, text: str) -> None:
+        """Show the user a sentence. From any thread."""
+        self.post(lambda: self._observer.on_note(text))
+
+    # -- workers --------------------------------------------------------------------------------------------------
+
+    def _on_message(self, connection: WorkerConnection, message: messages.FromWorker) -> None:
+        """Runs in the connection's thread."""
+        self.post(lambda: self._on_worker_message(connection, message))
+
+    def _on_lost(self, connection: WorkerConnection, reason: str) -> None:
+        """Runs in the connection's thread."""
+        self.post(lambda: self._on_worker_lost(connection, reason))
+
+    def _on_worker_message(self, connection: WorkerConnection, message: messages.FromWorker) -> None:
+        if isinstance(message, messages.Register):
+            self._on_register(connection, message)
+            return
+        record = self._workers.get(connection)
+        if record is None:
+            return
+        match message:
+            case messages.Ready():
+                self._handle(supervisor.WorkerReady(Generation(message.generation), record.worker))
+            case messages.Acknowledge():
+                faultpoints.reach("before-ack")
+                entry = messages.entry_of(message)
+                self._coordinate(
+                    coordinator.Acknowledged(
+                        Generation(message.generation),
+                        entry.subtask,
+                        CheckpointId(message.checkpoint),
+                        entry.handle,
+                        entry.committables,
+                    )
+                )
+            case messages.Decline():
+                self._on_decline(message)
+            case messages.Finished():
+                subtask = SubtaskId(VertexId(message.vertex), message.index)
+                self._coordinate(coordinator.FinishReported(Generation(message.generation), subtask))
+            case messages.Failed():
+                failed = supervisor.WorkerFailed(
+                    record.attempt, record.worker, _failure(message), _monotonic_ms(), self._random.random()
+                )
+                self._handle(failed)
+            case messages.Metrics():
+                self._book.add(int(record.worker), message)
+            case _:
+                return
+
+    def _on_register(self, connection: WorkerConnection, message: messages.Register) -> None:
+        if message.plan_fingerprint != self._fingerprint:
+            connection.send(messages.Refused("it runs another version of the pipeline"))
+            return
+        address = messages.Address(message.host, message.port)
+        worker = WorkerIndex(message.worker)
+        for attempt, member in self._attempts.register(message.submission, worker, message.attempt):
+            if member == worker:
+                self._workers[connection] = WorkerRecord(attempt, worker, connection, address, message.pid)
+            else:  # carried over from an attempt that turned out to hold a stale worker
+                for record in self._workers.values():
+                    if record.worker == member and record.attempt.submission == attempt.submission:
+                        record.attempt = attempt
+            self._handle(supervisor.WorkerRegistered(attempt, member))
+
+    def _on_decline(self, message: messages.Decline) -> None:
+        if message.text:
+            self._observer.on_note(f"{message.vertex}[{message.index}] declined: {message.text}")
+        subtask = SubtaskId(VertexId(message.vertex), message.index)
+        try:
+            reason = AbortReason[message.reason]
+        except KeyError:
+            reason = AbortReason.SNAPSHOT_FAILED
+        self._coordinate(
+            coordinator.Declined(Generation(message.generation), subtask, CheckpointId(message.checkpoint), reason)
+        )
+
+    def _on_worker_lost(self, connection: WorkerConnection, reason: str) -> None:
+        record = self._workers.pop(connection, None)
+        if record is None:
+            return
+        self._attempts.lost(record.attempt)
+        is_silent = reason.startswith(SILENCE)
+        lost = supervisor.WorkerLost(
+            record.attempt, record.worker, reason, _monotonic_ms(), self._random.random(), is_silent
+        )
+        self._handle(lost)
+
+    def _on_job_ended(self, submission: int, error: str | None) -> None:
+        """Runs in the launcher's thread."""
+        jitter = self._random.random()
+        self.post(lambda: self._handle(supervisor.JobEnded(submission, error, _monotonic_ms(), jitter)))
+
+    def _coordinate(self, event: coordinator.Event) -> None:
+        if self._coordination is not None:
+            self._coordination.handle(event)
+
+    def _on_stop(self) -> None:
+        self._is_stop_wanted = True
+        if self._coordination is not None:
+            self._state = PipelineState.STOPPING
+            self._coordination.handle(coordinator.StopRequested())
+        elif self._state is not PipelineState.STARTING:
+            self._handle(supervisor.CancelRequested())  # between two generations: the last checkpoint stands
+
+    # -- periodic -------------------------------------------------------------------------------------------------
+
+    def _show_progress(self) -> None:
+        pending = None
+        if self._coordination is not None:
+            for checkpoint in self._coordination.machine.pending[:1]:
+                missing = tuple(str(s) for s in self._coordination.machine.missing(checkpoint))
+                pending = (checkpoint, self._coordination.pending_age_ms(checkpoint), missing)
+        generation = self._machine.generation or Generation(0)
+        self._last_progress = self._book.snapshot(self._state, generation, self._machine.restarts_count, pending)
+        self._observer.on_progress(self._last_progress)
+
+    def _check_fence(self) -> None:
+        if self._coordination is None:
+            return
+        generation = self._coordination.generation
+
+        def look() -> None:
+            newer = self._log.newer_claim()
+            if newer is not None and newer > generation:
+                self.post(lambda: self._coordinate(coordinator.GenerationReplaced(newer)))
+
+        self._storage_pool.submit(look)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _finish(self, error: BaseException | None, is_final: bool = False) -> None:
+        if self.result.done():
+            return
+        if error is not None:
+            self.result.set_exception(error)
+            return
+        progress = self._last_progress
+        sources = [n for n in progress.nodes if n.records_in == 0]
+        last = self._book.checkpoints[-1].checkpoint if self._book.checkpoints else None
+        self.result.set_result(
+            RunResult(
+                is_final,
+                sum(n.records_out for n in sources),
+                sum(n.records_in for n in progress.nodes if n.records_out == 0),
+                last,
+                self._machine.restarts_count,
+                _monotonic_ms() - self._begun_ms,
+            )
+        )
+
+    def _close(self) -> None:
+        self._server.close()
+        if self._coordination is not None:
+            self._coordination.close()
+        self._storage_pool.shutdown(wait=True)
+        self._commit_pool.shutdown(wait=True)
+        self._lock.release()
+
+
+def _restored_of(begun: NewGeneration, worker: WorkerIndex) -> list[messages.Restored]:
+    """Return the snapshots that the subtasks of ``worker`` continue from."""
+    manifest = begun.restored
+    if manifest is None:
+        return []
+    return [messages.to_restored(e, manifest.parallelism) for e in manifest.entries if e.subtask.index == worker]
+
+
+def _failure(message: messages.Failed) -> Failure:
+    if message.reason == FAILED_USER:
+        reason = f"the function of operator '{message.node}' failed on the record {message.record}"
+        return Failure(FailureKind.USER_CODE, reason, message.traceback)
+    if message.reason == FAILED_RECORD:
+        return Failure(FailureKind.DETERMINISTIC, message.traceback)
+    where = f"operator '{message.node}': " if message.node else ""
+    return Failure(FailureKind.USER_CODE, f"{where}{message.reason}", message.traceback)
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,60 @@
+"""The committers of all sinks of a pipeline, for one generation (K1–K5; docs/spec/two-phase-commit.md).
+
+Counterpart: ``protocol.commit.CommitQueue`` decides what may be committed; this module calls the targets. Used from
+one thread of the driver at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from headgate import faultpoints
+from headgate.connectors.base import Committer, Sink
+from headgate.errors import UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.graph import Role
+from headgate.model.ids import Generation
+from headgate.model.manifest import Committable
+from headgate.protocol.commit import CommitPermit
+
+
+class SinkCommits:
+    """Committers by sink node."""
+
+    def __init__(self, definition: PipelineDefinition, generation: Generation) -> None:
+        self._committers: dict[str, Committer] = {
+            str(node.name): cast(Sink, node.spec).open_committer(definition.config.name, str(node.name), generation)
+            for node in definition.graph.nodes
+            if node.role is Role.SINK
+        }
+
+    def recover(self, permit: CommitPermit | None, keep: Sequence[Committable]) -> None:
+        """Fence older generations, abort what the restored checkpoint does not promise, commit what it does (K6).
+
+        Args:
+            permit: for the restored checkpoint; None when there is none (then ``keep`` is empty).
+            keep: everything that checkpoint promised to commit.
+        """
+        for name, committer in self._committers.items():
+            committer.recover([c for c in keep if c.sink == name])
+        if permit is not None:
+            self.commit(permit, keep)
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """Commit in order of checkpoint, then sink (K2). Idempotent as a whole."""
+        unknown = {c.sink for c in committables} - set(self._committers)
+        if unknown:
+            names = ", ".join(sorted(unknown))
+            raise UsageError(f"output prepared for sink {names} cannot be committed: the pipeline has no such sink")
+        for checkpoint in sorted({c.checkpoint for c in committables}):
+            for name, committer in self._committers.items():
+                mine = [c for c in committables if c.checkpoint == checkpoint and c.sink == name]
+                if mine:
+                    faultpoints.reach("in-commit")
+                    committer.commit(permit, mine)
+
+    def close(self) -> None:
+        """Release resources of every target."""
+        for committer in self._committers.values():
+            committer.close()

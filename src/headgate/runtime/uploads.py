@@ -1,0 +1,164 @@
+"""The asynchronous part of snapshots: prepare the sinks' output, write the state, report (rules U1–U5 of
+docs/spec/subtask.md).
+
+One ``SnapshotWriter`` per subtask: its writes run one after another in checkpoint order, beside the mailbox, in a
+pool that all subtasks of the worker share. A write that fails or is cancelled leaves its sealed output to the next
+one (C17). Counterpart: ``runtime.subtaskrunner``, which freezes and seals.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from headgate import faultpoints
+from headgate.codec.snapshot import encode_sections
+from headgate.connectors.base import SealedTransaction
+from headgate.errors import StorageError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.manifest import Committable, StateHandle
+from headgate.operators.base import Buffer, FrozenState
+from headgate.protocol.subtask import SnapshotFailed, SnapshotWritten
+from headgate.runtime.checkpointlog import write_snapshot
+from headgate.store.storage import Storage
+
+_T = TypeVar("_T")
+
+RETRY_PAUSES_S = (0.1, 0.3, 0.6)
+"""Pauses between tries of one storage write; after them the checkpoint is declined."""
+
+
+@dataclass(slots=True)
+class FrozenSubtask:
+    """What the synchronous part leaves behind: references only.
+
+    ``plain`` are sections that are bytes already (source positions, flags).
+    """
+
+    checkpoint: CheckpointId
+    states: Mapping[str, FrozenState]
+    plain: Mapping[str, bytes]
+    sealed: Sequence[tuple[str, SealedTransaction]]
+    started_ns: int = field(default_factory=time.monotonic_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where and as whom snapshots are written."""
+
+    storage: Storage
+    pipeline: str
+    generation: Generation
+    inline_bytes_max: int
+
+
+Report = Callable[[SnapshotWritten | SnapshotFailed, str], None]
+"""Called from the pool's threads with the outcome and, for a failure, its text."""
+
+
+class SnapshotWriter:
+    """Writes the snapshots of one subtask, in order."""
+
+    def __init__(
+        self,
+        subtask: SubtaskId,
+        destination: Destination,
+        pool: ThreadPoolExecutor,
+        report: Report,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        """Make the writer; ``on_error`` gets what no checkpoint can survive (fenced, or a bug)."""
+        self._subtask = subtask
+        self._to = destination
+        self._pool = pool
+        self._report = report
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._jobs: deque[FrozenSubtask] = deque()
+        self._is_running = False
+        self._cancelled: set[CheckpointId] = set()
+        self._unprepared: deque[tuple[str, CheckpointId, SealedTransaction]] = deque()
+        self._prepared: list[Committable] = []
+        self._stop = threading.Event()
+
+    def start(self, frozen: FrozenSubtask) -> None:
+        """Queue the write of ``frozen``."""
+        with self._lock:
+            self._jobs.append(frozen)
+            if self._is_running:
+                return
+            self._is_running = True
+        self._pool.submit(self._run)
+
+    def cancel(self, checkpoint: CheckpointId) -> None:
+        """Stop the write of ``checkpoint`` at its next step; its sealed output stays for the next one."""
+        with self._lock:
+            self._cancelled.add(checkpoint)
+
+    def close(self) -> None:
+        """Give up waiting for retries."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._is_running = False
+                    return
+                job = self._jobs.popleft()
+            try:
+                self._write(job)
+            except StorageError as error:
+                self._report(SnapshotFailed(job.checkpoint), str(error))
+            except Exception as error:
+                self._on_error(error)
+
+    def _write(self, job: FrozenSubtask) -> None:
+        for node, sealed in job.sealed:
+            self._unprepared.append((node, job.checkpoint, sealed))
+        if self._is_cancelled(job.checkpoint):
+            return
+        self._prepare_all()
+        if self._is_cancelled(job.checkpoint):
+            return
+        handle = self._with_retries(lambda: self._write_state(job))
+        faultpoints.reach("after-snapshot-before-ack")
+        committables, self._prepared = tuple(self._prepared), []
+        self._report(SnapshotWritten(job.checkpoint, handle, committables), "")
+
+    def _prepare_all(self) -> None:
+        while self._unprepared:
+            node, checkpoint, sealed = self._unprepared[0]
+            payload = self._with_retries(sealed.prepare)
+            self._unprepared.popleft()
+            if payload is not None:
+                index = self._subtask.index
+                self._prepared.append(Committable(node, checkpoint, index, self._to.generation, payload))
+
+    def _write_state(self, job: FrozenSubtask) -> StateHandle:
+        sections: dict[str, Sequence[Buffer]] = {name: [data] for name, data in job.plain.items()}
+        for node, state in job.states.items():
+            sections[f"state/{node}"] = state.encode()
+        parts = [memoryview(part) for part in encode_sections(sections)]
+        to = self._to
+        return write_snapshot(
+            to.storage, to.pipeline, self._subtask, job.checkpoint, to.generation, parts, to.inline_bytes_max
+        )
+
+    def _with_retries(self, call: Callable[[], _T]) -> _T:
+        for pause_s in RETRY_PAUSES_S:
+            try:
+                return call()
+            except StorageError as error:
+                if not error.is_transient or self._stop.wait(pause_s):
+                    raise
+        return call()
+
+    def _is_cancelled(self, checkpoint: CheckpointId) -> bool:
+        with self._lock:
+            return checkpoint in self._cancelled

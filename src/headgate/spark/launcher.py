@@ -1,0 +1,69 @@
+"""Starts the workers of a pipeline as one barrier stage of a Spark job.
+
+Interprets ``runtime.driver.Launcher``. The job's only purpose is to hold ``parallelism`` tasks at a time; its
+failures are reported as one line each, because the workers have told the driver the story already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headgate.model.definition import PipelineDefinition
+from headgate.spark.workers import RESULT_SCHEMA, WorkerMain
+
+ERROR_CHARS_SHOWN = 300
+
+
+@dataclass(slots=True)
+class SparkLauncher:
+    """Submits barrier stages to one SparkSession."""
+
+    spark: Any
+    definition: PipelineDefinition
+    fingerprint: str
+    is_local: bool
+
+    def submit(
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
+    ) -> None:
+        """Run the job in a thread of its own; call ``ended`` once when it is over."""
+        from pyspark import InheritableThread
+
+        host, port = address
+        main = WorkerMain(self.definition, submission, host, port, secret, self.is_local, self.fingerprint)
+        thread = InheritableThread(target=self._run, args=(submission, main, ended), name=f"headgate-job-{submission}")
+        thread.daemon = True
+        thread.start()
+
+    def cancel(self, submission: int) -> None:
+        """Have Spark kill the tasks of this submission."""
+        self.spark.sparkContext.cancelJobGroup(self._group(submission))
+
+    def _group(self, submission: int) -> str:
+        return f"headgate-{self.definition.config.name}-{id(self):x}-{submission}"
+
+    def _run(self, submission: int, main: WorkerMain, ended: Callable[[str | None], None]) -> None:
+        parallelism = self.definition.plan.parallelism
+        context = self.spark.sparkContext
+        try:
+            description = f"headgate pipeline '{self.definition.config.name}'"
+            context.setJobGroup(self._group(submission), description, interruptOnCancel=True)
+            frame = self.spark.range(0, parallelism, 1, parallelism)
+            frame.mapInArrow(main, RESULT_SCHEMA, barrier=True).collect()
+        except Exception as error:
+            ended(_one_line(error))
+        else:
+            ended(None)
+
+
+def _one_line(error: Exception) -> str:
+    """Return the first telling line of a Spark error, without JVM frames."""
+    text = str(error)
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("RuntimeError: headgate worker"):
+            return stripped.removeprefix("RuntimeError: ")[:ERROR_CHARS_SHOWN]
+    telling = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    return (telling[0] if telling else type(error).__name__)[:ERROR_CHARS_SHOWN]

@@ -1,0 +1,181 @@
+"""Runs a pipeline on Spark: finds or makes the session, checks the cluster, starts the driver, hands out the handle.
+
+Counterparts: ``api.pipeline`` above, ``runtime.driver`` below. The only place that creates a SparkSession.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+from headgate.errors import UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.progress import (
+    CheckpointProgress,
+    Observer,
+    Progress,
+    RunResult,
+    SilentObserver,
+)
+from headgate.runtime.driver import Driver
+from headgate.spark.launcher import SparkLauncher
+
+SLOTS_WAIT_S = 30.0
+"""How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
+
+
+class SparkHandle:
+    """A started pipeline (``model.progress.PipelineHandle``)."""
+
+    def __init__(self, driver: Driver, spark: Any, owns_session: bool) -> None:
+        self.driver = driver
+        self._spark = spark
+        self._owns_session = owns_session
+
+    @property
+    def progress(self) -> Progress:
+        """The latest snapshot."""
+        return self.driver.progress
+
+    def wait(self, timeout_s: float | None = None) -> RunResult | None:
+        """Wait until the pipeline ended; None when ``timeout_s`` passed before.
+
+        Raises:
+            PipelineFailed: the restart strategy gave up.
+            FencedError: another driver of the same pipeline took over.
+        """
+        try:
+            result = self.driver.result.result(timeout_s)
+        except FutureTimeout:
+            return None
+        except BaseException:
+            self._release()
+            raise
+        self._release()
+        return result
+
+    def stop(self, timeout_s: float | None = None) -> RunResult | None:
+        """Take a last checkpoint, then stop; a later run of the same pipeline continues from it."""
+        self.driver.stop()
+        return self.wait(timeout_s)
+
+    def cancel(self) -> None:
+        """Stop at once, without a last checkpoint; a later run continues from the latest completed one."""
+        self.driver.cancel()
+
+    def checkpoints(self) -> tuple[CheckpointProgress, ...]:
+        """Return the completed checkpoints of this run, oldest first (bounded)."""
+        return tuple(self.driver.book.checkpoints)
+
+    def metrics(self) -> dict[str, dict[str, int | float]]:
+        """Return ``node → metric → number`` of the latest snapshot."""
+        return {
+            str(node.name): {
+                "records_in": node.records_in,
+                "records_out": node.records_out,
+                "records_in_per_second": node.records_in_per_second,
+                "records_out_per_second": node.records_out_per_second,
+                **dict(node.counters),
+            }
+            for node in self.driver.progress.nodes
+        }
+
+    def _release(self) -> None:
+        self.driver.join()
+        if self._owns_session:
+            self._owns_session = False
+            self._spark.stop()
+
+
+def start_pipeline(
+    definition: PipelineDefinition,
+    *,
+    spark: Any = None,
+    master: str | None = None,
+    observer: Observer | None = None,
+) -> SparkHandle:
+    """Start ``definition`` and return its handle.
+
+    Uses ``spark``, else the active SparkSession, else makes one for ``master`` (default: local, as many slots as
+    the parallelism) and stops it at the end.
+
+    Raises:
+        UsageError: the cluster has fewer slots than the parallelism, or another driver runs this pipeline.
+    """
+    from pyspark.sql import SparkSession
+
+    found = spark if spark is not None else SparkSession.getActiveSession()
+    owns_session = found is None
+    parallelism = definition.plan.parallelism
+    session = found if found is not None else make_session(definition.config.name, parallelism, master)
+    try:
+        _check_slots(session, parallelism)
+        for prepare in definition.prepare.values():
+            prepare(session)
+        is_local = session.sparkContext.master.startswith("local")
+        host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
+        fingerprint = plan_fingerprint(definition)
+        launcher = SparkLauncher(session, definition, fingerprint, is_local)
+        driver = Driver(definition, launcher, observer or SilentObserver(), fingerprint, host=host)
+    except BaseException:
+        if owns_session:
+            session.stop()
+        raise
+    driver.start()
+    return SparkHandle(driver, session, owns_session)
+
+
+def make_session(name: str, parallelism: int, master: str | None) -> Any:
+    """Return a new SparkSession that keeps quiet: failures of workers are told by the driver, not by JVM frames."""
+    from pyspark.sql import SparkSession
+
+    master = master or os.environ.get("HEADGATE_MASTER") or f"local[{parallelism}]"
+    if master.startswith("local"):
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    quiet = os.path.join(os.path.dirname(__file__), "log4j2-quiet.properties")
+    options = f"-Dlog4j2.configurationFile=file:{quiet} -Dlog4j.configurationFile=file:{quiet}"
+    builder = (
+        SparkSession.builder.master(master)
+        .appName(f"headgate-{name}")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+    )
+    if "log4j" not in os.environ.get("SPARK_SUBMIT_OPTS", ""):
+        builder = builder.config("spark.driver.extraJavaOptions", options)
+    if master.startswith("local"):
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    return builder.getOrCreate()
+
+
+def slots(session: Any) -> int:
+    """Return how many tasks the session's cluster can run at the same time."""
+    context = session.sparkContext
+    if context.master.startswith("local"):
+        return int(context.defaultParallelism)
+    scala = context._jsc.sc()
+    profile = scala.resourceProfileManager().defaultResourceProfile()
+    return int(scala.maxNumConcurrentTasks(profile))
+
+
+def _check_slots(session: Any, parallelism: int) -> None:
+    """Refuse what Spark would otherwise only retry for ten minutes."""
+    deadline = time.monotonic() + SLOTS_WAIT_S
+    while (free := slots(session)) < parallelism:
+        if session.sparkContext.master.startswith("local") or time.monotonic() > deadline:
+            raise UsageError(
+                f"parallelism {parallelism} needs as many slots, but {session.sparkContext.master} has {free}; "
+                "lower the parallelism or give Spark more cores"
+            )
+        time.sleep(0.2)
+
+
+def plan_fingerprint(definition: PipelineDefinition) -> str:
+    """Return a text that differs when driver and workers do not run the same plan."""
+    plan = definition.plan
+    shape = repr((plan.edges, [(v.id, [n.name for n in v.nodes]) for v in plan.vertices], plan.parallelism))
+    return hashlib.sha256((shape + repr(sorted(plan.state_texts().items()))).encode()).hexdigest()[:32]

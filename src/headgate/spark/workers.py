@@ -1,0 +1,61 @@
+"""What runs inside a Spark task: it becomes a worker.
+
+The function travels in Spark's own closure (never over our sockets); everything else is ``runtime.worker``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import WorkerIndex
+
+RESULT_SCHEMA = "worker long"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMain:
+    """The function of ``mapInArrow``: one call per Spark task, that is per worker."""
+
+    definition: PipelineDefinition
+    submission: int
+    driver_host: str
+    driver_port: int
+    secret: bytes
+    is_local: bool
+    fingerprint: str
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run a worker until its pipeline ends; yields nothing.
+
+        Raises:
+            RuntimeError: the worker was told to stop or failed. One sentence: the driver has the story.
+        """
+        from pyspark import BarrierTaskContext
+
+        from headgate.runtime.worker import Worker, WorkerStopped, WorkerTask
+
+        context = BarrierTaskContext.get()
+        info = context.getTaskInfos()[context.partitionId()]
+        host = "127.0.0.1" if self.is_local else info.address.rsplit(":", 1)[0]
+        task = WorkerTask(
+            self.definition,
+            WorkerIndex(context.partitionId()),
+            self.submission,
+            context.taskAttemptId(),
+            self.driver_host,
+            self.driver_port,
+            self.secret,
+            host,
+            self.fingerprint,
+        )
+        for _ in batches:  # the one row that made this partition
+            pass
+        try:
+            Worker(task).run()
+        except WorkerStopped as stopped:
+            raise RuntimeError(f"headgate worker {task.worker} stopped: {stopped}") from None
+        yield from ()
