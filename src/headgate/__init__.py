@@ -1,1 +1,131 @@
-"""Headgate: exactly-once stream processing for Python, on Apache Spark."""
+"""Headgate: exactly-once stream processing for Python, on Apache Spark.
+
+Names are imported when they are first used, so that ``import headgate`` needs neither Spark nor Arrow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from headgate.errors import (
+    BadRecord,
+    CorruptionError,
+    FencedError,
+    HeadgateError,
+    PipelineFailed,
+    ProtocolViolation,
+    StorageError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from headgate.api.config import (
+        Checkpointing,
+        DeadLetter,
+        ExponentialDelay,
+        Fail,
+        FailureRate,
+        FixedDelay,
+        NoRestart,
+    )
+    from headgate.api.dataframes import DataFrameSource
+    from headgate.api.keyed import KeyedStream, WindowedStream
+    from headgate.api.pipeline import Pipeline
+    from headgate.api.stream import Stream
+    from headgate.api.windows import Session, Sliding, Tumbling
+    from headgate.connectors.files import JsonLines, TextFiles
+    from headgate.connectors.filesink import FileSink
+    from headgate.connectors.generator import Choice, Generator, RowNumber, Uniform
+    from headgate.connectors.memory import Discard, FromRows, Print
+    from headgate.connectors.parquet import ParquetFiles
+    from headgate.connectors.streams import StreamSink, StreamSource
+    from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
+    from headgate.store.streams import StreamStore
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "headgate.api.config": (
+        "Checkpointing",
+        "DeadLetter",
+        "ExponentialDelay",
+        "Fail",
+        "FailureRate",
+        "FixedDelay",
+        "NoRestart",
+    ),
+    "headgate.api.dataframes": ("DataFrameSource",),
+    "headgate.api.keyed": ("KeyedStream", "WindowedStream"),
+    "headgate.api.pipeline": ("Pipeline",),
+    "headgate.api.stream": ("Stream",),
+    "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
+    "headgate.connectors.files": ("JsonLines", "TextFiles"),
+    "headgate.connectors.filesink": ("FileSink",),
+    "headgate.connectors.generator": ("Choice", "Generator", "RowNumber", "Uniform"),
+    "headgate.connectors.memory": ("Discard", "FromRows", "Print"),
+    "headgate.connectors.parquet": ("ParquetFiles",),
+    "headgate.connectors.streams": ("StreamSink", "StreamSource"),
+    "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
+    "headgate.store.streams": ("StreamStore",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BadRecord",
+    "Checkpointing",
+    "Choice",
+    "CorruptionError",
+    "DataFrameSource",
+    "DeadLetter",
+    "Discard",
+    "ExponentialDelay",
+    "Fail",
+    "FailureRate",
+    "FencedError",
+    "FileSink",
+    "FixedDelay",
+    "FromRows",
+    "Generator",
+    "HeadgateError",
+    "JsonLines",
+    "KeyedStream",
+    "NoRestart",
+    "ParquetFiles",
+    "Pipeline",
+    "PipelineFailed",
+    "PipelineHandle",
+    "PipelineState",
+    "Print",
+    "Progress",
+    "ProtocolViolation",
+    "RowNumber",
+    "RunResult",
+    "Session",
+    "Sliding",
+    "StorageError",
+    "Stream",
+    "StreamSink",
+    "StreamSource",
+    "StreamStore",
+    "TextFiles",
+    "Tumbling",
+    "Uniform",
+    "UsageError",
+    "WindowedStream",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used."""
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"headgate has no name '{name}'")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

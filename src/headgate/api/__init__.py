@@ -1,1 +1,1 @@
-"""Package api."""
+"""The public API: pipelines, streams, configuration."""

@@ -6,7 +6,6 @@ Never runs anything. ``headgate.api.stream`` adds nodes; ``headgate.api.pipeline
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -45,13 +44,11 @@ class GraphBuilder:
     Attributes:
         schemas: main output of each node (of a sink: what it receives).
         refusing: nodes that may hand over bad records.
-        prepare: see ``PipelineDefinition.prepare``.
     """
 
     nodes: list[Node] = field(default_factory=list)
     schemas: dict[NodeName, pa.Schema] = field(default_factory=dict)
     refusing: list[NodeName] = field(default_factory=list)
-    prepare: dict[NodeName, Callable[[object], None]] = field(default_factory=dict)
 
     def claim_name(self, kind: str, name: str | None) -> NodeName:
         """Return the name of a new node: ``name``, or ``kind``, ``kind-2``, … in order of appearance.

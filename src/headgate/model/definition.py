@@ -5,8 +5,7 @@ Made by ``headgate.api.pipeline``; read by ``headgate.spark.session`` and the si
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headgate.model.config import PipelineConfig
 from headgate.model.graph import Graph
@@ -22,8 +21,6 @@ class PipelineDefinition:
         schemas: ``node → pyarrow.Schema`` of its main output, for every node of the graph (a sink's entry is the
             schema of the records it receives).
         diverts: bad records go to the sink node ``bad-records`` (else the first one fails the pipeline).
-        prepare: actions that must have happened in the driver before the workers start, by node; each is called
-            once per start with the active SparkSession (capturing a DataFrame). They are idempotent.
     """
 
     config: PipelineConfig
@@ -31,4 +28,3 @@ class PipelineDefinition:
     plan: Plan
     schemas: dict[NodeName, object]
     diverts: bool = False
-    prepare: dict[NodeName, Callable[[object], None]] = field(default_factory=dict)

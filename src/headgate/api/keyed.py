@@ -1,0 +1,150 @@
+"""Streams by key, and windows over them.
+
+``agg`` becomes two operators where its aggregates permit it: partial results before the shuffle, their merge behind
+it. That is decided here, once, from the expressions (docs/spec/windows.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import polars as pl
+import pyarrow as pa
+
+from headgate.api.notyet import not_there_yet
+from headgate.api.stream import Row, Stream, _expressions, _function
+from headgate.api.windows import Tumbling
+from headgate.errors import UsageError
+from headgate.model.config import Duration
+from headgate.model.graph import Edge, Partitioner, Role
+from headgate.operators import catalog
+from headgate.operators.schemas import SchemaLike
+from headgate.operators.types import schema_text
+from headgate.operators.windowplan import START_COLUMN, TumblingAggregate
+from headgate.operators.windows import window_operators
+
+if TYPE_CHECKING:
+    from headgate.api.pipeline import Pipeline
+
+
+class KeyedStream:
+    """Records with equal keys come to the same subtask, in the order in which each upstream subtask sent them."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        edges: tuple[Edge, ...],
+        schema: pa.Schema,
+        keys: tuple[str, ...],
+        time_column: str | None,
+    ) -> None:
+        """For ``Stream.key_by`` only."""
+        self._pipeline = pipeline
+        self._edges = edges
+        self._schema = schema
+        self._keys = keys
+        self._time_column = time_column
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema of the records."""
+        return self._schema
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return self._keys
+
+    def __repr__(self) -> str:
+        return f"KeyedStream(by {', '.join(self._keys)}: {schema_text(self._schema)})"
+
+    def reduce(
+        self, function: Callable[[Row, Row], Row], schema: SchemaLike | None = None, *, name: str | None = None
+    ) -> Stream:
+        """Combine the records of each key one by one: ``function(so far, record)`` returns the new "so far".
+
+        Emits the new value for every record; the first record of a key is its first value. ``schema`` describes the
+        values when it differs from the input's.
+        """
+        from headgate.operators.reduce import ReduceSpec
+
+        builder = self._pipeline._builder
+        node = builder.claim_name("reduce", name)
+        spec = ReduceSpec(self._keys, _function("reduce", function), schema)
+        output = catalog.output_schema(spec, self._schema, str(node))
+        text = catalog.state_text(spec)
+        builder.add(node, Role.OPERATOR, self._edges, spec, output, state_text=text, refuses=True)
+        time_column = self._time_column if self._time_column in output.names else None
+        return Stream(self._pipeline, (Edge(node),), output, time_column)
+
+    def window(self, window: Tumbling, *, allowed_lateness: Duration | None = None) -> WindowedStream:
+        """Group the records of each key by event time.
+
+        Raises:
+            UsageError: the stream has no event time yet.
+        """
+        if not isinstance(window, Tumbling):
+            raise UsageError(f"window needs a window such as headgate.Tumbling('5m'), not {window!r}")
+        if allowed_lateness is not None:
+            not_there_yet("allowed_lateness", "wait longer with with_timestamps(..., out_of_orderness=...)")
+        if self._time_column is None:
+            raise UsageError(
+                f"window after '{self._edges[0].upstream}' needs event times; call "
+                f".with_timestamps(column) before key_by and keep that column (the columns are "
+                f"{schema_text(self._schema)})"
+            )
+        return WindowedStream(self, window, self._time_column)
+
+    def process(self, *args: object, **options: object) -> NoReturn:
+        """Process functions are not there yet."""
+        not_there_yet("process", "use reduce or window(...).agg")
+
+    def join(self, *args: object, **options: object) -> NoReturn:
+        """Joins are not there yet."""
+        not_there_yet("a join")
+
+
+class WindowedStream:
+    """The windows of each key."""
+
+    def __init__(self, keyed: KeyedStream, window: Tumbling, time_column: str) -> None:
+        """For ``KeyedStream.window`` only."""
+        self._keyed = keyed
+        self._window = window
+        self._time_column = time_column
+
+    def agg(self, *expressions: pl.Expr, name: str | None = None, **named: Any) -> Stream:
+        """Aggregate each window with Polars expressions: ``agg(errors=pl.len(), last=pl.col("ts").max())``.
+
+        One record a key and window, when the window ends: the key columns, ``window_start``, ``window_end`` (not
+        included), then the aggregates. Records that come after that are dropped and counted as late.
+
+        Raises:
+            UsageError: unknown column, wrong type, or two results of one name.
+        """
+        keyed = self._keyed
+        builder = keyed._pipeline._builder
+        node = builder.claim_name("window", name)
+        aggregates = tuple(_expressions("agg", name, expressions, named))
+        aggregate = TumblingAggregate(keyed._keys, self._time_column, self._window.size_ms, aggregates)
+        operators = window_operators(aggregate, keyed._schema, str(node))
+        edges = keyed._edges
+        if operators.combine is not None:
+            before = tuple(Edge(edge.upstream) for edge in edges)
+            combine = builder.claim_name(f"{node}-combine", None)
+            partial = catalog.output_schema(operators.combine, keyed._schema, str(combine))
+            text = catalog.state_text(operators.combine)
+            builder.add(combine, Role.OPERATOR, before, operators.combine, partial, state_text=text)
+            edges = (Edge(combine, Partitioner.HASH, operators.keys),)
+        text = catalog.state_text(operators.window)
+        builder.add(node, Role.OPERATOR, edges, operators.window, operators.output, state_text=text)
+        return Stream(keyed._pipeline, (Edge(node),), operators.output, START_COLUMN)
+
+    def reduce(self, *args: object, **options: object) -> NoReturn:
+        """A Python reduce over a window is not there yet."""
+        not_there_yet("reduce over a window", "use agg with Polars expressions")
+
+    def apply(self, *args: object, **options: object) -> NoReturn:
+        """A Python function over a window is not there yet."""
+        not_there_yet("apply over a window", "use agg with Polars expressions")

@@ -1,0 +1,261 @@
+"""A pipeline: its name, its configuration, its graph; and running it.
+
+Counterparts: ``headgate.api.stream`` (the verbs), ``headgate.spark.session`` (which runs the definition).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from headgate.api.builder import GraphBuilder, check_name
+from headgate.api.config import (
+    BadRecords,
+    Checkpointing,
+    DeadLetter,
+    ExponentialDelay,
+    Fail,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    Restart,
+    absolute_location,
+)
+from headgate.api.describe import describe_plan
+from headgate.api.notyet import not_there_yet
+from headgate.api.placed import CapturableSource, PlacedSink, PlacedSource
+from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
+from headgate.api.stream import Stream
+from headgate.connectors.base import Source
+from headgate.errors import UsageError
+from headgate.model.config import DamagedCheckpoint, PipelineConfig
+from headgate.model.definition import PipelineDefinition
+from headgate.model.graph import Edge, Graph, Role
+from headgate.model.keygroups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
+from headgate.model.plan import make_plan
+from headgate.model.progress import Observer, PipelineHandle, RunResult
+from headgate.operators import badrecords
+from headgate.operators.types import canonical_schema
+
+PARALLELISM_DEFAULT = 2
+"""On local Spark, when neither the pipeline nor the master says otherwise."""
+
+_LOCAL_MASTER = re.compile(r"^local(?:\[(\d+|\*)(?:,\s*\d+)?\])?$")
+
+
+class Pipeline:
+    """Sources, operators and sinks under one name.
+
+    The name identifies the pipeline's checkpoints: running the same name again continues where it stopped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        parallelism: int | None = None,
+        checkpointing: Checkpointing | None = None,
+        restart: Restart | None = None,
+        bad_records: BadRecords | None = None,
+        max_parallelism: int = MAX_PARALLELISM_DEFAULT,
+        on_damaged_checkpoint: str = "previous",
+        state_backend: str = "memory",
+    ) -> None:
+        """Configure; nothing is started or written.
+
+        Args:
+            name: letters, digits, '.', '_' and '-'.
+            parallelism: subtasks of every operator; default is the master's slots, on local Spark 2.
+            checkpointing: where checkpoints are kept and how they are taken.
+            restart: what happens after a failure; default is ``ExponentialDelay()``.
+            bad_records: ``Fail()`` (default) or ``DeadLetter(sink)``.
+            max_parallelism: number of key groups; fixed for the life of the pipeline.
+            on_damaged_checkpoint: "previous" restores the one before a damaged checkpoint, "fail" does not start.
+            state_backend: "memory".
+
+        Raises:
+            UsageError: a value is wrong.
+        """
+        self.name = check_name(name, "a pipeline")
+        self._max_parallelism = _whole(max_parallelism, MAX_PARALLELISM_MAX, "max_parallelism")
+        self._parallelism = None if parallelism is None else self._checked_parallelism(parallelism)
+        self._checkpointing = _instance(checkpointing or Checkpointing(), Checkpointing, "checkpointing")
+        self._restart = _instance(
+            restart or ExponentialDelay(), (NoRestart, FixedDelay, ExponentialDelay, FailureRate), "restart"
+        ).to_config()
+        self._bad_records = _checked_policy(bad_records or Fail())
+        self._on_damaged = _damaged_policy(on_damaged_checkpoint)
+        if state_backend != "memory":
+            not_there_yet(f"state backend '{state_backend}'", "use state_backend='memory'")
+        self._builder = GraphBuilder()
+
+    def __repr__(self) -> str:
+        return f"Pipeline({self.name!r}, {len(self._builder.nodes)} operators)"
+
+    def source(self, source: Source, *, name: str | None = None) -> Stream:
+        """Begin a stream.
+
+        Args:
+            source: what to read, for example ``StreamSource("app/logs")`` or ``DataFrameSource(df)``.
+            name: of the operator; default "source".
+
+        Raises:
+            UsageError: it is not a source, or cannot be read.
+        """
+        if not (callable(getattr(source, "open", None)) and callable(getattr(source, "schema", None))):
+            raise UsageError(
+                f"a source such as headgate.TextFiles('logs/') is needed, not {type(source).__name__}; "
+                "a Spark DataFrame is wrapped as headgate.DataFrameSource(df), rows as headgate.FromRows(rows)"
+            )
+        node = self._builder.claim_name("source", name)
+        try:
+            schema = canonical_schema(source.schema())
+        except UsageError as error:
+            raise UsageError(f"operator '{node}': {error.message}") from None
+        self._builder.add(node, Role.SOURCE, (), source, schema, state_text=source.identity(), refuses=True)
+        return Stream(self, (Edge(node),), schema)
+
+    def definition(self, parallelism: int | None = None) -> PipelineDefinition:
+        """Return what runs; ``parallelism`` counts where the pipeline leaves it open.
+
+        Raises:
+            UsageError: there is no sink, a stream leads nowhere, parallelism is out of range.
+        """
+        subtasks = self._parallelism or parallelism or PARALLELISM_DEFAULT
+        sink = self._bad_records.sink if isinstance(self._bad_records, DeadLetter) else None
+        graph, schemas = self._builder.finished(sink)
+        config = PipelineConfig(
+            name=self.name,
+            parallelism=self._checked_parallelism(subtasks),
+            checkpoint_root=self._checkpointing.root(),
+            max_parallelism=self._max_parallelism,
+            checkpoints=self._checkpointing.to_config(),
+            restart=self._restart,
+            on_damaged=self._on_damaged,
+        )
+        graph = _placed(graph, config)
+        plan = make_plan(graph, config.parallelism, config.max_parallelism)
+        return PipelineDefinition(config, graph, plan, {**schemas}, sink is not None)
+
+    def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
+        """Replace what the program says (the command line's options); None keeps it.
+
+        Raises:
+            UsageError: parallelism is out of range.
+        """
+        if parallelism is not None:
+            self._parallelism = self._checked_parallelism(parallelism)
+        if checkpoint_dir is not None:
+            self._checkpointing = replace(self._checkpointing, dir=absolute_location(checkpoint_dir))
+
+    def describe(self) -> str:
+        """Return the plan as text: the chains that run in one thread, and what flows between them."""
+        return describe_plan(self.definition())
+
+    def start(
+        self, master: str | None = None, *, spark: Any = None, observer: Observer | None = None
+    ) -> PipelineHandle:
+        """Start and return at once.
+
+        Args:
+            master: a Spark master's URL; default is the active SparkSession, else local Spark.
+            spark: the SparkSession to use.
+            observer: gets progress; default logs restarts and notes to the logger ``headgate``.
+
+        Raises:
+            UsageError: wrong pipeline, missing Java, too few slots, another driver runs this pipeline.
+        """
+        refuse_while_loading(self)
+        definition = self.definition(_slots(master, spark))
+        from headgate.spark.session import start_pipeline
+
+        for node in definition.graph.nodes:
+            if isinstance(node.spec, CapturableSource):
+                spark = node.spec.capture() or spark
+        definition = _with_captured(definition)
+        watcher = LoggingObserver(self.name) if observer is None else observer
+        handle: PipelineHandle = start_pipeline(definition, spark=spark, master=master, observer=watcher)
+        return handle
+
+    def run(self, master: str | None = None, *, spark: Any = None, observer: Observer | None = None) -> RunResult:
+        """Run until bounded input ends, or until Ctrl-C or SIGTERM stops it after a last checkpoint.
+
+        Raises:
+            PipelineFailed: the restart strategy gave up.
+            UsageError, FencedError: see ``start``.
+        """
+        return run_to_end(lambda: self.start(master, spark=spark, observer=observer))
+
+    def add_listener(self, *args: object, **options: object) -> NoReturn:
+        """Checkpoint listeners are not there yet."""
+        not_there_yet("a checkpoint listener")
+
+    def _checked_parallelism(self, parallelism: int) -> int:
+        return _whole(parallelism, self._max_parallelism, "parallelism")
+
+
+def _placed(graph: Graph, config: PipelineConfig) -> Graph:
+    """Tell sources and sinks that live in the pipeline's own directory where that is."""
+    nodes = []
+    for node in graph.nodes:
+        if isinstance(node.spec, PlacedSource | PlacedSink):
+            node = replace(node, spec=node.spec.at(config.checkpoint_root, config.name, str(node.name)))
+        nodes.append(node)
+    return Graph(tuple(nodes))
+
+
+def _with_captured(definition: PipelineDefinition) -> PipelineDefinition:
+    """Return ``definition`` with every captured DataFrame replaced by a source of its files."""
+    if not any(isinstance(node.spec, CapturableSource) for node in definition.graph.nodes):
+        return definition
+    nodes = tuple(
+        replace(node, spec=node.spec.captured()) if isinstance(node.spec, CapturableSource) else node
+        for node in definition.graph.nodes
+    )
+    graph = Graph(nodes)
+    plan = make_plan(graph, definition.plan.parallelism, definition.plan.max_parallelism)
+    return replace(definition, graph=graph, plan=plan)
+
+
+def _slots(master: str | None, spark: Any) -> int | None:
+    """Return the slots that the session or the master's URL is known to have, or None."""
+    if spark is not None:
+        return int(spark.sparkContext.defaultParallelism)
+    match = _LOCAL_MASTER.match(master) if master is not None else None
+    if match is None:
+        return None
+    if match.group(1) == "*":
+        return os.cpu_count() or 1
+    return int(match.group(1) or 1)
+
+
+def _whole(value: int, most: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise UsageError(f"{what} must be an integer between 1 and {most}, but is {value!r}")
+    return value
+
+
+def _instance(value: Any, kinds: Any, what: str) -> Any:
+    if not isinstance(value, kinds):
+        names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+        raise UsageError(f"{what}= must be {' or '.join(f'headgate.{name}(...)' for name in names)}, not {value!r}")
+    return value
+
+
+def _checked_policy(policy: BadRecords) -> BadRecords:
+    _instance(policy, (Fail, DeadLetter), "bad_records")
+    if isinstance(policy, DeadLetter):
+        try:
+            policy.sink.check(canonical_schema(badrecords.SCHEMA))
+        except UsageError as error:
+            raise UsageError(f"bad_records: {error.message}") from None
+    return policy
+
+
+def _damaged_policy(policy: str) -> DamagedCheckpoint:
+    try:
+        return DamagedCheckpoint(policy)
+    except ValueError:
+        raise UsageError(f"on_damaged_checkpoint must be 'previous' or 'fail', not {policy!r}") from None

@@ -1,0 +1,135 @@
+"""Running a pipeline in the foreground: signals, the log, and programs that are only loaded."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from headgate.errors import HeadgateError
+from headgate.model.ids import CheckpointId
+from headgate.model.progress import PipelineHandle, Progress, RunResult
+
+if TYPE_CHECKING:
+    from headgate.api.pipeline import Pipeline
+
+WAIT_S = 0.2
+"""How long a signal may go unnoticed."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_loading = threading.local()
+
+
+class RunRequested(BaseException):
+    """A program that the command line only loads called ``run`` or ``start``; carries its pipeline.
+
+    Not an ``Exception``, so that the program does not catch it by accident.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self.pipeline = pipeline
+
+
+@contextmanager
+def loading_only() -> Iterator[None]:
+    """Within this block ``Pipeline.run`` and ``start`` raise ``RunRequested`` in this thread."""
+    _loading.is_on = True
+    try:
+        yield
+    finally:
+        _loading.is_on = False
+
+
+def refuse_while_loading(pipeline: Pipeline) -> None:
+    """Raise ``RunRequested`` inside ``loading_only``."""
+    if getattr(_loading, "is_on", False):
+        raise RunRequested(pipeline)
+
+
+class LoggingObserver:
+    """Logs what a user should know to the logger ``headgate``."""
+
+    def __init__(self, pipeline: str) -> None:
+        self._log = logging.getLogger("headgate")
+        self._pipeline = pipeline
+
+    def on_progress(self, progress: Progress) -> None:
+        """Not logged."""
+
+    def on_restart(self, reason: str, delay_ms: int) -> None:
+        """Log a warning."""
+        self._log.warning("pipeline '%s' restarts in %d ms: %s", self._pipeline, delay_ms, reason)
+
+    def on_note(self, text: str) -> None:
+        """Log it."""
+        self._log.info("pipeline '%s': %s", self._pipeline, text)
+
+    def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
+        """Log at debug level."""
+        self._log.debug(
+            "pipeline '%s' completed checkpoint %d: %d ms, %d bytes",
+            self._pipeline,
+            checkpoint,
+            duration_ms,
+            size_bytes,
+        )
+
+
+def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
+    """Start, then wait until the pipeline ended or a signal stopped it.
+
+    The first SIGINT or SIGTERM stops with a last checkpoint, the second one cancels. Outside the main thread
+    signals are left alone.
+
+    Raises:
+        PipelineFailed, FencedError, UsageError
+    """
+    handle = start()
+    if threading.current_thread() is not threading.main_thread():
+        return _waited(handle)
+    received: list[int] = []
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    # After start: PySpark installs a handler of its own when it makes its context.
+    before: dict[int, Any] = {number: signal.signal(number, remember) for number in _SIGNALS}
+    try:
+        return _wait_for_end_or_signal(handle, received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _wait_for_end_or_signal(handle: PipelineHandle, received: list[int]) -> RunResult:
+    stopping: threading.Thread | None = None
+    cancelled = False
+    while True:
+        result = handle.wait(WAIT_S)
+        if result is not None:
+            return result
+        if received and stopping is None:
+            stopping = threading.Thread(target=_stop, args=(handle,), name="headgate-stop", daemon=True)
+            stopping.start()
+        if len(received) > 1 and not cancelled:
+            cancelled = True
+            handle.cancel()
+
+
+def _stop(handle: PipelineHandle) -> None:
+    try:
+        handle.stop()
+    except HeadgateError as error:  # the waiting thread gets the same failure from ``wait``
+        logging.getLogger("headgate").debug("stop ended with: %s", error)
+
+
+def _waited(handle: PipelineHandle) -> RunResult:
+    while True:
+        result = handle.wait(None)
+        if result is not None:
+            return result
