@@ -153,7 +153,7 @@ class StreamSourceReader:
             if not is_over:
                 return None
             self._finished.add(split)
-            return SourceBatch(split, self._schema.empty_table().to_batches()[0], is_split_finished=True)
+            return SourceBatch(split, pa.RecordBatch.from_pylist([], schema=self._schema), is_split_finished=True)
         return SourceBatch(split, to_canonical(batch, self._schema))
 
 

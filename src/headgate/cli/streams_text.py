@@ -1,0 +1,120 @@
+"""Events as text: lines and JSON lines, from and to Arrow batches.
+
+Counterpart: ``headgate streams write`` and ``read``. Never holds more than one batch of input.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from datetime import date, datetime, timedelta
+from typing import IO
+
+import pyarrow as pa
+import pyarrow.json as pj
+
+from headgate.errors import UsageError
+
+BLOCK_BYTES = 4 << 20
+"""Input is read in blocks of whole lines of about this size."""
+
+TYPES = {
+    "string": pa.large_string(),
+    "text": pa.large_string(),
+    "binary": pa.large_binary(),
+    "int64": pa.int64(),
+    "int": pa.int64(),
+    "int32": pa.int32(),
+    "float64": pa.float64(),
+    "float": pa.float64(),
+    "bool": pa.bool_(),
+    "timestamp": pa.timestamp("us"),
+    "date": pa.date32(),
+}
+
+
+def parse_columns(text: str) -> pa.Schema:
+    """Return the schema of ``name:type,name:type``.
+
+    Raises:
+        UsageError
+    """
+    fields = []
+    for item in text.split(","):
+        name, colon, dtype = item.strip().partition(":")
+        if not name or not colon or dtype not in TYPES:
+            raise UsageError(f"column {item.strip()!r} must look like name:type, with a type of {', '.join(TYPES)}")
+        fields.append(pa.field(name, TYPES[dtype]))
+    return pa.schema(fields)
+
+
+def line_blocks(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield blocks of whole lines; the last line may lack its end. A pipe is passed on as it comes."""
+    rest = b""
+    read = getattr(file, "read1", file.read)
+    while block := read(BLOCK_BYTES):
+        head, newline, tail = block.rpartition(b"\n")
+        if not newline:
+            rest += block
+            continue
+        yield rest + head + newline
+        rest = tail
+    if rest:
+        yield rest
+
+
+def batch_of_lines(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """Return one event per line, in the one text column of ``schema``.
+
+    Raises:
+        UsageError: the stream has other columns.
+    """
+    if len(schema) != 1 or not pa.types.is_large_string(schema.field(0).type):
+        raise UsageError(
+            f"text lines need a stream with one text column, this one has {', '.join(schema.names)}; "
+            "write --format json"
+        )
+    text = block.decode("utf-8", errors="replace")
+    lines = text.removesuffix("\n").replace("\r\n", "\n").split("\n")
+    return pa.record_batch([pa.array(lines, schema.field(0).type)], schema=schema)
+
+
+def batch_of_json(block: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """Return one event per JSON line; missing columns are null, others than the stream's are an error.
+
+    Raises:
+        UsageError: not JSON, or a value of another type.
+    """
+    options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
+    try:
+        table = pj.read_json(
+            io.BytesIO(block),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            parse_options=options,
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"input is not JSON lines with the columns {', '.join(schema.names)}: {reason}") from error
+    batch = table.select(schema.names).combine_chunks().to_batches()
+    return batch[0] if batch else pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def text_lines(batch: pa.RecordBatch, *, as_json: bool) -> Iterator[str]:
+    """Yield one line per event: JSON, or the values separated by tabs."""
+    if as_json:
+        for row in batch.to_pylist():
+            yield json.dumps(row, default=_json_value, ensure_ascii=False)
+    else:
+        for row in batch.to_pylist():
+            yield "\t".join("" if value is None else str(value) for value in row.values())
+
+
+def _json_value(value: object) -> str | float:
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
