@@ -6,6 +6,7 @@ group. A peer that is not installed is a result (``NotInstalled``), not an error
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -96,14 +97,20 @@ def run_peer(
     """
     command = [str(python), "-m", module, *arguments]
     # Output goes to files: a JVM that outlives its parent would hold a pipe open for ever.
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=errors, start_new_session=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="headgate-peer-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+    ):
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=output, stderr=errors, env=_scratch_env(scratch), start_new_session=True
+        )
         try:
             status: int | None = process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            _end_group(process)
+            end_group(process)
         printed, complained = _text_of(output), _text_of(errors)
     if status is None:
         raise PeerFailedError(f"{module} did not end within {timeout_seconds:.0f} s{_tail(complained)}")
@@ -128,12 +135,18 @@ def last_object(printed: str, module: str) -> dict[str, Any]:
     return result
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """End ``process``, which leads a group of its own, together with everything it started; wait for itself."""
+    # The JVMs are not our children, so nobody but the group's number leads to them.
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
+
+
+def _scratch_env(scratch: str) -> dict[str, str]:
+    """Return the environment that makes Python and JVM put all their files, checkpoints included, into ``scratch``."""
+    options = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} -Djava.io.tmpdir={scratch}".strip()
+    return os.environ | {"TMPDIR": scratch, "JAVA_TOOL_OPTIONS": options}
 
 
 def _text_of(file: Any) -> str:

@@ -10,6 +10,7 @@ it up without weakening exactly-once is switched on. Runs as a process with a JV
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
@@ -140,7 +141,7 @@ def size_for_one_second(sizes: Sequence[Mapping[str, float]]) -> int | None:
     Without it the peer's best at a second would depend on how coarse the sweep happens to be.
     """
     ordered = sorted(sizes, key=lambda size: size["batch_rows"])
-    for below, above in zip(ordered, ordered[1:], strict=False):
+    for below, above in itertools.pairwise(ordered):
         low, high = below["batch_ms_median"], above["batch_ms_median"]
         if low < BATCH_MS_AIMED < high and high > BATCH_MS_MAX:
             share = (BATCH_MS_AIMED - low) / (high - low)
