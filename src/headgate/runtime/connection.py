@@ -247,6 +247,9 @@ class Listener:
                 if not self._is_closed:
                     time.sleep(0.05)
                 continue
+            if self._is_closed:
+                stream.close()
+                return
             self._admit(stream)
             peer = f"{address[0]}:{address[1]}"
             thread = threading.Thread(target=self._serve, args=(stream, peer), name=f"{self._name}-{peer}", daemon=True)
