@@ -25,7 +25,7 @@ from headgate.operators.windows import WindowOperators, window_operators
 
 BATCH_ROWS = 65_536
 EVENTS = 30_000_000
-EVENTS_PER_SECOND = 10_000_000
+EVENTS_PER_SECOND = 2_000_000
 """Event time: how many events fall into one second of it."""
 BARRIER_EVERY_EVENTS = 10_000_000
 TARGETS = {1_000: 15e6, 100_000: 7.5e6}

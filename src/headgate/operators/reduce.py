@@ -1,0 +1,173 @@
+"""``reduce``: a keyed Python function of (accumulator, record), emitting the accumulator after every record.
+
+The accumulator has the columns of the input; the first record of a key is its first accumulator, as in Flink.
+State holds immutable tuples per key, so that a function that changes its accumulator in place harms nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from headgate.codec.snapshot import decode_sections, encode_sections
+from headgate.operators.base import Buffer, FrozenState, Operator, RestoredState
+from headgate.operators.keycheck import check_keys
+from headgate.operators.rows import Row, RowWriter, rows_of
+from headgate.operators.schemas import frame_of
+from headgate.operators.types import schema_text
+from headgate.operators.userfunction import UserFunctionError, shortened, user_error
+from headgate.state.ipc import decode_batches, encode_batches
+from headgate.state.ownership import owned_rows
+
+_ENCODE_ROWS = 16_384
+
+Values: TypeAlias = tuple[Any, ...]
+State: TypeAlias = dict[Any, Values]
+
+
+@dataclass(frozen=True)
+class ReduceSpec:
+    """Combine the records of each key. ``function(accumulator, record)`` returns the new accumulator.
+
+    ``schema`` is the canonical schema of the input, which the accumulator has too.
+    """
+
+    keys: tuple[str, ...]
+    function: Callable[[Row, Row], Row]
+    schema: pa.Schema
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return ReduceOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return ``schema``.
+
+        Raises:
+            UsageError: the key is not in it.
+        """
+        check_keys(node, schema, self.keys)
+        return schema
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return f"reduce(keys {', '.join(self.keys)}; columns {schema_text(self.schema)})"
+
+
+class _Frozen:
+    """The accumulators at a barrier. ``state`` is not changed by the operator until ``is_released``."""
+
+    def __init__(self, state: State, schema: pa.Schema) -> None:
+        self._state = state
+        self._schema = schema
+        self.is_released = False
+
+    def encode(self) -> Sequence[Buffer]:
+        """See ``FrozenState``."""
+        writer, values = RowWriter(self._schema), list(self._state.values())
+        batches = [
+            writer.batch_of_values(values[start : start + _ENCODE_ROWS])
+            for start in range(0, len(values), _ENCODE_ROWS)
+        ]
+        buffers = encode_sections({"accumulators": encode_batches(self._schema, batches)})
+        self._state = {}
+        self.is_released = True
+        return buffers
+
+
+class ReduceOperator(Operator):
+    """A dict of accumulators, and an overlay for what changes while a snapshot is being written."""
+
+    def __init__(self, spec: ReduceSpec) -> None:
+        self._function = spec.function
+        self._schema = spec.schema
+        self._keys = spec.keys
+        self._names: list[str] = spec.schema.names
+        self._writer = RowWriter(spec.schema)
+        self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
+        self._key_of_values: Callable[[Values], Any] = itemgetter(*(self._names.index(k) for k in spec.keys))
+        self._state: State = {}
+        self._overlay: State | None = None
+        self._frozen: weakref.ref[_Frozen] | None = None
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the accumulators of the keys that this subtask owns."""
+        context = self.context
+        for state in states:
+            path = f"state of '{context.node}', subtask {state.subtask_index}"
+            sections = decode_sections(state.payload, path)
+            for batch in decode_batches(sections["accumulators"], self._schema, path):
+                owned = owned_rows(
+                    batch, self._keys, context.max_parallelism, context.parallelism, context.subtask_index
+                )
+                for values in frame_of(owned).rows():
+                    self._state[self._key_of_values(values)] = values
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        self._absorb_overlay()
+        state, overlay = self._state, self._overlay
+        target = state if overlay is None else overlay
+        function, names, key_of, values_of = self._function, self._names, self._key_of_row, self._writer.values
+        results: list[Values] = []
+        for row in rows_of(batch):
+            key = key_of(row)
+            before = target.get(key)
+            if before is None and overlay is not None:
+                before = state.get(key)
+            if before is None:
+                after = values_of(row)
+            else:
+                try:
+                    result = function(dict(zip(names, before, strict=True)), row)
+                except Exception as error:
+                    raise user_error(self.context.node, row, error) from None
+                after = self._checked(key, row, result)
+            target[key] = after
+            results.append(after)
+        try:
+            self.output.emit(self._writer.batch_of_values(results))
+        except (ValueError, TypeError, OverflowError):
+            raise self._misfit(results) from None
+
+    def _checked(self, key: Any, row: Row, result: Row) -> Values:
+        try:
+            after = self._writer.values(result)
+            if self._key_of_values(after) == key:
+                return after
+            problem = f"the function changed the key columns {list(self._keys)}"
+        except (KeyError, TypeError):
+            problem = self._writer.problem(result) or "the function returned a value that is no record"
+        raise UserFunctionError(self.context.node, shortened(row), problem)
+
+    def _misfit(self, results: Sequence[Values]) -> UserFunctionError:
+        """Return the error for the first accumulator that does not fit the columns' types."""
+        for values in results:
+            row = dict(zip(self._names, values, strict=True))
+            problem = self._writer.problem(row)
+            if problem:
+                return UserFunctionError(self.context.node, shortened(row), problem)
+        raise AssertionError("every accumulator fits alone, but not together")
+
+    def _absorb_overlay(self) -> None:
+        """Once the snapshot is written, or was given up, put the overlay back into the state."""
+        if self._overlay is None or self._frozen is None:
+            return
+        frozen = self._frozen()
+        if frozen is None or frozen.is_released:
+            self._state.update(self._overlay)
+            self._overlay, self._frozen = None, None
+
+    def freeze(self) -> FrozenState:
+        """See ``Operator``. Copies only when the snapshot before is still being written."""
+        self._absorb_overlay()
+        if self._overlay is not None:
+            self._state = {**self._state, **self._overlay}
+        frozen = _Frozen(self._state, self._schema)
+        self._overlay, self._frozen = {}, weakref.ref(frozen)
+        return frozen

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.errors import UsageError
+from headgate.operators.partition import partition
+from headgate.operators.reduce import ReduceSpec
+from headgate.operators.userfunction import UserFunctionError
+
+from .harness import Harness, encoded
+
+SCHEMA = pa.schema([("key", pa.large_string()), ("n", pa.int64())])
+
+
+def add(accumulator: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    accumulator["n"] += record["n"]  # changed in place on purpose: state must not care
+    return accumulator
+
+
+SPEC = ReduceSpec(("key",), add, SCHEMA)
+
+
+def batch(*rows: tuple[str, int]) -> pa.RecordBatch:
+    return pa.record_batch([[r[0] for r in rows], [r[1] for r in rows]], schema=SCHEMA)
+
+
+def running_sums(rows: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    sums: dict[str, int] = {}
+    found = []
+    for key, n in rows:
+        sums[key] = sums.get(key, 0) + n
+        found.append((key, sums[key]))
+    return found
+
+
+def pairs(run: Harness) -> list[tuple[str, int]]:
+    return [(row["key"], row["n"]) for row in run.out.rows()]
+
+
+def test_every_record_emits_the_accumulator_after_it() -> None:
+    run = Harness(SPEC)
+    run.send(batch(("a", 1), ("b", 5), ("a", 2)))
+    run.send(batch(("a", 3)))
+    assert pairs(run) == [("a", 1), ("b", 5), ("a", 3), ("a", 6)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(-9, 9)), min_size=1, max_size=40),
+    data=st.data(),
+)
+def test_freezing_encoding_late_and_restoring_anywhere_change_nothing(
+    rows: list[tuple[str, int]], data: st.DataObject
+) -> None:
+    run, held, found, at = Harness(SPEC), [], [], 0
+    while at < len(rows):
+        size = data.draw(st.integers(1, 8))
+        run.send(batch(*rows[at : at + size]))
+        at += size
+        match data.draw(st.sampled_from(["go on", "freeze", "write", "forget", "restore"])):
+            case "freeze":
+                held.append(run.operator.freeze())
+            case "write" if held:
+                held.pop().encode()
+            case "forget":
+                held.clear()
+            case "restore":
+                found += pairs(run)
+                run = Harness(SPEC, [encoded(run.operator, run.context)])
+    assert found + pairs(run) == running_sums(rows)
+
+
+def test_a_snapshot_holds_what_was_there_at_its_barrier() -> None:
+    run = Harness(SPEC)
+    run.send(batch(("a", 1)))
+    first = run.operator.freeze()
+    run.send(batch(("a", 10), ("b", 1)))
+    second = run.operator.freeze()
+    run.send(batch(("a", 100)))
+    for frozen, expected in ((first, 2), (second, 12)):
+        assert frozen is not None
+        payload = memoryview(b"".join(bytes(memoryview(b)) for b in frozen.encode()))
+        restored = Harness(SPEC, [type(run.snapshot())(0, 1, payload)])
+        restored.send(batch(("a", 1)))
+        assert pairs(restored) == [("a", expected)]
+
+
+def test_a_restore_at_another_parallelism_moves_every_key_to_its_owner() -> None:
+    keys = [f"key-{i}" for i in range(40)]
+    old = [Harness(SPEC, subtask=(i, 2)) for i in range(2)]
+    for run, part in zip(old, partition(batch(*((k, 1) for k in keys)), ["key"], 128, 2), strict=True):
+        assert part is not None
+        run.send(part)
+    states = [run.snapshot() for run in old]
+    new = [Harness(SPEC, states, subtask=(i, 3)) for i in range(3)]
+    for run, part in zip(new, partition(batch(*((k, 1) for k in keys)), ["key"], 128, 3), strict=True):
+        assert part is not None
+        run.send(part)
+        assert len(run.operator._state) == part.num_rows  # type: ignore[attr-defined]
+    assert sorted(p for run in new for p in pairs(run)) == sorted((k, 2) for k in keys)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda acc, row: 1 // 0, "ZeroDivisionError"),
+        (lambda acc, row: {"key": acc["key"]}, "returned no field 'n'"),
+        (lambda acc, row: {**acc, "m": 1}, "unknown field 'm'"),
+        (lambda acc, row: None, "NoneType instead of a dict"),
+        (lambda acc, row: {**acc, "n": "x"}, "returned str for field 'n'"),
+        (lambda acc, row: {**acc, "key": "z"}, "changed the key columns"),
+    ],
+)
+def test_a_function_that_fails_or_returns_nonsense_names_operator_and_record(function: Any, message: str) -> None:
+    run = Harness(ReduceSpec(("key",), function, SCHEMA))
+    with pytest.raises(UserFunctionError, match=message) as caught:
+        run.send(batch(("a", 1), ("a", 2)))
+    assert "operator 'node'" in str(caught.value)
+    assert "'key': 'a'" in caught.value.record
+
+
+def test_composite_keys_and_an_unknown_key() -> None:
+    run = Harness(ReduceSpec(("key", "n"), lambda acc, row: acc, SCHEMA))
+    run.send(batch(("a", 1), ("a", 2), ("a", 1)))
+    assert pairs(run) == [("a", 1), ("a", 2), ("a", 1)]
+    with pytest.raises(UsageError, match="no column 'x'"):
+        ReduceSpec(("x",), add, SCHEMA).output_schema(SCHEMA, "sums")
