@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from headgate.operators.badrecords import bad_records
 from headgate.operators.base import Operator
-from headgate.operators.rows import Refused, Row, RowWriter, rows_of
+from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.userfunction import user_error
 
@@ -58,15 +58,17 @@ class RowFunctionOperator(Operator):
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
-        rows = rows_of(batch)
         if self._spec.verb is RowVerb.FILTER:
-            keep = [bool(value) for value in self._call(rows)]
+            with paused_gc():
+                keep = [bool(value) for value in self._call(rows_of(batch))]
             self.output.emit(batch if all(keep) else batch.filter(pa.array(keep)))
             return
         if self._writer is None:
             self._writer = RowWriter(self._spec.output_schema(batch.schema, self.context.node))
-        results = self._call(rows) if self._spec.verb is RowVerb.MAP else self._call_flat(rows)
-        result, refused = self._writer.batch(results)
+        with paused_gc():
+            rows = rows_of(batch)
+            results = self._call(rows) if self._spec.verb is RowVerb.MAP else self._call_flat(rows)
+            result, refused = self._writer.batch(results)
         if refused:
             divert_refused(self, refused)
         self.output.emit(result)

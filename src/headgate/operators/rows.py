@@ -5,7 +5,9 @@ Reading costs about 1 µs and writing about 0.5 µs per record of four columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -18,10 +20,26 @@ from headgate.operators.userfunction import shortened
 Row: TypeAlias = dict[str, Any]
 
 
+@contextmanager
+def paused_gc() -> Iterator[None]:
+    """Pause the cyclic garbage collector for one batch of rows.
+
+    The rows are thousands of live objects without cycles: the collector would walk them again and again, for half
+    of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
     """Return one new dict per record. Timestamps are naive ``datetime``."""
     names = batch.schema.names
-    return [dict(zip(names, values, strict=True)) for values in frame_of(batch).rows()]
+    return [dict(zip(names, values)) for values in frame_of(batch).rows()]  # noqa: B905 (strict costs 10 %)
 
 
 @dataclass(frozen=True, slots=True)
