@@ -34,6 +34,7 @@ def test_two_sides_with_the_same_secret_let_each_other_in() -> None:
     assert one.wanted_bytes == other.wanted_bytes == 0
 
 
+# N1
 def test_the_secret_never_travels() -> None:
     one, other = client(), server()
     sent = [one.start()]
@@ -42,6 +43,7 @@ def test_the_secret_never_travels() -> None:
     assert not any(SECRET[:8] in piece for piece in sent)
 
 
+# N6
 def test_a_client_refuses_a_server_without_the_secret() -> None:
     one = client()
     with pytest.raises(ProtocolViolation, match="does not know this job's secret"):
@@ -95,6 +97,7 @@ def test_random_bytes_never_get_in(pieces: list[bytes]) -> None:
         assert not machine.is_complete
 
 
+# N1, N2
 @given(st.integers(0, 2), st.data())
 def test_any_flipped_bit_keeps_both_sides_apart(step: int, data: st.DataObject) -> None:
     one, other = client(), server()

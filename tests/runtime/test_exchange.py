@@ -156,6 +156,7 @@ def frame(kind: FrameKind, sequence: int, value: int, *, generation: int = GENER
 OPENING = schema_fingerprint(SCHEMA)
 
 
+# X6
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_every_channel_keeps_its_order(make_cluster: MakeCluster, parallelism: int) -> None:
     cluster = make_cluster(parallelism)
@@ -196,6 +197,7 @@ def test_ten_thousand_small_batches_arrive_in_order(make_cluster: MakeCluster) -
     assert receiver.exchange.metrics.bytes_in == sender.exchange.metrics.bytes_out
 
 
+# X8
 def test_a_batch_far_larger_than_the_credit_arrives(make_cluster: MakeCluster) -> None:
     sender, receiver = make_cluster(credit_bytes=1_000).workers
     big = pa.record_batch([np.arange(4_000_000)], schema=SCHEMA)
@@ -206,6 +208,7 @@ def test_a_batch_far_larger_than_the_credit_arrives(make_cluster: MakeCluster) -
     sender.send(0, 1, batch_of(1))
 
 
+# X14, X11
 def test_a_channel_that_is_not_read_stops_its_sender_and_nobody_else(make_cluster: MakeCluster) -> None:
     sender, receiver = make_cluster(credit_bytes=2_000).workers
     receiver.input(0, 0).block()
@@ -224,6 +227,7 @@ def test_a_channel_that_is_not_read_stops_its_sender_and_nobody_else(make_cluste
     sender.wait(lambda: stopped.can_send)
 
 
+# X7
 def test_a_barrier_passes_a_channel_without_credit_behind_its_batches(make_cluster: MakeCluster) -> None:
     sender, receiver = make_cluster(credit_bytes=10).workers
     sender.send(0, 1, batch_of(1))
@@ -232,6 +236,7 @@ def test_a_barrier_passes_a_channel_without_credit_behind_its_batches(make_clust
     assert receiver.take(0, 0) == Barrier(CheckpointId(4))
 
 
+# X10
 def test_local_elements_pass_by_reference(make_cluster: MakeCluster) -> None:
     worker = make_cluster(1).workers[0]
     element = batch_of(1)
@@ -239,6 +244,7 @@ def test_local_elements_pass_by_reference(make_cluster: MakeCluster) -> None:
     assert worker.take(0, 0) is element
 
 
+# X1
 def test_forward_edges_are_one_local_channel_and_need_no_connection() -> None:
     source = Node(NodeName("a"), Role.SOURCE, (), None)
     other = Node(NodeName("b"), Role.SOURCE, (), None)
@@ -252,6 +258,7 @@ def test_forward_edges_are_one_local_channel_and_need_no_connection() -> None:
     worker.exchange.close()
 
 
+# X12
 def test_a_lost_worker_is_reported_once_and_sending_to_it_harms_nobody(make_cluster: MakeCluster) -> None:
     first, second, third = make_cluster(3).workers
     second.exchange.close()
@@ -287,6 +294,7 @@ def test_strangers_are_refused_while_a_good_peer_keeps_working(make_cluster: Mak
     garbage.close()
 
 
+# X13
 @pytest.mark.parametrize("generation", [4, 6])
 def test_a_worker_of_another_generation_is_refused_by_number(make_cluster: MakeCluster, generation: int) -> None:
     first, second = make_cluster().workers
@@ -298,6 +306,7 @@ def test_a_worker_of_another_generation_is_refused_by_number(make_cluster: MakeC
     assert isinstance(first.take(0, 1), BatchElement)
 
 
+# X1
 def test_a_second_connection_of_the_same_worker_is_refused(make_cluster: MakeCluster) -> None:
     first, second = make_cluster().workers
     connection, answer = as_peer(first, 1, GENERATION)
@@ -323,6 +332,7 @@ def test_a_worker_that_never_connects_is_named() -> None:
     worker.exchange.close()
 
 
+# X13
 def test_frames_of_another_generation_are_dropped_and_counted() -> None:
     worker = Worker(0, plan_of(2))
     peer = start_with_hand_made_peer(worker)
@@ -336,6 +346,7 @@ def test_frames_of_another_generation_are_dropped_and_counted() -> None:
     peer.close()
 
 
+# X4, X6
 @pytest.mark.parametrize(
     ("frames", "problem"),
     [
@@ -363,6 +374,7 @@ def test_a_peer_that_breaks_a_rule_is_lost_with_the_rule(frames: list[list[Buffe
     peer.close()
 
 
+# X11
 def test_a_batch_without_credit_is_a_violation() -> None:
     worker = Worker(0, plan_of(2))
     peer = start_with_hand_made_peer(worker, credit_bytes=10)

@@ -124,7 +124,7 @@ class ClientHandshake(Handshake):
         return self._hello + self._nonce
 
     def _step(self, data: bytes) -> bytes:
-        if self._phase is Phase.VERDICT:
+        if self._phase is Phase.VERDICT:  # N6
             if data != _ACCEPTED:
                 raise self._refuse("the server did not accept")
             self._phase = Phase.COMPLETE

@@ -293,7 +293,7 @@ def decode_greeting(raw: bytes | bytearray | memoryview) -> DataGreeting:
 
 def _decode(decoder: msgspec.msgpack.Decoder[_M], raw: bytes | bytearray | memoryview) -> _M:
     try:
-        return decoder.decode(raw)
+        return decoder.decode(raw)  # N10: structs only
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolViolation("messages", f"a malformed message of {len(raw)} bytes: {error}") from error
 

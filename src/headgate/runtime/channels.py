@@ -102,7 +102,7 @@ class InputChannel:
 
     def block(self) -> None:
         """Set the channel aside: ``poll`` returns None, nothing is copied, the sender runs out of credit."""
-        self._is_blocked = True
+        self._is_blocked = True  # X14
 
     def unblock(self) -> None:
         """Make the channel readable again."""

@@ -11,12 +11,10 @@ import contextlib
 import io
 import secrets
 import socket
-import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import xxhash
 
@@ -24,6 +22,7 @@ from headgate.codec.frames import Buffer
 from headgate.codec.handshake import NONCE_BYTES, ClientHandshake, Handshake, Purpose, ServerHandshake
 from headgate.codec.messages import MESSAGE_BYTES_MAX
 from headgate.errors import CorruptionError, ProtocolViolation
+from headgate.runtime.stream import PlainStream, Tls, client_stream, server_stream
 
 HANDSHAKE_SECONDS = 5.0
 """Deadline of a whole handshake, however slowly its bytes drip in (N3)."""
@@ -31,17 +30,7 @@ PENDING_MAX = 64
 """Connections that may be in their handshake at a time; one more closes the oldest (N5)."""
 
 _BUFFER_BYTES = 1 << 16
-_PARTS_MAX = 512
-"""Parts per ``sendmsg``: half of Linux's IOV_MAX."""
 _RECORD = struct.Struct("<IQ")
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """TLS for both roles of a process; the job's secret still authenticates."""
-
-    client: ssl.SSLContext
-    server: ssl.SSLContext
 
 
 class ConnectionLost(Exception):  # noqa: N818 (an outcome, like store.storage.NotFound)
@@ -59,14 +48,12 @@ class ConnectionLost(Exception):  # noqa: N818 (an outcome, like store.storage.N
 class Connection:
     """An authenticated connection. Any thread may send; one thread at a time may receive."""
 
-    def __init__(self, stream: socket.socket, peer: str) -> None:
+    def __init__(self, stream: PlainStream, peer: str) -> None:
         self.peer = peer
         self.bytes_out = 0
         self.bytes_in = 0
         self._stream = stream
-        reader = stream.makefile("rb", buffering=_BUFFER_BYTES)
-        assert isinstance(reader, io.BufferedReader)
-        self._reader = reader
+        self._reader = io.BufferedReader(stream, _BUFFER_BYTES)
         self._send_lock = threading.Lock()
         self._close_lock = threading.Lock()
         self._is_closed = False
@@ -85,7 +72,8 @@ class Connection:
         views = [view for part in parts if len(view := memoryview(part).cast("B"))]
         with self._send_lock:
             try:
-                self.bytes_out += _send_all(self._stream, views)
+                self._stream.send_parts(views)
+                self.bytes_out += sum(map(len, views))
             except (OSError, ValueError) as error:
                 raise ConnectionLost(self.peer, _text(error)) from error
 
@@ -137,8 +125,7 @@ class Connection:
 
     def interrupt(self) -> None:
         """End every waiting ``send`` and ``receive`` here and there; resources stay until ``close``."""
-        with contextlib.suppress(OSError):
-            self._stream.shutdown(socket.SHUT_RDWR)
+        self._stream.interrupt()
 
     def close(self) -> None:
         """Close for good. Idempotent, from any thread."""
@@ -148,8 +135,7 @@ class Connection:
             self._is_closed = True
         self.interrupt()
         with self._send_lock:
-            self._stream.close()
-        self._reader.close()
+            self._reader.close()
 
 
 def connect(
@@ -173,13 +159,11 @@ def connect(
     except OSError as error:
         raise ConnectionLost(peer, _text(error)) from error
     try:
-        if tls is not None:
-            stream = tls.client.wrap_socket(stream, server_hostname=host)
+        secured = client_stream(stream, host, tls, deadline)
         machine = ClientHandshake(secret, purpose, secrets.token_bytes(NONCE_BYTES))
-        stream.sendall(machine.start())
-        _shake_hands(stream, machine, deadline)
-        return _established(stream, peer)
-    except (OSError, ProtocolViolation, ConnectionLost) as error:
+        _send(secured, machine.start(), deadline)
+        return _established(secured, machine, peer, deadline)
+    except (OSError, ValueError, ProtocolViolation) as error:
         stream.close()
         raise ConnectionLost(peer, f"not let in: {_text(error)}") from error
     except BaseException:
@@ -271,71 +255,51 @@ class Listener:
             self._pending.pop(stream, None)
 
     def _serve(self, stream: socket.socket, peer: str) -> None:
-        raw = stream
         try:
             deadline = time.monotonic() + self._handshake_seconds
             stream.settimeout(self._handshake_seconds)
-            if self._tls is not None:
-                stream = self._tls.server.wrap_socket(stream, server_side=True)
+            secured = server_stream(stream, self._tls, deadline)
             machine = ServerHandshake(self._secret, self._purpose, secrets.token_bytes(NONCE_BYTES))
-            _shake_hands(stream, machine, deadline)
-            connection = _established(stream, peer)
-        except (OSError, ValueError, ProtocolViolation, ConnectionLost):
+            connection = _established(secured, machine, peer, deadline)
+        except (OSError, ValueError, ProtocolViolation):
             with self._lock:
                 self.refused_count += 1
             stream.close()
             return
         finally:
-            self._forget(raw)
+            self._forget(stream)
         if self._is_closed:
             connection.close()
             return
         self._on_connection(connection)
 
 
-def _shake_hands(stream: socket.socket, machine: Handshake, deadline: float) -> None:
+def _established(stream: PlainStream, machine: Handshake, peer: str, deadline: float) -> Connection:
+    """Run the handshake, then return the connection without any deadline."""
     while not machine.is_complete:
         answer = machine.receive(_receive_exactly(stream, machine.wanted_bytes, deadline))
         if answer:
-            stream.sendall(answer)
-
-
-def _receive_exactly(stream: socket.socket, size_bytes: int, deadline: float) -> bytes:
-    """Read exactly ``size_bytes`` before ``deadline``: nothing that follows the handshake is consumed."""
-    data = b""
-    while len(data) < size_bytes:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError("the handshake took too long")
-        stream.settimeout(remaining)
-        chunk = stream.recv(size_bytes - len(data))
-        if not chunk:
-            raise ConnectionResetError("closed by the other side during the handshake")
-        data += chunk
-    return data
-
-
-def _established(stream: socket.socket, peer: str) -> Connection:
-    stream.settimeout(None)
-    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _send(stream, answer, deadline)
+    stream.set_deadline(None)
     return Connection(stream, peer)
 
 
-def _send_all(stream: socket.socket, views: list[memoryview]) -> int:
-    total = sum(len(view) for view in views)
-    if isinstance(stream, ssl.SSLSocket):
-        stream.sendall(b"".join(views))
-        return total
-    start = 0
-    while start < len(views):
-        sent = stream.sendmsg(views[start : start + _PARTS_MAX])
-        while start < len(views) and sent >= len(views[start]):
-            sent -= len(views[start])
-            start += 1
-        if sent:
-            views[start] = views[start][sent:]
-    return total
+def _send(stream: PlainStream, data: bytes, deadline: float) -> None:
+    stream.set_deadline(deadline)
+    stream.send_parts([memoryview(data)])
+
+
+def _receive_exactly(stream: PlainStream, size_bytes: int, deadline: float) -> bytes:
+    """Read exactly ``size_bytes`` before ``deadline``: nothing that follows the handshake is consumed."""
+    data = bytearray(size_bytes)
+    filled = 0
+    while filled < size_bytes:
+        stream.set_deadline(deadline)
+        count = stream.readinto(memoryview(data)[filled:])
+        if not count:
+            raise ConnectionResetError("closed by the other side during the handshake")
+        filled += count
+    return bytes(data)
 
 
 def _interrupt(stream: socket.socket) -> None:

@@ -22,8 +22,9 @@ from headgate.codec.messages import (
     encode_message,
 )
 from headgate.errors import HeadgateError
-from headgate.runtime.connection import HANDSHAKE_SECONDS, Connection, ConnectionLost, Listener, Tls, connect
+from headgate.runtime.connection import HANDSHAKE_SECONDS, Connection, ConnectionLost, Listener, connect
 from headgate.runtime.outbox import Outbox
+from headgate.runtime.stream import Tls
 
 CONNECT_SECONDS = 20.0
 """How long a worker tries to reach the coordinator before it gives up."""

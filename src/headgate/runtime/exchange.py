@@ -31,8 +31,9 @@ from headgate.model.graph import Partitioner
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge
 from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel, local_channel
-from headgate.runtime.connection import Connection, ConnectionLost, Listener, Tls, connect
+from headgate.runtime.connection import Connection, ConnectionLost, Listener, connect
 from headgate.runtime.peer import ExchangeCallbacks, Peer
+from headgate.runtime.stream import Tls
 
 START_SECONDS = 30.0
 """All workers of a generation must have connected to each other within this time."""

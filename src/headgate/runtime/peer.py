@@ -243,7 +243,7 @@ class Peer:
             if header.payload_bytes:
                 payload = pa.allocate_buffer(header.payload_bytes)
                 connection.receive_into(memoryview(payload))
-            if header.generation != self._generation:
+            if header.generation != self._generation:  # X13
                 self.frames_refused += 1
                 continue
             self.frames_in += 1
@@ -256,10 +256,10 @@ class Peer:
         if header.kind is FrameKind.CREDIT:
             self._on_credit(header, incoming)
             return
-        if header.sequence != incoming.sequence:
+        if header.sequence != incoming.sequence:  # X6
             raise self._violation(header, f"sequence {header.sequence} where {incoming.sequence} was due")
         incoming.sequence += 1
-        if (header.kind is FrameKind.OPEN) != (header.sequence == 0):
+        if (header.kind is FrameKind.OPEN) != (header.sequence == 0):  # X4
             raise self._violation(header, "a channel begins with its schema, once")
         if header.kind is FrameKind.OPEN:
             if header.value != schema_fingerprint(incoming.schema):
@@ -268,7 +268,7 @@ class Peer:
         if header.kind is not FrameKind.BATCH:
             incoming.channel.put(control_element(header, source))
             return
-        if incoming.channel.outstanding_bytes >= self._credit_bytes:
+        if incoming.channel.outstanding_bytes >= self._credit_bytes:  # X11
             raise self._violation(header, "a batch was sent without credit")
         incoming.channel.put(decode_batch(header, payload, incoming.schema, source))
 
