@@ -15,6 +15,7 @@ from headgate.connectors.filelist import owner_of_file
 from headgate.connectors.files import FileReader, JsonLines, TextFiles
 from headgate.connectors.lines import FilePosition, LineFile
 from headgate.errors import CorruptionError, UsageError
+from headgate.testing.sourcekit import check_source
 
 SCHEMA = {"level": pa.string(), "count": pa.int64(), "at": pa.timestamp("ms")}
 
@@ -331,3 +332,9 @@ def test_a_file_that_ends_without_line_end_is_finished_at_its_last_byte(tmp_path
         file.step()
     assert file.position().offset == 3
     assert file.position().is_finished
+
+
+def test_files_pass_the_conformance_kit(tmp_path: Path) -> None:
+    for number in range(4):
+        write(tmp_path / f"{number}.log", "".join(f"{number}-{line}\n" for line in range(number)).encode())
+    assert len(check_source(TextFiles(tmp_path, include_path=True))) == 6

@@ -1,1 +1,1 @@
-"""Package connectors."""
+"""Sources and sinks."""

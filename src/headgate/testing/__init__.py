@@ -1,1 +1,8 @@
-"""Package testing."""
+"""For tests of pipelines, sources and sinks: a scripted source, a sink to collect from, conformance kits."""
+
+from headgate.testing.collect import Collect
+from headgate.testing.script import EOF, PAUSE, FailOnce, ScriptedSource
+from headgate.testing.sinkkit import check_sink
+from headgate.testing.sourcekit import check_source
+
+__all__ = ["EOF", "PAUSE", "Collect", "FailOnce", "ScriptedSource", "check_sink", "check_source"]

@@ -1,0 +1,71 @@
+"""Records as bytes of a file: JSON lines or Parquet.
+
+Counterpart: ``filesink`` and ``memory.Print``. Never touches a single row in Python.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Literal, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headgate.errors import UsageError
+
+FileFormat: TypeAlias = Literal["jsonl", "parquet"]
+FORMATS = ("jsonl", "parquet")
+
+
+def check_format(file_format: str, schema: pa.Schema) -> None:
+    """Refuse a schema that files of ``file_format`` cannot hold.
+
+    Raises:
+        UsageError
+    """
+    if not len(schema):
+        raise UsageError("records without columns cannot be written to files; select at least one column")
+    if file_format == "jsonl":
+        check_json(schema)
+
+
+def encode(file_format: str, table: pa.Table) -> bytes | memoryview:
+    """Return the content of a file that holds ``table``."""
+    if file_format == "jsonl":
+        return json_lines(table)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return memoryview(sink.getvalue())
+
+
+def decode(file_format: str, data: bytes) -> pl.DataFrame:
+    """Return the records of a file that ``encode`` made; JSON types are inferred."""
+    source = io.BytesIO(data)
+    return pl.read_ndjson(source, infer_schema_length=None) if file_format == "jsonl" else pl.read_parquet(source)
+
+
+def check_json(schema: pa.Schema) -> None:
+    """Refuse a schema with columns that JSON lines cannot hold.
+
+    Raises:
+        UsageError
+    """
+    for field in schema:
+        if _has_binary(field.type):
+            raise UsageError(f"column '{field.name}' has type {field.type}, which JSON cannot hold; drop or encode it")
+
+
+def _has_binary(dtype: pa.DataType) -> bool:
+    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype):
+        return True
+    return any(_has_binary(dtype.field(i).type) for i in range(dtype.num_fields))
+
+
+def json_lines(data: pa.RecordBatch | pa.Table) -> bytes:
+    """Return records as JSON, one a line. NaN and infinities become null; timestamps are ISO text."""
+    out = io.BytesIO()
+    frame = pl.from_arrow(data)
+    assert isinstance(frame, pl.DataFrame)
+    frame.write_ndjson(out)
+    return out.getvalue()

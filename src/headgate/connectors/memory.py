@@ -1,0 +1,216 @@
+"""Rows given in the program as a source; sinks that discard or print.
+
+Counterpart: examples, tests and benchmarks. Never durable: ``Print`` shows records before their checkpoint completes.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import xxhash
+
+from headgate.connectors.base import (
+    Committer,
+    SealedTransaction,
+    SinkContext,
+    SinkWriter,
+    SourceBatch,
+    SourceContext,
+    SourceReader,
+    owner_of_split,
+)
+from headgate.connectors.encode import check_json, json_lines
+from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
+from headgate.operators.types import canonical_schema, to_canonical
+from headgate.protocol.commit import CommitPermit
+
+BATCH_ROWS = 65_536
+_POSITION = struct.Struct("<Q")
+
+
+class FromRows:
+    """A bounded source of rows that travel with the pipeline."""
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pl.DataFrame,
+        *,
+        schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+        splits: int = 1,
+        batch_rows: int = BATCH_ROWS,
+    ) -> None:
+        """Configure.
+
+        Args:
+            rows: dicts, or an Arrow or Polars table.
+            schema: types of the dicts' values; by default they are inferred.
+            splits: pieces of equal size that subtasks can read side by side; order is kept within each.
+            batch_rows: records returned at a time.
+
+        Raises:
+            UsageError: the rows do not make a table, or a number is not positive.
+        """
+        if splits < 1 or batch_rows < 1:
+            raise UsageError(f"FromRows(splits={splits}, batch_rows={batch_rows}): both must be positive")
+        self._batch = _one_batch(rows, schema)
+        self._splits, self._batch_rows = splits, batch_rows
+
+    def schema(self) -> pa.Schema:
+        """Return the rows' schema in canonical types."""
+        return self._batch.schema
+
+    def identity(self) -> str:
+        """Positions are row numbers: they mean the same only for the same rows."""
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._batch.schema) as writer:
+            writer.write_batch(self._batch)
+        digest = xxhash.xxh3_64_hexdigest(memoryview(sink.getvalue()))
+        return f"rows, version 1: {self._batch.num_rows} in {self._splits} splits, digest {digest}"
+
+    def open(self, context: SourceContext) -> SourceReader:
+        """Return a reader of the splits that this subtask owns."""
+        return _RowsReader(self._batch, self._splits, self._batch_rows, context)
+
+
+class _RowsReader:
+    def __init__(self, batch: pa.RecordBatch, splits: int, batch_rows: int, context: SourceContext) -> None:
+        self._batch, self._batch_rows = batch, batch_rows
+        positions = context.positions or {}
+        self._ends: dict[str, int] = {}
+        self._next: dict[str, int] = {}
+        self._ended: set[str] = set()
+        for index in range(splits):
+            if owner_of_split(index, context.parallelism) == context.subtask_index:
+                name = str(index)
+                self._ends[name] = batch.num_rows * (index + 1) // splits
+                self._next[name] = batch.num_rows * index // splits
+                if name in positions:
+                    self._next[name] = int(_POSITION.unpack(positions[name])[0])
+                    if self._next[name] >= self._ends[name]:
+                        self._ended.add(name)
+
+    def splits(self) -> Sequence[str]:
+        return [name for name in self._ends if name not in self._ended]
+
+    def poll(self) -> SourceBatch | None:
+        for name in self.splits():
+            start = self._next[name]
+            self._next[name] = end = min(start + self._batch_rows, self._ends[name])
+            if end == self._ends[name]:
+                self._ended.add(name)
+            return SourceBatch(name, self._batch.slice(start, end - start), None, name in self._ended)
+        return None
+
+    def is_finished(self) -> bool:
+        return len(self._ended) == len(self._ends)
+
+    def positions(self) -> dict[str, bytes]:
+        return {name: _POSITION.pack(row) for name, row in self._next.items()}
+
+    def wakeup_ms(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _one_batch(rows: Any, schema: pa.Schema | Mapping[str, pa.DataType] | None) -> pa.RecordBatch:
+    types = schema if isinstance(schema, pa.Schema) or schema is None else pa.schema(list(schema.items()))
+    if isinstance(rows, pl.DataFrame):
+        rows = rows.to_arrow()
+    if not isinstance(rows, pa.Table | pa.RecordBatch):
+        try:
+            rows = pa.Table.from_pylist([dict(row) for row in rows], schema=types)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
+            raise UsageError(f"FromRows got rows that do not make a table: {error}; give schema=") from error
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    if not table.num_columns:
+        raise UsageError("FromRows got no rows to take column names from; give schema=")
+    target = canonical_schema(table.schema if types is None else types)
+    batches = table.combine_chunks().to_batches()
+    return to_canonical(batches[0], target) if batches else pa.RecordBatch.from_pylist([], schema=target)
+
+
+class _Nothing:
+    """A transaction without a committable, and a committer without anything to do."""
+
+    def prepare(self) -> bytes | None:
+        return None
+
+    def recover(self, keep: Sequence[Committable]) -> None:
+        """Nothing was ever prepared."""
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """Nothing was ever prepared."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Discard:
+    """A sink that drops everything; the runtime counts what reaches it."""
+
+    def check(self, schema: pa.Schema) -> None:
+        """Every schema can be dropped."""
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        """Return a writer that forgets."""
+        return _DiscardWriter()
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        """Return a committer with nothing to do."""
+        return _Nothing()
+
+
+class _DiscardWriter:
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Forget the records."""
+
+    def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
+        return _Nothing()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Print(Discard):
+    """A sink that prints records as JSON lines on the worker's standard output.
+
+    At least once, not exactly once: records are printed as they come, before their checkpoint completes, and those
+    after the last completed checkpoint again after a failure.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        """Configure; ``prefix`` begins each line."""
+        self._prefix = prefix
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse columns that have no JSON text.
+
+        Raises:
+            UsageError
+        """
+        check_json(schema)
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        """Return a writer to ``sys.stdout``."""
+        return _PrintWriter(self._prefix)
+
+
+class _PrintWriter(_DiscardWriter):
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        text = json_lines(batch).decode()
+        if self._prefix:
+            text = self._prefix + text[:-1].replace("\n", "\n" + self._prefix) + "\n"
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,153 @@
+"""A source that follows a script: records, pauses, one failure, the end.
+
+Counterpart: tests of pipelines. Source: faults F16 and F22.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+
+from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
+from headgate.errors import UsageError
+from headgate.operators.types import canonical_schema
+
+_POSITION = struct.Struct("<Q")
+
+
+class Mark(Enum):
+    """Items of a script that are no records."""
+
+    EOF = "end of input"
+    PAUSE = "nothing for pause_ms"
+
+
+EOF = Mark.EOF
+"""The source ends here. A script without it never ends."""
+
+PAUSE = Mark.PAUSE
+"""The source delivers nothing for a while, so that checkpoints complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailOnce:
+    """The reader raises here, unless the file ``marker`` says that it did before (in an earlier generation)."""
+
+    marker: Path | str
+
+
+Item: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | Mark | FailOnce
+
+
+class ScriptedFailure(Exception):  # noqa: N818 - reads as what happened
+    """The failure that a script asked for."""
+
+
+class ScriptedSource:
+    """Delivers the items of a script, one a poll; subtask i follows script i, further subtasks end at once."""
+
+    def __init__(
+        self,
+        *scripts: Sequence[Item],
+        schema: pa.Schema | Mapping[str, pa.DataType],
+        pause_ms: int = 50,
+    ) -> None:
+        """Configure.
+
+        Args:
+            scripts: one for each split. An item is a row, a list of rows (one batch), ``PAUSE``, ``FailOnce`` or
+                ``EOF``.
+            schema: types of the rows.
+            pause_ms: length of a ``PAUSE``.
+
+        Raises:
+            UsageError: something follows ``EOF``.
+        """
+        for script in scripts:
+            if EOF in script[:-1]:
+                raise UsageError("a script goes on after EOF; make EOF its last item")
+        self._scripts = [list(script) for script in scripts]
+        self._schema = canonical_schema(schema if isinstance(schema, pa.Schema) else pa.schema(list(schema.items())))
+        self._pause_ms = pause_ms
+
+    def schema(self) -> pa.Schema:
+        """Return the rows' schema."""
+        return self._schema
+
+    def identity(self) -> str:
+        """Positions are item numbers."""
+        return "script, version 1"
+
+    def open(self, context: SourceContext) -> SourceReader:
+        """Return a reader of the scripts that this subtask owns."""
+        return _ScriptReader(self._scripts, self._schema, self._pause_ms, context)
+
+
+class _ScriptReader:
+    def __init__(self, scripts: list[list[Item]], schema: pa.Schema, pause_ms: int, context: SourceContext) -> None:
+        positions = context.positions or {}
+        self._scripts, self._schema, self._pause_ms = scripts, schema, pause_ms
+        own = range(context.subtask_index, len(scripts), context.parallelism)
+        self._next = {i: int(_POSITION.unpack(positions.get(str(i), bytes(8)))[0]) for i in own}
+        self._ended: set[int] = {i for i, item in self._next.items() if self._is_over(i, item)}
+        self._paused_until = 0.0
+        self._turn = 0
+
+    def _is_over(self, index: int, item: int) -> bool:
+        script = self._scripts[index]
+        return bool(script) and script[-1] is EOF and item >= len(script)
+
+    def splits(self) -> Sequence[str]:
+        return [str(index) for index in self._next if index not in self._ended]
+
+    def is_finished(self) -> bool:
+        return len(self._ended) == len(self._next)
+
+    def positions(self) -> dict[str, bytes]:
+        return {str(index): _POSITION.pack(item) for index, item in self._next.items()}
+
+    def wakeup_ms(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def poll(self) -> SourceBatch | None:
+        if time.monotonic() < self._paused_until:
+            return None
+        own = list(self._next)
+        for _ in own:
+            index = own[self._turn % len(own)]
+            self._turn += 1
+            if self._next[index] < len(self._scripts[index]):
+                return self._run(index, self._scripts[index][self._next[index]])
+        return None
+
+    def _run(self, index: int, item: Item) -> SourceBatch | None:
+        if isinstance(item, FailOnce):
+            marker = Path(item.marker)
+            if not marker.exists():
+                marker.touch()
+                raise ScriptedFailure(f"the script of split {index} fails at item {self._next[index]}")
+        self._next[index] += 1
+        if isinstance(item, Mapping):
+            return self._batch(index, [item])
+        if item is EOF:
+            self._ended.add(index)
+            return self._batch(index, [])
+        if item is PAUSE:
+            self._paused_until = time.monotonic() + self._pause_ms / 1_000
+        if isinstance(item, FailOnce | Mark):
+            return None
+        return self._batch(index, item)
+
+    def _batch(self, index: int, rows: Sequence[Mapping[str, Any]]) -> SourceBatch:
+        batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=self._schema)
+        return SourceBatch(str(index), batch, is_split_finished=index in self._ended)

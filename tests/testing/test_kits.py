@@ -1,0 +1,126 @@
+"""The kits must be able to fail: each broken source or sink is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headgate.connectors.base import Committer, SourceContext, SourceReader
+from headgate.connectors.filecommit import FileCommitter
+from headgate.connectors.filelayout import SinkIdentity
+from headgate.connectors.filesink import FileSink
+from headgate.connectors.memory import FromRows
+from headgate.model.ids import Generation
+from headgate.model.manifest import Committable
+from headgate.protocol.commit import CommitPermit
+from headgate.store.storage import open_storage
+from headgate.testing import Collect, check_sink, check_source
+from headgate.testing.sinkkit import Target
+
+
+class ForgetsPositions(FromRows):
+    def open(self, context: SourceContext) -> SourceReader:
+        return super().open(SourceContext("p", "s", context.subtask_index, context.parallelism, None))
+
+
+class SkipsARow(FromRows):
+    def open(self, context: SourceContext) -> SourceReader:
+        positions = {k: bytes([v[0] + 1]) + v[1:] for k, v in (context.positions or {}).items()}
+        return super().open(SourceContext("p", "s", context.subtask_index, context.parallelism, positions or None))
+
+
+class ReadsTwice(FromRows):
+    def open(self, context: SourceContext) -> SourceReader:
+        return super().open(SourceContext("p", "s", 0, 1, context.positions))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (ForgetsPositions, "delivered again"),
+        (SkipsARow, "lost"),
+        (ReadsTwice, "delivered again|not ended|own one split"),
+    ],
+)
+def test_broken_sources_are_caught(source: type[FromRows], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_source(source([{"n": n} for n in range(9)], batch_rows=2))
+
+
+class NoOpRecover(FileCommitter):
+    def recover(self, keep: Sequence[Committable]) -> None:
+        return
+
+
+class AbortsEverything(FileCommitter):
+    def recover(self, keep: Sequence[Committable]) -> None:
+        super().recover(())
+
+
+class SkipsOlderIds(FileCommitter):
+    newest: dict[str, int] = {}
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        url = self._storage.url
+        if committables and permit.checkpoint > self.newest.get(url, 0):
+            super().commit(permit, committables)
+            self.newest[url] = permit.checkpoint
+
+
+class IgnoresWhatIsMissing(FileCommitter):
+    def _check_content(self, file: Any) -> None:
+        return
+
+
+class CommitsNothing(FileCommitter):
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        return
+
+
+class BrokenSink(FileSink):
+    def __init__(self, url: Path, committer: type[FileCommitter]) -> None:
+        super().__init__(url)
+        self._committer = committer
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        return self._committer(open_storage(self.url), SinkIdentity(pipeline, node), generation)
+
+
+BROKEN = [NoOpRecover, AbortsEverything, SkipsOlderIds, IgnoresWhatIsMissing, CommitsNothing]
+
+
+@pytest.mark.parametrize("committer", BROKEN)
+def test_broken_sinks_are_caught(tmp_path: Path, committer: type[FileCommitter]) -> None:
+    places = iter(range(10_000))
+
+    def fresh() -> Target:
+        url = f"memory://{tmp_path}/{next(places)}"
+        storage = open_storage(url)
+
+        def read() -> list[dict[str, Any]]:
+            import polars as pl
+
+            names = [name for name in storage.list("") if not name.startswith("_")]
+            return [row for name in names for row in pl.read_ndjson(storage.get(name)).to_dicts()]
+
+        def lose() -> None:
+            for path in storage.list("_staging"):
+                storage.delete(path)
+
+        return Target(BrokenSink(url, committer), read, lambda: storage.list("_staging"), lose)
+
+    with pytest.raises(AssertionError):
+        check_sink(fresh, rescales=[(2, 2)], overlaps=[1], rows=[4])
+
+
+def test_collect_reads_what_was_committed(tmp_path: Path) -> None:
+    places = iter(range(10_000))
+
+    def fresh() -> Target:
+        sink = Collect(tmp_path / str(next(places)))
+        return Target(sink, sink.rows)
+
+    check_sink(fresh, rescales=[(1, 2)], overlaps=[2], rows=[3])
