@@ -24,6 +24,7 @@ from headgate import faultpoints
 from headgate.codec import messages
 from headgate.errors import FencedError, HeadgateError, PipelineFailed, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
+from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.progress import CheckpointProgress, Observer, PipelineState, Progress, RunResult
 from headgate.protocol import coordinator, supervisor
@@ -517,14 +518,14 @@ class Driver:
         if error is not None:
             self.result.set_exception(error)
             return
-        progress = self._last_progress
-        sources = [n for n in progress.nodes if n.records_in == 0]
+        roles = {node.name: node.role for node in self._definition.graph.nodes}
+        nodes = self._last_progress.nodes
         last = self._book.checkpoints[-1].checkpoint if self._book.checkpoints else None
         self.result.set_result(
             RunResult(
                 is_final,
-                sum(n.records_out for n in sources),
-                sum(n.records_in for n in progress.nodes if n.records_out == 0),
+                sum(n.records_out for n in nodes if roles.get(n.node) is Role.SOURCE),
+                sum(n.records_in for n in nodes if roles.get(n.node) is Role.SINK),
                 last,
                 self._machine.restarts_count,
                 _monotonic_ms() - self._begun_ms,

@@ -88,7 +88,7 @@ class Worker:
         sys.setswitchinterval(0.001)  # connection threads must not wait 5 ms for a busy mailbox
         task = self._task
         callbacks = ExchangeCallbacks(lambda _: self._wake.set(), lambda _: self._wake.set(), self._on_peer_lost)
-        exchange = Exchange(
+        exchange = self._exchange = Exchange(
             task.worker,
             task.definition.plan,
             edge_schemas(task.definition),
@@ -139,7 +139,7 @@ class Worker:
         control.send(messages.Ready(deploy.generation))
         for runner in self._runners:
             runner.start()
-        self._loop(control, exchange)
+        self._loop()
 
     def _await_deployment(self) -> messages.Deploy | None:
         while True:
@@ -175,7 +175,7 @@ class Worker:
 
     # -- the mailbox loop ---------------------------------------------------------------------------------------
 
-    def _loop(self, control: ControlClient, exchange: Exchange) -> None:
+    def _loop(self) -> None:
         runners, wake, metrics = self._runners, self._wake, self._metrics
         metrics.start(time.perf_counter_ns())
         while self._stopping is None:
@@ -192,7 +192,7 @@ class Worker:
             if not did:
                 self._sleep(now)
             if metrics.is_due(now, METRICS_PERIOD_MS):
-                self._report_metrics(control, exchange)
+                self._report_metrics()
 
     def _sleep(self, now: int) -> None:
         wait_ms = WAIT_MS_MAX
@@ -207,11 +207,11 @@ class Worker:
         self._wake.wait(wait_ms / 1000)
         self._metrics.slept(time.perf_counter_ns() - begun)
 
-    def _report_metrics(self, control: ControlClient, exchange: Exchange) -> None:
+    def _report_metrics(self) -> None:
         busy = self._metrics.busy_fraction()
         for runner in self._runners:
             runner.chain.set_busy(busy > 0.9)
-        control.send(self._metrics.message(self._generation, busy, self._runners, exchange.metrics))
+        self._control.send(self._metrics.message(self._generation, busy, self._runners, self._exchange.metrics))
 
     def _on_mail(self, mail: messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException) -> None:
         match mail:
@@ -249,7 +249,8 @@ class Worker:
         )
 
     def finished(self, subtask: SubtaskId) -> None:
-        """Report that a subtask has processed all input."""
+        """Report that a subtask has processed all input, with its totals in front."""
+        self._report_metrics()
         self._control.send(messages.Finished(self._generation, subtask.vertex, subtask.index))
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:

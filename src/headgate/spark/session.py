@@ -74,7 +74,7 @@ class SparkHandle:
     def metrics(self) -> dict[str, dict[str, int | float]]:
         """Return ``node → metric → number`` of the latest snapshot."""
         return {
-            str(node.name): {
+            str(node.node): {
                 "records_in": node.records_in,
                 "records_out": node.records_out,
                 "records_in_per_second": node.records_in_per_second,
@@ -114,8 +114,6 @@ def start_pipeline(
     session = found if found is not None else make_session(definition.config.name, parallelism, master)
     try:
         _check_slots(session, parallelism)
-        for prepare in definition.prepare.values():
-            prepare(session)
         is_local = session.sparkContext.master.startswith("local")
         host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
