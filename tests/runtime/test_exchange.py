@@ -386,3 +386,19 @@ def test_a_batch_without_credit_is_a_violation() -> None:
     assert len(worker.input(0, 1)) == 1
     worker.exchange.close()
     peer.close()
+
+
+# X12
+def test_closing_frees_a_sender_that_is_blocked_by_a_stopped_peer() -> None:
+    worker = Worker(0, plan_of(2))
+    peer = start_with_hand_made_peer(worker, credit_bytes=1 << 30)
+    big = batch_element(pa.record_batch([np.arange(8_000_000)], schema=SCHEMA))
+    sending = threading.Thread(target=worker.output(0, 1).send, args=(big,))
+    sending.start()
+    head = bytearray(1)
+    peer.receive_into(memoryview(head))  # it is being sent, and nobody reads on
+    worker.exchange.close()
+    sending.join(WAIT)
+    assert not sending.is_alive()
+    assert worker.lost.empty()
+    peer.close()
