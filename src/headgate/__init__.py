@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from headgate.connectors.parquet import ParquetFiles
     from headgate.connectors.streams import StreamSink, StreamSource
     from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
-    from headgate.store.streams import StreamStore
+    from headgate.store.store import Store
 
 __version__ = "0.1.0"
 
@@ -67,7 +67,7 @@ _HOMES = {
     "headgate.connectors.parquet": ("ParquetFiles",),
     "headgate.connectors.streams": ("StreamSink", "StreamSource"),
     "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
-    "headgate.store.streams": ("StreamStore",),
+    "headgate.store.store": ("Store",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -104,10 +104,10 @@ __all__ = [
     "Session",
     "Sliding",
     "StorageError",
+    "Store",
     "Stream",
     "StreamSink",
     "StreamSource",
-    "StreamStore",
     "TextFiles",
     "Tumbling",
     "Uniform",

@@ -168,9 +168,9 @@ class Pipeline:
             UsageError: wrong pipeline, missing Java, too few slots, another driver runs this pipeline.
         """
         refuse_while_loading(self)
-        definition = self.definition(_slots(master, spark))
         from headgate.spark.session import start_pipeline
 
+        definition = self.definition(self._parallelism or _slots(master, spark))
         for node in definition.graph.nodes:
             if isinstance(node.spec, CapturableSource):
                 spark = node.spec.capture() or spark
@@ -220,12 +220,22 @@ def _with_captured(definition: PipelineDefinition) -> PipelineDefinition:
 
 
 def _slots(master: str | None, spark: Any) -> int | None:
-    """Return the slots that the session or the master's URL is known to have, or None."""
-    if spark is not None:
-        return int(spark.sparkContext.defaultParallelism)
-    match = _LOCAL_MASTER.match(master) if master is not None else None
-    if match is None:
+    """Return the slots of the session or master that the pipeline will run on; None where local Spark is ours.
+
+    Raises:
+        UsageError: only the cluster itself knows.
+    """
+    from headgate.spark.dataframes import active_session
+
+    session = spark if spark is not None else active_session()
+    if session is not None:
+        return int(session.sparkContext.defaultParallelism)
+    url = master or os.environ.get("HEADGATE_MASTER")
+    if url is None:
         return None
+    match = _LOCAL_MASTER.match(url)
+    if match is None:
+        raise UsageError(f"say with parallelism= (or --parallelism) how many slots of {url} the pipeline shall use")
     if match.group(1) == "*":
         return os.cpu_count() or 1
     return int(match.group(1) or 1)

@@ -11,6 +11,9 @@ from typing import Protocol
 
 from headgate.model.ids import CheckpointId, Generation, NodeName
 
+NO_GENERATION = Generation(0)
+"""Before the first generation."""
+
 
 class PipelineState(Enum):
     """Where a pipeline is in its life."""
@@ -47,7 +50,7 @@ class CheckpointProgress:
     duration_ms: int
     size_bytes: int
     trigger_wall_ms: int = 0
-    generation: Generation = Generation(0)
+    generation: Generation = NO_GENERATION
     is_final: bool = False
 
 
@@ -73,7 +76,7 @@ class Progress:
     """
 
     state: PipelineState
-    generation: Generation = Generation(0)
+    generation: Generation = NO_GENERATION
     restarts: int = 0
     nodes: tuple[NodeProgress, ...] = ()
     watermark_ms: int | None = None

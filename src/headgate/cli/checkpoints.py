@@ -1,0 +1,166 @@
+"""``headgate checkpoints``: what the checkpoint directory of a pipeline holds, damaged entries by name.
+
+Reads only; a running pipeline is not disturbed.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
+from headgate.cli.text import duration_text, size_text, time_text
+from headgate.errors import UsageError
+from headgate.model.manifest import Claim, Manifest
+from headgate.protocol.recovery import Damage, ObservedEntry, ObservedLog
+from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.store.storage import open_storage
+
+app = typer.Typer(help="Completed checkpoints of pipelines.", no_args_is_help=True)
+
+DirOption = Annotated[
+    str, typer.Option("--dir", help="Directory or URL of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_checkpoints(
+    pipeline: Annotated[str | None, typer.Argument(help="Name of a pipeline; without it, all are listed.")] = None,
+    directory: DirOption = CHECKPOINT_DIR_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """List the completed checkpoints of a pipeline, or the pipelines of a directory."""
+    if pipeline is None:
+        names = _pipelines(directory)
+        if not names and not as_json:
+            typer.echo(f"There are no checkpoints in {absolute_location(directory)}.")
+        typer.echo(json.dumps(names) if as_json else "\n".join(names), nl=bool(names) or as_json)
+        return
+    log = _observed(directory, pipeline)
+    if as_json:
+        typer.echo(json.dumps([_entry_fields(entry) for entry in log.entries]))
+    else:
+        _print_entries(log)
+
+
+@app.command("show")
+def show_checkpoint(
+    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    checkpoint: Annotated[int | None, typer.Argument(help="Id of the checkpoint; default is the newest.")] = None,
+    directory: DirOption = CHECKPOINT_DIR_DEFAULT,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one checkpoint: the snapshot of each subtask, and what it promises to commit."""
+    manifests = [e.content for e in _observed(directory, pipeline).entries if isinstance(e.content, Manifest)]
+    found = [m for m in manifests if checkpoint in (None, m.checkpoint)]
+    if not found:
+        there = ", ".join(str(m.checkpoint) for m in manifests) or "none"
+        what = "a completed checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
+        raise UsageError(f"pipeline '{pipeline}' has not {what}; there is {there}")
+    manifest = max(found, key=lambda m: m.checkpoint)
+    if as_json:
+        typer.echo(json.dumps({**_manifest_fields(manifest), "subtasks": _subtask_fields(manifest)}))
+    else:
+        _print_manifest(manifest)
+
+
+def _pipelines(directory: str) -> list[str]:
+    paths = open_storage(absolute_location(directory)).list("")
+    return sorted({path.split("/log/", 1)[0] for path in paths if "/log/" in path})
+
+
+def _observed(directory: str, pipeline: str) -> ObservedLog:
+    log = CheckpointLog(open_storage(absolute_location(directory)), pipeline)
+    observed = log.observe()
+    if not observed.entries:
+        others = ", ".join(_pipelines(directory)) or "none"
+        raise UsageError(f"there are no checkpoints at {log.url}; the pipelines in this directory are: {others}")
+    return observed
+
+
+def _print_entries(log: ObservedLog) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("checkpoint", "generation", "triggered (UTC)", "duration", "size", ""):
+        table.add_column(title, justify="left" if title in ("", "triggered (UTC)") else "right")
+    damaged = []
+    claims = 0
+    for entry in log.entries:
+        match entry.content:
+            case Manifest() as m:
+                remark = "final" if m.is_final else ""
+                moment, size = time_text(m.trigger_wall_ms), size_text(m.size_bytes)
+                duration = duration_text(m.duration_ms)
+                table.add_row(str(m.checkpoint), str(m.generation), moment, duration, size, remark)
+            case Damage() as damage:
+                damaged.append(damage)
+            case Claim():
+                claims += 1
+    Console().print(table if table.row_count else f"No completed checkpoint yet; {claims} starts are recorded.")
+    for damage in damaged:
+        typer.secho(f"damaged: {damage.path}: {damage.problem}", fg=typer.colors.RED)
+    for sequence in log.lost():
+        typer.secho(f"missing: log entry {sequence}", fg=typer.colors.RED)
+
+
+def _print_manifest(manifest: Manifest) -> None:
+    fields = _manifest_fields(manifest)
+    for name, value in fields.items():
+        if name != "state":
+            typer.echo(f"{name.replace('_', ' ')}: {value}")
+    table = Table(box=None, pad_edge=False)
+    for title in ("subtask", "size", "committables", "snapshot"):
+        table.add_column(title)
+    for row in _subtask_fields(manifest):
+        table.add_row(row["subtask"], size_text(row["size_bytes"]), str(row["committables"]), row["path"] or "inline")
+    Console().print(table)
+    for node, text in manifest.state_texts.items():
+        if text:
+            typer.echo(f"state of {node}: {text}")
+
+
+def _entry_fields(entry: ObservedEntry) -> dict[str, Any]:
+    match entry.content:
+        case Manifest() as manifest:
+            return {"sequence": entry.sequence, "kind": "checkpoint", **_manifest_fields(manifest)}
+        case Claim() as claim:
+            return {
+                "sequence": entry.sequence,
+                "kind": "claim",
+                "generation": claim.generation,
+                "owner": claim.owner,
+                "wall_ms": claim.wall_ms,
+            }
+        case Damage() as damage:
+            return {"sequence": entry.sequence, "kind": "damaged", "path": damage.path, "problem": damage.problem}
+
+
+def _manifest_fields(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "checkpoint": manifest.checkpoint,
+        "generation": manifest.generation,
+        "triggered": time_text(manifest.trigger_wall_ms),
+        "duration_ms": manifest.duration_ms,
+        "size_bytes": manifest.size_bytes,
+        "parallelism": manifest.parallelism,
+        "key_groups": manifest.max_parallelism,
+        "is_final": manifest.is_final,
+        "committables": len(manifest.committables),
+        "state": {node: text for node, text in manifest.state_texts.items() if text},
+    }
+
+
+def _subtask_fields(manifest: Manifest) -> list[dict[str, Any]]:
+    return [
+        {
+            "subtask": str(entry.subtask),
+            "size_bytes": entry.handle.size_bytes,
+            "committables": len(entry.committables),
+            "path": entry.handle.path,
+        }
+        for entry in manifest.entries
+    ]

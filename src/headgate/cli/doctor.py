@@ -1,0 +1,194 @@
+"""``headgate doctor``: what this machine lacks to run a pipeline, one clear sentence each."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
+
+PYTHON_MIN = (3, 11)
+JAVA_MIN = 17
+DISK_FREE_MIN_BYTES = 1 << 30
+MEMORY_FREE_MIN_BYTES = 2 << 30
+JAVA_TIMEOUT_S = 20.0
+
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*>=\s*([\d.]+)$")
+"""As pyproject.toml writes what is required always; optional ones carry a marker behind."""
+
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+class Verdict(Enum):
+    """What a finding means."""
+
+    OK = "ok"
+    WARNING = "warning"
+    MISSING = "missing"
+    """Nothing runs without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check: what was looked at, and one sentence."""
+
+    subject: str
+    verdict: Verdict
+    sentence: str
+
+
+def doctor(
+    checkpoint_dir: str = typer.Option(CHECKPOINT_DIR_DEFAULT, help="Where checkpoints will be written."),
+    store: str = typer.Option(os.environ.get("HEADGATE_STORE", ".headgate/store"), help="Where streams will be."),
+) -> None:
+    """Say what is missing on this machine; exit with 1 if something required is."""
+    findings = examine(checkpoint_dir, store)
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "subject", "finding"):
+        table.add_column(title)
+    colours = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.MISSING: "red"}
+    for finding in findings:
+        colour = colours[finding.verdict]
+        table.add_row(f"[{colour}]{finding.verdict.value}[/{colour}]", finding.subject, finding.sentence)
+    Console().print(table)
+    if any(finding.verdict is Verdict.MISSING for finding in findings):
+        raise typer.Exit(1)
+
+
+def examine(checkpoint_dir: str, store: str) -> list[Finding]:
+    """Return every finding, in the order in which they are worth mending."""
+    checks: list[Callable[[], Finding]] = [
+        check_python,
+        check_java,
+        check_packages,
+        check_processors,
+        check_memory,
+        check_loopback,
+        lambda: check_directory("checkpoint directory", checkpoint_dir),
+        lambda: check_directory("store directory", store),
+    ]
+    return [check() for check in checks]
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
+    """Check the version of this Python."""
+    text = ".".join(map(str, version))
+    if version[:2] < PYTHON_MIN:
+        return Finding("Python", Verdict.MISSING, f"Python {text} is too old; install Python 3.11 or newer.")
+    return Finding("Python", Verdict.OK, f"{text} at {sys.executable}")
+
+
+def check_java() -> Finding:
+    """Check that the Java that Spark would start is new enough."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    how = "install Java 17 or newer, for example with 'apt-get install openjdk-17-jre-headless'"
+    if java is None:
+        return Finding("Java", Verdict.MISSING, f"There is no java on the PATH: {how}.")
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("Java", Verdict.MISSING, f"{java} cannot be run ({error}): correct JAVA_HOME, or {how}.")
+    return judge_java(told.stderr + told.stdout, java, how)
+
+
+def judge_java(told: str, java: str, how: str) -> Finding:
+    """Judge what ``java -version`` printed."""
+    match = _JAVA_VERSION.search(told)
+    if match is None:
+        return Finding("Java", Verdict.MISSING, f"{java} does not tell its version: {how}.")
+    if int(match.group(1)) < JAVA_MIN:
+        return Finding("Java", Verdict.MISSING, f"{java} is Java {match.group(1)}, which is too old: {how}.")
+    return Finding("Java", Verdict.OK, f"{match.group(1)} at {java}")
+
+
+def check_packages() -> Finding:
+    """Check that everything Headgate requires is installed in a version that fits."""
+    wrong = []
+    for text in importlib.metadata.requires("headgate") or []:
+        match = _REQUIREMENT.match(text)
+        if match is None:  # an optional one
+            continue
+        name, least = match.groups()
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{name} is not installed")
+            continue
+        if _numbers(version) < _numbers(least):
+            wrong.append(f"{name} is {version} but must be at least {least}")
+    if wrong:
+        return Finding("packages", Verdict.MISSING, f"{'; '.join(wrong)}: run 'pip install --upgrade headgate'.")
+    return Finding("packages", Verdict.OK, f"PySpark {importlib.metadata.version('pyspark')} and all others")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return ``4.3.0rc1`` as ``(4, 3, 0)``."""
+    return tuple(int(part) for part in re.findall(r"\d+", version.split("rc")[0])[:3])
+
+
+def check_processors() -> Finding:
+    """Check for two processors, the default parallelism."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if count < 2:
+        return Finding("processors", Verdict.WARNING, "There is only one: set parallelism=1, or expect slow pipelines.")
+    return Finding("processors", Verdict.OK, f"{count}")
+
+
+def check_memory() -> Finding:
+    """Check that Spark's JVM and two workers fit into memory."""
+    import psutil  # type: ignore[import-untyped]
+
+    free = int(psutil.virtual_memory().available)
+    text = f"{free / (1 << 30):.1f} GB free"
+    if free < MEMORY_FREE_MIN_BYTES:
+        return Finding("memory", Verdict.WARNING, f"{text}, but Spark and two workers need about 2 GB.")
+    return Finding("memory", Verdict.OK, text)
+
+
+def check_loopback() -> Finding:
+    """Check that processes of this machine can reach each other."""
+    try:
+        with socket.socket() as listener, socket.socket() as client:
+            listener.bind(("127.0.0.1", 0))
+            listener.listen(1)
+            client.settimeout(5)
+            client.connect(listener.getsockname())
+    except OSError as error:
+        return Finding("ports", Verdict.MISSING, f"No connection over 127.0.0.1 ({error}): allow loopback connections.")
+    return Finding("ports", Verdict.OK, "connections over 127.0.0.1 work")
+
+
+def check_directory(subject: str, location: str) -> Finding:
+    """Check that files can be made in ``location`` (or where it would be made) and that there is space."""
+    absolute = absolute_location(location)
+    if "://" in absolute:
+        return Finding(subject, Verdict.OK, f"{absolute} (an object store; not tried)")
+    existing = Path(absolute)
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return Finding(subject, Verdict.MISSING, f"{absolute} cannot be written ({reason}): choose another one.")
+    free = shutil.disk_usage(existing).free
+    text = f"{absolute}, {free / (1 << 30):.1f} GB free"
+    if free < DISK_FREE_MIN_BYTES:
+        return Finding(subject, Verdict.WARNING, f"{text}: make at least 1 GB free.")
+    return Finding(subject, Verdict.OK, text)

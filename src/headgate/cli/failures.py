@@ -1,0 +1,19 @@
+"""Errors as a user of the command line sees them: a sentence, never a traceback of Headgate's own frames."""
+
+from __future__ import annotations
+
+import typer
+
+from headgate.errors import HeadgateError, UsageError
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+def report(error: HeadgateError) -> int:
+    """Print ``error`` on standard error; return the exit code.
+
+    ``PipelineFailed`` brings the short traceback of the user's own function with it.
+    """
+    typer.secho(f"Error: {error}", err=True, fg=typer.colors.RED)
+    return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED

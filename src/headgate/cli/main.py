@@ -1,0 +1,67 @@
+"""The command ``headgate``: its sub-commands, and how errors leave it.
+
+Exit codes: 0 done (also: stopped by Ctrl-C or SIGTERM after a last checkpoint), 1 failed, 2 wrong use.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from headgate import __version__
+from headgate.cli import checkpoints, doctor, run, streams
+from headgate.cli.failures import report
+from headgate.errors import HeadgateError, UsageError
+
+app = typer.Typer(
+    name="headgate",
+    help="Exactly-once stream processing for Python, on Apache Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run.run)
+app.command("doctor")(doctor.doctor)
+app.add_typer(streams.app, name="streams")
+app.add_typer(checkpoints.app, name="checkpoints")
+
+
+@app.command("savepoint", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def savepoint() -> None:
+    """Savepoints are not there yet."""
+    raise UsageError("a savepoint is not there yet; stopping a pipeline keeps its last checkpoint")
+
+
+@app.command("rescale", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def rescale() -> None:
+    """Rescaling is not there yet."""
+    raise UsageError("changing the parallelism of a pipeline that has checkpoints is not there yet")
+
+
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"headgate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
+    """Exactly-once stream processing for Python, on Apache Spark."""
+
+
+def main() -> None:
+    """Run the command line; every error of Headgate becomes one clear sentence on standard error."""
+    try:
+        app()
+    except HeadgateError as error:
+        sys.exit(report(error))
+
+
+if __name__ == "__main__":
+    main()
