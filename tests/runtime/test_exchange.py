@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.codec.frames import (
+    HEADER_BYTES,
     Barrier,
     BatchElement,
     Buffer,
@@ -395,7 +396,7 @@ def test_closing_frees_a_sender_that_is_blocked_by_a_stopped_peer() -> None:
     big = batch_element(pa.record_batch([np.arange(8_000_000)], schema=SCHEMA))
     sending = threading.Thread(target=worker.output(0, 1).send, args=(big,))
     sending.start()
-    head = bytearray(1)
+    head = bytearray(3 * HEADER_BYTES)  # two OPEN frames, and the beginning of the batch
     peer.receive_into(memoryview(head))  # it is being sent, and nobody reads on
     worker.exchange.close()
     sending.join(WAIT)
