@@ -174,9 +174,9 @@ def incompatibility(
                 f"[{state_texts[name]}]; restore the old definition, or rename the operator or the pipeline"
             )
     for name, text in sorted(state_texts.items()):
-        if text and name not in manifest.state_texts:
+        if text and not manifest.state_texts.get(name):  # unknown there, or stateless there
             return (
-                f"operator '{name}' has state, and {here} knows no such operator; starting it empty would lose what "
+                f"operator '{name}' has state, and {here} holds none for it; starting it empty would lose what "
                 "it should have counted: run under another pipeline name to start from the beginning"
             )
     return None
