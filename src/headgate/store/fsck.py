@@ -53,13 +53,9 @@ def _check_database(connection: Connection, path: str) -> list[Problem]:
 def _check_positions(connection: Connection, stream: StreamInfo) -> list[Problem]:
     """Parts of a segment follow each other from 0 to its end, and there is a row for every segment (S1)."""
     problems = []
-    ends = dict(
-        connection.execute(
-            sa.select(t.segments.c.segment, t.segments.c.end_position).where(t.segments.c.stream_id == stream.stream_id)
-        )
-        .tuples()
-        .all()
-    )
+    ends_query = sa.select(t.segments.c.segment, t.segments.c.end_position)
+    ends_query = ends_query.where(t.segments.c.stream_id == stream.stream_id)
+    ends: dict[int, int] = {row.segment: row.end_position for row in connection.execute(ends_query)}
     if sorted(ends) != list(range(stream.segments_count)):
         problems.append(Problem(stream.name, f"segments are {sorted(ends)}, not 0 to {stream.segments_count - 1}"))
     expected = dict.fromkeys(ends, 0)
@@ -112,7 +108,7 @@ def _check_transactions(connection: Connection) -> list[Problem]:
         )
         .group_by(t.transactions.c.id)
     )
-    for name, status, recorded, found in connection.execute(query).tuples():
+    for name, status, recorded, found in connection.execute(query):
         expected = recorded if status == Status.PREPARED.value else 0
         if found != expected:
             problems.append(Problem(f"transaction '{name}'", f"{status} with {found} hidden events, not {expected}"))
@@ -150,6 +146,7 @@ def _check_chunk(connection: Connection, storage: Storage, chunk_id: int, path: 
     recorded = set()
     for table in (t.parts, t.prepared_parts):
         columns = (table.c.segment, table.c.offset, table.c.events_count, table.c.checksum)
-        recorded |= set(connection.execute(sa.select(*columns).where(table.c.chunk_id == chunk_id)).tuples())
+        rows = connection.execute(sa.select(*columns).where(table.c.chunk_id == chunk_id))
+        recorded |= {(row.segment, row.offset, row.events_count, row.checksum) for row in rows}
     found = {(e.segment, e.offset, e.events_count, e.checksum.to_bytes(8, "big")) for e in footer.parts}
     return [] if found == recorded else [Problem(where, "its footer and the catalogue disagree")]

@@ -1,0 +1,18 @@
+"""Fixtures of the store's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from storing import KEYED, STREAM
+
+from headgate.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as opened:
+        opened.create_stream(STREAM, KEYED, segments=3, routing_key="key")
+        yield opened

@@ -1,0 +1,92 @@
+"""Routing is frozen: these vectors may never change (S2)."""
+
+from __future__ import annotations
+
+import struct
+from datetime import datetime
+
+import pyarrow as pa
+import pytest
+
+from headgate.errors import UsageError
+from headgate.store.routing import NULL_HASH, check_key_type, hash_column, hash_text, segments_of
+
+
+def hashes(values: list[object], dtype: pa.DataType) -> list[str]:
+    return [f"{h:016x}" for h in hash_column(pa.array(values, dtype)).tolist()]
+
+
+TEXT = ["2d06800538d394c2", "e6c632b61e964e1f", "2d29f1336b0229f9", "03c124efb9a9b5b7", "9ae16a3b2f90404f"]
+INTEGERS = [
+    "e220a8397b1dcdaf",
+    "910a2dec89025cc1",
+    "e4d971771b652c20",
+    "bdd732262feb6e95",
+    "2a67d7552e039ea7",
+    "481ec0a212a9f3db",
+    "9ae16a3b2f90404f",
+]
+FLOATS = ["e220a8397b1dcdaf", "d6dab18e1392608a", "249e5410c2f97d99", "c72971d82e15bb46", "9ae16a3b2f90404f"]
+SEGMENTS_4 = [2, 2, 3, 0, 3, 2, 2, 3, 3, 1, 3, 1, 3, 3, 2, 1]
+SEGMENTS_7 = [5, 3, 5, 1, 6, 3, 4, 6, 5, 2, 5, 3, 5, 6, 5, 3]
+
+
+def test_frozen_vectors_of_text() -> None:
+    assert hashes(["", "a", "key-1", "zürich", None], pa.large_string()) == TEXT
+
+
+def test_frozen_vectors_of_integers() -> None:
+    assert hashes([0, 1, -1, 42, 2**63 - 1, -(2**63), None], pa.int64()) == INTEGERS
+
+
+def test_frozen_vectors_of_floats() -> None:
+    assert hashes([0.0, 1.5, float("inf"), float("nan"), None], pa.float64()) == FLOATS
+
+
+def test_frozen_segments() -> None:
+    column = pa.array([f"k{i}" for i in range(16)], pa.large_string())
+    assert segments_of(column, 1).tolist() == [0] * 16
+    assert segments_of(column, 4).tolist() == SEGMENTS_4
+    assert segments_of(column, 7).tolist() == SEGMENTS_7
+
+
+@pytest.mark.parametrize("dtype", [pa.int8(), pa.int32(), pa.uint16(), pa.uint64(), pa.duration("us")])
+def test_a_number_hashes_alike_in_every_width(dtype: pa.DataType) -> None:
+    assert hashes([0, 7, 100, None], dtype) == hashes([0, 7, 100, None], pa.int64())
+
+
+def test_text_hashes_alike_in_every_encoding() -> None:
+    values: list[object] = ["a", None, "b", "a"]
+    expected = hashes(values, pa.large_string())
+    assert hashes(values, pa.string()) == expected
+    assert hashes([b"a", None, b"b", b"a"], pa.large_binary()) == expected
+    assert hash_text("a") == int(expected[0], 16)
+
+
+def test_zeros_and_nans_are_each_one_value() -> None:
+    odd_nan = struct.unpack("<d", struct.pack("<Q", 0xFFF8000000000001))[0]
+    assert len(set(hashes([0.0, -0.0], pa.float64()))) == 1
+    assert len(set(hashes([float("nan"), odd_nan], pa.float64()))) == 1
+    assert hashes([1.5], pa.float32()) == hashes([1.5], pa.float64())
+
+
+def test_nulls_and_slices() -> None:
+    column = pa.array(["x", None, "y", "z", None, "y"], pa.large_string())
+    assert hash_column(column.slice(2, 3)).tolist() == hash_column(column).tolist()[2:5]
+    assert hash_column(pa.array([None, None], pa.int64())).tolist() == [NULL_HASH] * 2
+    assert hash_column(pa.array([True, None, False])).tolist()[1] == NULL_HASH
+    assert hash_column(pa.array([], pa.large_string())).tolist() == []
+    times = pa.array([datetime(2020, 1, 1), None], pa.timestamp("us"))
+    assert hash_column(times).tolist()[1] == NULL_HASH
+
+
+def test_keys_spread_evenly() -> None:
+    column = pa.array([f"user-{i}" for i in range(20_000)], pa.large_string())
+    counts = [segments_of(column, 8).tolist().count(s) for s in range(8)]
+    assert min(counts) > 2_300
+    assert max(counts) < 2_700
+
+
+def test_types_without_a_frozen_hash_are_refused() -> None:
+    with pytest.raises(UsageError, match="cannot be a routing key"):
+        check_key_type(pa.large_list(pa.int64()), "tags")

@@ -1,0 +1,190 @@
+"""Reading: from any position, verified, merged, cheap at the tail; damage is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from storing import KEYED, keyed
+
+from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.store import reader as reader_module
+from headgate.store import tables as t
+from headgate.store.faulty import Fault, FaultKind, FaultyStorage
+from headgate.store.memory import MemoryStorage
+from headgate.store.reader import SegmentReader
+from headgate.store.store import Store
+
+ONE = "one"
+
+
+@pytest.fixture
+def ten(tmp_path: Path) -> Store:
+    """Ten flushes of three events each in one segment."""
+    store = Store.open(tmp_path / "store")
+    store.create_stream(ONE, KEYED, segments=1)
+    writer = store.writer(ONE)
+    for n in range(10):
+        writer.append(keyed(*(("k", n * 3 + i) for i in range(3))))
+        writer.flush()
+    return store
+
+
+def values(reader: SegmentReader, rows_max: int = 1_000) -> list[int]:
+    batch = reader.read(rows_max)
+    return [] if batch is None else batch.column(1).to_pylist()
+
+
+def chunk_files(store: Store) -> list[Path]:
+    """In the order written."""
+    with store._catalogue.read() as connection:
+        paths = connection.scalars(sa.select(t.chunks.c.path).order_by(t.chunks.c.id)).all()
+    return [Path(store.root) / "chunks" / path for path in paths]
+
+
+def test_small_appends_are_merged_into_one_batch(ten: Store) -> None:
+    reader = ten.reader(ONE, 0)
+    assert values(reader) == list(range(30))
+    assert (reader.position, values(reader)) == (30, [])
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 3, 14, 29, 30])
+@pytest.mark.parametrize("rows_max", [1, 2, 3, 7])
+def test_reading_from_any_position_in_any_size_gives_what_follows(
+    ten: Store, position: int, rows_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader_module, "PARTS_AT_A_TIME", 4)
+    reader = ten.reader(ONE, 0, position)
+    found: list[int] = []
+    while batch := values(reader, rows_max):
+        assert len(batch) <= rows_max
+        found += batch
+        assert reader.position == position + len(found)
+    assert found == list(range(position, 30))
+
+
+def test_reading_stops_before_an_end(ten: Store) -> None:
+    reader = ten.reader(ONE, 0, 5)
+    assert reader.read(end=5) is None
+    batch = reader.read(end=11)
+    assert batch is not None
+    assert batch.column(1).to_pylist() == list(range(5, 11))
+
+
+def test_the_tail_is_asked_for_only_when_something_changed(ten: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = ten.reader(ONE, 0, 30)
+    assert reader.read() is None
+    queries: list[int] = []
+    real = ten._catalogue.read
+    monkeypatch.setattr(ten._catalogue, "read", lambda: (queries.append(1), real())[1])
+    for _ in range(100):
+        assert reader.read() is None
+    assert queries == []
+    with Store.open(ten.root) as other, other.writer(ONE) as writer:
+        writer.append(keyed(("k", 30)))
+    assert values(reader) == [30]
+
+
+def test_positions_that_cannot_be_are_refused(ten: Store) -> None:
+    with pytest.raises(UsageError, match="positions 0 to 30, not 31"):
+        ten.reader(ONE, 0, 31)
+    with pytest.raises(UsageError, match="positions"):
+        ten.reader(ONE, 0, -1)
+    with pytest.raises(UsageError, match="segments 0 to 0, not 1"):
+        ten.reader(ONE, 1)
+
+
+def damage(ten: Store, number: int, how: str) -> Path:
+    path = chunk_files(ten)[number]
+    data = bytearray(path.read_bytes())
+    match how:
+        case "flip":
+            data[ALIGNMENT + 40] ^= 1
+        case "cut":
+            del data[ALIGNMENT + 40 :]
+        case "zero":
+            data[ALIGNMENT + 8 :] = bytes(len(data) - ALIGNMENT - 8)
+    path.write_bytes(data)
+    if how == "delete":
+        path.unlink()
+    return path
+
+
+@pytest.mark.parametrize("how", ["flip", "cut", "zero", "delete"])
+@pytest.mark.parametrize("number", [0, 4, 9])
+def test_damage_is_named_with_file_and_offset_after_everything_before_it(ten: Store, how: str, number: int) -> None:
+    path = damage(ten, number, how)
+    reader = ten.reader(ONE, 0)
+    if number:
+        assert values(reader) == list(range(number * 3))  # F10: nothing before the damage is lost
+    for _ in range(2):
+        with pytest.raises(CorruptionError) as caught:
+            reader.read()
+        assert caught.value.path.endswith(path.name)
+        assert caught.value.offset == (0 if how == "delete" else ALIGNMENT)
+    assert reader.position == number * 3
+    problems = [p for p in ten.fsck() if not p.is_harmless]
+    assert any(path.name in p.what or path.name in p.where for p in problems)
+
+
+def test_a_part_size_over_the_limit_is_refused_before_reading(ten: Store) -> None:
+    with ten._catalogue.write() as connection:
+        connection.execute(t.parts.update().values(size_bytes=PART_BYTES_MAX + 1))
+    with pytest.raises(CorruptionError, match=f"at most {PART_BYTES_MAX}"):
+        ten.reader(ONE, 0).read()  # S37
+
+
+def test_a_gap_in_the_catalogue_is_an_error_not_a_skip(ten: Store) -> None:
+    with ten._catalogue.write() as connection:
+        connection.execute(t.parts.delete().where(t.parts.c.start == 12))
+    with pytest.raises(CorruptionError, match="events from position 12, found from 15"):
+        ten.reader(ONE, 0).read()
+    assert any("position 15 where 12" in p.what for p in ten.fsck())
+
+
+def test_a_storage_that_fails_for_a_while_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    storage = FaultyStorage(MemoryStorage())
+    with Store.open(tmp_path, storage=storage) as store:
+        store.create_stream(ONE, KEYED, segments=1)
+        writer = store.writer(ONE)
+        for n in range(4):
+            writer.append(keyed(("k", n)))
+            writer.flush()
+        storage.inject(Fault(FaultKind.IO_ERROR, "get_range", first=3, times=2))
+        reader = store.reader(ONE, 0)
+        assert values(reader) == [0, 1]
+        with pytest.raises(StorageError):
+            reader.read()
+        assert values(reader) == [2, 3]
+
+
+def test_a_read_is_bounded_in_bytes(ten: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "READ_BYTES_MAX", 1)
+    assert values(ten.reader(ONE, 0)) == [0, 1, 2]
+
+
+def test_all_kinds_of_columns_come_back_as_they_were(tmp_path: Path) -> None:
+    rows = [
+        {"i": 1, "f": float("inf"), "s": "é", "b": b"\0", "t": True, "l": [1, None], "n": {"x": None, "y": "z"}},
+        dict.fromkeys("ifsbtln"),
+    ]
+    types = {
+        "i": pa.uint8(),
+        "f": pa.float64(),
+        "s": pa.large_string(),
+        "b": pa.large_binary(),
+        "t": pa.bool_(),
+        "l": pa.large_list(pa.int64()),
+        "n": pa.struct([("x", pa.int64()), ("y", pa.large_string())]),
+    }
+    batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema(types.items()))
+    with Store.open(tmp_path) as store:
+        store.create_stream(ONE, batch.schema, segments=2, routing_key="s")
+        with store.writer(ONE) as writer:
+            writer.append(batch.slice(0, 1))
+            writer.append(batch.slice(1, 1))
+        found = [batch for s in range(2) if (batch := store.reader(ONE, s).read()) is not None]
+    assert sorted((r for b in found for r in b.to_pylist()), key=lambda r: r["i"] is None) == rows

@@ -1,0 +1,175 @@
+"""Streams: create, list, describe, seal, delete; opening a store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from storing import KEYED, STREAM, drained, keyed
+
+from headgate.errors import CorruptionError, UsageError
+from headgate.store import tables as t
+from headgate.store.schemas import TEXT_SCHEMA
+from headgate.store.store import Store, store_root
+
+
+def test_a_stream_is_as_it_was_created_also_after_reopening(store: Store) -> None:
+    with Store.open(store.root) as again:
+        info = again.describe(STREAM)
+    assert (info.name, info.segments_count, info.routing_key, info.is_sealed) == (STREAM, 3, "key", False)
+    assert info.schema == KEYED
+    assert (info.ends, info.events_count, info.chunks_count) == ((0, 0, 0), 0, 0)
+
+
+def test_creating_twice_is_an_error_unless_it_fits_and_is_allowed(store: Store) -> None:
+    with pytest.raises(UsageError, match="exists already"):
+        store.create_stream(STREAM, KEYED)
+    assert store.create_stream(STREAM, KEYED, if_not_exists=True).segments_count == 3
+    with pytest.raises(UsageError, match=r"'value' is int64 instead of int32|'value' is int32 instead of int64"):
+        store.create_stream(STREAM, KEYED.set(1, pa.field("value", pa.int32())), if_not_exists=True)
+    with pytest.raises(UsageError, match="routing key"):
+        store.create_stream(STREAM, KEYED, routing_key="value", if_not_exists=True)
+
+
+@pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "a b", "../a", ".a", "a" * 201])
+def test_unusable_names_are_refused(store: Store, name: str) -> None:
+    with pytest.raises(UsageError, match="not usable"):
+        store.create_stream(name, KEYED)
+
+
+@pytest.mark.parametrize(
+    ("schema", "segments", "key", "message"),
+    [
+        (pa.schema([]), 1, None, "at least one column"),
+        (pa.schema([("a", pa.int64()), ("a", pa.int64())]), 1, None, "twice"),
+        (pa.schema([("a", pa.dictionary(pa.int8(), pa.string()))]), 1, None, "dictionary"),
+        (KEYED, 0, None, "segments"),
+        (KEYED, 5_000, None, "segments"),
+        (KEYED, 1, "nope", "not a column"),
+        (pa.schema([("a", pa.large_list(pa.int8()))]), 1, "a", "cannot be a routing key"),
+    ],
+)
+def test_definitions_that_cannot_be_are_refused(
+    store: Store, schema: pa.Schema, segments: int, key: str | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        store.create_stream("new", schema, segments=segments, routing_key=key)
+
+
+def test_list_by_scope(store: Store) -> None:
+    store.create_stream("app/lines", TEXT_SCHEMA)
+    store.create_stream("apple", TEXT_SCHEMA)
+    assert [info.name for info in store.list_streams()] == ["app/events", "app/lines", "apple"]
+    assert [info.name for info in store.list_streams("app")] == ["app/events", "app/lines"]
+
+
+def test_an_unknown_stream_is_named_with_those_there_are(store: Store) -> None:
+    with pytest.raises(UsageError, match=r"'app/event' does not exist .*streams there: app/events"):
+        store.describe("app/event")
+
+
+def test_a_sealed_stream_takes_no_more_events_and_readers_reach_its_end(store: Store) -> None:
+    writer = store.writer(STREAM)
+    writer.append(keyed(("a", 1)))
+    writer.flush()
+    readers = [store.reader(STREAM, segment) for segment in range(3)]
+    transaction = store.begin(STREAM, owner="p", epoch=1, name="late")
+    store.seal(STREAM)
+    store.seal(STREAM)
+    found = []
+    for reader in readers:
+        assert not reader.is_sealed_and_exhausted()
+        while (batch := reader.read()) is not None:
+            found += batch.to_pylist()
+        assert reader.is_sealed_and_exhausted()
+    assert found == [{"key": "a", "value": 1}]
+    future = writer.append(keyed(("b", 2)))
+    with pytest.raises(UsageError, match="sealed"):
+        writer.flush()
+    with pytest.raises(UsageError, match="sealed"):
+        future.result(0)
+    with pytest.raises(UsageError, match="sealed"):
+        transaction.prepare()
+    with pytest.raises(UsageError, match="sealed"):
+        store.writer(STREAM)
+
+
+def test_a_prepared_transaction_keeps_its_stream_from_being_sealed(store: Store) -> None:
+    transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
+    transaction.write(keyed(("a", 1)))
+    transaction.prepare()
+    with pytest.raises(UsageError, match="prepared transaction"):
+        store.seal(STREAM)  # S12: its commit must not fail
+    store.commit_transactions([(STREAM, "t")], owner="p", epoch=1)
+    store.seal(STREAM)
+    assert drained(store) == [("a", 1)]
+
+
+def test_delete_removes_events_and_files_and_wants_a_sealed_stream(store: Store) -> None:
+    store.create_stream("other", KEYED)
+    for name in (STREAM, "other"):
+        with store.writer(name) as writer:
+            writer.append(keyed(("a", 1)))
+    reader = store.reader(STREAM, 0)
+    with pytest.raises(UsageError, match="not sealed"):
+        store.delete(STREAM)
+    store.seal(STREAM)
+    store.delete(STREAM)
+    assert [info.name for info in store.list_streams()] == ["other"]
+    assert store.fsck() == []
+    with pytest.raises(UsageError, match="deleted"):
+        reader.read()
+    store.create_stream(STREAM, KEYED)
+    assert drained(store) == []
+    assert drained(store, "other") == [("a", 1)]
+
+
+def test_a_writer_does_not_write_into_a_namesake(store: Store) -> None:
+    writer = store.writer(STREAM)
+    store.delete(STREAM, force=True)
+    store.create_stream(STREAM, KEYED)
+    writer.append(keyed(("a", 1)))
+    with pytest.raises(UsageError, match="was deleted"):
+        writer.flush()
+    assert store.fsck() == []
+
+
+def test_a_newer_catalogue_is_refused(store: Store) -> None:
+    with store._catalogue.write() as connection:
+        connection.execute(t.meta.update().values(value="99"))
+    with pytest.raises(UsageError, match=r"version 99.*upgrade Headgate"):
+        Store.open(store.root)
+
+
+def test_a_damaged_catalogue_is_named(tmp_path: Path) -> None:
+    (tmp_path / "catalogue.sqlite").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(CorruptionError, match=r"catalogue\.sqlite"):
+        Store.open(tmp_path)
+
+
+def test_a_schema_that_is_damaged_is_named(store: Store) -> None:
+    with store._catalogue.write() as connection:
+        connection.execute(sa.update(t.streams).values(schema=b"\xff\xff\xff\xff\x10\0\0\0garbage"))
+    with pytest.raises(CorruptionError, match="Arrow schema"):
+        store.describe(STREAM)
+
+
+def test_the_root_is_absolute_and_comes_from_argument_environment_or_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADGATE_STORE", raising=False)
+    assert store_root() == str(tmp_path / ".headgate/store")
+    monkeypatch.setenv("HEADGATE_STORE", "elsewhere")
+    assert store_root() == str(tmp_path / "elsewhere")
+    assert store_root("here") == str(tmp_path / "here")
+    with pytest.raises(UsageError, match="local directory"):
+        store_root("s3://bucket/x")
+
+
+def test_a_root_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="HEADGATE_STORE"):
+        Store.open(tmp_path / "file" / "store")

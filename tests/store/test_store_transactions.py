@@ -1,0 +1,314 @@
+"""Transactions: all or nothing, prepared for ever, decided once, fenced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from storing import KEYED, STREAM, drain, drained, keyed
+
+from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
+from headgate.protocol.transactions import Status
+from headgate.store import transactions
+from headgate.store.faulty import Fault, FaultKind, FaultyStorage
+from headgate.store.local import LocalStorage
+from headgate.store.memory import MemoryStorage
+from headgate.store.schemas import TEXT_SCHEMA
+from headgate.store.store import Store
+from headgate.store.transactions import Transaction
+
+
+def prepared(store: Store, name: str, *pairs: tuple[str, int], epoch: int = 1, owner: str = "p/sink") -> Transaction:
+    transaction = store.begin(STREAM, owner=owner, epoch=epoch, name=name)
+    if pairs:
+        transaction.write(keyed(*pairs))
+    transaction.prepare()
+    return transaction
+
+
+def commit(store: Store, *names: str, epoch: int = 1, owner: str = "p/sink") -> None:
+    store.commit_transactions([(STREAM, name) for name in names], owner=owner, epoch=epoch)
+
+
+def statuses(store: Store) -> dict[str, str]:
+    return {info.name: info.status.value for info in store.list_transactions()}
+
+
+def test_events_are_invisible_until_commit(store: Store) -> None:
+    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    transaction.write(keyed(("a", 1), ("b", 2)))
+    assert statuses(store) == {}  # an open transaction leaves no trace
+    transaction.prepare()
+    assert statuses(store) == {"t": "prepared"}
+    assert store.describe(STREAM).prepared_count == 1
+    assert drained(store) == []
+    commit(store, "t")
+    assert drained(store) == [("a", 1), ("b", 2)]
+    assert statuses(store) == {"t": "committed"}
+    assert store.fsck() == []
+
+
+def test_prepared_transactions_survive_a_restart_and_any_time(store: Store) -> None:
+    prepared(store, "t", ("a", 1))
+    with Store.open(store.root) as again:
+        (info,) = again.list_transactions(owner="p/sink")
+        assert (info.stream, info.status, info.events_count) == (STREAM, Status.PREPARED, 1)
+        commit(again, "t", epoch=5)
+        assert drained(again) == [("a", 1)]
+
+
+def test_prepared_is_immutable(store: Store) -> None:
+    transaction = prepared(store, "t", ("a", 1))
+    with pytest.raises(UsageError, match="takes no more events"):
+        transaction.write(keyed(("b", 2)))
+
+
+def test_several_transactions_commit_in_one_step_with_contiguous_positions(store: Store) -> None:
+    names = [f"t{i}" for i in range(4)]
+    for i, name in enumerate(names):
+        prepared(store, name, *((f"k{k}", i * 10 + k) for k in range(6)))
+    with store.writer(STREAM) as writer:
+        writer.append(keyed(("x", 0)))
+    before = store.describe(STREAM).ends
+    readers = [store.reader(STREAM, s, before[s]) for s in range(3)]
+    assert [reader.read() for reader in readers] == [None] * 3
+    commit(store, *names)
+    for segment, reader in enumerate(readers):
+        batch = reader.read()
+        assert batch is not None
+        assert reader.position == store.describe(STREAM).ends[segment]
+        assert batch.column(1).to_pylist() == sorted(batch.column(1).to_pylist())  # in the order committed
+
+
+def test_one_bad_transaction_keeps_all_of_a_commit_invisible(store: Store) -> None:
+    prepared(store, "good", ("a", 1))
+    with pytest.raises(CorruptionError, match="no record of it"):
+        commit(store, "good", "unknown")
+    assert drained(store) == []
+    assert statuses(store) == {"good": "prepared"}
+
+
+def test_verbs_are_idempotent_and_their_opposite_fails_loudly(store: Store) -> None:
+    prepared(store, "yes", ("a", 1))
+    prepared(store, "no", ("b", 2))
+    commit(store, "yes")
+    commit(store, "yes")
+    store.abort_transaction(STREAM, "no", owner="p/sink", epoch=1)
+    store.abort_transaction(STREAM, "no", owner="p/sink", epoch=1)
+    with pytest.raises(CorruptionError, match="committed: it was committed and readers may have seen it"):
+        store.abort_transaction(STREAM, "yes", owner="p/sink", epoch=1)
+    with pytest.raises(CorruptionError, match="aborted: it was aborted, so its events are gone"):
+        commit(store, "no")
+    assert drained(store) == [("a", 1)]
+    assert store.fsck() == []
+
+
+def test_an_aborted_name_cannot_be_prepared_later(store: Store) -> None:
+    late = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    late.write(keyed(("a", 1)))
+    store.abort_transaction(STREAM, "t", owner="p/sink", epoch=1)
+    with pytest.raises(UsageError, match="aborted already"):
+        late.prepare()
+    with pytest.raises(UsageError, match="aborted already"):
+        store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+
+
+def test_another_owner_cannot_commit(store: Store) -> None:
+    prepared(store, "t", ("a", 1))
+    with pytest.raises(CorruptionError, match="belongs to 'p/sink'"):
+        commit(store, "t", owner="q/sink")
+
+
+def test_an_empty_transaction_commits_and_is_remembered(store: Store) -> None:
+    prepared(store, "t")
+    commit(store, "t")
+    commit(store, "t")
+    assert statuses(store) == {"t": "committed"}  # S16
+    assert drained(store) == []
+    assert store.fsck() == []
+
+
+def test_a_fenced_epoch_can_do_nothing_any_more(store: Store) -> None:
+    prepared(store, "old", ("a", 1), epoch=1)
+    open_one = store.begin(STREAM, owner="p/sink", epoch=1, name="open")
+    open_one.write(keyed(("b", 2)))
+    store.fence("p/sink", 2)
+    store.fence("p/sink", 2)
+    with pytest.raises(FencedError, match="generation 1 was replaced by generation 2"):
+        open_one.prepare()
+    with pytest.raises(FencedError):
+        store.begin(STREAM, owner="p/sink", epoch=1, name="new")
+    with pytest.raises(FencedError):
+        commit(store, "old", epoch=1)
+    with pytest.raises(FencedError):
+        store.abort_transaction(STREAM, "old", owner="p/sink", epoch=1)
+    with pytest.raises(FencedError):
+        store.fence("p/sink", 1)
+    assert drained(store) == []
+    prepared(store, "other", ("c", 3), owner="q/sink", epoch=1)  # fences are per owner
+    commit(store, "old", epoch=2)
+    assert drained(store) == [("a", 1)]
+
+
+def test_a_verb_of_a_newer_epoch_fences_the_older_ones(store: Store) -> None:
+    prepared(store, "t1", epoch=1)
+    prepared(store, "t7", epoch=7)
+    with pytest.raises(FencedError):
+        commit(store, "t1", epoch=6)
+
+
+def test_recover_keeps_what_it_is_told_aborts_the_rest_and_sweeps_leftovers(store: Store) -> None:
+    prepared(store, "keep", ("a", 1))
+    prepared(store, "drop", ("b", 2))
+    prepared(store, "foreign", ("c", 3), owner="q/sink")
+    crashed = store.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
+    crashed.write(keyed(("d", 4)))
+    crashed._write_chunk(crashed._buffer)  # spilled, then its process died
+    assert [p.is_harmless for p in store.fsck()] == [True]
+    assert store.recover(STREAM, owner="p/sink", epoch=2, keep={"keep"}) == ["drop"]
+    assert statuses(store) == {"keep": "prepared", "drop": "aborted", "foreign": "prepared"}
+    assert store.fsck() == []  # no file of the crashed one is left
+    commit(store, "keep", epoch=2)
+    assert drained(store) == [("a", 1)]
+    with pytest.raises(FencedError):
+        store.recover(STREAM, owner="p/sink", epoch=1)
+
+
+def test_sweeping_spares_open_transactions_of_the_living_epoch(store: Store) -> None:
+    alive = store.begin(STREAM, owner="p/sink", epoch=2, name="alive")
+    alive.write(keyed(("a", 1)))
+    alive._write_chunk(alive._buffer)
+    alive._buffer = []
+    store.recover(STREAM, owner="p/sink", epoch=2)
+    alive.prepare()
+    commit(store, "alive", epoch=2)
+    assert drained(store) == [("a", 1)]
+
+
+def test_an_open_transaction_that_is_aborted_leaves_no_file(store: Store) -> None:
+    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    transaction.write(keyed(("a", 1)))
+    transaction._write_chunk(transaction._buffer)
+    transaction.abort()
+    assert statuses(store) == {}
+    assert store.fsck() == []
+
+
+def test_a_large_transaction_is_spilled_and_still_commits_in_order(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 4_000)
+    transaction = store.begin(STREAM, owner="p/sink", epoch=1)
+    for n in range(50):
+        transaction.write(keyed(*((f"k{k}", n) for k in range(20))))
+    assert store.describe(STREAM).chunks_count == 0
+    transaction.seal("t")
+    transaction.prepare()
+    assert store.describe(STREAM).chunks_count >= 5
+    commit(store, "t")
+    for segment in drain(store):
+        for key in {k for k, _ in segment}:
+            assert [v for k, v in segment if k == key] == list(range(50))
+
+
+def test_without_routing_key_a_transaction_stays_together_in_order(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "FLUSH_BYTES", 100)
+    store.create_stream("lines", TEXT_SCHEMA, segments=3)
+    for name in ("t1", ""):
+        transaction = store.begin("lines", owner="p", epoch=1, name=name)
+        for n in range(20):
+            transaction.write(pa.record_batch([[f"{name}{n:02}"]], schema=TEXT_SCHEMA))
+        transaction.seal(name or "t2")
+        transaction.prepare()
+        store.commit_transactions([("lines", name or "t2")], owner="p", epoch=1)
+    for name in ("t1", ""):
+        wanted = [f"{name}{n:02}" for n in range(20)]
+        homes = [[v for (v,) in s if v in wanted] for s in drain(store, "lines")]  # type: ignore[misc]
+        assert [home for home in homes if home] == [wanted]
+
+
+def test_prepare_repeated_after_its_answer_was_lost_changes_nothing(store: Store) -> None:
+    transaction = prepared(store, "t", ("a", 1))
+    transaction.prepare()
+    commit(store, "t")
+    assert drained(store) == [("a", 1)]
+    assert store.fsck() == []
+
+
+@pytest.mark.parametrize("is_spilled", [False, True])
+def test_prepare_can_be_repeated_after_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_spilled: bool
+) -> None:
+    storage = FaultyStorage(MemoryStorage())
+    with Store.open(tmp_path, storage=storage) as store:
+        store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+        transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+        storage.inject(Fault(FaultKind.NO_SPACE, "put", times=2))
+        if is_spilled:
+            monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
+        transaction.write(keyed(("a", 1)))
+        monkeypatch.undo()
+        if is_spilled:
+            assert transaction._spill is not None
+            assert isinstance(transaction._spill.exception(), StorageError)
+        transaction.write(keyed(("a", 2)))
+        with pytest.raises(StorageError):
+            transaction.prepare()
+        assert statuses(store) == {}
+        if not is_spilled:
+            with pytest.raises(StorageError):
+                transaction.prepare()
+        transaction.prepare()
+        commit(store, "t")
+        assert drained(store) == [("a", 1), ("a", 2)]
+
+
+def test_old_outcomes_are_forgotten_and_then_unknown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "OUTCOMES_RETAINED", 3)
+    prepared(store, "waits", ("w", 0))
+    for n in range(6):
+        prepared(store, f"t{n}", ("a", n))
+        commit(store, f"t{n}")
+    assert statuses(store) == {"waits": "prepared", "t3": "committed", "t4": "committed", "t5": "committed"}
+    with pytest.raises(CorruptionError, match="no record"):
+        commit(store, "t0")
+    commit(store, "waits")
+    assert len(drained(store)) == 7
+
+
+def test_a_forgotten_owner_begins_anew(store: Store) -> None:
+    prepared(store, "t", ("a", 1), epoch=7)
+    prepared(store, "u", ("b", 2), epoch=7)
+    commit(store, "u", epoch=7)
+    assert store.forget_owner("p/sink") == 1
+    prepared(store, "u", ("c", 3), epoch=1)
+    commit(store, "u", epoch=1)
+    assert drained(store) == [("b", 2), ("c", 3)]
+    assert store.fsck() == []
+
+
+def test_list_by_owner_and_prefix(store: Store) -> None:
+    for name in ("a/1", "a/2", "b_1", "bx1"):
+        prepared(store, name)
+    prepared(store, "a/3", owner="q")
+    assert [i.name for i in store.list_transactions(owner="p/sink", prefix="a/")] == ["a/1", "a/2"]
+    assert [i.name for i in store.list_transactions(prefix="b_")] == ["b_1"]
+    assert store.list_transactions(stream="none") == []
+
+
+def test_files_of_an_owner_lie_below_its_directory(store: Store) -> None:
+    prepared(store, "t", ("a", 1), epoch=4)
+    (path,) = LocalStorage(Path(store.root) / "chunks").list("")
+    stream_id = store.describe(STREAM).stream_id
+    assert path.startswith(transactions.owner_directory(stream_id, "p/sink") + "/4/")
+
+
+def test_unusable_owners_and_names_are_refused(store: Store) -> None:
+    with pytest.raises(UsageError, match="owner"):
+        store.begin(STREAM, owner="", epoch=1)
+    nameless = store.begin(STREAM, owner="p", epoch=1)
+    with pytest.raises(UsageError, match="name"):
+        nameless.prepare()
