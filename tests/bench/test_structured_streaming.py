@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from bench.peers.structured_streaming import (
-    advance_ms,
     figures_of,
     session,
     size_for_one_second,
@@ -50,11 +49,11 @@ def test_the_extra_size_lies_where_a_batch_takes_just_under_a_second() -> None:
 
 @pytest.mark.spark
 def test_it_counts_every_event_once_in_the_right_window(tmp_path: Path) -> None:
-    keys, rows, batches = 7, 1_000, 28  # windows of 25 batches: the first one closes
+    keys, rows, batches = 7, 1_000, 12  # windows of 5 batches
     spark = session(1)
     try:
         query = (
-            windowed_count(spark, keys=keys, batch_rows=rows, cores=1)
+            windowed_count(spark, keys=keys, batch_rows=rows, cores=1, batch_ms=1_000)
             .writeStream.format("memory")
             .queryName("counted")
             .outputMode("append")
@@ -62,12 +61,12 @@ def test_it_counts_every_event_once_in_the_right_window(tmp_path: Path) -> None:
             .start()
         )
         while (query.lastProgress or {"batchId": -1})["batchId"] < batches:
-            assert query.isActive, query.exception()
+            query.awaitTermination(0.2)  # raises what ended the query
         query.stop()
         counted = spark.sql("SELECT unix_millis(window.start) AS start, key, events, total FROM counted").collect()
     finally:
         spark.stop()
-    per_window = 5_000 // advance_ms(rows) * rows
+    per_window = 5 * rows
     assert counted
     for number, start in enumerate(sorted({row.start for row in counted})):
         values = range(number * per_window, (number + 1) * per_window)
