@@ -37,6 +37,7 @@ def texts(rows: list[dict[str, object]]) -> list[object]:
 
 
 def test_lines_of_files_globs_and_directories_are_read(tmp_path: Path) -> None:
+    # N4
     write(tmp_path / "one.log", b"a\nb\n")
     write(tmp_path / "dir" / "deep" / "two.log", b"c\r\nd")
     write(tmp_path / "dir" / "_staging" / "hidden.log", b"x\n")
@@ -64,6 +65,7 @@ def test_every_line_is_read_by_one_subtask(tmp_path: Path, parallelism: int) -> 
 def test_any_block_boundary_and_any_restart_give_the_same_lines(
     tmp_path: Path, data: list[bytes], stop_after: int, line_end: bool
 ) -> None:
+    # N3
     content = b"".join(data) + (b"\n" if line_end else b"")
     path = write(tmp_path / "x.log", content)
     expected = [line.removesuffix(b"\r").decode() for line in content.split(b"\n")]
@@ -86,6 +88,7 @@ def test_any_block_boundary_and_any_restart_give_the_same_lines(
 
 
 def test_a_followed_file_delivers_a_line_only_when_it_is_complete(tmp_path: Path) -> None:
+    # N5
     path = write(tmp_path / "a.log", b"one\ntw")
     source = TextFiles(tmp_path, follow=True, poll_interval=1, discovery_interval=0)
     seconds = [0.0]
@@ -123,6 +126,7 @@ def poll_some(reader: FileReader, seconds: list[float]) -> list[object]:
 
 
 def test_files_of_a_growing_directory_are_owned_by_the_frozen_hash_of_their_relative_path(tmp_path: Path) -> None:
+    # N2
     for number in range(20):
         write(tmp_path / "sub" / f"{number}.log", b"x\n")
     source = TextFiles(tmp_path, follow=True)
@@ -139,6 +143,7 @@ OWNERS = [0, 1, 2, 0, 0, 0]
 
 
 def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
+    # N6
     path = write(tmp_path / "a.log", b"one\ntwo\n")
     source = TextFiles(path, follow=True, poll_interval=1)
     seconds = [0.0]
@@ -167,6 +172,7 @@ def test_a_file_replaced_by_another_is_refused(tmp_path: Path, is_restarted: boo
 
 
 def test_a_file_removed_after_it_was_read_is_finished_and_one_removed_before_is_an_error(tmp_path: Path) -> None:
+    # N7
     path = write(tmp_path / "a.log", b"one\n")
     keep = write(tmp_path / "b.log", b"x\n")
     seconds = [0.0]
@@ -188,6 +194,7 @@ def test_a_file_removed_after_it_was_read_is_finished_and_one_removed_before_is_
 
 
 def test_invalid_utf8_is_a_bad_record_and_its_neighbours_flow(tmp_path: Path) -> None:
+    # N9
     path = write(tmp_path / "a.log", b"one\n\xff\xfe\ntwo\n\xc3\n\xa9\nthree")
     rows, bad = read_all(TextFiles(path).open(context()))
     assert texts(rows) == ["one", "two", "three"]
@@ -203,6 +210,7 @@ def test_invalid_utf8_is_a_bad_record_and_its_neighbours_flow(tmp_path: Path) ->
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("tail", [b"\nlast\n", b""])
 def test_an_oversize_line_is_a_bad_record_and_is_not_held_in_memory(tmp_path: Path, tail: bytes) -> None:
+    # N8
     path = write(tmp_path / "a.log", b"first\n" + b"x" * 100 + tail)
     source = TextFiles(path, line_bytes_max=20)
     source.schema()
@@ -248,6 +256,7 @@ BAD_LINES = [
 
 @pytest.mark.parametrize(("line", "problem"), BAD_LINES)
 def test_a_bad_json_line_is_isolated_with_its_position(tmp_path: Path, line: bytes, problem: str) -> None:
+    # N10
     good = [b'{"count":%d}' % number for number in range(5)]
     path = write(tmp_path / "a.jsonl", b"\n".join([*good[:3], line, *good[3:], line]))
     source = JsonLines(path, SCHEMA, required=["count"], include_path=True)
@@ -259,6 +268,7 @@ def test_a_bad_json_line_is_isolated_with_its_position(tmp_path: Path, line: byt
 
 
 def test_deep_nesting_and_halves_of_objects_do_no_harm(tmp_path: Path) -> None:
+    # N12
     deep = b'{"count":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     path = write(tmp_path / "a.jsonl", b'{"count":\n1}{"count":2}\n{"count":3}\n' + deep + b"\n")
     rows, bad = read_all(JsonLines(path, SCHEMA).open(context()))
@@ -269,6 +279,7 @@ def test_deep_nesting_and_halves_of_objects_do_no_harm(tmp_path: Path) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.lists(st.one_of(st.integers(0, 9), st.sampled_from([line for line, _ in BAD_LINES])), max_size=30))
 def test_good_lines_survive_any_mixture_with_bad_ones(tmp_path: Path, lines: list[int | bytes]) -> None:
+    # N11
     data = b"\n".join(line if isinstance(line, bytes) else b'{"count":%d}' % line for line in lines)
     rows, bad = read_all(JsonLines(write(tmp_path / "a.jsonl", data), SCHEMA, required=["count"]).open(context()))
     assert [row["count"] for row in rows] == [line for line in lines if isinstance(line, int)]
@@ -319,6 +330,7 @@ def test_sources_are_configuration_that_travels(tmp_path: Path) -> None:
 
 
 def test_the_list_of_files_is_the_drivers(tmp_path: Path) -> None:
+    # N1
     write(tmp_path / "b.log", b"b\n")
     source = TextFiles(tmp_path)
     source.schema()

@@ -86,6 +86,7 @@ def test_the_sink_survives_kill_points_on_disk(tmp_path: Path) -> None:
 
 
 def test_readers_of_the_directory_see_only_committed_files(tmp_path: Path) -> None:
+    # D6
     sink = FileSink(tmp_path, "parquet")
     committer = sink.open_committer("p", "out", Generation(1))
     committer.recover([])
@@ -99,6 +100,7 @@ def test_readers_of_the_directory_see_only_committed_files(tmp_path: Path) -> No
 
 
 def test_the_files_of_a_checkpoint_are_listed_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # D4
     sink = FileSink(tmp_path)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     committer, faulty = faulty_committer(monkeypatch, sink, Fault(FaultKind.IO_ERROR, "rename_if_absent", first=2))
@@ -138,6 +140,7 @@ def test_a_commit_whose_outcome_is_unknown_can_be_repeated(
 
 
 def test_prepare_can_be_repeated_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # D2
     sink = FileSink(tmp_path, buffer_bytes=1, file_bytes=30)
     faulty = FaultyStorage(open_storage(sink.url), [Fault(FaultKind.NO_SPACE, "put", first=2)])
     monkeypatch.setattr(filesink, "open_storage", lambda url: faulty)
@@ -167,6 +170,7 @@ def test_an_empty_transaction_has_no_committable(tmp_path: Path) -> None:
 
 
 def test_sinks_and_pipelines_that_share_a_directory_do_not_touch_each_other(tmp_path: Path) -> None:
+    # D1
     sink = FileSink(tmp_path)
     names = [("p", "a.b"), ("p.a", "b"), ("p", "a~2eb"), ("ü/..", "b")]
     committables = {name: prepared(sink, 1, i, where=context(0, 1, *name)) for i, name in enumerate(names)}
@@ -179,6 +183,7 @@ def test_sinks_and_pipelines_that_share_a_directory_do_not_touch_each_other(tmp_
 
 
 def test_a_changed_or_missing_file_stops_the_commit(tmp_path: Path) -> None:
+    # D5
     sink = FileSink(tmp_path)
     committer = sink.open_committer("p", "out", Generation(1))
     one = prepared(sink, 1, 1)
@@ -203,6 +208,7 @@ def test_a_permit_covers_only_its_checkpoint_and_the_older_ones(tmp_path: Path) 
 
 
 def test_an_older_generation_is_fenced(tmp_path: Path) -> None:
+    # D8
     sink = FileSink(tmp_path)
     one = prepared(sink, 1, 1)
     old, new = (sink.open_committer("p", "out", Generation(g)) for g in (1, 2))
@@ -219,6 +225,7 @@ def test_an_older_generation_is_fenced(tmp_path: Path) -> None:
 
 
 def test_manifests_are_merged_and_readers_do_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # D9
     monkeypatch.setattr(filecommit, "COMPACT_AFTER", 3)
     sink = FileSink(tmp_path)
     committer = sink.open_committer("p", "out", Generation(1))
@@ -231,6 +238,7 @@ def test_manifests_are_merged_and_readers_do_not_notice(tmp_path: Path, monkeypa
 
 
 def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+    # D3
     files = [StagedFile("a", 1, 2, "x")]
     data = encode_files(files)
     assert decode_files("m", data) == files
@@ -240,12 +248,23 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
             decode_files("m", damaged)
 
 
+def test_going_back_to_an_older_checkpoint_keeps_later_files_and_writes_new_ones(tmp_path: Path) -> None:
+    # D10, B1: a smaller checkpoint id is not taken for one committed before
+    sink = FileSink(tmp_path)
+    sink.open_committer("p", "out", Generation(1)).commit(permit(5), prepared(sink, 5, 1))
+    later = sink.open_committer("p", "out", Generation(2))
+    later.recover([])
+    later.commit(permit(3, 2), prepared(sink, 3, 1, where=context(generation=2)))
+    assert numbers_in(sink.url) == [1, 1]
+
+
 def test_names_never_clash() -> None:
     assert str(SinkIdentity("a.b", "c")) != str(SinkIdentity("a", "b.c"))
     assert str(SinkIdentity("a", "~")) != str(SinkIdentity("a", "~7e"))
 
 
 def test_json_lines_hold_what_json_can_hold() -> None:
+    # D7
     table = pa.table({"f": [float("nan"), 1.5], "t": pa.array([0, 1], pa.timestamp("us")), "l": [[1], None]})
     lines = [json.loads(line) for line in bytes(encode("jsonl", table)).splitlines()]
     assert lines[0] == {"f": None, "t": "1970-01-01 00:00:00", "l": [1]}

@@ -26,6 +26,7 @@ def test_it_passes_the_conformance_kit() -> None:
 
 @pytest.mark.parametrize("splits", [1, 3, 8])
 def test_records_do_not_depend_on_splits_or_subtasks(splits: int) -> None:
+    # N13
     expected = read_over_subtasks(small(splits=1), 1)
     for parallelism in (1, 2, 5):
         found = read_over_subtasks(small(splits=splits), parallelism)
@@ -44,6 +45,7 @@ FROZEN = [(-4, "b"), (3, "a"), (0, "a"), (1, "a"), (1, "b"), (-2, "b")]
 @settings(deadline=None)
 @given(st.integers(0, 20), st.integers(1, 3), st.integers(1, 3))
 def test_splits_of_the_first_start_survive_another_parallelism(polls: int, before: int, after: int) -> None:
+    # N15
     source = small()
     rows, positions = [], {}
     for index in range(before):
@@ -58,6 +60,7 @@ def test_splits_of_the_first_start_survive_another_parallelism(polls: int, befor
 
 
 def test_the_rate_is_that_of_all_subtasks_together_and_missed_input_is_limited() -> None:
+    # N14
     seconds = [0.0]
     source = small(rows=None, rows_per_second=1_000, batch_rows=64)
     readers = [GeneratorReader(source, context(index, 2), lambda: seconds[0], lambda: 5.0) for index in range(2)]

@@ -22,6 +22,7 @@ def write(directory: Path, files: int = 3, rows: int = 10) -> list[int]:
 
 
 def test_it_passes_the_conformance_kit(tmp_path: Path) -> None:
+    # N16, N17
     expected = write(tmp_path, files=6)
     source = ParquetFiles(tmp_path, batch_rows=3)
     assert source.schema() == pa.schema([("n", pa.int64()), ("s", pa.large_string())])

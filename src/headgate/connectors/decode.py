@@ -61,7 +61,7 @@ class TextDecoder:
 
 
 class JsonDecoder:
-    """Each line is a JSON object; blank lines are ignored, unknown fields too, missing ones are null."""
+    """Each line is a JSON object; blank lines are ignored, unknown fields too, missing ones are null (N10)."""
 
     def __init__(self, schema: pa.Schema, required: Sequence[str] = ()) -> None:
         """Prepare for ``schema``; a record whose ``required`` field is missing or null is refused.
@@ -148,7 +148,7 @@ def _isolate(
     refused: Refused,
     good: np.ndarray[Any, np.dtype[np.bool_]],
 ) -> None:
-    """Call ``attempt(low, high)``, halving what it refuses down to single items, in order."""
+    """Call ``attempt(low, high)``, halving what it refuses down to single items, in order (N11)."""
     ranges = [(0, count)] if count else []
     while ranges:
         low, high = ranges.pop()

@@ -20,7 +20,7 @@ from headgate.protocol.commit import CommitPermit
 from headgate.store.storage import AlreadyExists, NotFound, Storage, open_storage
 
 COMPACT_AFTER = 256
-"""Manifests of single commits before they are merged into one, so that their number stays small (B21)."""
+"""Manifests of single commits before they are merged into one, so that their number stays small (B21, D9)."""
 
 LIST_TRIES_MAX = 8
 """A reader may meet a compaction between listing and reading; more often in a row is damage."""
@@ -87,7 +87,7 @@ class FileCommitter:
         return decode_files(where, committable.payload)
 
     def _publish(self, file: StagedFile) -> None:
-        """Rename, or find that it was done before: then the content decides, not the name (K7)."""
+        """Rename, or find that it was done before: then the content decides, not the name (K7, D5)."""
         staged = self._identity.staged(file.name)
         try:
             self._storage.rename_if_absent(staged, file.name)
@@ -143,7 +143,7 @@ class FileCommitter:
 
 
 def refuse_if_fenced(storage: Storage, identity: SinkIdentity, generation: Generation) -> None:
-    """Raise when a newer generation owns the sink.
+    """Raise when a newer generation owns the sink (D8).
 
     Raises:
         FencedError
@@ -154,7 +154,8 @@ def refuse_if_fenced(storage: Storage, identity: SinkIdentity, generation: Gener
 
 
 def committed_files(url: str) -> list[str]:
-    """Return the paths, relative to ``url``, of all files of completed checkpoints, sorted.
+    """Return the paths, relative to ``url``, of all files of completed checkpoints, sorted. Files of checkpoints that a
+    restore went back behind are among them (D10).
 
     All files of a checkpoint appear in it at once (unlike in a listing of the directory).
     """

@@ -30,7 +30,7 @@ class FileSelection:
 
     Attributes:
         roots: absolute paths; one that contains ``*``, ``?`` or ``[`` is a glob.
-        pattern: glob relative to a directory among the roots. Names that begin with "." or "_" are skipped.
+        pattern: glob relative to a directory among the roots. Names that begin with "." or "_" are skipped (N4).
     """
 
     roots: tuple[str, ...]

@@ -23,7 +23,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.store.storage import Storage, open_storage
 
 BUFFER_BYTES = 16 << 20
-"""Arrow bytes held in memory per subtask; more go to a temporary file of this machine."""
+"""Arrow bytes held in memory per subtask; more go to a temporary file of this machine (D2)."""
 
 FILE_BYTES = 64 << 20
 """Arrow bytes that make one file: encoding needs about twice as much memory."""
@@ -35,7 +35,7 @@ _PREFIX = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
 class FileSink:
     """Writes files that appear when their checkpoint completes, each exactly once.
 
-    Spark, DuckDB and pyarrow skip the sink's own directories, which begin with "_". Polars does not: give it
+    Spark, DuckDB and pyarrow skip the sink's own directories, which begin with "_". Polars does not (D6): give it
     ``<url>/*.parquet`` or ``committed_files(url)``. A directory may be shared by several sinks and pipelines.
     """
 

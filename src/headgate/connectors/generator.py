@@ -24,7 +24,7 @@ POOL_ROWS = 1 << 20
 BATCH_ROWS = 65_536
 
 BURST_MS_MAX = 1_000
-"""After a pause (backpressure) at most so much of the missed input is made up for."""
+"""After a pause (backpressure) at most so much of the missed input is made up for (N14)."""
 
 FLUSH_MS = 5
 """At a low rate, records are handed over this often."""

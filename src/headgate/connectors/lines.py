@@ -196,14 +196,14 @@ class LineFile:
                 return os.pread(file.fileno(), BLOCK_BYTES, at)
         except FileNotFoundError:
             if self._follow and self._seen_bytes <= at:
-                self._follow = False  # read to its end, then removed: finish it
+                self._follow = False  # read to its end, then removed: finish it (N7)
                 return b""
             raise UsageError(_removed(self.path, at, self._seen_bytes)) from None
         except OSError as error:
             raise StorageError("read", self.path, error.strerror or str(error)) from error
 
     def _check_same(self, descriptor: int, status: os.stat_result) -> None:
-        """Refuse a file that shrank or was replaced since ``position``: its bytes are not those already read."""
+        """Refuse a file that shrank or was replaced since ``position``: its bytes are not those already read (N6)."""
         known = self.offset + len(self._buffer)
         if status.st_size < known:
             raise UsageError(
