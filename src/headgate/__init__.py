@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headgate.connectors.generator import Choice, Generator, RowNumber, Uniform
     from headgate.connectors.memory import Discard, FromRows, Print
     from headgate.connectors.parquet import ParquetFiles
-    from headgate.connectors.streams import StreamSink, StreamSource
+    from headgate.connectors.stream import StreamSink, StreamSource
     from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
     from headgate.store.store import Store
 
@@ -65,7 +65,7 @@ _HOMES = {
     "headgate.connectors.generator": ("Choice", "Generator", "RowNumber", "Uniform"),
     "headgate.connectors.memory": ("Discard", "FromRows", "Print"),
     "headgate.connectors.parquet": ("ParquetFiles",),
-    "headgate.connectors.streams": ("StreamSink", "StreamSource"),
+    "headgate.connectors.stream": ("StreamSink", "StreamSource"),
     "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
     "headgate.store.store": ("Store",),
 }

@@ -1,0 +1,53 @@
+# The daily commands. Each works as the first one on a fresh machine that has Python 3.11+ (and Java 17+, where Spark
+# is started): it makes the environment in .venv and installs what constraints.txt pins.
+
+SHELL := /bin/bash
+PYTHON_ENV := .venv/bin/python
+SEEDS ?= 200
+NAME ?=
+LOGS ?=
+WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-java demo test check format sim bench bench-peers clean
+
+help: ## print this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
+		awk -F '\t' '{ printf "  make %-13s %s\n", $$1, $$2 }'
+
+setup:
+	@scripts/setup.sh
+
+setup-java:
+	@scripts/setup.sh java
+
+demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
+	@$(PYTHON_ENV) examples/log_errors.py --demo $(if $(LOGS),--logs $(LOGS))
+
+test: setup-java ## all tests, with Spark and with real kills (at most 25 minutes on 2 cores)
+	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
+	$(PYTHON_ENV) -m pytest -q -m "spark or crash"
+
+check: setup ## format, lint, import layering, types, unit tests, a short simulation
+	$(PYTHON_ENV) -m ruff format --check .
+	$(PYTHON_ENV) -m ruff check .
+	.venv/bin/lint-imports
+	$(PYTHON_ENV) -m mypy
+	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
+	$(PYTHON_ENV) -m headgate.sim --seeds 50
+
+format: setup ## format the code and mend what the linter can
+	$(PYTHON_ENV) -m ruff format .
+	$(PYTHON_ENV) -m ruff check --fix .
+
+sim: setup ## run SEEDS random schedules with faults through the simulator
+	$(PYTHON_ENV) -m headgate.sim --seeds $(SEEDS)
+
+bench: setup-java ## run the benchmark NAME, or all of them
+	$(PYTHON_ENV) -m bench.run $(NAME)
+
+bench-peers: setup-java ## install the systems that the benchmarks compare with, into environments of their own
+	$(PYTHON_ENV) -m bench.peers.install
+
+clean: ## remove the environment and every cache
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build

@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that development needs, unless it is up to date. Used by the Makefile.
+# Usage: scripts/setup.sh [java]     with "java": also require Java 17 or newer
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+venv=.venv
+stamp=$venv/.installed
+
+fail() {
+    echo "Error: $1" >&2
+    exit 1
+}
+
+find_python() {
+    local candidate
+    for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3 python; do
+        if [ -n "$candidate" ] && "$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "Python 3.11 or newer with its venv module is needed; install it, for example with 'apt-get install python3 python3-venv', or name it with PYTHON=/path/to/python."
+}
+
+check_java() {
+    local java=java told major
+    if [ -n "${JAVA_HOME:-}" ]; then java=$JAVA_HOME/bin/java; fi
+    local how="install Java 17 or newer, for example with 'apt-get install openjdk-17-jre-headless'"
+    told=$("$java" -version 2>&1) || fail "Spark needs Java, and '$java' does not run: $how."
+    major=$(sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' <<<"$told" | head -n 1)
+    if [ -z "$major" ] || [ "$major" -lt 17 ]; then
+        fail "Spark needs Java 17 or newer, but '$java' is version ${major:-unknown}: $how."
+    fi
+}
+
+is_current() {
+    [ -x $venv/bin/python ] && [ -f $stamp ] && [ $stamp -nt pyproject.toml ] && [ $stamp -nt constraints.txt ] &&
+        [ "$(cat $stamp)" = "$PWD" ]
+}
+
+if [ "${1:-}" = java ]; then check_java; fi
+if ! is_current; then
+    python=$(find_python)
+    echo "Setting up $venv with $("$python" --version) and the packages of constraints.txt; this takes a minute or two …" >&2
+    "$python" -m venv --clear $venv
+    log=$(mktemp)
+    if ! $venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' >"$log" 2>&1; then
+        cat "$log" >&2
+        fail "the packages could not be installed; pip's own words are above."
+    fi
+    rm -f "$log"
+    echo "$PWD" >$stamp
+    echo "$venv is ready." >&2
+fi
