@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pickle  # noqa: TID251 (an error of our own making)
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 import polars as pl
@@ -11,6 +11,7 @@ import pytest
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.mapbatches import MapBatchesSpec
 from headgate.operators.rowfunctions import RowFunctionSpec, RowVerb
+from headgate.operators.unreadable import unreadable_rows
 from headgate.operators.userfunction import UserFunctionError
 
 from .harness import Harness
@@ -84,6 +85,22 @@ def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str
     assert [bad["problem"] for bad in run.out.bad] == [problem]
     with pytest.raises(BadRecord, match="refused a record"):
         Harness(spec).send(BATCH)
+
+
+def test_times_that_datetime_cannot_hold_are_bad_records() -> None:
+    late = pa.record_batch([["a", "b"], [1, 2], pa.array([0, 1 << 62]).view(pa.timestamp("us"))], schema=SCHEMA)
+    for verb in RowVerb:
+        run = Harness(
+            RowFunctionSpec(verb, lambda row, verb=verb: [row] if verb is RowVerb.FLAT_MAP else row), diverts=True
+        )
+        run.send(late)
+        assert [row["name"] for row in run.out.rows()] == ["a"]
+        assert run.out.bad[0]["problem"].startswith("its time 'at' is outside the years 1 to 9999")
+    days = pa.array([-719_163, -719_162, 2_932_896, 2_932_897], pa.int32()).view(pa.date32())
+    unreadable = unreadable_rows(days)
+    assert unreadable is not None
+    assert unreadable.tolist() == [True, False, False, True]
+    assert days.slice(1, 2).to_pylist() == [date.min, date.max]
 
 
 def test_map_batches_gets_a_frame_or_by_hint_an_arrow_batch() -> None:

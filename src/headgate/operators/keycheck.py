@@ -15,6 +15,7 @@ from headgate.errors import UsageError
 from headgate.operators.badrecords import bad_records
 from headgate.operators.base import Operator
 from headgate.operators.schemas import require_columns
+from headgate.operators.unreadable import described_rows
 from headgate.operators.userfunction import shortened
 from headgate.state.keyhash import is_key_type
 
@@ -82,7 +83,7 @@ class KeyCheckOperator(Operator):
         self.output.emit(batch)
 
     def _divert(self, batch: pa.RecordBatch) -> None:
-        rows = batch.to_pylist()
+        rows = described_rows(batch)
         problems = [self._problem(row) for row in rows]
         positions = [self.context.origin] * len(rows)
         self.output.divert(bad_records(self.context.node, problems, positions, [shortened(row) for row in rows]))

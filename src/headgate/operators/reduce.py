@@ -20,6 +20,7 @@ from headgate.operators.keycheck import check_keys
 from headgate.operators.rows import Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import frame_of
 from headgate.operators.types import schema_text
+from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.userfunction import UserFunctionError, shortened, user_error
 from headgate.state.ipc import decode_batches, encode_batches
 from headgate.state.ownership import owned_rows
@@ -111,6 +112,7 @@ class ReduceOperator(Operator):
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
         self._absorb_overlay()
+        batch = divert_unreadable(self, batch)
         with paused_gc():
             results = self._reduce(rows_of(batch))
             try:

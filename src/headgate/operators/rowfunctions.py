@@ -13,6 +13,7 @@ from headgate.operators.badrecords import bad_records
 from headgate.operators.base import Operator
 from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import SchemaLike, as_schema
+from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.userfunction import user_error
 
 
@@ -58,6 +59,7 @@ class RowFunctionOperator(Operator):
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
+        batch = divert_unreadable(self, batch)
         if self._spec.verb is RowVerb.FILTER:
             with paused_gc():
                 keep = [bool(value) for value in self._call(rows_of(batch))]

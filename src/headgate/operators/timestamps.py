@@ -19,6 +19,7 @@ from headgate.errors import UsageError
 from headgate.operators.badrecords import bad_records
 from headgate.operators.base import WATERMARK_MAX_MS, Buffer, FrozenState, Operator, RestoredState
 from headgate.operators.eventtime import EventTime, event_time
+from headgate.operators.unreadable import described_rows
 from headgate.operators.userfunction import shortened
 from headgate.protocol.watermarks import (
     EmitIdle,
@@ -127,7 +128,7 @@ class WithTimestampsOperator(Operator):
         high = -(-self._spec.time_max_ms * time.units_per_ms // time.ms_per_unit)
         is_null = column.is_null().to_numpy(zero_copy_only=False)
         is_bad = is_null | (values < low) | (values >= high)
-        rows = batch.filter(pa.array(is_bad)).to_pylist() if is_bad.any() else []
+        rows = described_rows(batch.filter(pa.array(is_bad))) if is_bad.any() else []
         if rows:
             problems = [self._problem(row[self._spec.column]) for row in rows]
             positions = [self.context.origin] * len(rows)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headgate.errors import BadRecord, UsageError
+from headgate.operators.base import WATERMARK_MAX_MS
+from headgate.operators.keycheck import KeyCheckSpec
+from headgate.operators.timestamps import TIME_MAX_MS, WithTimestampsSpec
+
+from .harness import Harness
+
+
+def times(*values: int | None) -> pa.RecordBatch:
+    return pa.record_batch({"ts": pa.array(values, pa.int64())})
+
+
+def test_records_go_before_the_watermark_that_they_raise() -> None:
+    run = Harness(WithTimestampsSpec("ts", out_of_orderness_ms=5))
+    run.send(times(100, 200))
+    assert run.out.log == [("batch", 2), ("watermark", 194)]
+
+
+def test_watermarks_go_out_every_ten_milliseconds_at_most_and_before_a_barrier() -> None:
+    run = Harness(WithTimestampsSpec("ts"))
+    run.send(times(100))
+    run.send(times(200))
+    assert run.out.watermarks() == [99]
+    run.advance(9)
+    assert run.out.watermarks() == [99]
+    run.advance(1)
+    assert run.out.watermarks() == [99, 199]
+    run.send(times(300))
+    run.operator.before_barrier()
+    assert run.out.watermarks() == [99, 199, 299]
+
+
+def test_each_split_has_its_own_event_time_and_the_slowest_counts() -> None:
+    run = Harness(WithTimestampsSpec("ts"))
+    run.operator.on_splits(["a", "b"])
+    run.send(times(900), "a")
+    assert run.out.watermarks() == []
+    run.send(times(300), "b")
+    run.operator.on_split_finished("b")
+    run.advance(10)
+    assert run.out.watermarks() == [299, 899]
+
+
+def test_a_silent_split_is_left_out_after_the_idle_timeout() -> None:
+    run = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100))
+    run.operator.on_splits(["a", "b"])
+    run.advance(60)
+    run.send(times(900), "a")
+    assert run.operator.next_tick_ms() == 1_100
+    run.advance(40)
+    assert run.out.log[1:] == [("watermark", 899)]
+    run.advance(60)
+    assert run.out.log[2:] == [("idle", True)]
+    run.send(times(950), "b")
+    assert run.out.log[3:] == [("batch", 1), ("idle", False), ("watermark", 949)]
+
+
+def test_only_the_last_watermark_of_before_passes() -> None:
+    run = Harness(WithTimestampsSpec("ts"))
+    run.operator.on_watermark(5)
+    run.operator.on_idle(True)
+    run.operator.on_watermark(WATERMARK_MAX_MS)
+    assert run.out.log == [("watermark", WATERMARK_MAX_MS)]
+
+
+def test_event_time_continues_after_a_restore() -> None:
+    run = Harness(WithTimestampsSpec("ts"))
+    run.operator.on_splits(["a", "b"])
+    run.send(times(900), "a")
+    run.send(times(500), "b")
+    restored = Harness(WithTimestampsSpec("ts"), [run.snapshot()])
+    restored.operator.on_splits(["a", "b"])
+    assert restored.out.watermarks() == [499]
+
+
+@pytest.mark.parametrize(
+    ("column", "good"),
+    [
+        (pa.array([5, None, -1, TIME_MAX_MS, TIME_MAX_MS - 1]), [5, TIME_MAX_MS - 1]),
+        (pa.array([5, None, -1, 1 << 62]).view(pa.timestamp("us")), [5]),
+        (pa.array([5, None, -1, 84_006, 84_005], pa.int32()).view(pa.date32()), [5, 84_005]),
+    ],
+)
+def test_null_and_absurd_times_are_bad_records(column: pa.Array, good: list[int]) -> None:
+    batch = pa.record_batch({"ts": column})
+    run = Harness(WithTimestampsSpec("ts"), diverts=True)
+    run.send(batch, "app.log")
+    kept = run.out.batches[0].column(0)
+    assert kept.view(pa.int32() if pa.types.is_date32(kept.type) else pa.int64()).to_pylist() == good
+    assert [bad["problem"].split(":")[0] for bad in run.out.bad][:2] == [
+        "its time 'ts' is null",
+        "its time 'ts' is outside 1970 to 2200 or the range that was configured",
+    ]
+    assert len(run.out.bad) == len(column) - len(good)
+    assert run.out.bad[0]["position"] == "app.log"
+    with pytest.raises(BadRecord, match=r"refused a record at app\.log: its time 'ts' is null"):
+        Harness(WithTimestampsSpec("ts")).send(batch, "app.log")
+
+
+def test_a_batch_of_bad_times_only_raises_no_watermark() -> None:
+    run = Harness(WithTimestampsSpec("ts"), diverts=True)
+    run.send(times(None, -5))
+    assert run.out.log == []
+
+
+def test_wrong_time_columns_are_refused_by_name() -> None:
+    schema = pa.schema([("ts", pa.large_string())])
+    with pytest.raises(UsageError, match="operator 'x': the time column 'ts' must be a timestamp"):
+        WithTimestampsSpec("ts").output_schema(schema, "x")
+    with pytest.raises(UsageError, match="no column 'at'; the columns are ts: large_string"):
+        WithTimestampsSpec("at").output_schema(schema, "x")
+
+
+def test_null_and_nan_keys_are_bad_records_and_others_pass_by_reference() -> None:
+    good = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([1.0, 2.0])})
+    run = Harness(KeyCheckSpec(("a", "b")), diverts=True)
+    run.send(good)
+    assert run.out.batches == [good]
+    assert run.out.batches[0] is good
+    run.send(pa.record_batch({"a": pa.array([None, 2, 3]), "b": pa.array([1.0, float("nan"), 4.0])}), "s")
+    assert run.out.batches[1].to_pylist() == [{"a": 3, "b": 4.0}]
+    assert [bad["problem"] for bad in run.out.bad] == ["its key 'a' is null", "its key 'b' is NaN"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [((), "at least one column"), (("z",), "no column 'z'"), (("a", "a"), "named twice"), (("l",), "cannot be a key")],
+)
+def test_wrong_keys_are_refused(keys: tuple[Any, ...], message: str) -> None:
+    schema = pa.schema([("a", pa.int64()), ("l", pa.large_list(pa.int64()))])
+    with pytest.raises(UsageError, match=f"operator 'k': .*{message}"):
+        KeyCheckSpec(keys).output_schema(schema, "k")

@@ -1,0 +1,66 @@
+"""The container of snapshots (codec/snapshot.py) and the Arrow sections in it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.codec.snapshot import MAGIC, decode_sections, encode_sections
+from headgate.errors import CorruptionError
+from headgate.state.ipc import decode_batches, encode_batches
+
+
+def joined(sections: dict[str, list[bytes]]) -> bytes:
+    return b"".join(bytes(memoryview(buffer)) for buffer in encode_sections(sections))
+
+
+@given(st.dictionaries(st.text(max_size=5), st.lists(st.binary(max_size=20), max_size=3), max_size=4))
+def test_sections_come_back_whole(sections: dict[str, list[bytes]]) -> None:
+    found = decode_sections(joined(sections), "file")
+    assert {name: bytes(data) for name, data in found.items()} == {n: b"".join(b) for n, b in sections.items()}
+
+
+def test_the_layout_is_frozen() -> None:
+    assert joined({"a": [b"xy", b"z"]}).hex() == (
+        "4847534e41500d0a0100000013000000028219111b4d40b501006103000000000000001f1f416f65d2766278797a"
+    )
+
+
+def test_every_flipped_bit_and_every_truncation_is_found() -> None:
+    data = joined({"node": [b"state of it"], "other": [b""]})
+    for at in range(len(data)):
+        for bit in (1, 128):
+            damaged = bytearray(data)
+            damaged[at] ^= bit
+            with pytest.raises(CorruptionError, match="state-7 is damaged at byte"):
+                decode_sections(damaged, "state-7")
+        with pytest.raises(CorruptionError):
+            decode_sections(data[:at], "state-7")
+    with pytest.raises(CorruptionError, match="1 more bytes"):
+        decode_sections(data + b"!", "state-7")
+
+
+def test_another_version_is_named() -> None:
+    data = bytearray(joined({}))
+    data[len(MAGIC)] = 9
+    with pytest.raises(CorruptionError, match="expected snapshot version 1, found version 9"):
+        decode_sections(data, "state-7")
+
+
+def test_payloads_are_not_copied() -> None:
+    payload = pa.py_buffer(b"x" * 100)
+    assert encode_sections({"a": [payload]})[1] is payload
+
+
+def test_batches_come_back_and_another_schema_is_refused() -> None:
+    schema = pa.schema([("a", pa.int64())])
+    batch = pa.record_batch([[1, 2]], schema=schema)
+    data = memoryview(encode_batches(schema, [batch, batch])[0])
+    assert decode_batches(data, schema, "file") == [batch, batch]
+    assert decode_batches(memoryview(encode_batches(schema, [])[0]), schema, "file") == []
+    with pytest.raises(CorruptionError, match=r"expected columns \['b'\]"):
+        decode_batches(data, pa.schema([("b", pa.int64())]), "file")
+    with pytest.raises(CorruptionError, match="an Arrow stream"):
+        decode_batches(memoryview(b"nonsense" * 4), schema, "file")
