@@ -154,7 +154,10 @@ def write(
     create_: Annotated[bool, typer.Option("--create", help="Create a text stream when missing.")] = False,
     store: StoreOption = None,
 ) -> None:
-    """Append lines of files or of standard input; each is durable when the command says so."""
+    """Append lines of files or of standard input; they are durable when the command says so.
+
+    Equal routing keys stay in order. Without a routing key only streams of one segment keep the order of lines.
+    """
     with opened(store) as opened_store:
         if create_:
             opened_store.create_stream(name, TEXT_SCHEMA, if_not_exists=True)

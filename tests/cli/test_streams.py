@@ -1,0 +1,127 @@
+"""``headgate streams``: what a user sees."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from headgate.cli.streams import app
+from headgate.cli.streams_text import line_blocks
+from headgate.store.store import Store
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path / "store"
+
+
+def run(*arguments: str, text: str = "", code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(arguments), input=text.encode())
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.output
+
+
+def test_lines_go_in_and_come_out() -> None:
+    run("write", "app/log", "--create", text="one\ntwo\r\nthrée\n")
+    assert run("read", "app/log") == "one\ntwo\nthrée\n"
+    assert run("read", "app/log", "--limit", "2") == "one\ntwo\n"
+    assert run("read", "app/log", "--format", "json", "-n", "1") == '{"line": "one"}\n'
+    assert run("read", "app/log", "--from", "latest") == ""
+
+
+def test_json_lines_go_in_and_come_out_with_nulls() -> None:
+    run("create", "app/x", "--columns", "k:string,v:int,at:timestamp", "--segments", "1")
+    run("write", "app/x", text='{"k":"a","v":1,"at":"2020-01-01T00:00:00"}\n{"k":"b"}\n')
+    found = [json.loads(line) for line in run("read", "app/x").splitlines()]
+    assert found == [{"k": "a", "v": 1, "at": "2020-01-01T00:00:00"}, {"k": "b", "v": None, "at": None}]
+    assert run("read", "app/x", "--format", "text", "-n", "1") == "a\t1\t2020-01-01 00:00:00\n"
+
+
+@pytest.mark.parametrize("line", ['{"z": 1}', "not json", '{"v": "text"}'])
+def test_what_does_not_fit_is_refused_whole(line: str) -> None:
+    run("create", "app/x", "--columns", "k:string,v:int")
+    message = run("write", "app/x", text=f'{{"k":"a"}}\n{line}\n', code=2)
+    assert "Error: input is not JSON lines with the columns k, v" in message
+    assert run("read", "app/x") == ""
+
+
+def test_files_are_written_and_missing_ones_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    (tmp_path / "b.txt").write_text("b\n")
+    run("write", "log", "--create", str(tmp_path / "a.txt"), str(tmp_path / "b.txt"))
+    assert sorted(run("read", "log").split()) == ["a", "b"]
+    assert "cannot be read" in run("write", "log", str(tmp_path / "c.txt"), code=2)
+
+
+def test_following_ends_at_the_seal() -> None:
+    run("write", "log", "--create", text="a\n")
+    assert run("seal", "log") == "stream log is sealed\n"
+    assert run("read", "--follow", "log") == "a\n"
+    assert "is sealed" in run("write", "log", text="b\n", code=2)
+
+
+def test_list_and_describe(root: Path) -> None:
+    assert run("list") == f"no streams in {root}\n"
+    run("create", "app/x", "--columns", "k:string,t:timestamp", "--key", "k", "--segments", "2")
+    run("write", "app/x", text='{"k":"a"}\n')
+    table = run("list")
+    assert "app/x" in table
+    assert "t: timestamp[us]" in table
+    facts = json.loads(run("describe", "app/x", "--json"))
+    assert (facts["segments"], facts["routing_key"], facts["events"], sum(facts["ends"])) == (2, "k", 1, 1)
+    assert json.loads(run("list", "--json", "app")) == facts
+    assert "timestamp[us]" in run("describe", "app/x")
+
+
+def test_prepared_transactions_are_shown_and_can_be_forgotten(root: Path) -> None:
+    run("create", "log")
+    with Store.open(root) as store:
+        transaction = store.begin("log", owner="p/sink", epoch=3, name="p/sink/checkpoint-1")
+        transaction.write(pa.record_batch([pa.array(["x"], pa.large_string())], names=["line"]))
+        transaction.prepare()
+    assert "p/sink/checkpoint-1" in run("describe", "log")
+    assert "prepared transaction" in run("seal", "log", code=2)
+    run("forget", "p/sink", "--yes")
+    run("seal", "log")
+    assert "0 problems, 0 notes" in run("check")
+
+
+def test_delete_asks_and_wants_a_sealed_stream() -> None:
+    run("create", "log")
+    run("delete", "log", text="n\n", code=1)
+    assert "not sealed" in run("delete", "log", "--yes", code=2)
+    run("delete", "log", "--yes", "--force")
+    assert "does not exist" in run("describe", "log", code=2)
+
+
+def test_check_finds_a_damaged_chunk(root: Path) -> None:
+    run("write", "log", "--create", text="a\n")
+    (chunk,) = (root / "chunks").rglob("*.chunk")
+    data = bytearray(chunk.read_bytes())
+    data[100] ^= 1
+    chunk.write_bytes(data)
+    assert "1 problems" in run("check", code=1)
+    assert "0 problems" in run("check", "--quick")
+    assert "damaged" in run("read", "log", code=1)
+
+
+def test_create_says_what_is_wrong() -> None:
+    run("create", "log")
+    assert "exists already" in run("create", "log", code=2)
+    run("create", "log", "--if-not-exists")
+    assert "name:type" in run("create", "x", "--columns", "a:varchar", code=2)
+
+
+def test_blocks_are_whole_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("headgate.cli.streams_text.BLOCK_BYTES", 5)
+    (tmp_path / "x").write_bytes(b"a\nbcdefghijk\n\nl\nm")
+    with (tmp_path / "x").open("rb") as file:
+        blocks = list(line_blocks(file))
+    assert b"".join(blocks) == b"a\nbcdefghijk\n\nl\nm"
+    assert all(block.endswith(b"\n") for block in blocks[:-1])
