@@ -42,7 +42,7 @@ def pairs(run: Harness) -> list[tuple[str, int]]:
     return [(row["key"], row["n"]) for row in run.out.rows()]
 
 
-def test_every_record_emits_the_accumulator_after_it() -> None:
+def test_every_record_emits_the_accumulator_after_it() -> None:  # O7
     run = Harness(SPEC)
     run.send(batch(("a", 1), ("b", 5), ("a", 2)))
     run.send(batch(("a", 3)))
@@ -56,7 +56,7 @@ def test_every_record_emits_the_accumulator_after_it() -> None:
 )
 def test_freezing_encoding_late_and_restoring_anywhere_change_nothing(
     rows: list[tuple[str, int]], data: st.DataObject
-) -> None:
+) -> None:  # O8
     run, held, found, at = Harness(SPEC), [], [], 0
     while at < len(rows):
         size = data.draw(st.integers(1, 8))

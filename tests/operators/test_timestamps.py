@@ -17,13 +17,13 @@ def times(*values: int | None) -> pa.RecordBatch:
     return pa.record_batch({"ts": pa.array(values, pa.int64())})
 
 
-def test_records_go_before_the_watermark_that_they_raise() -> None:
+def test_records_go_before_the_watermark_that_they_raise() -> None:  # W15
     run = Harness(WithTimestampsSpec("ts", out_of_orderness_ms=5))
     run.send(times(100, 200))
     assert run.out.log == [("batch", 2), ("watermark", 194)]
 
 
-def test_watermarks_go_out_every_ten_milliseconds_at_most_and_before_a_barrier() -> None:
+def test_watermarks_go_out_every_ten_milliseconds_at_most_and_before_a_barrier() -> None:  # W15
     run = Harness(WithTimestampsSpec("ts"))
     run.send(times(100))
     run.send(times(200))
@@ -88,7 +88,7 @@ def test_event_time_continues_after_a_restore() -> None:
         (pa.array([5, None, -1, 84_006, 84_005], pa.int32()).view(pa.date32()), [5, 84_005]),
     ],
 )
-def test_null_and_absurd_times_are_bad_records(column: pa.Array, good: list[int]) -> None:
+def test_null_and_absurd_times_are_bad_records(column: pa.Array, good: list[int]) -> None:  # W16
     batch = pa.record_batch({"ts": column})
     run = Harness(WithTimestampsSpec("ts"), diverts=True)
     run.send(batch, "app.log")
@@ -118,7 +118,7 @@ def test_wrong_time_columns_are_refused_by_name() -> None:
         WithTimestampsSpec("at").output_schema(schema, "x")
 
 
-def test_null_and_nan_keys_are_bad_records_and_others_pass_by_reference() -> None:
+def test_null_and_nan_keys_are_bad_records_and_others_pass_by_reference() -> None:  # O6
     good = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([1.0, 2.0])})
     run = Harness(KeyCheckSpec(("a", "b")), diverts=True)
     run.send(good)

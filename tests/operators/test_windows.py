@@ -156,7 +156,7 @@ def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(
     aggregates: tuple[pl.Expr, ...],
     may_combine: bool,
     data: st.DataObject,
-) -> None:
+) -> None:  # WN1, WN6, WN7, WN8
     aggregate = TumblingAggregate(keys, "ts", SIZE_MS, aggregates)
     operators = window_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
     assert (operators.combine is not None) == (may_combine and aggregates is EVERY)
@@ -195,7 +195,7 @@ def row(ts: int, key: int = 1, **values: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("may_combine", [True, False])
-def test_late_records_are_dropped_and_counted_one_by_one(may_combine: bool) -> None:
+def test_late_records_are_dropped_and_counted_one_by_one(may_combine: bool) -> None:  # WN2, WN3
     aggregate = TumblingAggregate(("key",), "ts", SIZE_MS, (pl.len().alias("n"),))
     pipeline = Pipeline(window_operators(aggregate, SCHEMA, "node", may_combine=may_combine), 2)
     pipeline.send(0, batch_of([row(10), row(20, 2), row(1_500)]))
@@ -209,7 +209,7 @@ def test_late_records_are_dropped_and_counted_one_by_one(may_combine: bool) -> N
     assert [r["n"] for b in pipeline.results() for r in b.to_pylist() if r["window_start"].second == 1] == [2]
 
 
-def test_a_window_does_not_fire_again_after_a_restore() -> None:
+def test_a_window_does_not_fire_again_after_a_restore() -> None:  # WN4
     operators = aggregated(pl.len().alias("n"))
     first = Pipeline(operators, 1)
     first.send(0, batch_of([row(10)]))
@@ -221,7 +221,7 @@ def test_a_window_does_not_fire_again_after_a_restore() -> None:
     assert second.late() == 1
 
 
-def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key() -> None:
+def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key() -> None:  # WN2, WN10
     pipeline = Pipeline(aggregated(pl.len().alias("n")), 1)
     pipeline.send(0, batch_of([row(1_500, 9), row(1_500, 3), row(20, 7), row(20, -7)]))
     pipeline.watermark(5_000)
@@ -230,7 +230,7 @@ def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key()
     assert out.log == [("batch", 2), ("batch", 2), ("watermark", 5_000)]
 
 
-def test_a_frozen_snapshot_does_not_see_later_records() -> None:
+def test_a_frozen_snapshot_does_not_see_later_records() -> None:  # WN11
     for operators in (aggregated(pl.len().alias("n")), aggregated(pl.col("i64").n_unique().alias("n"))):
         pipeline = Pipeline(operators, 1)
         pipeline.send(0, batch_of([row(10, i64=1)]))
@@ -245,7 +245,7 @@ def test_a_frozen_snapshot_does_not_see_later_records() -> None:
         assert [(r["key"], r["n"]) for b in restored.results() for r in b.to_pylist()] == [(1, 1)]
 
 
-def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window() -> None:
+def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window() -> None:  # WN9
     operators = aggregated(pl.len().alias("n"))
     assert operators.combine is not None
     combine = Harness(operators.combine)
@@ -284,7 +284,7 @@ def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window
         pl.max("i64") - pl.min("i64"),
     ],
 )
-def test_aggregates_that_do_not_decompose_keep_the_records(aggregate: pl.Expr) -> None:
+def test_aggregates_that_do_not_decompose_keep_the_records(aggregate: pl.Expr) -> None:  # WN5
     operators = aggregated(aggregate)
     assert operators.combine is None
     rows = [row(10, i64=4, i32=1, flag=True, name="x"), row(20, i64=6, i32=2, flag=False, name="y")]

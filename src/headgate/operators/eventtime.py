@@ -32,7 +32,7 @@ class EventTime:
         return value * self.ms_per_unit // self.units_per_ms
 
     def windows(self, values: npt.NDArray[np.int64], size_ms: int) -> npt.NDArray[np.int64]:
-        """Return the number of the tumbling window of ``size_ms`` that each value lies in."""
+        """Return the number of the tumbling window of ``size_ms`` that each value lies in (WN1)."""
         if self.ms_per_unit != 1:
             return values * self.ms_per_unit // size_ms
         return values // (size_ms * self.units_per_ms)

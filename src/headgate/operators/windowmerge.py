@@ -58,6 +58,8 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Frozen:
+    """WN11."""
+
     plan: WindowPlan
     schema: pa.Schema
     watermark_ms: int
@@ -154,6 +156,7 @@ class WindowMergeOperator(Operator):
             *results(self._plan, table),
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._shape.output)
+        # WN10
         batch = batch.take(pc.sort_indices(batch, [(key, "ascending") for key in self._shape.keys]))
         for start in range(0, batch.num_rows, _BATCH_ROWS_MAX):
             self.output.emit(batch.slice(start, _BATCH_ROWS_MAX))

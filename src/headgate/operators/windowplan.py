@@ -1,7 +1,7 @@
 """How a windowed aggregation is computed: which aggregates decompose into partial results, and into which.
 
 ``len``, ``count``, ``sum``, ``min``, ``max`` and ``mean`` of an expression that looks at one record only decompose:
-partial results are made before the shuffle and merged after it (rules WN5–WN8 of docs/spec/windows.md). If any
+partial results are made before the shuffle and merged after it (rules WN5 to WN8 of docs/spec/windows.md). If any
 aggregate does not, the window keeps its records and Polars aggregates them when it fires.
 """
 

@@ -76,7 +76,7 @@ def partial_batch(
 
 
 def results(plan: WindowPlan, table: FrozenTable) -> list[pa.Array]:
-    """Return the output columns after keys and window bounds."""
+    """Return the output columns after keys and window bounds, with Polars' nulls and types (WN6, WN7)."""
     return [_result(result, table) for result in plan.results]
 
 

@@ -1,4 +1,4 @@
-"""Event time: when a watermark may advance, and who is idle (rules W1–W15 of docs/spec/watermarks.md).
+"""Event time: when a watermark may advance, and who is idle (rules W1 to W15 of docs/spec/watermarks.md).
 
 ``WatermarkTracker`` lives in ``with_timestamps`` and makes watermarks from the records of each origin (split).
 ``WatermarkMerger`` lives at the input of each subtask and merges the watermarks of its channels. Processing time
@@ -168,7 +168,7 @@ class WatermarkTracker(Machine):
             effects.append(EmitIdle(False))
         if active:
             seen = [WATERMARK_MIN_MS if o.max_ms is None else o.max_ms - self._delay_ms for o in active]
-            if min(seen) > self._watermark_ms:  # W2, W3, W4
+            if min(seen) > self._watermark_ms:  # W2, W3, W4, W8
                 self._watermark_ms = min(seen)
                 effects.append(EmitWatermark(self._watermark_ms))
         if is_idle and not self._is_idle:

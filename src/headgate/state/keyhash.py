@@ -1,6 +1,6 @@
 """The frozen hash of keys: it decides which subtask owns a key and is part of every checkpoint.
 
-Rules KG1–KG8 of docs/spec/key-groups.md; test vectors in tests/state/test_keyhash.py. Changing any constant
+Rules KG1 to KG9 of docs/spec/key-groups.md; test vectors in tests/state/test_keyhash.py. Changing any constant
 here makes existing checkpoints unreadable at another parallelism. Never uses Python's or Polars' hash.
 """
 
