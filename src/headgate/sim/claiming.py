@@ -1,0 +1,173 @@
+"""Begins a generation, as ``runtime.claims`` does: claim, verify, choose, fence and recover the sinks, redo commits.
+
+Each step takes time and may fail; a crash between any two leaves an orphaned claim. Decisions are those of
+``protocol.recovery``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headgate.errors import FencedError, StorageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Claim, Manifest
+from headgate.protocol import recovery
+from headgate.protocol import supervisor as machine
+from headgate.protocol.commit import Commit, CommitPermit
+from headgate.protocol.supervisor import Failure, FailureKind
+from headgate.sim import history
+from headgate.sim.faults import Fault
+from headgate.sim.generation import commit_all
+from headgate.sim.marks import Mark
+from headgate.sim.storemodel import Status, payload_of
+from headgate.sim.workload import Kind, spec_of
+
+if TYPE_CHECKING:
+    from headgate.sim.driver import Driver
+
+TRIES_MAX = 4
+"""Storage errors in a row before a claim counts as failed."""
+
+STEP_MS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A generation that may be deployed."""
+
+    generation: Generation
+    next_sequence: int
+    first_checkpoint: CheckpointId
+    restored: Manifest | None
+    retained: tuple[CheckpointId, ...]
+
+
+class Claiming:
+    """One claim in progress."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._env = driver.env
+        self._tries = 0
+        self._step(self._observe)
+
+    def _step(self, call: Callable[..., None], *args: object) -> None:
+        self._driver.post(self._env.faults.delay_ms(STEP_MS), self._guarded, call, *args)
+
+    def _guarded(self, call: Callable[..., None], *args: object) -> None:
+        """Run one step; try it again after a storage error, a few times."""
+        if not self._driver.is_alive:
+            return
+        self._env.faults.crash_point(self._driver, Fault.DRIVER_CRASH)
+        try:
+            call(*args)
+        except StorageError as error:
+            self._tries += 1
+            if self._tries > TRIES_MAX:
+                self._fail(FailureKind.LOST, str(error))
+            else:
+                self._driver.post(self._env.rng.randint(20, 200), self._guarded, call, *args)
+        except FencedError as error:
+            self._env.marks.reach(Mark.GENERATION_REPLACED)
+            self._fail(FailureKind.DETERMINISTIC, str(error))
+
+    def _fail(self, kind: FailureKind, reason: str) -> None:
+        now, jitter = self._env.world.now_ms, self._env.rng.random()
+        self._driver.feed(machine.ClaimFailed(Failure(kind, reason), now, jitter))
+
+    def _observe(self) -> None:
+        log = self._env.disk.observe()
+        self._step(self._put, log, recovery.next_claim(log))
+
+    def _put(self, log: recovery.ObservedLog, claim: recovery.NextClaim) -> None:
+        env, disk = self._env, self._env.disk
+        if env.faults.is_storage_gone(env.world.now_ms):
+            raise StorageError("put", "log", "injected")
+        entry = Claim(claim.generation, self._driver.name, env.world.now_ms)
+        if not disk.put_if_absent(claim.sequence, entry):
+            env.marks.reach(Mark.CLAIM_CONFLICT)
+            self._step(self._observe)
+            return
+        if env.faults.strikes(Fault.CLAIM_UNKNOWN):  # claimed, but nobody knows: the next one skips it
+            env.marks.reach(Mark.ORPHANED_CLAIM)
+            self._step(self._observe)
+            return
+        disk.write_hint(claim.sequence)
+        self._driver.tell(f"claimed generation {claim.generation} at log/{claim.sequence}")
+        self._step(self._choose, log, claim)
+
+    def _choose(self, log: recovery.ObservedLog, claim: recovery.NextClaim) -> None:
+        env = self._env
+        damage: dict[CheckpointId, list[recovery.Damage]] = {}
+        for manifest in recovery.candidates(log):
+            damage[manifest.checkpoint] = env.disk.verify(manifest)
+            if not damage[manifest.checkpoint]:
+                break
+        choice = recovery.choose(log, damage, env.options.on_damaged)
+        self._driver.tell(f"chooses {type(choice).__name__}")
+        if log.lost():
+            env.marks.reach(Mark.LOST_ENTRY)
+        restored: Manifest | None = None
+        contradicts: tuple[CheckpointId, ...] = ()
+        match choice:
+            case recovery.Refuse():
+                self._driver.was_refused = True
+                env.marks.reach(Mark.DAMAGED_REFUSED)
+                self._fail(FailureKind.DETERMINISTIC, choice.reason)
+                return
+            case recovery.Restore():
+                restored, contradicts = choice.manifest, choice.contradicts
+                if choice.skipped:
+                    env.marks.reach(Mark.DAMAGED_NEWEST)
+            case recovery.AlreadyFinished():
+                restored = choice.manifest
+            case recovery.StartFresh():
+                if claim.generation > 1:
+                    env.marks.reach(Mark.STARTED_FRESH_AGAIN)
+        chosen = None if restored is None else restored.checkpoint
+        env.note(history.Chosen(claim.generation, chosen, contradicts, env.disk.sound()))
+        if restored is not None:
+            plan = env.plan
+            problem = recovery.incompatibility(restored, plan.state_texts(), plan.parallelism, plan.max_parallelism)
+            assert problem is None, problem
+        is_finished = isinstance(choice, recovery.AlreadyFinished)
+        self._step(self._recover, log, claim, restored, is_finished)
+
+    def _recover(
+        self, log: recovery.ObservedLog, claim: recovery.NextClaim, restored: Manifest | None, is_finished: bool
+    ) -> None:
+        """Fence older generations at every sink, abort what they left, commit what they promised (K6)."""
+        env = self._env
+        keep = () if restored is None else restored.committables
+        for node in env.plan.vertices:
+            for inner in node.nodes:
+                if spec_of(inner).kind is not Kind.SINK:
+                    continue
+                name = str(inner.name)
+                env.faults.crash_point(self._driver, Fault.DRIVER_CRASH)
+                if env.faults.strikes(Fault.COMMIT_FAILS):
+                    raise StorageError("recover", name, "injected")
+                aborted = env.store.recover(name, claim.generation, [c for c in keep if c.sink == name])
+                if aborted:
+                    env.marks.reach(Mark.RECOVERY_ABORTED)
+        if restored is not None:
+            kept = {c.payload for c in keep}
+            if any(t.status is Status.PREPARED and payload_of(t.id) in kept for t in env.store.transactions.values()):
+                env.marks.reach(Mark.RECOVERY_COMMITTED)
+            permit = CommitPermit(restored.checkpoint, claim.generation)
+            commit_all(env, Commit(permit, keep), self._crash_point)
+        if is_finished:
+            assert restored is not None
+            env.marks.reach(Mark.ALREADY_FINISHED)
+            self._driver.feed(machine.AlreadyFinished(restored.checkpoint))
+            return
+        newest = 0 if restored is None else restored.checkpoint
+        retained = tuple(sorted(m.checkpoint for m in recovery.candidates(log) if m.checkpoint <= newest))
+        env.disk.sweep(retained, claim.first_checkpoint)
+        claimed = Claimed(claim.generation, claim.sequence + 1, claim.first_checkpoint, restored, retained)
+        self._driver.on_claimed(claimed)
+
+    def _crash_point(self) -> None:
+        self._env.faults.crash_point(self._driver, Fault.DRIVER_CRASH)

@@ -1,0 +1,178 @@
+"""The checkpoint storage of a simulated pipeline: snapshot files, and the write-once log of claims and manifests.
+
+Models ``runtime.checkpointlog`` operation by operation (same paths, same order of deletion, same hint), with faults
+between them. Outlives every process.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+from headgate.errors import StorageError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.manifest import Claim, LogEntry, Manifest, StateHandle
+from headgate.protocol.recovery import Damage, ObservedEntry, ObservedLog
+from headgate.sim import history
+from headgate.sim.faults import Fault, Faults
+from headgate.sim.history import Observer
+from headgate.sim.world import World
+
+
+class Disk:
+    """Files and the log."""
+
+    def __init__(self, world: World, faults: Faults, observe: Observer) -> None:
+        self._world = world
+        self._faults = faults
+        self._note = observe
+        self.files: dict[str, bytes] = {}
+        self.log: dict[int, LogEntry] = {}
+        self.damaged_entries: dict[int, str] = {}
+        self.hint = 0
+        self.reserved = CheckpointId(0)
+
+    # -- snapshot files -----------------------------------------------------------------------------------------
+
+    def write_snapshot(
+        self, subtask: SubtaskId, checkpoint: CheckpointId, generation: Generation, data: bytes, inline_bytes_max: int
+    ) -> StateHandle:
+        """Make a snapshot durable.
+
+        Raises:
+            StorageError: before or after it took effect.
+        """
+        checksum = xxhash.xxh3_64_intdigest(data)
+        if len(data) <= inline_bytes_max:
+            handle = StateHandle(len(data), checksum, "", data)
+        else:
+            path = f"chk-{checkpoint:010d}/{subtask.vertex}-{subtask.index}.g{generation}"
+            self._may_fail("put", path, Fault.PUT_FAILS)
+            self.files[path] = data
+            handle = StateHandle(len(data), checksum, path)
+            self._may_fail("put", path, Fault.PUT_FAILS_AFTER)
+        self._note(history.SnapshotWrote(generation, subtask, checkpoint, handle))
+        return handle
+
+    def read(self, handle: StateHandle) -> bytes | Damage:
+        """Return the payload of ``handle``, or what is wrong with it.
+
+        Raises:
+            StorageError: it cannot be read now.
+        """
+        if not handle.path:
+            return handle.inline
+        self._may_fail("get", handle.path, Fault.GET_FAILS)
+        data = self.files.get(handle.path)
+        if data is None:
+            return Damage(handle.path, "the file is missing")
+        if len(data) != handle.size_bytes or xxhash.xxh3_64_intdigest(data) != handle.checksum:
+            return Damage(handle.path, "size or checksum differ")
+        return data
+
+    def delete(self, path: str) -> None:
+        """Remove a file."""
+        self.files.pop(path, None)
+
+    def _may_fail(self, operation: str, path: str, fault: Fault) -> None:
+        if self._faults.strikes(fault) or self._faults.is_storage_gone(self._world.now_ms):
+            raise StorageError(operation, path, "injected")
+
+    # -- the log ------------------------------------------------------------------------------------------------
+
+    def put_if_absent(self, sequence: int, entry: LogEntry) -> bool:
+        """Append ``entry`` at ``sequence`` unless that entry exists; return whether it was written."""
+        if sequence in self.log:
+            return False
+        self.log[sequence] = entry
+        if isinstance(entry, Claim):
+            self._note(history.ClaimAppended(sequence, entry.generation))
+        else:
+            self._note(history.ManifestAppended(sequence, entry))
+        return True
+
+    def write_hint(self, sequence: int) -> None:
+        """Note the newest sequence, best effort."""
+        if not self._faults.strikes(Fault.HINT_FAILS):
+            self.hint = sequence
+
+    def observe(self) -> ObservedLog:
+        """Read the whole log.
+
+        Raises:
+            StorageError
+        """
+        self._may_fail("list", "log", Fault.GET_FAILS)
+        entries = []
+        for sequence in sorted(self.log):
+            path = f"log/{sequence:010d}"
+            problem = self.damaged_entries.get(sequence)
+            content = self.log[sequence] if problem is None else Damage(path, problem)
+            entries.append(ObservedEntry(sequence, path, content))
+        return ObservedLog(tuple(entries), self.reserved, self.hint)
+
+    def reserve(self, checkpoint: CheckpointId) -> None:
+        """Record that ``checkpoint`` is in use.
+
+        Raises:
+            StorageError
+        """
+        self._may_fail("put", f"ids/{checkpoint:010d}", Fault.RESERVE_FAILS)
+        self.reserved = max(self.reserved, checkpoint)
+
+    def verify(self, manifest: Manifest) -> list[Damage]:
+        """Return what is wrong with the files of ``manifest``.
+
+        Raises:
+            StorageError
+        """
+        found = (self.read(entry.handle) for entry in manifest.entries)
+        return [problem for problem in found if isinstance(problem, Damage)]
+
+    def drop(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
+        """Remove a completed checkpoint's files, and the log before the oldest retained one's manifest."""
+        for path in [p for p in self.files if p.startswith(f"chk-{checkpoint:010d}/")]:
+            self.delete(path)
+        kept = [
+            s
+            for s, e in self.log.items()
+            if isinstance(e, Manifest) and s not in self.damaged_entries and e.checkpoint >= oldest_retained
+        ]
+        for sequence in sorted(self.log):
+            if sequence < min(kept, default=0):
+                del self.log[sequence]
+                self.damaged_entries.pop(sequence, None)
+
+    def sweep(self, keep: tuple[CheckpointId, ...], below: CheckpointId) -> None:
+        """Remove files of checkpoints below ``below`` that are not kept: leftovers of dead generations."""
+        for path in list(self.files):
+            checkpoint = checkpoint_of(path)
+            if checkpoint < below and checkpoint not in keep:
+                self.delete(path)
+
+    # -- the simulator's own view -------------------------------------------------------------------------------
+
+    def manifests(self) -> tuple[Manifest, ...]:
+        """Return the manifests that are there, damaged or not, oldest first."""
+        return tuple(e for _, e in sorted(self.log.items()) if isinstance(e, Manifest))
+
+    def sound(self) -> tuple[CheckpointId, ...]:
+        """Return the completed checkpoints that are whole, oldest first."""
+        return tuple(
+            m.checkpoint for s, m in sorted(self.log.items()) if isinstance(m, Manifest) and self._is_sound(s, m)
+        )
+
+    def _is_sound(self, sequence: int, manifest: Manifest) -> bool:
+        if sequence in self.damaged_entries:
+            return False
+        for entry in manifest.entries:
+            handle = entry.handle
+            if handle.path:
+                data = self.files.get(handle.path)
+                if data is None or xxhash.xxh3_64_intdigest(data) != handle.checksum:
+                    return False
+        return True
+
+
+def checkpoint_of(path: str) -> CheckpointId:
+    """Return the checkpoint whose directory ``path`` is in."""
+    return CheckpointId(int(path[4:14]))

@@ -1,0 +1,102 @@
+"""What all parts of one simulated run share."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from headgate.model.config import (
+    CheckpointConfig,
+    DamagedCheckpoint,
+    ExponentialDelay,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    RestartStrategy,
+)
+from headgate.model.plan import Plan
+from headgate.sim.disk import Disk
+from headgate.sim.faults import Faults
+from headgate.sim.history import Level, Observer
+from headgate.sim.marks import Marks
+from headgate.sim.storemodel import StoreModel
+from headgate.sim.workload import Workload
+from headgate.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Settings of one run, drawn from its seed."""
+
+    parallelism: int
+    checkpoints: CheckpointConfig
+    restart: RestartStrategy
+    on_damaged: DamagedCheckpoint
+    credit_elements: int
+    source_pause_ms: int
+    stage_attempts: int
+    message_delay_ms: int
+    heartbeat_timeout_ms: int
+    safety_ms: int
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Options:
+        """Draw the settings of one run."""
+        restarts: tuple[RestartStrategy, ...] = (
+            FixedDelay(None, rng.choice((0, 20, 200))),
+            ExponentialDelay(initial_ms=20, max_ms=500, reset_after_ms=2_000),
+            FailureRate(failures_max=2, interval_ms=2_000, delay_ms=50),
+            FixedDelay(2, 50),
+            NoRestart(),
+        )
+        return cls(
+            parallelism=rng.choice((1, 2, 2, 3)),
+            checkpoints=CheckpointConfig(
+                interval_ms=rng.choice((0, 20, 40, 80, 80, 160)),
+                timeout_ms=rng.choice((60, 200, 1_000, 1_000)),
+                min_pause_ms=rng.choice((0, 0, 0, 30)),
+                max_concurrent=rng.choice((1, 1, 2, 3)),
+                tolerable_failures=rng.choice((0, 1, 5, 5)),
+                retained=rng.choice((1, 2, 2, 3)),
+                inline_bytes_max=rng.choice((0, 0, 60, 100_000)),
+            ),
+            restart=rng.choices(restarts, (4, 3, 1, 1, 1))[0],
+            on_damaged=rng.choice((DamagedCheckpoint.PREVIOUS, DamagedCheckpoint.PREVIOUS, DamagedCheckpoint.FAIL)),
+            credit_elements=rng.choice((1, 3, 10)),
+            source_pause_ms=rng.choice((4, 15, 40)),
+            stage_attempts=rng.choice((1, 1, 2, 4)),
+            message_delay_ms=rng.choice((1, 5, 20)),
+            heartbeat_timeout_ms=rng.choice((200, 500)),
+            safety_ms=rng.choice((600, 1_500, 3_000)),
+        )
+
+
+@dataclass(slots=True)
+class Env:
+    """World, faults, durable things, workload and observers of one run."""
+
+    world: World
+    faults: Faults
+    marks: Marks
+    options: Options
+    workload: Workload
+    plan: Plan
+    disk: Disk
+    store: StoreModel
+    note: Observer
+    has_damage: bool = False
+    processes: list[str] = field(default_factory=list)
+
+    @property
+    def rng(self) -> random.Random:
+        """The seed's random numbers."""
+        return self.world.random
+
+    def level(self, name: str, used: int, limit: int) -> None:
+        """Report how much of something bounded is in use (I10)."""
+        if used > limit:
+            self.note(Level(name, used, limit))
+
+    def message_delay_ms(self) -> int:
+        """Return the delay of one message."""
+        return self.faults.delay_ms(self.options.message_delay_ms)

@@ -1,0 +1,135 @@
+"""What goes wrong in a run, drawn from its seed ("swarm": some runs have no crashes but terrible disks).
+
+Each run switches a random half of the faults on. Faults that end a generation share a budget, so that a run makes
+progress. ``heal`` ends all of them: what follows is the liveness phase.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headgate.sim.world import Crashed, Process
+
+
+class Fault(Enum):
+    """A kind of fault, with its probability per opportunity when it is switched on."""
+
+    WORKER_CRASH = ("worker-crash", 0.003)
+    DRIVER_CRASH = ("driver-crash", 0.005)
+    WORKER_PAUSE = ("worker-pause", 0.002)
+    DRIVER_PAUSE = ("driver-pause", 0.002)
+    LINK_LOSS = ("link-loss", 0.003)
+    PEER_LOSS = ("peer-loss", 0.0005)
+    USER_FAILURE = ("user-failure", 0.0005)
+    SLOW = ("slow", 0.1)
+    PUT_FAILS = ("put-fails", 0.05)
+    PUT_FAILS_AFTER = ("put-fails-after-effect", 0.03)
+    PREPARE_FAILS = ("prepare-fails", 0.05)
+    PREPARE_FAILS_AFTER = ("prepare-fails-after-effect", 0.05)
+    GET_FAILS = ("get-fails", 0.02)
+    RESERVE_FAILS = ("reserve-fails", 0.05)
+    MANIFEST_FAILS = ("manifest-fails", 0.05)
+    MANIFEST_UNKNOWN = ("manifest-unknown", 0.04)
+    CLAIM_UNKNOWN = ("claim-unknown", 0.04)
+    HINT_FAILS = ("hint-fails", 0.1)
+    COMMIT_FAILS = ("commit-fails", 0.1)
+    COMMIT_UNKNOWN = ("commit-unknown", 0.1)
+    NOTIFY_LOST = ("notify-lost", 0.15)
+    NOTIFY_REORDERED = ("notify-reordered", 0.2)
+    DUPLICATED = ("duplicated", 0.1)
+    LINGER = ("linger", 0.3)
+    NO_RETRY_NOTICE = ("stuck-before-registering", 0.02)
+    STORAGE_GONE = ("storage-gone", 0.0005)
+    SECOND_DRIVER = ("second-driver", 0.0)
+    DAMAGE = ("damage", 0.0)
+    STOP = ("stop", 0.0)
+    CANCEL = ("cancel", 0.0)
+
+    def __init__(self, title: str, rate: float) -> None:
+        self.title = title
+        self.rate = rate
+
+
+DISRUPTIVE = frozenset(
+    {
+        Fault.WORKER_CRASH,
+        Fault.DRIVER_CRASH,
+        Fault.LINK_LOSS,
+        Fault.PEER_LOSS,
+        Fault.USER_FAILURE,
+        Fault.MANIFEST_UNKNOWN,
+        Fault.CLAIM_UNKNOWN,
+        Fault.WORKER_PAUSE,
+        Fault.DRIVER_PAUSE,
+        Fault.NO_RETRY_NOTICE,
+    }
+)
+"""Faults that (may) end a generation: they share ``Faults.budget``."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """The faults of one run."""
+
+    random: random.Random
+    rates: dict[Fault, float] = field(default_factory=dict)
+    budget: int = 6
+    is_healed: bool = False
+    storage_gone_until_ms: int = 0
+
+    @classmethod
+    def draw(cls, rng: random.Random, *, has_none: bool = False) -> Faults:
+        """Switch a random half of the faults on, more or less often than usual."""
+        faults = cls(rng, budget=rng.choice((1, 2, 3, 5, 8)))
+        share = rng.choice((0.2, 0.4, 0.6))
+        scale = rng.choice((0.5, 1.0, 2.0))
+        for fault in Fault:
+            if rng.random() < share and not has_none:
+                faults.rates[fault] = min(fault.rate * scale, 0.5)
+        if Fault.DAMAGE in faults.rates and rng.random() < 0.6:
+            del faults.rates[Fault.DAMAGE]
+        return faults
+
+    def has(self, fault: Fault) -> bool:
+        """Whether ``fault`` is switched on in this run."""
+        return fault in self.rates and not self.is_healed
+
+    def strikes(self, fault: Fault) -> bool:
+        """Whether ``fault`` happens at this opportunity."""
+        rate = self.rates.get(fault)
+        if rate is None or self.is_healed or self.random.random() >= rate:
+            return False
+        if fault in DISRUPTIVE:
+            if self.budget <= 0:
+                return False
+            self.budget -= 1
+        return True
+
+    def crash_point(self, process: Process, fault: Fault) -> None:
+        """Kill ``process`` here, perhaps.
+
+        Raises:
+            Crashed
+        """
+        if self.strikes(fault):
+            raise Crashed(fault.title)
+
+    def delay_ms(self, usual_max_ms: int) -> int:
+        """Return a random delay; now and then a very long one."""
+        if self.strikes(Fault.SLOW):
+            return self.random.randint(1, usual_max_ms * 30)
+        return self.random.randint(0, usual_max_ms)
+
+    def is_storage_gone(self, now_ms: int) -> bool:
+        """Whether the checkpoint storage refuses everything now (F11); may begin such a time."""
+        if self.is_healed:
+            return False
+        if self.strikes(Fault.STORAGE_GONE):
+            self.storage_gone_until_ms = now_ms + self.random.randint(50, 1_500)
+        return now_ms < self.storage_gone_until_ms
+
+    def heal(self) -> None:
+        """End all faults."""
+        self.is_healed = True

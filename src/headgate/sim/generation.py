@@ -1,0 +1,282 @@
+"""Interprets the ``Coordinator`` of one generation, as ``runtime.driver`` does.
+
+Orders about storage and targets take time and may fail before or after they took effect. What is under way when the
+generation ends still happens; only nobody hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headgate.errors import FencedError, StorageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Claim, Manifest
+from headgate.protocol import coordinator as machine
+from headgate.protocol.commit import Commit
+from headgate.protocol.supervisor import AttemptId, Failure, FailureKind
+from headgate.sim import history, network
+from headgate.sim.faults import Fault
+from headgate.sim.marks import Mark
+from headgate.sim.storemodel import Undecidable
+from headgate.sim.world import Violation
+
+if TYPE_CHECKING:
+    from headgate.sim.claiming import Claimed
+    from headgate.sim.driver import Driver
+    from headgate.sim.env import Env
+
+
+class GenerationHost:
+    """The coordinator of one generation and everything it ordered."""
+
+    def __init__(self, driver: Driver, claimed: Claimed, attempt: AttemptId) -> None:
+        self._driver = driver
+        self._env = driver.env
+        self._claimed = claimed
+        self.attempt = attempt
+        self.generation = claimed.generation
+        self._next_sequence = claimed.next_sequence
+        self._timers: dict[machine.Timer, int] = {}
+        self._timer_token = 0
+        self.is_over = False
+        self.is_started = False
+        self._coordinator = machine.Coordinator(
+            claimed.generation,
+            self._env.plan.subtasks(),
+            self._env.options.checkpoints,
+            claimed.first_checkpoint,
+            claimed.retained,
+        )
+
+    @property
+    def timers_count(self) -> int:
+        """Timers that are armed."""
+        return len(self._timers)
+
+    def handle(self, event: machine.Event) -> None:
+        """Give ``event`` to the coordinator and run its effects, in order; the driver may die between any two."""
+        if self.is_over:
+            return
+        effects = self._coordinator.handle(event)
+        self._driver.tell(f"coordinator g{self.generation} {short(event)} → {', '.join(short(e) for e in effects)}")
+        for effect in effects:
+            self._env.faults.crash_point(self._driver, Fault.DRIVER_CRASH)
+            self._run(effect)
+
+    def on_message(self, message: network.ToDriver) -> None:
+        """Translate a worker's message."""
+        if message.__class__ is network.Acked:
+            assert isinstance(message, network.Acked)
+            if message.generation != self.generation:
+                self._env.marks.reach(Mark.STALE_ACK)
+            self.handle(
+                machine.Acknowledged(
+                    message.generation, message.subtask, message.checkpoint, message.handle, message.committables
+                )
+            )
+        elif isinstance(message, network.Declined):
+            self._env.marks.reach(Mark.DECLINED)
+            self.handle(
+                machine.Declined(message.generation, message.subtask, message.checkpoint, message.reason)
+            )
+        elif isinstance(message, network.FinishedInput):
+            if not self.is_started:
+                self._env.marks.reach(Mark.FINISHED_BEFORE_STARTED)
+            self.handle(machine.FinishReported(message.generation, message.subtask))
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def _run(self, effect: machine.Effect) -> None:
+        env, driver = self._env, self._driver
+        match effect:
+            case machine.ArmTimer():
+                self._arm(effect.timer, effect.after_ms)
+            case machine.CancelTimer():
+                if env.rng.random() < 0.7:  # firing it anyway is harmless
+                    self._timers.pop(effect.timer, None)
+            case machine.ReserveId():
+                driver.post(env.faults.delay_ms(5), self._reserve, effect.checkpoint)
+            case machine.TriggerSources():
+                env.note(history.Triggered(self.generation, effect.checkpoint))
+                self._send_all(network.Trigger(self.generation, effect.checkpoint))
+            case machine.WriteManifest():
+                driver.post(env.faults.delay_ms(10), self._write_manifest, effect)
+            case machine.NotifyComplete():
+                self._send_all(network.Complete(self.generation, effect.checkpoint))
+            case machine.NotifyAbort():
+                self._mark_abort(effect)
+                self._send_all(network.Abort(self.generation, effect.checkpoint))
+            case machine.DeleteHandles():
+                for handle in effect.handles:
+                    env.disk.delete(handle.path)
+            case machine.DropCheckpoint():
+                self._drop(effect.checkpoint)
+            case Commit():
+                driver.post(env.faults.delay_ms(15), self._commit, effect)
+            case machine.FailGeneration():
+                kind = FailureKind.DETERMINISTIC if effect.is_fatal else FailureKind.LOST
+                if effect.is_fenced:
+                    env.marks.reach(Mark.GENERATION_REPLACED)
+                driver.post(0, driver.on_generation_failed, self.generation, Failure(kind, effect.reason))
+            case machine.GenerationDone():
+                driver.post(0, driver.on_generation_done, self.generation, effect.is_final)
+            case machine.Ignored():
+                if effect.reason == "duplicate acknowledgement":
+                    env.marks.reach(Mark.DUPLICATE_ACK)
+
+    def _mark_abort(self, effect: machine.NotifyAbort) -> None:
+        marks = self._env.marks
+        match effect.reason:
+            case machine.AbortReason.SUBSUMED:
+                marks.reach(Mark.SUBSUMED)
+            case machine.AbortReason.EXPIRED:
+                marks.reach(Mark.EXPIRED)
+            case machine.AbortReason.OVERTAKEN:
+                marks.reach(Mark.OVERTAKEN)
+            case _:
+                pass
+        if self._coordinator.phase is machine.Phase.ENDING:
+            marks.reach(Mark.FINAL_CHECKPOINT_FAILED)
+
+    def _arm(self, timer: machine.Timer, after_ms: int) -> None:
+        self._timer_token += 1
+        self._timers[timer] = self._timer_token
+        self._driver.post(after_ms, self._fire, timer, self._timer_token)
+        self._env.level("coordinator timers", len(self._timers), 40)
+
+    def _fire(self, timer: machine.Timer, token: int) -> None:
+        if self._timers.get(timer) == token:
+            del self._timers[timer]
+            self.handle(machine.TimerFired(timer))
+
+    def _send_all(self, message: network.ToWorker) -> None:
+        for link in self._driver.links_of(self.attempt):
+            link.to_worker(message)
+
+    # -- storage ------------------------------------------------------------------------------------------------
+
+    def _reserve(self, checkpoint: CheckpointId) -> None:
+        try:
+            self._env.disk.reserve(checkpoint)
+        except StorageError:
+            self.handle(machine.ReserveFailed(checkpoint))
+            return
+        self.handle(machine.IdReserved(checkpoint))
+
+    def _write_manifest(self, order: machine.WriteManifest) -> None:
+        env, disk = self._env, self._env.disk
+        if order.carried:
+            env.marks.reach(Mark.CARRIED)
+        manifest = Manifest(
+            checkpoint=order.checkpoint,
+            generation=self.generation,
+            parallelism=env.plan.parallelism,
+            max_parallelism=env.plan.max_parallelism,
+            entries=order.entries,
+            carried=order.carried,
+            state_texts=env.plan.state_texts(),
+            is_final=order.is_final,
+        )
+        if env.faults.strikes(Fault.MANIFEST_FAILS) or env.faults.is_storage_gone(env.world.now_ms):
+            self.handle(machine.ManifestFailed(order.checkpoint))
+            return
+        if env.faults.strikes(Fault.MANIFEST_UNKNOWN):
+            self._lose_answer(manifest)
+            return
+        if disk.put_if_absent(self._next_sequence, manifest):
+            self._on_written(manifest)
+        else:
+            self._on_conflict(manifest)
+
+    def _lose_answer(self, manifest: Manifest) -> None:
+        """The write reported an error: it took effect, did not, or will."""
+        env, sequence = self._env, self._next_sequence
+        fate = env.rng.randrange(4)
+        if fate == 0:
+            env.marks.reach(Mark.MANIFEST_LATE)
+            env.world.at(env.rng.randint(1, 300), env.disk.put_if_absent, sequence, manifest)
+        elif fate >= 2:
+            env.disk.put_if_absent(sequence, manifest)
+        if fate == 3 and env.disk.log.get(sequence) is manifest:
+            env.marks.reach(Mark.MANIFEST_READ_BACK)
+            self._on_written(manifest)
+            return
+        env.marks.reach(Mark.MANIFEST_UNKNOWN)
+        self.handle(machine.ManifestUnknown(manifest.checkpoint))
+
+    def _on_written(self, manifest: Manifest) -> None:
+        self._env.disk.write_hint(self._next_sequence)
+        self._next_sequence += 1
+        self.handle(machine.ManifestWritten(manifest.checkpoint))
+
+    def _on_conflict(self, manifest: Manifest) -> None:
+        found = self._env.disk.log[self._next_sequence]
+        if found == manifest:
+            self._on_written(manifest)
+            return
+        newest = found.generation
+        if newest <= self.generation:
+            kind = "claim" if isinstance(found, Claim) else "manifest"
+            raise Violation("I7", f"generation {self.generation} met the {kind} of generation {newest} in its way")
+        self.handle(machine.GenerationReplaced(newest))
+
+    def _drop(self, checkpoint: CheckpointId) -> None:
+        newer = [m.checkpoint for m in self._env.disk.manifests() if m.checkpoint > checkpoint]
+        if newer:
+            self._env.disk.drop(checkpoint, min(newer))
+
+    # -- targets ------------------------------------------------------------------------------------------------
+
+    def _commit(self, order: Commit) -> None:
+        """Commit sink by sink, checkpoint by checkpoint; anything may go wrong in between."""
+        env, checkpoint = self._env, order.permit.checkpoint
+        if len({c.checkpoint for c in order.committables}) > 1:
+            env.marks.reach(Mark.SEVERAL_CHECKPOINTS_COMMITTED)
+        try:
+            commit_all(env, order, self._commit_point)
+        except FencedError as error:
+            env.marks.reach(Mark.COMMIT_REFUSED_FENCED)
+            self.handle(machine.GenerationReplaced(Generation(error.newest)))
+            return
+        except StorageError as error:
+            self.handle(machine.CommitFailed(checkpoint, str(error), is_transient=True))
+            return
+        self.handle(machine.CommitSucceeded(checkpoint))
+
+    def _commit_point(self) -> None:
+        self._env.faults.crash_point(self._driver, Fault.DRIVER_CRASH)
+
+
+def commit_all(env: Env, order: Commit, point: Callable[[], None]) -> None:
+    """Run a commit at its targets.
+
+    Raises:
+        StorageError: before or after it took effect. FencedError
+    """
+    for checkpoint in sorted({c.checkpoint for c in order.committables}):
+        for sink in sorted({c.sink for c in order.committables}):
+            mine = [c for c in order.committables if c.sink == sink and c.checkpoint == checkpoint]
+            if not mine:
+                continue
+            point()
+            if env.faults.strikes(Fault.COMMIT_FAILS):
+                raise StorageError("commit", sink, "injected before effect")
+            try:
+                env.store.commit(sink, order.permit, mine)
+            except Undecidable as error:
+                raise Violation("I1", f"a completed checkpoint promised what cannot be committed: {error}") from error
+            if env.faults.strikes(Fault.COMMIT_UNKNOWN):
+                env.marks.reach(Mark.COMMIT_REPEATED_AFTER_UNKNOWN)
+                raise StorageError("commit", sink, "injected after effect")
+
+
+def short(thing: object) -> str:
+    """Return a name for the story."""
+    checkpoint = getattr(thing, "checkpoint", None)
+    text = type(thing).__name__
+    for name in ("subtask", "timer", "reason", "attempt", "worker", "phase"):
+        value = getattr(thing, name, None)
+        if value is not None:
+            text += f" {type(value).__name__ if name == 'timer' else value}"
+    return text if checkpoint is None else f"{text} {checkpoint}"

@@ -1,0 +1,198 @@
+"""What an outside observer of a pipeline can see; the checkers read nothing else.
+
+Storage, the sinks' store and the messages that leave a process report here. No event tells what a machine thinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.manifest import Manifest, StateHandle
+
+Record: TypeAlias = tuple[str, int, int, int, int]
+"""origin, number (rises within origin and key where order is promised), key, value, event time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionId:
+    """A transaction of the sinks' store; ``serial`` is unique in the store."""
+
+    sink: str
+    subtask_index: int
+    generation: Generation
+    serial: int
+
+    def __str__(self) -> str:
+        return f"{self.sink}[{self.subtask_index}].g{self.generation}#{self.serial}"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A transaction became durable and invisible."""
+
+    transaction: TransactionId
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A transaction became visible. ``by`` is the generation whose permit was used."""
+
+    transaction: TransactionId
+    checkpoint: CheckpointId
+    by: Generation
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """A transaction went away."""
+
+    transaction: TransactionId
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFenced:
+    """The store of ``sink`` refuses generations below ``generation`` from now on."""
+
+    sink: str
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A committed reader read everything visible, in order: transaction, its size, and the record."""
+
+    sink: str
+    rows: tuple[tuple[TransactionId, int, Record], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWrote:
+    """A subtask has made its snapshot durable."""
+
+    generation: Generation
+    subtask: SubtaskId
+    checkpoint: CheckpointId
+    handle: StateHandle
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimAppended:
+    """A generation was claimed."""
+
+    sequence: int
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestAppended:
+    """A checkpoint was completed."""
+
+    sequence: int
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """The simulator damaged ``checkpoint`` (its manifest or one of its files)."""
+
+    checkpoint: CheckpointId
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A generation starts from ``checkpoint`` (None: fresh). ``available`` is what the storage then held sound."""
+
+    generation: Generation
+    checkpoint: CheckpointId | None
+    contradicts: tuple[CheckpointId, ...]
+    available: tuple[CheckpointId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """Sources were asked for a checkpoint."""
+
+    generation: Generation
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierPassed:
+    """A subtask sent the barrier (True) or the cancel marker (False) of ``checkpoint`` on."""
+
+    generation: Generation
+    subtask: SubtaskId
+    checkpoint: CheckpointId
+    is_barrier: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkSent:
+    """A subtask advanced its event time."""
+
+    generation: Generation
+    subtask: SubtaskId
+    watermark_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The operators of a subtask were finished."""
+
+    generation: Generation
+    subtask: SubtaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """The workers of one attempt of one driver were deployed as ``generation``."""
+
+    driver: str
+    generation: Generation
+    attempt: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How much of something bounded is in use."""
+
+    name: str
+    used: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What is left when everything is over: open or prepared transactions, files nothing refers to."""
+
+    transactions: tuple[str, ...]
+    orphan_files: tuple[str, ...]
+    processes: tuple[str, ...]
+
+
+HistoryEvent: TypeAlias = (
+    Prepared
+    | Committed
+    | Aborted
+    | SinkFenced
+    | Read
+    | SnapshotWrote
+    | ClaimAppended
+    | ManifestAppended
+    | Damage
+    | Chosen
+    | Triggered
+    | BarrierPassed
+    | WatermarkSent
+    | Finished
+    | Deployed
+    | Level
+    | Inventory
+)
+
+Observer: TypeAlias = Callable[[HistoryEvent], None]

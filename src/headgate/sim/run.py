@@ -1,0 +1,255 @@
+"""One run: from a seed to a verdict. Safety phase with faults, then heal, then liveness (reference: faults.md §6).
+
+A run is repeated exactly by its seed: ``python -m headgate.sim --seed N --trace``.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from headgate.model.manifest import LogEntry
+from headgate.model.plan import make_plan
+from headgate.protocol.supervisor import Finish
+from headgate.sim import history
+from headgate.sim.checkers import Checkers
+from headgate.sim.disk import Disk, checkpoint_of
+from headgate.sim.driver import Driver
+from headgate.sim.env import Env, Options
+from headgate.sim.faults import Fault, Faults
+from headgate.sim.marks import Mark, Marks
+from headgate.sim.storemodel import StoreModel
+from headgate.sim.workload import draw_workload
+from headgate.sim.world import Violation, World
+
+MAX_PARALLELISM = 8
+
+LIVENESS_MS = 900_000
+"""Virtual time in which a healed pipeline must finish: a few of the supervisor's longest time-outs."""
+
+EVENTS_MAX = 150_000
+"""Events of one run, both phases; reaching it is a hang (I5). Usual runs need less than a tenth."""
+
+DRIVERS_AFTER_HEAL_MAX = 6
+"""Drivers that may end without success after the faults are over: leftovers of the safety phase."""
+
+DRIVERS_MAX = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Verdict of one run."""
+
+    seed: int
+    violation: Violation | None
+    digest: str
+    events_count: int
+    virtual_ms: int
+    marks: dict[Mark, int] = field(default_factory=dict)
+    story: tuple[str, ...] = ()
+
+
+def run_seed(seed: int, *, is_traced: bool = False) -> Result:
+    """Run one simulation."""
+    simulation = Simulation(seed, is_traced=is_traced)
+    violation = simulation.run()
+    world = simulation.env.world
+    story = tuple(world.story) if violation or is_traced else ()
+    marks = simulation.env.marks.reached
+    return Result(seed, violation, world.digest, world.events_count, world.now_ms, marks, story)
+
+
+class Simulation:
+    """The user of the pipeline: starts drivers, stops them, and damages files."""
+
+    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
+        world = World(seed, is_traced=is_traced)
+        rng = world.random
+        options = Options.draw(rng)
+        faults = Faults.draw(rng, has_none=rng.random() < 0.03)
+        workload = draw_workload(rng, options.parallelism)
+        plan = make_plan(workload.graph, options.parallelism, MAX_PARALLELISM)
+        self.checkers = Checkers(workload, plan)
+        note = self.checkers.observe
+        disk, store = Disk(world, faults, note), StoreModel(note)
+        self.env = Env(world, faults, Marks(), options, workload, plan, disk, store, note)
+        self.drivers: list[Driver] = []
+        self.is_finished = False
+        self._is_healed = False
+        self._ended_after_heal = 0
+        self._was_stopped = False
+        self._kept_for_repair: tuple[int, LogEntry] | tuple[str, bytes] | None = None
+
+    def run(self) -> Violation | None:
+        """Run both phases; return what was violated, if anything."""
+        world, env = self.env.world, self.env
+        try:
+            self._plan_incidents(env.rng)
+            self._start_driver()
+            self._read_sinks()
+            world.run(lambda: self.is_finished, env.options.safety_ms, EVENTS_MAX)
+            self._heal()
+            if not world.run(lambda: self.is_finished, world.now_ms + LIVENESS_MS, EVENTS_MAX):
+                raise Violation("I5", f"not finished at {world.now_ms} ms after {world.events_count} events")
+            if env.rng.random() < 0.2:
+                self._start_driver()
+            world.run(self._is_quiet, world.now_ms + LIVENESS_MS, EVENTS_MAX)
+            self._check_end()
+        except Violation as violation:
+            world.tell("checker", str(violation))
+            return violation
+        return None
+
+    # -- the user -----------------------------------------------------------------------------------------------
+
+    def _plan_incidents(self, rng: random.Random) -> None:
+        world, faults, safety = self.env.world, self.env.faults, self.env.options.safety_ms
+        if faults.has(Fault.SECOND_DRIVER):
+            world.at(rng.randint(1, safety // 2), self._start_second)
+        if faults.has(Fault.STOP):
+            world.at(rng.randint(1, safety // 2), self._stop)
+        if faults.has(Fault.CANCEL):
+            world.at(rng.randint(1, safety // 2), self._cancel)
+        if faults.has(Fault.DAMAGE):
+            world.at(rng.randint(50, safety // 2), self._damage)
+
+    def _start_driver(self) -> None:
+        if len(self.drivers) >= DRIVERS_MAX:
+            raise Violation("I5", f"{DRIVERS_MAX} drivers in a row did not finish the pipeline")
+        driver = Driver(self.env, self, len(self.drivers))
+        self.drivers.append(driver)
+        driver.post(0, driver.begin)
+
+    def _start_second(self) -> None:
+        if not self.is_finished:
+            if any(d.is_alive for d in self.drivers):
+                self.env.marks.reach(Mark.TWO_DRIVERS)
+            self._start_driver()
+
+    def _stop(self) -> None:
+        for driver in self.drivers:
+            if driver.is_alive and not driver.is_paused:
+                self._was_stopped = True
+                driver.post(0, driver.request_stop)
+
+    def _cancel(self) -> None:
+        for driver in self.drivers:
+            if driver.is_alive and not driver.is_paused:
+                driver.post(0, driver.request_cancel)
+
+    def on_died(self) -> None:
+        """A driver crashed: somebody starts the same command again."""
+        self._start_later()
+
+    def on_finished(self, driver: Driver, outcome: Finish) -> None:
+        """A driver ended by itself."""
+        if outcome.failure is None and outcome.is_final:
+            self.is_finished = True
+            return
+        if self._is_healed:
+            self._ended_after_heal += 1
+            if self._ended_after_heal > DRIVERS_AFTER_HEAL_MAX:
+                raise Violation("I5", f"without any fault, driver after driver ends: {outcome.failure}")
+        if driver.was_refused:
+            self._repair(outcome)
+        if outcome.failure is not None and "restart" in outcome.failure.reason:
+            self.env.marks.reach(Mark.GAVE_UP)
+        self._start_later()
+
+    def _start_later(self) -> None:
+        self.env.world.at(self.env.rng.randint(1, 100), self._start_if_none)
+
+    def _start_if_none(self) -> None:
+        if not self.is_finished and not any(d.is_alive for d in self.drivers):
+            if self._was_stopped:
+                self.env.marks.reach(Mark.STOPPED_AND_CONTINUED)
+            self._start_driver()
+
+    def _read_sinks(self) -> None:
+        for sink in self.env.workload.expected:
+            self.env.note(self.env.store.read(sink))
+        if not self._is_over():
+            self.env.world.at(100 if not self._is_healed else 1_000, self._read_sinks)
+
+    # -- damage -------------------------------------------------------------------------------------------------
+
+    def _damage(self) -> None:
+        """Damage the newest completed checkpoint while no driver runs (F10)."""
+        disk, rng = self.env.disk, self.env.rng
+        manifests = disk.manifests()
+        if not manifests or self.is_finished:
+            return
+        for driver in self.drivers:
+            driver.kill("before the damage")
+        newest = manifests[-1]
+        sequence = next(s for s, e in disk.log.items() if e is newest)
+        files = [e.handle.path for e in newest.entries if e.handle.path]
+        self.env.has_damage = True
+        if files and rng.random() < 0.6:
+            path = rng.choice(files)
+            data = disk.files[path]
+            self._kept_for_repair = (path, data)
+            what = rng.choice(("flipped", "truncated", "missing"))
+            if what == "missing":
+                del disk.files[path]
+            else:
+                disk.files[path] = data[:-1] if what == "truncated" else bytes([data[0] ^ 1]) + data[1:]
+        elif disk.hint >= sequence and rng.random() < 0.5:
+            what, path = "missing", f"log/{sequence}"
+            self._kept_for_repair = (sequence, disk.log.pop(sequence))
+        else:
+            what, path = "torn", f"log/{sequence}"
+            self._kept_for_repair = (sequence, newest)
+            disk.damaged_entries[sequence] = what
+        self.env.world.tell("user", f"damage: {path} {what}")
+        self.env.note(history.Damage(newest.checkpoint, f"{path} {what}"))
+
+    def _repair(self, outcome: Finish) -> None:
+        """Nothing starts any more: the user restores the damaged file from a copy."""
+        disk, kept = self.env.disk, self._kept_for_repair
+        if kept is None:
+            raise Violation("I4", f"refused although nothing was damaged: {outcome.failure}")
+        where, content = kept
+        if isinstance(where, int):
+            assert not isinstance(content, bytes)
+            disk.damaged_entries.pop(where, None)
+            disk.log[where] = content
+        else:
+            assert isinstance(content, bytes)
+            disk.files[where] = content
+        self.env.world.tell("user", f"repairs {where}")
+        self.env.note(history.Damage(disk.manifests()[-1].checkpoint, "repaired"))
+
+    # -- phases -------------------------------------------------------------------------------------------------
+
+    def _heal(self) -> None:
+        """End all faults: stopped processes go on, what is dead is started again."""
+        self.env.world.tell("world", "heals")
+        self._is_healed = True
+        self.env.faults.heal()
+        for driver in self.drivers:
+            driver.resume()
+            for worker in driver.spark.workers:
+                worker.resume()
+        self._start_if_none()
+
+    def _is_over(self) -> bool:
+        return self.is_finished and self._is_quiet()
+
+    def _is_quiet(self) -> bool:
+        return not any(d.is_alive or d.spark.workers for d in self.drivers)
+
+    def _check_end(self) -> None:
+        env = self.env
+        for sink in env.workload.expected:
+            env.note(env.store.read(sink))
+        retained = {m.checkpoint for m in env.disk.manifests()}
+        newest = max((m.generation for m in env.disk.manifests()), default=0)
+        orphans = tuple(
+            path
+            for path in sorted(env.disk.files)
+            if checkpoint_of(path) not in retained and path.endswith(f".g{newest}")
+        )
+        alive = tuple(p.name for d in self.drivers for p in (d, *d.spark.workers) if p.is_alive)
+        env.note(history.Inventory(env.store.undecided(), orphans, alive))
+        self.checkers.at_end()
