@@ -1,7 +1,7 @@
 """Key groups: the units in which keyed state is owned and moves.
 
 ``key group = hash mod max_parallelism`` and ``subtask = key group · parallelism ÷ max_parallelism``
-(contiguous ranges, as in Flink's ``KeyGroupRangeAssignment``). The hash itself is in
+(P6: contiguous ranges, as in Flink's ``KeyGroupRangeAssignment``). The hash itself is in
 ``headgate.state.keyhash``; both are frozen: docs/spec/key-groups.md.
 """
 

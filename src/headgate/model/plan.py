@@ -1,6 +1,6 @@
 """The physical plan: chains of nodes (vertices), the edges between them, and their channels.
 
-Chaining (docs/spec/plan.md): a node joins the vertex of its upstream when it has exactly one input and that
+Chaining (P1 of docs/spec/plan.md): a node joins the vertex of its upstream when it has exactly one input and that
 input is FORWARD. A vertex is therefore a tree of nodes that runs in one thread, a function call apart.
 Every subtask i of every vertex lives in worker i, so a FORWARD edge between vertices is a local channel.
 """
@@ -72,7 +72,7 @@ class Plan:
         return next(v for v in self.vertices if v.id == vertex)
 
     def inputs(self, subtask: SubtaskId) -> tuple[InputChannel, ...]:
-        """Return the input channels of ``subtask``, edges in plan order, upstream index ascending."""
+        """Return the input channels of ``subtask``, edges in plan order, upstream index ascending (P2)."""
         channels: list[InputChannel] = []
         for edge in self.edges:
             if edge.target != subtask.vertex:
@@ -88,11 +88,11 @@ class Plan:
         return tuple(edge for edge in self.edges if edge.source == vertex)
 
     def subtasks(self) -> tuple[SubtaskId, ...]:
-        """Return every subtask, in vertex order and then by index: the participants of a checkpoint (C8)."""
+        """Return every subtask, in vertex order and then by index: the participants of a checkpoint (P3, C8)."""
         return tuple(SubtaskId(v.id, i) for v in self.vertices for i in range(self.parallelism))
 
     def state_texts(self) -> dict[str, str]:
-        """Return ``node name → state_text`` of every node (C7: stored with each checkpoint)."""
+        """Return ``node name → state_text`` of every node (P4, C7: stored with each checkpoint)."""
         return {str(node.name): node.state_text for vertex in self.vertices for node in vertex.nodes}
 
 
@@ -124,7 +124,7 @@ def _plan_edge(index: int, edge: Edge, source: VertexId, target: VertexId) -> Pl
     return PlanEdge(index, source, edge.upstream, edge.tag, target, edge.partitioner, edge.keys)
 
 
-def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:
+def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:  # P5
     if not 1 <= parallelism <= max_parallelism:
         raise UsageError(f"parallelism must be between 1 and {max_parallelism}, but is {parallelism}")
     seen: set[NodeName] = set()

@@ -158,7 +158,7 @@ class Aligner(Machine):
     def _on_barrier(self, event: BarrierReceived) -> list[Effect]:
         self._refuse_ended(event.channel)
         if event.checkpoint < self._current:
-            return [Ignored("barrier of an older checkpoint")]
+            return [Ignored("barrier of an older checkpoint")]  # A3
         if event.checkpoint == self._current:
             if self._phase is Phase.FLOWING:
                 return [Ignored("barrier of a finished checkpoint")]
@@ -179,7 +179,7 @@ class Aligner(Machine):
         if event.checkpoint == self._current:
             if self._phase is Phase.FLOWING:
                 return [Ignored("cancel marker of a finished checkpoint")]
-            return self._abandon(AbortReason.CANCELLED_UPSTREAM)
+            return self._abandon(AbortReason.CANCELLED_UPSTREAM)  # A5
         abandoned = self._abandon(AbortReason.OVERTAKEN)  # A6
         self._current = event.checkpoint
         was_aborted = self._was_aborted(event.checkpoint)
@@ -194,7 +194,7 @@ class Aligner(Machine):
         if event.checkpoint == self._current:
             if self._phase is Phase.FLOWING:
                 return [Ignored("abort of a checkpoint that this subtask has finished")]
-            return [EmitCancel(self._current), *self._release()]  # the coordinator knows: no decline
+            return [EmitCancel(self._current), *self._release()]  # A9: the coordinator knows, no decline
         self._aborted[event.checkpoint] = None
         if len(self._aborted) > self.ABORTED_MAX:
             self._aborted.popitem(last=False)
@@ -207,14 +207,14 @@ class Aligner(Machine):
         self._blocked.discard(event.channel)
         if self._phase is Phase.ALIGNING and not was_blocked and self._missing() == 0:
             return self._complete()
-        return [Ignored("an ended channel counts as aligned")]
+        return [Ignored("an ended channel counts as aligned")]  # A7
 
     def _align(self, channel: ChannelIndex) -> list[Effect]:
         """Count ``channel`` as aligned. The last one completes: its channel never blocks (A2)."""
         if self._missing() == 1:
             return self._complete()
         self._blocked.add(channel)
-        return [BlockChannel(channel)]
+        return [BlockChannel(channel)]  # A1
 
     def _complete(self) -> list[Effect]:
         return [TakeSnapshot(self._current), EmitBarrier(self._current), *self._release()]
@@ -240,7 +240,7 @@ class Aligner(Machine):
             del self._aborted[old]
         return was_aborted
 
-    def _refuse_ended(self, channel: ChannelIndex) -> None:
+    def _refuse_ended(self, channel: ChannelIndex) -> None:  # A10
         if channel in self._ended:
             raise self._violation(f"event on channel {channel}, which has ended")
 

@@ -1,7 +1,7 @@
 """Two-phase commit: what a sink subtask holds until it is decided, and who may decide.
 
 Counterpart machines: ``Precommit`` lives in each sink subtask (worker), ``CommitQueue`` in the coordinator.
-Source: Flink's ``TwoPhaseCommitSinkFunction``; rules K1–K5 of docs/spec/two-phase-commit.md.
+Source: Flink's ``TwoPhaseCommitSinkFunction``; rules K1–K8 of docs/spec/two-phase-commit.md.
 Never commits by itself: it says what may be committed, in which order, and on whose proof.
 """
 
@@ -18,7 +18,7 @@ from headgate.model.manifest import Committable
 class CommitPermit:
     """Proof that ``checkpoint`` is completed; made only from its durable manifest (K1).
 
-    ``generation`` is the life of the pipeline that uses the permit: the target refuses older ones.
+    ``generation`` is the life of the pipeline that uses the permit: the target refuses older ones (K14).
     """
 
     checkpoint: CheckpointId
@@ -97,9 +97,9 @@ class CommitQueue:
         Those still queued for an earlier checkpoint are left to it.
         """
         assert not self._queue or self._queue[-1][0] < checkpoint
-        queued = set(self.unconfirmed)
+        queued = set(self.unconfirmed)  # K7: by identity, never by number
         fresh = tuple(c for c in committables if c not in queued)
-        if fresh:
+        if fresh:  # K4: an empty checkpoint commits nothing
             self._queue.append((checkpoint, fresh))
         return self._next()
 

@@ -66,7 +66,7 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """EVENT: take one last checkpoint, commit it, then stop. The input is not drained."""
+    """EVENT: take one last checkpoint, commit it, then stop (E6). The input is not drained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Declined:
 
 @dataclass(frozen=True, slots=True)
 class FinishReported:
-    """EVENT: ``subtask`` of ``generation`` has processed all its bounded input."""
+    """EVENT: ``subtask`` of ``generation`` has processed all its bounded input; it lives on (E1)."""
 
     generation: Generation
     subtask: SubtaskId
@@ -135,7 +135,7 @@ class ManifestUnknown:
 
 @dataclass(frozen=True, slots=True)
 class GenerationReplaced:
-    """EVENT: the log holds the claim of a newer generation: this one is over."""
+    """EVENT: the log holds the claim of a newer generation: this one is over (C38)."""
 
     newest: Generation
 
@@ -474,7 +474,7 @@ class Coordinator(Machine):
         if self._reserving != event.checkpoint:
             return [Ignored("an id that is not wanted any more")]
         self._reserving = None
-        # Final only if everybody had finished *before* the barrier starts (C26): decided here, at the trigger.
+        # Final only if everybody had finished *before* the barrier starts (C26, E3): decided here, at the trigger.
         is_final = self._phase is Phase.ENDING
         is_last = self._phase in (Phase.STOPPING, Phase.ENDING)
         self._pending[event.checkpoint] = _Pending(is_final, is_last)
@@ -488,7 +488,7 @@ class Coordinator(Machine):
         return self._count(event.checkpoint, AbortReason.RESERVE_FAILED) or self._retry_if_last()
 
     def _retry_if_last(self) -> list[Effect]:
-        """A last checkpoint that failed is wanted again, after a pause in which storage may recover."""
+        """A last checkpoint that failed is wanted again, after a pause in which storage may recover (E5)."""
         if self._phase in (Phase.STOPPING, Phase.ENDING):
             return [ArmTimer(PauseTimer(), max(self._config.min_pause_ms, 200))]
         return []
@@ -607,7 +607,7 @@ class Coordinator(Machine):
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _on_finish_reported(self, event: FinishReported) -> list[Effect]:
+    def _on_finish_reported(self, event: FinishReported) -> list[Effect]:  # E2
         if event.generation != self._generation:
             return [Ignored("report of another generation")]
         assert event.subtask in self._expected
@@ -635,7 +635,7 @@ class Coordinator(Machine):
         return [CancelTimer(IntervalTimer()), *self._try_trigger()]
 
     def _end_if_done(self) -> list[Effect]:
-        """Done when the last checkpoint is completed and nothing of it is left to commit (C27)."""
+        """Done when the last checkpoint is completed and nothing of it is left to commit (C27, E4)."""
         if self._phase is Phase.DONE or not self._has_last() or not self._commits.is_empty:
             return []
         self._enter(Phase.DONE)

@@ -80,7 +80,7 @@ def next_claim(log: ObservedLog) -> NextClaim:
 
 
 def candidates(log: ObservedLog) -> tuple[Manifest, ...]:
-    """Return the completed checkpoints, newest first. Their files still have to be verified."""
+    """Return the completed checkpoints, newest first (R8). Their files still have to be verified."""
     found = [entry.content for entry in log.entries if isinstance(entry.content, Manifest)]
     return tuple(sorted(found, key=lambda m: m.checkpoint, reverse=True))
 
@@ -125,20 +125,20 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     """
     skipped = [e.content for e in log.entries if isinstance(e.content, Damage)]
     skipped += [Damage(f"log/{s:010d}", "the entry is missing") for s in log.lost()]
-    if skipped and policy is DamagedCheckpoint.FAIL:
+    if skipped and policy is DamagedCheckpoint.FAIL:  # R14
         return Refuse(_describe(skipped))
     passed: list[CheckpointId] = []
     for manifest in candidates(log):
         problems = damage[manifest.checkpoint]
         if not problems:
-            if manifest.is_final and not passed:
+            if manifest.is_final and not passed:  # R13
                 return AlreadyFinished(manifest)
-            return Restore(manifest, tuple(skipped), tuple(passed))
+            return Restore(manifest, tuple(skipped), tuple(passed))  # R10
         skipped += problems
         passed.append(manifest.checkpoint)
         if policy is DamagedCheckpoint.FAIL:
             return Refuse(_describe(skipped))
-    if skipped:  # silently starting empty is forbidden (C36)
+    if skipped:  # silently starting empty is forbidden (R11, C36)
         return Refuse(_describe(skipped) + "; no sound checkpoint is left")
     return StartFresh()
 

@@ -1,4 +1,4 @@
-"""Restart strategies: whether and when to start again after a failure (C40; rules R1–R5 of docs/spec/recovery.md).
+"""Restart strategies: whether and when to start again after a failure (C40; rules R1–R5 of docs/spec/restart.md).
 
 A policy is a small machine with the failures' times as input. It reads no clock and draws no random numbers: the
 interpreter passes the time of the failure and a number between 0 and 1 for the jitter.
@@ -31,7 +31,7 @@ Decision: TypeAlias = RestartAfter | GiveUp
 
 
 class RestartPolicy:
-    """Decides after each failure of one driver's run."""
+    """Decides after each failure of one driver's run (R1)."""
 
     def __init__(self, strategy: RestartStrategy) -> None:
         self._strategy = strategy
@@ -46,13 +46,13 @@ class RestartPolicy:
         self._failures_count += 1
         strategy = self._strategy
         match strategy:
-            case NoRestart():
+            case NoRestart():  # R2
                 return GiveUp("the restart strategy is 'none'")
-            case FixedDelay():
+            case FixedDelay():  # R3
                 return self._limited(strategy.attempts, strategy.delay_ms)
-            case FailureRate():
+            case FailureRate():  # R4
                 return self._by_rate(strategy, at_ms)
-            case ExponentialDelay():
+            case ExponentialDelay():  # R5
                 return self._exponential(strategy, at_ms, jitter)
             case _:
                 assert_never(strategy)

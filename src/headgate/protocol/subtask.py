@@ -208,7 +208,7 @@ class Subtask(Machine):
                 assert_never(event)
         return effects
 
-    def _on_trigger(self, event: TriggerReceived) -> list[Effect]:
+    def _on_trigger(self, event: TriggerReceived) -> list[Effect]:  # T1
         if not self._is_source:
             raise self._violation("only sources are triggered")
         return self._aligned(align.BarrierReceived(ChannelIndex(0), event.checkpoint))
@@ -218,7 +218,7 @@ class Subtask(Machine):
         effects: list[Effect] = []
         for effect in self._aligner.handle(event):
             if isinstance(effect, TakeSnapshot):
-                assert effect.checkpoint > self._last_snapshot, "snapshot ids increase (C42)"
+                assert effect.checkpoint > self._last_snapshot, "snapshot ids increase (T2, C42)"
                 self._last_snapshot = effect.checkpoint
                 self._writing.add(effect.checkpoint)
             effects.append(effect)
@@ -239,7 +239,7 @@ class Subtask(Machine):
             return [Ignored("already ended")]
         return self._finish()
 
-    def _finish(self) -> list[Effect]:
+    def _finish(self) -> list[Effect]:  # T7: the last watermark, finish, end of data, report
         effects: list[Effect] = [] if self._were_operators_finished else [FinishOperators()]
         self._is_finished = self._were_operators_finished = True
         return [*effects, EmitEnd(), ReportFinished()]
@@ -249,14 +249,14 @@ class Subtask(Machine):
         if event.checkpoint not in self._writing:
             return [Ignored("written after the checkpoint was aborted")]
         self._writing.remove(event.checkpoint)
-        covered = self._precommit.covered_by(event.checkpoint)
+        covered = self._precommit.covered_by(event.checkpoint)  # T3
         return [Acknowledge(event.checkpoint, event.handle, covered)]
 
     def _on_failed(self, event: SnapshotFailed) -> list[Effect]:
         if event.checkpoint not in self._writing:
             return [Ignored("failed after the checkpoint was aborted")]
         self._writing.remove(event.checkpoint)
-        return [Decline(event.checkpoint, AbortReason.SNAPSHOT_FAILED)]
+        return [Decline(event.checkpoint, AbortReason.SNAPSHOT_FAILED)]  # T4
 
     def _on_abort(self, event: AbortReceived) -> list[Effect]:
         if event.checkpoint in self._writing:
@@ -265,7 +265,7 @@ class Subtask(Machine):
         return self._aligned(align.AbortReceived(event.checkpoint))
 
     def _on_complete(self, event: CompleteReceived) -> list[Effect]:
-        self._precommit.completed(event.checkpoint)
+        self._precommit.completed(event.checkpoint)  # T9
         older: Sequence[CheckpointId] = sorted(c for c in self._writing if c < event.checkpoint)
         for checkpoint in older:  # subsumed (C15)
             self._writing.remove(checkpoint)

@@ -298,7 +298,7 @@ class Supervisor(Machine):
     """Decides about generations and restarts."""
 
     REGISTER_TIMEOUT_MS = 120_000
-    """A cluster may have to start executors first; an endless wait would be a silent hang (I5)."""
+    """A cluster may have to start executors first; an endless wait would be a silent hang (G12, I5)."""
 
     JOB_END_TIMEOUT_MS = 10_000
     """Spark kills a lingering Python worker after 2 s; five times that is a hang."""
@@ -379,7 +379,7 @@ class Supervisor(Machine):
 
     # -- a generation begins ------------------------------------------------------------------------------------
 
-    def _on_begin(self) -> list[Effect]:
+    def _on_begin(self) -> list[Effect]:  # G1
         if self._phase is not Phase.CREATED:
             raise self._violation("begun twice")
         return self._prepare()
@@ -434,7 +434,7 @@ class Supervisor(Machine):
         self._registered.add(event.worker)
         return self._deploy_if_complete()
 
-    def _deploy_if_complete(self) -> list[Effect]:
+    def _deploy_if_complete(self) -> list[Effect]:  # G3
         if self._phase is not Phase.PREPARING or self._generation is None:
             return [Ignored("the generation is not claimed yet")]
         if len(self._registered) < self._workers_count:
@@ -451,7 +451,7 @@ class Supervisor(Machine):
             return [Ignored("other workers are not ready yet")]
         self._phase = Phase.RUNNING
         self._has_run = True
-        return [StartCoordinator(event.generation)]
+        return [StartCoordinator(event.generation)]  # G10
 
     # -- failures -----------------------------------------------------------------------------------------------
 
