@@ -171,11 +171,16 @@ def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(
         at += size
         pipeline.send(data.draw(st.integers(0, pipeline.parallelism - 1)), batch_of(batch))
         latest = max(latest, *(row["ts"] for row in batch))
-        match data.draw(st.sampled_from(["nothing", "flush", "watermark", "restore"])):
+        match data.draw(st.sampled_from(["nothing", "flush", "watermark", "restore", "pass"])):
             case "flush":
                 pipeline.flush()
             case "watermark":
                 pipeline.watermark(latest - 2_001)
+            case "pass":
+                for worker in pipeline.workers:
+                    if worker.combine is not None:
+                        pipeline.flush()
+                        worker.combine.operator._pass_rows = 30  # type: ignore[attr-defined]
             case "restore":
                 states = pipeline.snapshot()
                 done += pipeline.results()
@@ -267,6 +272,26 @@ def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window
     combine.now_ms += 1
     combine.send(batch_of([row(1_010)]))
     assert combine.out.rows()[-1]["__rows"] == 3
+
+
+def test_records_with_nearly_distinct_keys_pass_uncombined_until_the_next_trial() -> None:  # WN12
+    operators = aggregated(pl.len().alias("n"), pl.col("i64").min())
+    assert operators.combine is not None
+    combine = Harness(operators.combine)
+    distinct = pl.DataFrame(pl.from_arrow(batch_of([row(10)]))).select(
+        pl.all().exclude("key").repeat_by(10_000).explode(), key=pl.int_range(10_000)
+    )
+    batch = pa.RecordBatch.from_arrays([pa.array(distinct[f.name].to_list(), f.type) for f in SCHEMA], schema=SCHEMA)
+    combine.send(batch)
+    combine.operator.before_barrier()
+    assert len(combine.out.rows()) == 10_000
+    for _ in range(32):
+        combine.send(batch)
+    assert len(combine.out.rows()) == 33 * 10_000
+    combine.send(batch)
+    combine.send(batch)
+    combine.operator.before_barrier()
+    assert len(combine.out.rows()) == 34 * 10_000
 
 
 @pytest.mark.parametrize(

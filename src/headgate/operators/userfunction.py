@@ -1,4 +1,4 @@
-"""What happens when a user's function raises: one error with the operator, the record and the user's own frames (O3)."""
+"""What a failing user function becomes: one error with the operator, the record and the user's own frames (O3)."""
 
 from __future__ import annotations
 

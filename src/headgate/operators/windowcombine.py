@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headgate.operators.base import Operator
 from headgate.operators.windowplan import WindowPlan
-from headgate.operators.windowvalues import InputReader, partial_batch, pick, split_by_window
+from headgate.operators.windowvalues import InputReader, partial_batch, pick, split_by_window, uncombined_batch
 from headgate.state.aggtable import AggTable
 from headgate.state.keyindex import make_key_index
 
@@ -25,6 +25,12 @@ _WINDOWS_MAX = 64
 _CELLS_MAX = 1 << 22
 _INDEX_KEYS_MIN = 1 << 16
 """Bounds of what is held: open windows, slots of all of them, and keys remembered over flushes."""
+
+_TRIAL_ROWS_MIN = 8_192
+_SAVING_MIN = 0.3
+_PASS_FACTOR = 32
+"""Combining pays if it saves this part of the rows. After a flush of enough rows that did not, this many times as
+many rows pass uncombined before it is tried again (WN12): with nearly distinct keys it would be wasted work."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,26 @@ class WindowCombineOperator(Operator):
         self._tables: dict[int, AggTable] = {}
         self._spare: list[AggTable] = []
         self._since_ms: int | None = None
+        self._held_rows = 0
+        self._pass_rows = 0
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
+        if self._pass_rows > 0:
+            self._pass_rows -= batch.num_rows
+            self.output.emit(uncombined_batch(self._plan, self._schema, batch, self._reader.read(batch)))
+            return
+        self._held_rows += batch.num_rows
+        self._combine(batch)
+        now_ms = self.context.clock_ms()
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        is_due = self.context.is_busy and now_ms - self._since_ms >= BUSY_FLUSH_MS
+        cells = len(self._tables) * len(self._index)
+        if is_due or len(self._tables) > _WINDOWS_MAX or cells > _CELLS_MAX:
+            self.flush()
+
+    def _combine(self, batch: pa.RecordBatch) -> None:
         shape = self._shape
         times = shape.time.values(batch)
         low = shape.time.to_ms(int(times.min())) // shape.size_ms
@@ -69,12 +92,6 @@ class WindowCombineOperator(Operator):
         else:
             for window, rows in split_by_window(shape.time.windows(times, shape.size_ms)):
                 self._table(window).update(size, slots[rows], 1, pick(inputs, rows))
-        now_ms = self.context.clock_ms()
-        if self._since_ms is None:
-            self._since_ms = now_ms
-        is_due = self.context.is_busy and now_ms - self._since_ms >= BUSY_FLUSH_MS
-        if is_due or len(self._tables) > _WINDOWS_MAX or len(self._tables) * size > _CELLS_MAX:
-            self.flush()
 
     def _table(self, window: int) -> AggTable:
         table = self._tables.get(window)
@@ -85,11 +102,11 @@ class WindowCombineOperator(Operator):
 
     def flush(self) -> None:
         """Emit everything that is held."""
-        used_max = 0
+        used_max, used_rows = 0, 0
         for window in sorted(self._tables):
             table = self._tables[window]
             slots = table.used()
-            used_max = max(used_max, len(slots))
+            used_max, used_rows = max(used_max, len(slots)), used_rows + len(slots)
             batch = partial_batch(self._plan, self._schema, self._index.columns(slots), window, table.take(slots))
             for start in range(0, batch.num_rows, _BATCH_ROWS_MAX):
                 self.output.emit(batch.slice(start, _BATCH_ROWS_MAX))
@@ -98,6 +115,9 @@ class WindowCombineOperator(Operator):
                 self._spare.append(table)
         self._tables.clear()
         self._since_ms = None
+        if self._held_rows >= _TRIAL_ROWS_MIN and used_rows > (1 - _SAVING_MIN) * self._held_rows:
+            self._pass_rows = _PASS_FACTOR * self._held_rows
+        self._held_rows = 0
         if len(self._index) > max(_INDEX_KEYS_MIN, 4 * used_max):
             self._index = make_key_index(self._shape.key_types)
             self._spare.clear()

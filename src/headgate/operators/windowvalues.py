@@ -75,6 +75,21 @@ def partial_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def uncombined_batch(
+    plan: WindowPlan, schema: pa.Schema, batch: pa.RecordBatch, inputs: Sequence[Values]
+) -> pa.RecordBatch:
+    """Return each record as a partial result of its own, of ``plan.partial_schema()``."""
+    shape, ones = plan.shape, np.ones(batch.num_rows, np.int64)
+    windows = shape.time.windows(shape.time.values(batch), shape.size_ms)
+    arrays = [*(batch.column(key) for key in shape.keys), pa.array(windows), pa.array(ones)]
+    for given in inputs:
+        if isinstance(given.values, int):
+            arrays.append(pa.array(ones if given.valid is None else given.valid.astype(np.int64)))
+        else:
+            arrays.append(pa.array(given.values, mask=None if given.valid is None else ~given.valid))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
 def results(plan: WindowPlan, table: FrozenTable) -> list[pa.Array]:
     """Return the output columns after keys and window bounds, with Polars' nulls and types (WN6, WN7)."""
     return [_result(result, table) for result in plan.results]
