@@ -171,6 +171,12 @@ def test_a_repeated_finish_report_changes_nothing() -> None:  # E2
     assert machine.handle(finish(B)) == [Ignored("duplicate report")]
 
 
+def test_subtasks_take_part_in_checkpoints_after_they_finished() -> None:  # E1
+    machine = coordinator(STARTED, finish(A), *begin(10), acked(10)[1])
+    assert machine.missing(cp(10)) == (A,)
+    assert machine.handle(acked(10)[0]) == [manifest(10, is_final=False)]
+
+
 def test_no_periodic_checkpoint_starts_while_ending() -> None:
     machine = coordinator(STARTED, *FINISHED)
     assert machine.handle(INTERVAL) == [Ignored("no periodic checkpoint is wanted any more")]

@@ -1,0 +1,57 @@
+"""Durations and defaults."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.errors import UsageError
+from headgate.model.config import CheckpointConfig, ExponentialDelay, PipelineConfig, duration_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("500ms", 500),
+        ("1s", 1_000),
+        (" 1.5 s ", 1_500),
+        ("5m", 300_000),
+        ("5min", 300_000),
+        ("1h", 3_600_000),
+        ("2d", 172_800_000),
+        (0, 0),
+        (250, 250),
+    ],
+)
+def test_durations_are_milliseconds(text: str | int, expected: int) -> None:
+    assert duration_ms(text) == expected
+
+
+@given(st.integers(0, 10**9))
+def test_a_whole_number_of_milliseconds_is_itself(value: int) -> None:
+    assert duration_ms(value) == duration_ms(f"{value}ms") == value
+
+
+@pytest.mark.parametrize("text", ["", "1", "s", "-1s", "1 week", "1s 5ms", "1e3s"])
+def test_other_texts_are_refused_with_examples(text: str) -> None:
+    with pytest.raises(UsageError, match=r"interval must look like '500ms', '1s', '5m' or '1h', not"):
+        duration_ms(text, "interval")
+
+
+@pytest.mark.parametrize("value", [True, 1.5, None])
+def test_other_types_are_refused(value: object) -> None:
+    with pytest.raises(UsageError, match="must be a duration such as '1s' or integer milliseconds"):
+        duration_ms(value)  # type: ignore[arg-type]
+
+
+def test_a_negative_duration_is_refused() -> None:
+    with pytest.raises(UsageError, match="timeout must not be negative, but is -5 ms"):
+        duration_ms(-5, "timeout")
+
+
+def test_a_pipeline_is_exactly_once_and_restarts_unless_told_otherwise() -> None:
+    config = PipelineConfig("p", 2, "/tmp/x")
+    assert config.checkpoints == CheckpointConfig(interval_ms=1_000, max_concurrent=1, tolerable_failures=0, retained=2)
+    assert config.restart == ExponentialDelay(attempts=None)
+    assert config.max_parallelism == 128

@@ -1,0 +1,120 @@
+"""Chaining, edges and channels (docs/spec/plan.md)."""
+
+from __future__ import annotations
+
+import pytest
+
+from headgate.errors import UsageError
+from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
+from headgate.model.ids import ChannelIndex, NodeName, SubtaskId, VertexId
+from headgate.model.plan import InputChannel, Plan, PlanEdge, make_plan
+
+HASH, REBALANCE, FORWARD = Partitioner.HASH, Partitioner.REBALANCE, Partitioner.FORWARD
+
+
+def node(name: str, *inputs: Edge, role: Role = Role.OPERATOR, state_text: str = "") -> Node:
+    return Node(NodeName(name), role, inputs, spec=None, state_text=state_text)
+
+
+def source(name: str) -> Node:
+    return node(name, role=Role.SOURCE)
+
+
+def sink(name: str, *inputs: Edge) -> Node:
+    return node(name, *inputs, role=Role.SINK)
+
+
+def edge(upstream: str, partitioner: Partitioner = FORWARD, *keys: str, tag: OutputTag = OutputTag.MAIN) -> Edge:
+    return Edge(NodeName(upstream), partitioner, keys, tag)
+
+
+def plan(*nodes: Node, parallelism: int = 2) -> Plan:
+    return make_plan(Graph(nodes), parallelism, 128)
+
+
+def vertex(name: str) -> VertexId:
+    return VertexId(name)
+
+
+def chains(made: Plan) -> dict[str, list[str]]:
+    return {v.id: [n.name for n in v.nodes] for v in made.vertices}
+
+
+def test_forward_edges_are_chained_and_others_are_not() -> None:  # P1
+    made = plan(source("in"), node("map", edge("in")), node("sum", edge("map", HASH, "user")), sink("out", edge("sum")))
+    assert chains(made) == {"in": ["in", "map"], "sum": ["sum", "out"]}
+    assert made.edges == (PlanEdge(0, vertex("in"), NodeName("map"), OutputTag.MAIN, vertex("sum"), HASH, ("user",)),)
+
+
+def test_a_chain_is_a_tree() -> None:  # P1
+    made = plan(source("in"), node("a", edge("in")), node("b", edge("in")), sink("x", edge("a")), sink("y", edge("b")))
+    assert chains(made) == {"in": ["in", "a", "b", "x", "y"]}
+    assert made.edges == ()
+
+
+def test_a_node_with_several_inputs_begins_a_chain_even_if_all_are_forward() -> None:  # P1, P2
+    made = plan(source("l"), source("r"), node("both", edge("l"), edge("r")), sink("out", edge("both")))
+    assert chains(made) == {"l": ["l"], "r": ["r"], "both": ["both", "out"]}
+    left, right = made.edges
+    assert made.inputs(SubtaskId(vertex("both"), 1)) == (
+        InputChannel(ChannelIndex(0), left, SubtaskId(vertex("l"), 1)),
+        InputChannel(ChannelIndex(1), right, SubtaskId(vertex("r"), 1)),
+    )
+
+
+@pytest.mark.parametrize("partitioner", [HASH, REBALANCE, Partitioner.BROADCAST])
+def test_a_shuffle_has_a_channel_from_every_upstream_subtask(partitioner: Partitioner) -> None:  # P2
+    made = plan(source("in"), sink("out", edge("in", partitioner)), parallelism=3)
+    (only,) = made.edges
+    assert made.inputs(SubtaskId(vertex("out"), 2)) == tuple(
+        InputChannel(ChannelIndex(i), only, SubtaskId(vertex("in"), i)) for i in range(3)
+    )
+    assert made.inputs(SubtaskId(vertex("in"), 0)) == ()
+
+
+def test_channels_are_numbered_edge_by_edge() -> None:  # P2
+    made = plan(source("l"), source("r"), node("j", edge("l", HASH, "k"), edge("r")), sink("out", edge("j")))
+    inputs = made.inputs(SubtaskId(vertex("j"), 0))
+    assert [(c.channel, c.upstream.vertex, c.upstream.index) for c in inputs] == [(0, "l", 0), (1, "l", 1), (2, "r", 0)]
+
+
+def test_outputs_of_a_chain_name_the_node_and_the_tag_that_emit() -> None:  # P1
+    bad = edge("map", REBALANCE, tag=OutputTag.BAD_RECORDS)
+    made = plan(source("in"), node("map", edge("in")), sink("out", edge("map")), sink("bad", bad))
+    assert made.outputs(vertex("in")) == (
+        PlanEdge(0, vertex("in"), NodeName("map"), OutputTag.BAD_RECORDS, vertex("bad"), REBALANCE, ()),
+    )
+    assert made.outputs(vertex("bad")) == ()
+
+
+def test_all_subtasks_take_part_in_checkpoints() -> None:  # P3, C8
+    made = plan(source("in"), sink("out", edge("in", REBALANCE)))
+    assert [str(s) for s in made.subtasks()] == ["in[0]", "in[1]", "out[0]", "out[1]"]
+    assert made.vertex(vertex("in")).is_source
+    assert not made.vertex(vertex("out")).is_source
+
+
+def test_the_state_of_every_node_is_named() -> None:  # P4, C7
+    made = plan(source("in"), node("sum", edge("in", HASH, "k"), state_text="sum by k"), sink("out", edge("sum")))
+    assert made.state_texts() == {"in": "", "sum": "sum by k", "out": ""}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "parallelism", "problem"),
+    [
+        ((source("a"), source("a")), 1, "two operators are named 'a'"),
+        ((source("a"), sink("b", edge("c"))), 1, "operator 'b' reads from unknown operator 'c'"),
+        ((source("a"), node("b", edge("b")), sink("c", edge("a"))), 1, "operator 'b' reads from unknown operator 'b'"),
+        ((source("a"),), 1, "the pipeline has no sink"),
+        ((source("a"), sink("b", edge("a"))), 0, "parallelism must be between 1 and 128, but is 0"),
+        ((source("a"), sink("b", edge("a"))), 129, "parallelism must be between 1 and 128, but is 129"),
+    ],
+)
+def test_a_graph_that_cannot_run_is_refused(nodes: tuple[Node, ...], parallelism: int, problem: str) -> None:  # P5
+    with pytest.raises(UsageError, match=problem):
+        plan(*nodes, parallelism=parallelism)
+
+
+def test_a_node_is_found_by_its_name() -> None:
+    graph = Graph((source("in"), sink("out", edge("in"))))
+    assert graph.node(NodeName("out")).role is Role.SINK

@@ -1,0 +1,68 @@
+"""Every error crosses process boundaries whole, and says what to do."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle  # noqa: TID251  our own errors, from this very process
+
+import pytest
+
+from headgate import errors
+from headgate.errors import (
+    BadRecord,
+    CorruptionError,
+    FencedError,
+    HeadgateError,
+    PipelineFailed,
+    ProtocolViolation,
+    StorageError,
+    UsageError,
+)
+
+EXAMPLES: list[HeadgateError] = [
+    HeadgateError("something"),
+    UsageError("the pipeline has no sink"),
+    PipelineFailed("it failed 3 times", "Traceback: ..."),
+    BadRecord("parse", "not JSON", "app.log byte 12", "'{'"),
+    ProtocolViolation("Aligner", "second barrier", ("one", "two")),
+    CorruptionError("log/1", 8, "checksum 1", "2"),
+    FencedError("pipeline p", 3, 4),
+    StorageError("put", "log/1", "no space", is_transient=False),
+]
+
+TEXTS = {
+    UsageError: "the pipeline has no sink",
+    PipelineFailed: "it failed 3 times\nTraceback: ...",
+    BadRecord: "operator 'parse' refused a record at app.log byte 12: not JSON; the record is '{'. Correct the input, "
+    "or divert such records with Pipeline(bad_records=DeadLetter(sink)).",
+    ProtocolViolation: "Aligner: second barrier; its last events:\n    one\n    two",
+    CorruptionError: "log/1 is damaged at byte 8: expected checksum 1, found 2",
+    FencedError: "pipeline p: generation 3 was replaced by generation 4",
+    StorageError: "cannot put log/1: no space",
+}
+
+
+def test_every_class_has_an_example() -> None:
+    classes = {c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__}
+    assert {type(e) for e in EXAMPLES} == classes
+    assert all(issubclass(c, HeadgateError) for c in classes)
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: type(e).__name__)
+def test_an_error_survives_pickling_and_copying(error: HeadgateError) -> None:
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is type(error)
+        assert (again.args, vars(again), str(again)) == (error.args, vars(error), str(error))
+
+
+@pytest.mark.parametrize("error", EXAMPLES[1:], ids=lambda e: type(e).__name__)
+def test_an_error_says_what_happened(error: HeadgateError) -> None:
+    assert str(error) == TEXTS[type(error)]
+
+
+def test_optional_parts_leave_no_trace_in_the_text() -> None:
+    assert str(PipelineFailed("it failed")) == "it failed"
+    assert str(ProtocolViolation("Aligner", "second barrier")) == "Aligner: second barrier"
+    assert str(BadRecord("n", "p", "", "r")).startswith("operator 'n' refused a record: p;")
+    assert StorageError("get", "x", "y").is_transient
