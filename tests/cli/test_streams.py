@@ -111,6 +111,16 @@ def test_check_finds_a_damaged_chunk(root: Path) -> None:
     assert "damaged" in run("read", "log", code=1)
 
 
+def test_orphans_are_notes_and_can_be_removed(root: Path) -> None:
+    run("write", "log", "--create", text="a\n")
+    (root / "chunks" / "1" / "appended" / "left.chunk").write_bytes(b"half")
+    (root / "chunks" / ".hg-tmp-1-x").write_bytes(b"half")
+    assert "0 problems, 1 notes" in run("check")
+    assert "2 files removed" in run("check", "--remove-orphans")
+    assert "0 problems, 0 notes" in run("check")
+    assert run("read", "log") == "a\n"
+
+
 def test_create_says_what_is_wrong() -> None:
     run("create", "log")
     assert "exists already" in run("create", "log", code=2)

@@ -254,10 +254,15 @@ def forget(
 @app.command("check")
 def check(
     quick: Annotated[bool, typer.Option(help="Do not read the events.")] = False,
+    remove_orphans: Annotated[
+        bool, typer.Option(help="Remove files that crashes left. Only while nothing writes to the store.")
+    ] = False,
     store: StoreOption = None,
 ) -> None:
     """Check the whole store; the exit code is 1 when something is wrong."""
     with opened(store) as opened_store:
+        if remove_orphans:
+            typer.echo(f"{opened_store.collect_orphans()} files removed")
         problems = opened_store.fsck(verify_events=not quick)
         for problem in problems:
             typer.echo(f"{'note' if problem.is_harmless else 'PROBLEM'}: {problem.where}: {problem.what}")

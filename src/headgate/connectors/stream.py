@@ -37,9 +37,10 @@ from headgate.store.transactions import Transaction
 _POSITION = struct.Struct(">q")
 _POSITION_AND_END = struct.Struct(">qq")
 
-WAKEUP_SOON_MS, WAKEUP_LATE_MS = 2, 5
+WAKEUP_SOON_MS, WAKEUP_LATE_MS = 2, 8
 """A look for news costs some microseconds; half of the pause is the median latency it adds."""
 POLLS_SOON = 500
+"""Looks without news after which the pause becomes longer: one second of silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,9 @@ class StreamSourceReader:
         self._readers: dict[str, SegmentReader] = {}
         self._ends: dict[str, int | None] = {}
         self._finished: set[str] = set()
+        self._store = store
         self._turn = 0
+        self._idle_version = -1
         self._empty_polls = 0
         for segment in range(info.segments_count):
             if owner_of_split(segment, context.parallelism) != context.subtask_index:
@@ -113,6 +116,10 @@ class StreamSourceReader:
 
     def poll(self) -> SourceBatch | None:
         """Return the next events of one segment."""
+        version = self._store.version()
+        if version == self._idle_version:
+            self._empty_polls += 1
+            return None
         names = self.splits()
         for step in range(len(names)):
             split = names[(self._turn + step) % len(names)]
@@ -121,6 +128,7 @@ class StreamSourceReader:
                 self._turn += step + 1
                 self._empty_polls = 0
                 return found
+        self._idle_version = version  # taken before looking: what came meanwhile is looked for again
         self._empty_polls += 1
         return None
 
