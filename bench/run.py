@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -45,9 +46,13 @@ def run_all(names: Sequence[str], arguments: Sequence[str]) -> int:
         last = ""
         with subprocess.Popen(command, cwd=DIRECTORY.parent, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                last = line if line.strip() else last
+            try:
+                for line in process.stdout:
+                    print(line, end="", flush=True)
+                    last = line if line.strip() else last
+            except BaseException:
+                process.terminate()
+                raise
         results[name] = _object_of(last)
         met = met and process.returncode == 0 and bool(results[name].get("met"))
     combined = {
@@ -68,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="short runs, indicative figures")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of the benchmark")
     parsed = parser.parse_args(arguments)
+    # SIGTERM ends like Ctrl-C does, so that the peers and their JVMs are ended on the way out.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     settings = dict(pair.partition("=")[::2] for pair in parsed.set)
     if parsed.name is None:
         passed_on = [*(["--quick"] if parsed.quick else []), *(f"--set={pair}" for pair in parsed.set)]
