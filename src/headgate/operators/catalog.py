@@ -10,6 +10,7 @@ from headgate.operators.base import OperatorSpec
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.keycheck import KeyCheckSpec
 from headgate.operators.mapbatches import MapBatchesSpec
+from headgate.operators.reduce import ReduceSpec
 from headgate.operators.rowfunctions import RowFunctionSpec, RowVerb
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.userfunction import UserFunctionError
@@ -23,6 +24,7 @@ __all__ = [
     "ExpressionsSpec",
     "KeyCheckSpec",
     "MapBatchesSpec",
+    "ReduceSpec",
     "RowFunctionSpec",
     "RowVerb",
     "TumblingAggregate",

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pickle  # noqa: TID251 (specs of our own making; Spark ships them so)
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from headgate.operators import catalog
+from headgate.operators.base import OperatorSpec
+from headgate.operators.catalog import (
+    ExpressionsSpec,
+    KeyCheckSpec,
+    MapBatchesSpec,
+    ReduceSpec,
+    RowFunctionSpec,
+    RowVerb,
+    TumblingAggregate,
+    WithTimestampsSpec,
+    filter_spec,
+    output_schema,
+    state_text,
+    window_operators,
+)
+
+SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
+
+
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def first(left: dict[str, object], right: dict[str, object]) -> dict[str, object]:
+    return left
+
+
+def window(*aggregates: pl.Expr) -> OperatorSpec:
+    return window_operators(TumblingAggregate(("key",), "ts", 1_000, aggregates), SCHEMA, "w").window
+
+
+SPECS: list[tuple[OperatorSpec, bool]] = [
+    (filter_spec(pl.col("key") > 0), False),
+    (KeyCheckSpec(("key",)), False),
+    (MapBatchesSpec(same), False),
+    (RowFunctionSpec(RowVerb.FILTER, bool), False),
+    (ReduceSpec(("key",), first, SCHEMA), True),
+    (WithTimestampsSpec("ts", 5), True),
+    (window(pl.len(), (pl.col("key") * 2).max().alias("m")), True),
+    (window(pl.col("key").median().alias("m")), True),
+]
+
+
+@pytest.mark.parametrize(("spec", "is_stateful"), SPECS)
+def test_every_spec_survives_the_trip_to_a_worker_and_says_whether_it_has_state(
+    spec: OperatorSpec, is_stateful: bool
+) -> None:
+    there = pickle.loads(pickle.dumps(spec))
+    assert output_schema(there, SCHEMA, "node") == output_schema(spec, SCHEMA, "node")
+    assert state_text(there) == state_text(spec)
+    assert bool(state_text(spec)) == is_stateful
+    operator = there.build()
+    assert (operator.freeze() is not None) == is_stateful
+
+
+def test_the_catalogue_names_everything_it_exports() -> None:
+    assert sorted(catalog.__all__, key=str.lower) == sorted(set(catalog.__all__), key=str.lower)
+    assert all(hasattr(catalog, name) for name in catalog.__all__)
+    assert catalog.fuse([filter_spec(pl.col("key") > 0)]) != ExpressionsSpec(())
