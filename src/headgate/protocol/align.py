@@ -203,9 +203,8 @@ class Aligner(Machine):
     def _on_end(self, event: ChannelEnded) -> list[Effect]:
         self._refuse_ended(event.channel)
         self._ended.add(event.channel)
-        was_blocked = event.channel in self._blocked
         self._blocked.discard(event.channel)
-        if self._phase is Phase.ALIGNING and not was_blocked and self._missing() == 0:
+        if self._phase is Phase.ALIGNING and self._missing() == 0:
             return self._complete()
         return [Ignored("an ended channel counts as aligned")]  # A7
 
