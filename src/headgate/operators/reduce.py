@@ -17,7 +17,8 @@ import pyarrow as pa
 from headgate.codec.snapshot import decode_sections, encode_sections
 from headgate.operators.base import Buffer, FrozenState, Operator, RestoredState
 from headgate.operators.keycheck import check_keys
-from headgate.operators.rows import Row, RowWriter, paused_gc, rows_of
+from headgate.operators.rowfunctions import divert_refused
+from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import frame_of
 from headgate.operators.types import schema_text
 from headgate.operators.unreadable import divert_unreadable
@@ -113,16 +114,33 @@ class ReduceOperator(Operator):
         """See ``Operator``."""
         self._absorb_overlay()
         batch = divert_unreadable(self, batch)
+        refused: list[Refused] = []
         with paused_gc():
-            results = self._reduce(rows_of(batch))
+            undo: list[tuple[Any, Values | None]] = []
             try:
+                results = self._reduce(rows_of(batch), refused, undo, is_checked=False)
                 reduced = self._writer.batch_of_values(results)
-            except (ValueError, TypeError, OverflowError):
-                raise self._misfit(results) from None
+            except (ValueError, TypeError, OverflowError, UserFunctionError):
+                # a value of a wrong type, or what the function made of one later: once more, checking each result
+                self._roll_back(undo)
+                refused = []
+                reduced = self._writer.batch_of_values(self._reduce(rows_of(batch), refused, [], is_checked=True))
+        if refused:
+            divert_refused(self, refused)
         self.output.emit(reduced)
 
-    def _reduce(self, rows: list[Row]) -> list[Values]:
-        """Return the accumulator after each of ``rows``. The loop is inlined: it runs once per record."""
+    def _reduce(
+        self,
+        rows: list[Row],
+        refused: list[Refused],
+        undo: list[tuple[Any, Values | None]],
+        *,
+        is_checked: bool,
+    ) -> list[Values]:
+        """Return the accumulator after each of ``rows``. The loop is inlined: it runs once per record.
+
+        A result that does not fit goes to ``refused`` and leaves its key's accumulator as it was.
+        """
         state, overlay = self._state, self._overlay
         target = state if overlay is None else overlay
         function, names, count = self._function, self._names, len(self._names)
@@ -144,24 +162,25 @@ class ReduceOperator(Operator):
                     after = values_of(result) if len(result) == count else ()
                 except (KeyError, TypeError):
                     after = ()
-                if not after or key_of_values(after) != key:
-                    raise self._nonsense(row, result)
+                if not after or key_of_values(after) != key or (is_checked and self._writer.problem(result)):
+                    refused.append(self._refusal(result))
+                    continue
+            undo.append((key, before))
             target[key] = after
             results.append(after)
         return results
 
-    def _nonsense(self, row: Row, result: Row) -> UserFunctionError:
+    def _refusal(self, result: Row) -> Refused:
         problem = self._writer.problem(result) or f"the function changed the key columns {list(self._keys)}"
-        return UserFunctionError(self.context.node, shortened(row), problem)
+        return Refused(problem, shortened(result))
 
-    def _misfit(self, results: Sequence[Values]) -> UserFunctionError:
-        """Return the error for the first accumulator that does not fit the columns' types."""
-        for values in results:
-            row = dict(zip(self._names, values, strict=True))
-            problem = self._writer.problem(row)
-            if problem:
-                return UserFunctionError(self.context.node, shortened(row), problem)
-        raise AssertionError("every accumulator fits alone, but not together")
+    def _roll_back(self, undo: Sequence[tuple[Any, Values | None]]) -> None:
+        target = self._state if self._overlay is None else self._overlay
+        for key, before in reversed(undo):
+            if before is None:
+                del target[key]
+            else:
+                target[key] = before
 
     def _absorb_overlay(self) -> None:
         """Once the snapshot is written, or was given up, put the overlay back into the state."""
