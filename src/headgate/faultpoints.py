@@ -1,8 +1,9 @@
 """Named points at which a test may have the process killed, for real, by SIGKILL.
 
 Production code announces a point with ``reach(name)``, which does nothing unless the environment variable
-``HEADGATE_KILL_AT`` is set to ``name[@worker]:count:marker``: the process then kills itself the ``count``-th time it
-reaches the point, once for all processes, because the marker file is created exclusively first.
+``HEADGATE_KILL_AT`` is set to ``name:count:marker``, or several of these separated by ";". The process then kills
+itself the ``count``-th time it reaches the point, once for all processes, because the marker file is created
+exclusively first. Which test uses which point: docs/spec/faults.md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 
 VARIABLE = "HEADGATE_KILL_AT"
 
-_reached = 0
+_reached: dict[str, int] = {}
 
 
 def reach(name: str) -> None:
@@ -23,15 +24,18 @@ def reach(name: str) -> None:
 
 
 def _maybe_kill(name: str, wanted: str) -> None:
-    global _reached
-    point, count, marker = wanted.split(":", 2)
-    if point != name:
-        return
-    _reached += 1
-    if _reached != int(count):
-        return
+    for entry in wanted.split(";"):
+        point, count, marker = entry.split(":", 2)
+        if point != name:
+            continue
+        _reached[entry] = _reached.get(entry, 0) + 1
+        if _reached[entry] == int(count) and _is_first(marker):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_first(marker: str) -> bool:
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
+        return False
+    return True

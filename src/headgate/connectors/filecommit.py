@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
+from headgate import faultpoints
 from headgate.connectors.encode import decode
 from headgate.connectors.filelayout import COMMITTED, SinkIdentity, StagedFile, decode_files, digest, encode_files
 from headgate.errors import CorruptionError, FencedError, UsageError
@@ -68,6 +69,7 @@ class FileCommitter:
         files: list[StagedFile] = []
         for committable in sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation)):
             for file in self._files(committable):
+                faultpoints.reach("in-publish")
                 self._publish(file)
                 files.append(file)
         self._list(permit.checkpoint, files)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from headgate import faultpoints
 from headgate.errors import StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
@@ -53,6 +54,7 @@ def begin_generation(
         StorageError, FencedError
     """
     claimed = _retrying(lambda: log.claim(owner, time.time_ns() // 1_000_000))
+    faultpoints.reach("after-claim")
     generation = claimed.next.generation
     choice = _choose(definition, log, claimed.log)
     match choice:

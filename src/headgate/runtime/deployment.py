@@ -13,6 +13,7 @@ from typing import cast
 import msgspec
 import pyarrow as pa
 
+from headgate import faultpoints
 from headgate.codec.messages import Deploy, from_handle
 from headgate.codec.snapshot import decode_sections
 from headgate.connectors.base import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
@@ -174,6 +175,7 @@ class Deployment:
     def _restored_sections(self, subtask: SubtaskId) -> dict[str, memoryview]:
         for restored in self._message.restored:
             if restored.vertex == subtask.vertex and restored.index == subtask.index:
+                faultpoints.reach("in-restore")
                 handle = from_handle(restored.handle)
                 where = handle.path or f"inlined snapshot of {subtask}"
                 try:

@@ -38,7 +38,7 @@ from headgate.runtime.control import ControlServer, WorkerConnection
 from headgate.runtime.coordination import Coordination
 from headgate.runtime.pipelinelock import PipelineLock
 from headgate.runtime.progressbook import ProgressBook
-from headgate.runtime.worker import FAILED_RECORD, FAILED_USER
+from headgate.runtime.worker import FAILED_PEER, FAILED_RECORD, FAILED_USER
 from headgate.store.storage import open_storage
 
 PROGRESS_PERIOD_MS = 500
@@ -132,6 +132,12 @@ class Driver:
     def book(self) -> ProgressBook:
         """Everything measured in this run."""
         return self._book
+
+    @property
+    def running_generation(self) -> Generation | None:
+        """The generation whose coordinator is at work, if any (for tests and the demo)."""
+        coordination = self._coordination
+        return None if coordination is None else coordination.generation
 
     def worker_pids(self) -> dict[int, int]:
         """Return ``worker → process id`` of the workers registered now (for tests and the demo)."""
@@ -553,6 +559,8 @@ def _failure(message: messages.Failed) -> Failure:
     if message.reason == FAILED_USER:
         reason = f"the function of operator '{message.node}' failed on the record {message.record}"
         return Failure(FailureKind.USER_CODE, reason, message.traceback)
+    if message.reason == FAILED_PEER:
+        return Failure(FailureKind.LOST, message.traceback)
     if message.reason == FAILED_RECORD:
         return Failure(FailureKind.DETERMINISTIC, message.traceback)
     where = f"operator '{message.node}': " if message.node else ""

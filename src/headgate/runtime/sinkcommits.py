@@ -37,6 +37,7 @@ class SinkCommits:
             keep: everything that checkpoint promised to commit.
         """
         for name, committer in self._committers.items():
+            faultpoints.reach("in-recover")
             committer.recover([c for c in keep if c.sink == name])
         if permit is not None:
             self.commit(permit, keep)

@@ -124,6 +124,7 @@ class SnapshotWriter:
         if self._is_cancelled(job.checkpoint):
             return
         self._prepare_all()
+        faultpoints.reach("after-prepare")
         if self._is_cancelled(job.checkpoint):
             return
         handle = self._with_retries(lambda: self._write_state(job))

@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from headgate import faultpoints
 from headgate.errors import StorageError, UsageError
 from headgate.store.paths import TEMP_PREFIX, checked_path, checked_prefix
 from headgate.store.storage import AlreadyExists, Bytes, NotFound
@@ -88,6 +89,7 @@ class LocalStorage:
         """Write an object durably, replacing what was there. After an error either content may be there."""
         target = self.local_path(path)
         with self._errors("put", path), self._written(target, parts) as temp:
+            faultpoints.reach("in-put")
             os.replace(temp, target)
             sync_directory(target.parent)
 
@@ -101,6 +103,7 @@ class LocalStorage:
         if target.exists():
             raise AlreadyExists(path)
         with self._errors("put", path), self._written(target, parts) as temp:
+            faultpoints.reach("in-put-if-absent")
             try:
                 os.link(temp, target)
             except FileExistsError:
