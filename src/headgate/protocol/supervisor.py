@@ -316,6 +316,8 @@ class Supervisor(Machine):
         self._submission = 0
         self._is_job_running = False
         self._attempt = AttemptId(0, 0)
+        self._deployed = AttemptId(0, -1)
+        """The attempt that serves the generation. Spark's retry may register before its loss is seen (G4)."""
         self._fenced = AttemptId(0, -1)
         """Newest attempt whose workers were used up by a generation: they never serve another one (G4)."""
         self._registered: set[WorkerIndex] = set()
@@ -441,6 +443,7 @@ class Supervisor(Machine):
             return [Ignored("other workers have not registered yet")]
         self._phase = Phase.DEPLOYING
         self._ready = set()
+        self._deployed = self._attempt
         return [Deploy(self._generation, self._attempt)]
 
     def _on_ready(self, event: WorkerReady) -> list[Effect]:
@@ -456,18 +459,31 @@ class Supervisor(Machine):
     # -- failures -----------------------------------------------------------------------------------------------
 
     def _on_lost(self, event: WorkerLost) -> list[Effect]:
-        if event.attempt != self._attempt or event.attempt <= self._fenced:
+        if not self._is_current(event.attempt):
             return [Ignored("a worker of an attempt that is over")]
-        self._registered.discard(event.worker)
-        failure = Failure(FailureKind.LOST, f"worker {event.worker} was lost: {event.reason}")
+        is_newest = event.attempt == self._attempt
+        if is_newest:
+            self._registered.discard(event.worker)
         # A stopped process never ends its task: only Spark can make room for its replacement (G7).
-        cancel: list[Effect] = [CancelJob(event.attempt.submission)] if event.is_silent else []
+        cancel: list[Effect] = [CancelJob(event.attempt.submission)] if event.is_silent and is_newest else []
+        if self._is_serving() and event.attempt != self._deployed:
+            return cancel or [Ignored("a worker of the stage's retry, which serves no generation yet")]
+        failure = Failure(FailureKind.LOST, f"worker {event.worker} was lost: {event.reason}")
         return cancel + self._fail(failure, event.at_ms, event.jitter)
 
     def _on_worker_failed(self, event: WorkerFailed) -> list[Effect]:
-        if event.attempt != self._attempt or event.attempt <= self._fenced:
+        if not self._is_current(event.attempt):
             return [Ignored("a worker of an attempt that is over")]
+        if self._is_serving() and event.attempt != self._deployed:
+            return [Ignored("a worker of the stage's retry, which serves no generation yet")]
         return self._fail(event.failure, event.at_ms, event.jitter)
+
+    def _is_current(self, attempt: AttemptId) -> bool:
+        """Whether ``attempt`` serves the generation, or is the newest and not used up (G4)."""
+        return attempt > self._fenced and attempt in (self._attempt, self._deployed)
+
+    def _is_serving(self) -> bool:
+        return self._phase in (Phase.DEPLOYING, Phase.RUNNING)
 
     def _on_generation_failed(self, event: GenerationFailed) -> list[Effect]:
         if event.generation != self._generation:
@@ -503,8 +519,9 @@ class Supervisor(Machine):
         return same
 
     def _end_generation(self, *, is_done: bool) -> list[Effect]:
-        self._fenced = max(self._fenced, self._attempt)
-        self._registered = set()
+        self._fenced = max(self._fenced, self._deployed)
+        if self._attempt <= self._fenced:  # else they belong to the stage's retry, which may serve the next one
+            self._registered = set()
         generation, self._generation = self._generation, None
         return [] if generation is None else [EndGeneration(generation, is_done)]
 
@@ -579,6 +596,10 @@ class Supervisor(Machine):
         if self._phase in (Phase.ENDING, Phase.ENDED):
             return [Ignored("the run is ending")]
         ended = self._end_generation(is_done=is_done)
+        self._fenced, waiting = max(self._fenced, self._attempt), sorted(self._registered)
+        self._registered = set()
+        if is_done:  # nothing else ends a retry of the stage that came up meanwhile
+            ended += [RefuseWorker(self._attempt, worker) for worker in waiting]
         self._outcome = outcome
         self._phase = Phase.ENDING
         if not self._is_job_running:
@@ -595,4 +616,4 @@ class Supervisor(Machine):
         assert len(self._registered) <= self._workers_count
         if self._phase in (Phase.DEPLOYING, Phase.RUNNING):
             assert self._generation is not None
-            assert self._attempt > self._fenced, "workers of a used-up attempt never run again (G4)"
+            assert self._deployed > self._fenced, "workers of a used-up attempt never run again (G4)"
