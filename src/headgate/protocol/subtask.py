@@ -247,6 +247,8 @@ class Subtask(Machine):
     def _on_written(self, event: SnapshotWritten) -> list[Effect]:
         self._precommit.prepared(event.committables)  # kept even when the checkpoint is gone (T5)
         if event.checkpoint not in self._writing:
+            if event.handle.path:  # too late: the coordinator deletes the file of a late acknowledgement (C10)
+                return [Acknowledge(event.checkpoint, event.handle, ())]
             return [Ignored("written after the checkpoint was aborted")]
         self._writing.remove(event.checkpoint)
         covered = self._precommit.covered_by(event.checkpoint)  # T3
