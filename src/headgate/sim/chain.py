@@ -98,7 +98,7 @@ class Chain:
             case Kind.MAP:
                 main = [workload.mapped(r, name) for r in records if not (spec.diverts and workload.is_bad(r))]
                 if spec.diverts:
-                    bad = [(f"{r[0]}.{name}", *r[1:]) for r in records if workload.is_bad(r)]
+                    bad = [workload.rejected(r, name) for r in records if workload.is_bad(r)]
             case Kind.FILTER:
                 main = [(f"{r[0]}.{name}", *r[1:]) for r in records if workload.passes(r)]
             case Kind.COUNT:

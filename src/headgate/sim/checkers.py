@@ -113,19 +113,19 @@ class CompletedOnly:
     """I1, K1: only what the manifest of a completed checkpoint promised is committed, and nothing else."""
 
     def __init__(self) -> None:
-        self._promised: set[bytes] = set()
+        self._promised: dict[bytes, CheckpointId] = {}
 
     def observe(self, event: HistoryEvent) -> None:
         """Remember promises, judge commits."""
         if isinstance(event, history.ManifestAppended):
-            self._promised.update(c.payload for c in event.manifest.committables)
+            for committable in event.manifest.committables:
+                self._promised.setdefault(committable.payload, event.manifest.checkpoint)
         elif isinstance(event, history.Committed) and payload_of(event.transaction) not in self._promised:
             raise Violation("I1", f"{event.transaction} was committed, but no completed checkpoint contains it")
+        elif isinstance(event, history.Chosen):  # a damaged checkpoint's promises go with it
+            self._promised = {p: c for p, c in self._promised.items() if c <= (event.checkpoint or 0)}
         elif isinstance(event, history.Aborted) and payload_of(event.transaction) in self._promised:
-            self._aborted_promise(event)
-
-    def _aborted_promise(self, event: history.Aborted) -> None:
-        raise Violation("I1", f"{event.transaction} was aborted, but a completed checkpoint promised it")
+            raise Violation("I1", f"{event.transaction} was aborted, but a completed checkpoint promised it")
 
     def at_end(self) -> None:
         """Nothing to add."""

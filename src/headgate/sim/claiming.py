@@ -86,7 +86,12 @@ class Claiming:
         if env.faults.is_storage_gone(env.world.now_ms):
             raise StorageError("put", "log", "injected")
         entry = Claim(claim.generation, self._driver.name, env.world.now_ms)
-        if not disk.put_if_absent(claim.sequence, entry):
+        is_written = disk.put_if_absent(claim.sequence, entry)
+        if is_written and not disk.is_tail(claim.sequence):
+            env.marks.reach(Mark.PRUNED_NUMBER)
+            del disk.log[claim.sequence]
+            is_written = False
+        if not is_written:
             env.marks.reach(Mark.CLAIM_CONFLICT)
             self._step(self._observe)
             return

@@ -84,11 +84,19 @@ class Disk:
         if sequence in self.log:
             return False
         self.log[sequence] = entry
+        if not self.is_tail(sequence):
+            return True
         if isinstance(entry, Claim):
             self._note(history.ClaimAppended(sequence, entry.generation))
         else:
             self._note(history.ManifestAppended(sequence, entry))
         return True
+
+    def is_tail(self, sequence: int) -> bool:
+        """Whether nothing follows ``sequence``. Asked after each append: a writer that was stopped for long may have
+        filled a number that was used and pruned meanwhile; then newer entries exist, and its own means nothing.
+        """
+        return max(self.log) == sequence
 
     def write_hint(self, sequence: int) -> None:
         """Note the newest sequence, best effort."""
@@ -129,9 +137,12 @@ class Disk:
         return [problem for problem in found if isinstance(problem, Damage)]
 
     def drop(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
-        """Remove a completed checkpoint's files, and the log before the oldest retained one's manifest."""
-        for path in [p for p in self.files if p.startswith(f"chk-{checkpoint:010d}/")]:
-            self.delete(path)
+        """Remove the files of everything below the oldest retained checkpoint, and the log before its manifest.
+
+        Not only those of ``checkpoint``: a write whose error came after its effect left a file that nobody knows.
+        """
+        assert checkpoint < oldest_retained
+        self.sweep((), oldest_retained)
         kept = [
             s
             for s, e in self.log.items()

@@ -53,7 +53,7 @@ class Options:
             parallelism=rng.choice((1, 2, 2, 3)),
             checkpoints=CheckpointConfig(
                 interval_ms=rng.choice((0, 20, 40, 80, 80, 160)),
-                timeout_ms=rng.choice((60, 200, 1_000, 1_000)),
+                timeout_ms=rng.choice((300, 800, 2_000)),
                 min_pause_ms=rng.choice((0, 0, 0, 30)),
                 max_concurrent=rng.choice((1, 1, 2, 3)),
                 tolerable_failures=rng.choice((0, 1, 5, 5)),
@@ -66,7 +66,7 @@ class Options:
             source_pause_ms=rng.choice((4, 15, 40)),
             stage_attempts=rng.choice((1, 1, 2, 4)),
             message_delay_ms=rng.choice((1, 5, 20)),
-            heartbeat_timeout_ms=rng.choice((200, 500)),
+            heartbeat_timeout_ms=rng.choice((100, 300)),
             safety_ms=rng.choice((600, 1_500, 3_000)),
         )
 

@@ -59,6 +59,8 @@ class GenerationHost:
         if self.is_over:
             return
         effects = self._coordinator.handle(event)
+        if isinstance(event, machine.Acknowledged) and any(isinstance(e, machine.DeleteHandles) for e in effects):
+            self._env.marks.reach(Mark.LATE_ACK_DELETED)
         self._driver.tell(f"coordinator g{self.generation} {short(event)} → {', '.join(short(e) for e in effects)}")
         for effect in effects:
             self._env.faults.crash_point(self._driver, Fault.DRIVER_CRASH)
@@ -120,6 +122,7 @@ class GenerationHost:
                     env.marks.reach(Mark.GENERATION_REPLACED)
                 driver.post(0, driver.on_generation_failed, self.generation, Failure(kind, effect.reason))
             case machine.GenerationDone():
+                self._sweep()
                 driver.post(0, driver.on_generation_done, self.generation, effect.is_final)
             case machine.Ignored():
                 if effect.reason == "duplicate acknowledgement":
@@ -185,7 +188,7 @@ class GenerationHost:
             self._lose_answer(manifest)
             return
         if disk.put_if_absent(self._next_sequence, manifest):
-            self._on_written(manifest)
+            self._after_append(manifest)
         else:
             self._on_conflict(manifest)
 
@@ -204,6 +207,15 @@ class GenerationHost:
             return
         env.marks.reach(Mark.MANIFEST_UNKNOWN)
         self.handle(machine.ManifestUnknown(manifest.checkpoint))
+
+    def _after_append(self, manifest: Manifest) -> None:
+        disk, sequence = self._env.disk, self._next_sequence
+        if disk.is_tail(sequence):
+            self._on_written(manifest)
+            return
+        self._env.marks.reach(Mark.PRUNED_NUMBER)
+        del disk.log[sequence]
+        self.handle(machine.GenerationReplaced(disk.log[max(disk.log)].generation))
 
     def _on_written(self, manifest: Manifest) -> None:
         self._env.disk.write_hint(self._next_sequence)
@@ -225,6 +237,12 @@ class GenerationHost:
         newer = [m.checkpoint for m in self._env.disk.manifests() if m.checkpoint > checkpoint]
         if newer:
             self._env.disk.drop(checkpoint, min(newer))
+
+    def _sweep(self) -> None:
+        """Remove what late writes of aborted checkpoints left: nothing else will, when no generation follows."""
+        retained = tuple(m.checkpoint for m in self._env.disk.manifests())
+        if retained:
+            self._env.disk.sweep(retained, max(retained))
 
     # -- targets ------------------------------------------------------------------------------------------------
 

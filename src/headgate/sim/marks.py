@@ -33,6 +33,7 @@ class Mark(Enum):
     WORKER_REFUSED = "a worker of a used-up attempt was refused"
     TWO_DRIVERS = "two drivers ran at once"
     CLAIM_CONFLICT = "two drivers competed for one entry of the log"
+    PRUNED_NUMBER = "a stopped driver filled a number of the log that had been used and pruned"
     ORPHANED_CLAIM = "a generation was claimed and never deployed"
     MANIFEST_UNKNOWN = "nobody could tell whether a manifest was written"
     MANIFEST_LATE = "a manifest write landed after it was given up"

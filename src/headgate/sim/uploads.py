@@ -108,6 +108,8 @@ class Uploads:
     def _report(self, job: Job, handle: StateHandle) -> None:
         self._env.faults.crash_point(self._host.worker, Fault.WORKER_CRASH)
         committables, self._prepared = tuple(self._prepared), []
+        if job.is_cancelled:
+            self._env.marks.reach(Mark.WRITTEN_AFTER_ABORT)
         self._next()
         self._host.handle(SnapshotWritten(job.checkpoint, handle, committables))
 

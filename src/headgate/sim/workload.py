@@ -72,6 +72,11 @@ def is_bad(record: Record) -> bool:
     return record[1] % 5 == 0
 
 
+def rejected(record: Record, name: str) -> Record:
+    """What a MAP called ``name`` diverts instead of ``record``."""
+    return f"{record[0]}!{name}", *record[1:]
+
+
 def passes(record: Record) -> bool:
     """Whether a FILTER keeps ``record``."""
     return (record[1] + record[3]) % 3 != 0
@@ -179,7 +184,7 @@ def _expect(graph: Graph, parallelism: int) -> tuple[dict[str, Counter[Record]],
         main, bad = _apply(node, records)
         for tag, found in ((OutputTag.MAIN, main), (OutputTag.BAD_RECORDS, bad)):
             out[node.name, tag] = found
-            grown = frozenset(f"{origin}.{name}" for origin in loose) | loose
+            grown = frozenset(f"{origin}{sign}{name}" for origin in loose for sign in ".!")
             unordered[node.name, tag] = grown & frozenset(r[0] for r in found)
     return expected, ordered
 
@@ -194,7 +199,7 @@ def _apply(node: Node, records: Counter[Record]) -> tuple[Counter[Record], Count
         case Kind.MAP:
             for record, times in records.items():
                 if spec.diverts and is_bad(record):
-                    bad[f"{record[0]}.{name}", *record[1:]] += times
+                    bad[rejected(record, name)] += times
                 else:
                     main[mapped(record, name)] += times
         case Kind.FILTER:
