@@ -123,7 +123,7 @@ def test_an_abort_before_the_barrier_reaches_the_aligner() -> None:  # A8
 
 def test_output_prepared_for_an_aborted_checkpoint_travels_with_the_next() -> None:  # T5, C17
     source = after(Subtask(0), trigger(1), AbortReceived(cp(1)))
-    assert source.handle(written(1, committable(1))) == [acknowledge(1)]  # late: C10 deletes its file
+    assert source.handle(written(1, committable(1))) == [acknowledge(1, committable(1))]  # late: C10 deletes the file
     after(source, trigger(2))
     assert source.handle(written(2, committable(2))) == [acknowledge(2, committable(1), committable(2))]
 

@@ -246,11 +246,10 @@ class Subtask(Machine):
 
     def _on_written(self, event: SnapshotWritten) -> list[Effect]:
         self._precommit.prepared(event.committables)  # kept even when the checkpoint is gone (T5)
-        if event.checkpoint not in self._writing:
-            if event.handle.path:  # too late: the coordinator deletes the file of a late acknowledgement (C10)
-                return [Acknowledge(event.checkpoint, event.handle, ())]
+        if event.checkpoint not in self._writing and not event.handle.path:
             return [Ignored("written after the checkpoint was aborted")]
-        self._writing.remove(event.checkpoint)
+        # Too late, with a file: acknowledged all the same, so that the coordinator deletes the file (C10).
+        self._writing.discard(event.checkpoint)
         covered = self._precommit.covered_by(event.checkpoint)  # T3
         return [Acknowledge(event.checkpoint, event.handle, covered)]
 
