@@ -34,6 +34,8 @@ SCHEMA = pa.schema(
         ("f64", pa.float64()),
         ("at", pa.timestamp("us")),
         ("ts", pa.int64()),
+        ("big", pa.uint64()),
+        ("real", pa.float64()),
     ]
 )
 COLUMNS = ("flag", "i64", "i32", "u64", "f64", "at")
@@ -60,6 +62,8 @@ ROW = st.fixed_dictionaries(
         "f64": st.none() | st.integers(-(2**30), 2**30).map(float) | st.just(float("nan")),
         "at": st.none() | st.integers(0, 2**50),
         "ts": st.integers(0, 12_000),
+        "big": st.sampled_from([0, 1, 2**63, 2**64 - 1]),
+        "real": st.sampled_from([-0.0, 0.0, 1.5, -1.5, -2.5, 1e300]),
     }
 )
 
@@ -145,7 +149,7 @@ def frame_of(batches: list[pa.RecordBatch], operators: WindowOperators) -> pl.Da
 @settings(max_examples=120, deadline=None)
 @given(
     rows=st.lists(ROW, min_size=1, max_size=60),
-    keys=st.sampled_from([("key",), ("name",), ("name", "key"), ("key", "name", "ts")]),
+    keys=st.sampled_from([("key",), ("name",), ("name", "key"), ("key", "name", "ts"), ("big",), ("real",)]),
     aggregates=st.sampled_from([EVERY, BUFFERED]),
     may_combine=st.booleans(),
     data=st.data(),
@@ -187,6 +191,9 @@ def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(
                 pipeline = Pipeline(operators, data.draw(st.integers(1, 3)), states)
     pipeline.watermark(WATERMARK_MAX_MS)
     assert pipeline.late() == 0
+    for batch in done + pipeline.results():
+        frame = frame_of([batch], operators)
+        assert frame.equals(frame.sort("window_start", *keys))
     found = frame_of(done + pipeline.results(), operators).sort("window_start", *keys)
     assert_frame_equal(found, expected(rows, list(keys), aggregates), rel_tol=1e-9)
 
