@@ -22,7 +22,7 @@ setup-java:
 	@scripts/setup.sh java
 
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
-	@$(PYTHON_ENV) examples/log_errors.py --demo $(if $(LOGS),--logs $(LOGS))
+	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
 
 test: setup-java ## all tests, with Spark and with real kills (at most 25 minutes on 2 cores)
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"

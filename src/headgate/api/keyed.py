@@ -19,7 +19,7 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.operators import catalog
-from headgate.operators.schemas import SchemaLike
+from headgate.operators.reduce import ReduceSpec
 from headgate.operators.types import schema_text
 from headgate.operators.windowplan import START_COLUMN, TumblingAggregate
 from headgate.operators.windows import window_operators
@@ -59,24 +59,19 @@ class KeyedStream:
     def __repr__(self) -> str:
         return f"KeyedStream(by {', '.join(self._keys)}: {schema_text(self._schema)})"
 
-    def reduce(
-        self, function: Callable[[Row, Row], Row], schema: SchemaLike | None = None, *, name: str | None = None
-    ) -> Stream:
+    def reduce(self, function: Callable[[Row, Row], Row], *, name: str | None = None) -> Stream:
         """Combine the records of each key one by one: ``function(so far, record)`` returns the new "so far".
 
-        Emits the new value for every record; the first record of a key is its first value. ``schema`` describes the
-        values when it differs from the input's.
+        Both are dicts with the columns of this stream, and so is the result. Emits it for every record; the first
+        record of a key is its first value. A result that does not fit the schema is a bad record.
         """
-        from headgate.operators.reduce import ReduceSpec
-
         builder = self._pipeline._builder
         node = builder.claim_name("reduce", name)
-        spec = ReduceSpec(self._keys, _function("reduce", function), schema)
+        spec = ReduceSpec(self._keys, _function("reduce", function), self._schema)
         output = catalog.output_schema(spec, self._schema, str(node))
         text = catalog.state_text(spec)
         builder.add(node, Role.OPERATOR, self._edges, spec, output, state_text=text, refuses=True)
-        time_column = self._time_column if self._time_column in output.names else None
-        return Stream(self._pipeline, (Edge(node),), output, time_column)
+        return Stream(self._pipeline, (Edge(node),), output, self._time_column)
 
     def window(self, window: Tumbling, *, allowed_lateness: Duration | None = None) -> WindowedStream:
         """Group the records of each key by event time.
