@@ -50,6 +50,10 @@ class ExchangeCallbacks:
     on_lost: Callable[[WorkerIndex, str], None]
 
 
+OVERDRAWN_BYTES_MAX = 1 << 30
+"""What one input or one flush may produce beyond the credit (X8): more than any sound operator, far from endless."""
+
+
 @dataclass(slots=True)
 class _Incoming:
     """This worker's end of a channel from the peer, and of the credit for the channel to it."""
@@ -268,7 +272,7 @@ class Peer:
         if header.kind is not FrameKind.BATCH:
             incoming.channel.put(control_element(header, source))
             return
-        if incoming.channel.outstanding_bytes >= self._credit_bytes:  # X11
+        if incoming.channel.outstanding_bytes >= self._credit_bytes + OVERDRAWN_BYTES_MAX:  # X11
             raise self._violation(header, "a batch was sent without credit")
         incoming.channel.put(decode_batch(header, payload, incoming.schema, source))
 

@@ -47,6 +47,10 @@ class ProgressBook:
             self._workers[worker] = metrics
             self.alignments.extend(metrics.alignments)
 
+    def reports(self) -> dict[int, messages.Metrics]:
+        """Return the latest report of every worker of the running generation."""
+        return dict(self._workers)
+
     @property
     def busy(self) -> float:
         """Busy fraction of the busiest worker."""

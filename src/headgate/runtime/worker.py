@@ -65,6 +65,18 @@ class WorkerStopped(Exception):  # noqa: N818 - not an error of ours: it tells S
     """The worker was told to stop, or could not go on; the driver knows why."""
 
 
+class PeerLost(Exception):  # noqa: N818 - an event of the mailbox
+    """The data connection with another worker is gone."""
+
+    def __init__(self, peer: WorkerIndex, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer = peer
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the data connection with worker {self.peer} was lost: {self.reason}"
+
+
 class Worker:
     """Runs the subtasks of one worker until it is told to stop."""
 
@@ -270,12 +282,15 @@ class Worker:
         os._exit(EXIT_FENCED)
 
     def _on_peer_lost(self, peer: WorkerIndex, reason: str) -> None:
-        """The other worker died; the coordinator sees its control connection close and decides."""
+        """The other worker died, or the connection broke or was misused: this generation cannot go on."""
+        self._post(PeerLost(peer, reason))
 
     def _failed(self, error: BaseException) -> messages.Failed:
         node = ""
         if isinstance(error, NodeError):
             node, error = error.node, error.error
+        if isinstance(error, PeerLost):
+            return messages.failed(self._generation, VertexId(""), "", FAILED_PEER, "", str(error))
         if isinstance(error, UserFunctionError):
             return messages.failed(
                 self._generation, VertexId(""), error.node, FAILED_USER, error.record, error.traceback_text
@@ -298,6 +313,9 @@ class Worker:
 
 FAILED_USER = "user-function"
 """``Failed.reason`` when the user's function raised; ``traceback`` is the user's."""
+
+FAILED_PEER = "peer-lost"
+"""``Failed.reason`` when the connection with another worker broke; ``traceback`` is the sentence."""
 
 FAILED_RECORD = "bad-record"
 """``Failed.reason`` when a record broke the ``fail`` policy; ``traceback`` is the whole sentence."""

@@ -66,4 +66,5 @@ class WorkerMetrics:
             for runner in runners
             for link in runner.chain.links
         ]
-        return Metrics(generation, busy, nodes, alignments, exchange.bytes_in, exchange.bytes_out)
+        gauges = {"wall_s": time.time()}
+        return Metrics(generation, busy, nodes, alignments, exchange.bytes_in, exchange.bytes_out, gauges)
