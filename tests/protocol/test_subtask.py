@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from making import ch, committable, cp, file_handle
+from making import ch, committable, cp, file_handle, inline_handle
 
 from headgate.errors import ProtocolViolation
 from headgate.model.manifest import Committable
@@ -128,6 +128,13 @@ def test_output_prepared_for_an_aborted_checkpoint_travels_with_the_next() -> No
     assert source.handle(written(2, committable(2))) == [acknowledge(2, committable(1), committable(2))]
 
 
+def test_an_inline_snapshot_that_came_too_late_leaves_nothing_to_delete() -> None:  # T5
+    source = after(Subtask(0), trigger(1), AbortReceived(cp(1)))
+    late = SnapshotWritten(cp(1), inline_handle(), (committable(1),))
+    assert source.handle(late) == [Ignored("written after the checkpoint was aborted")]
+    assert source.pending_committables == (committable(1),)
+
+
 def test_a_write_that_fails_after_an_abort_declines_nothing() -> None:  # T4
     source = after(Subtask(0), trigger(1), AbortReceived(cp(1)))
     assert source.handle(SnapshotFailed(cp(1))) == [Ignored("failed after the checkpoint was aborted")]
@@ -212,6 +219,7 @@ def test_no_prepared_output_is_ever_lost(data: st.DataObject) -> None:  # T3, T5
     prepared: set[Committable] = set()
     owned_by_manifests: set[Committable] = set()
     acknowledged: dict[int, tuple[Committable, ...]] = {}
+    ended: set[int] = set()
     for _ in range(data.draw(st.integers(1, 30))):
         kind = data.draw(st.sampled_from(["trigger", "written", "failed", "abort", "complete"]))
         if kind == "trigger":
@@ -219,11 +227,15 @@ def test_no_prepared_output_is_ever_lost(data: st.DataObject) -> None:  # T3, T5
             writing.append(next_checkpoint)
             next_checkpoint += 1
         elif kind == "abort":
-            source.handle(AbortReceived(cp(data.draw(st.integers(1, next_checkpoint)))))
+            aborted = data.draw(st.integers(1, next_checkpoint))
+            ended.add(aborted)
+            acknowledged.pop(aborted, None)
+            source.handle(AbortReceived(cp(aborted)))
         elif kind == "complete" and acknowledged:
             checkpoint = data.draw(st.sampled_from(sorted(acknowledged)))
             source.handle(CompleteReceived(cp(checkpoint)))
             owned_by_manifests.update(acknowledged[checkpoint])
+            ended.update(range(1, checkpoint + 1))
             acknowledged = {c: a for c, a in acknowledged.items() if c > checkpoint}
         elif kind in ("written", "failed") and writing:
             checkpoint = writing.pop(0)
@@ -233,7 +245,7 @@ def test_no_prepared_output_is_ever_lost(data: st.DataObject) -> None:  # T3, T5
                 continue
             prepared.update(unprepared)
             for effect in source.handle(written(checkpoint, *unprepared)):
-                if isinstance(effect, Acknowledge):
+                if isinstance(effect, Acknowledge) and checkpoint not in ended:
                     acknowledged[checkpoint] = effect.committables
                     assert prepared - owned_by_manifests <= set(effect.committables)
             unprepared = []
