@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 from storing import KEYED, keyed
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
@@ -85,6 +88,26 @@ def test_the_tail_is_asked_for_only_when_something_changed(ten: Store, monkeypat
     assert queries == []
     with Store.open(ten.root) as other, other.writer(ONE) as writer:
         writer.append(keyed(("k", 30)))
+    assert values(reader) == [30]
+
+
+def test_what_is_written_while_the_tail_is_asked_for_is_not_overlooked(
+    ten: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = ten.reader(ONE, 0, 30)
+    real = ten._catalogue.read
+    other = Store.open(ten.root)
+
+    @contextlib.contextmanager
+    def read_then_write() -> Iterator[Connection]:
+        with real() as connection:
+            yield connection
+        with other.writer(ONE) as writer:
+            writer.append(keyed(("k", 30)))
+
+    monkeypatch.setattr(ten._catalogue, "read", read_then_write)
+    assert reader.read() is None
+    monkeypatch.undo()
     assert values(reader) == [30]
 
 
