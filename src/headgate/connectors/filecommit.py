@@ -18,6 +18,7 @@ from headgate.errors import CorruptionError, FencedError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.commit import CommitPermit
+from headgate.store.local import sweep_unfinished
 from headgate.store.storage import AlreadyExists, NotFound, Storage, open_storage
 
 COMPACT_AFTER = 256
@@ -47,6 +48,8 @@ class FileCommitter:
             self._storage.put_if_absent(self._identity.claim(self._generation), [b"claimed\n"])
         refuse_if_fenced(self._storage, self._identity, self._generation)
         kept = {self._identity.staged(file.name) for c in keep for file in self._files(c)}
+        for directory in (self._identity.staging, self._identity.committed, self._identity.claims):
+            sweep_unfinished(self._storage, directory)
         for path in self._storage.list(self._identity.staging):
             if path not in kept:
                 self._storage.delete(path)

@@ -24,6 +24,7 @@ from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Claim, Manifest, StateHandle
 from headgate.protocol.recovery import Damage, NextClaim, ObservedEntry, ObservedLog, next_claim
+from headgate.store.local import sweep_unfinished
 from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage
 
 CLAIM_TRIES_MAX = 100
@@ -201,6 +202,7 @@ class CheckpointLog:
 
     def sweep(self, keep: Sequence[CheckpointId], below: CheckpointId) -> None:
         """Remove snapshot files of checkpoints below ``below`` that are not kept: leftovers of dead generations."""
+        sweep_unfinished(self._storage, self._pipeline)
         kept = {int(c) for c in keep}
         for path in self._storage.list(self._pipeline):
             match = re.search(r"/chk-(\d+)/", path)

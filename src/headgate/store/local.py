@@ -17,7 +17,7 @@ from pathlib import Path
 from headgate import faultpoints
 from headgate.errors import StorageError, UsageError
 from headgate.store.paths import TEMP_PREFIX, checked_path, checked_prefix
-from headgate.store.storage import AlreadyExists, Bytes, NotFound
+from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage
 
 _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -49,6 +49,12 @@ def make_directories(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.mkdir()
         sync_directory(path.parent)
+
+
+def sweep_unfinished(storage: Storage, prefix: str) -> None:
+    """Remove what crashed writers left below ``prefix``, where the kind of storage leaves anything (I6)."""
+    if isinstance(storage, LocalStorage):
+        storage.sweep_temporary(prefix)
 
 
 def write_fully(descriptor: int, parts: Sequence[Bytes]) -> None:
@@ -185,14 +191,19 @@ class LocalStorage:
             os.unlink(old)
             sync_directory(old.parent)
 
-    def sweep_temporary(self) -> int:
-        """Remove unfinished writes that crashes left; return how many. Only when nobody else writes here."""
+    def sweep_temporary(self, prefix: str = "") -> int:
+        """Remove unfinished writes that crashes left below ``prefix``; return how many.
+
+        Only where nobody writes who may: the write of an older generation that is still alive fails.
+        """
         count = 0
-        for directory, _, names in os.walk(self._root):
-            for name in names:
-                if name.startswith(TEMP_PREFIX):
-                    os.unlink(os.path.join(directory, name))
-                    count += 1
+        with self._errors("sweep", prefix):
+            for directory, _, names in os.walk(self._root / checked_prefix(prefix)):
+                for name in names:
+                    if name.startswith(TEMP_PREFIX):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(os.path.join(directory, name))
+                            count += 1
         return count
 
     @contextlib.contextmanager

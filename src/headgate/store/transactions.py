@@ -47,6 +47,7 @@ from headgate.store.chunks import (
     part_row,
 )
 from headgate.store.limits import check_event_sizes
+from headgate.store.local import sweep_unfinished
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema
 from headgate.store.storage import Storage
@@ -284,6 +285,7 @@ class TransactionLog:
     def _sweep(self, stream: StreamInfo, owner: str, epoch: int) -> None:
         """Remove chunks that older epochs left without a record: they can never be prepared any more."""
         base = owner_directory(stream.stream_id, owner)
+        sweep_unfinished(self._storage, base)
         found = [path for path in self._storage.list(base) if int(path[len(base) + 1 :].split("/")[0]) < epoch]
         if not found:
             return

@@ -1,0 +1,108 @@
+"""What the tests with real processes share: one host process for pipelines whose driver survives, and clean-up."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.processes import PROGRAM, STARTED_S, Child, Life
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """One process with one SparkSession, for pipelines whose driver is not harmed."""
+    directory = tmp_path_factory.mktemp("host")
+    fault = {"HEADGATE_TEST_STORAGE_FAULT": str(directory / "fault.json")}
+    child = Child([sys.executable, "-u", str(PROGRAM)], directory, fault)
+    try:
+        child.wait_event(lambda e: e["event"] == "host", 0, STARTED_S, "the SparkSession")
+        yield child
+        assert child.process.stdin is not None
+        child.process.stdin.close()
+        assert child.exit_code() == 0
+        child.assert_gone()
+    finally:
+        child.close()
+
+
+@pytest.fixture
+def storage_fault(host: Child) -> Iterator[Path]:
+    """The control file that makes the host's local storage fail (see ``hook/sitecustomize.py``)."""
+    control = host.log.parent / "fault.json"
+    try:
+        yield control
+    finally:
+        control.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Make the description of a pipeline with a name of its own."""
+
+    def make(pipeline: str, **options: Any) -> dict[str, Any]:
+        name = f"{pipeline}-{os.getpid()}-{next(_numbers)}"
+        return {"pipeline": pipeline, "name": name, "root": str(tmp_path), "rows": 20_000, "rate": 8_000, **options}
+
+    return make
+
+
+@pytest.fixture
+def run(host: Child) -> Iterator[Callable[[dict[str, Any]], Life]]:
+    """Run a pipeline in the host."""
+    lives: list[Life] = []
+
+    def begin(spec: dict[str, Any]) -> Life:
+        life = Life(host, spec["name"])
+        lives.append(life)
+        host.send(spec)
+        return life
+
+    yield begin
+    for life in lives:
+        if not life.seen("result") and not life.seen("failed"):
+            host.send({"stop": life.name})
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., Life]]:
+    """Run a pipeline in a process of its own, whose driver may be harmed. The same spec continues where it was."""
+    children: list[Child] = []
+
+    def begin(spec: dict[str, Any], **env: str) -> Life:
+        child = Child([sys.executable, "-u", str(PROGRAM), json.dumps(spec)], tmp_path / "driver", env)
+        children.append(child)
+        return Life(child, spec["name"])
+
+    yield begin
+    for child in children:
+        child.close()
+
+
+@pytest.fixture
+def dice(request: pytest.FixtureRequest) -> random.Random:
+    """Random kill times. HEADGATE_TEST_SEED repeats those of a failed run."""
+    seed = int(os.environ.get("HEADGATE_TEST_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
+    print(f"HEADGATE_TEST_SEED={seed}")
+    return random.Random(seed)
+
+
+@pytest.fixture(autouse=True)
+def told(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[[Life], None]:
+    """Record how long recoveries took, for those who read the report."""
+
+    def tell(life: Life) -> None:
+        for took_ms in life.recoveries_ms():
+            record_property("recovery_ms", took_ms)
+            print(f"recovery: {took_ms} ms")
+
+    return tell

@@ -1,0 +1,198 @@
+"""The pipelines that tests run and break. Workers import this module; each builder takes the test's ``spec``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+import headgate as hg
+from headgate.model.config import RuntimeConfig
+
+KEYS = 50
+REDUCED_EVERY = 20
+
+
+class Pipeline(hg.Pipeline):
+    """A pipeline that notices silence sooner, and may be told to write every snapshot to a file of its own."""
+
+    spec: dict[str, Any] = {}
+
+    def definition(self, parallelism: int | None = None):
+        found = super().definition(parallelism)
+        timeout_ms = self.spec.get("heartbeat_timeout_ms", RuntimeConfig().heartbeat_timeout_ms)
+        inline = self.spec.get("inline_bytes_max", found.config.checkpoints.inline_bytes_max)
+        config = replace(
+            found.config,
+            runtime=replace(found.config.runtime, heartbeat_timeout_ms=timeout_ms),
+            checkpoints=replace(found.config.checkpoints, inline_bytes_max=inline),
+        )
+        return replace(found, config=config)
+
+
+def make(spec: dict[str, Any], **options: Any) -> Pipeline:
+    root = Path(spec["root"])
+    checkpointing = hg.Checkpointing(
+        interval=spec.get("interval", "200ms"),
+        dir=spec.get("checkpoints", str(root / "checkpoints")),
+        timeout=spec.get("timeout", "10m"),
+        tolerable_failures=spec.get("tolerable_failures", 0),
+    )
+    options.setdefault("restart", hg.FixedDelay(delay="50ms"))
+    made = Pipeline(
+        spec["name"], parallelism=spec.get("parallelism", 2), checkpointing=checkpointing, **options
+    )
+    made.spec = spec
+    return made
+
+
+def generator(rows: int, rate: float | None) -> hg.Generator:
+    return hg.Generator(
+        columns={"id": hg.RowNumber(), "key": hg.Uniform(0, KEYS), "value": hg.Uniform(0, 1_000)},
+        rows=rows,
+        rows_per_second=rate,
+        time="deterministic",
+        splits=4,
+    )
+
+
+def doubled(row: dict[str, Any]) -> dict[str, Any]:
+    return {"id": row["id"], "twice": row["value"] * 2}
+
+
+def counted(so_far: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    return {"key": so_far["key"], "n": so_far["n"] + row["n"]}
+
+
+def standard(spec: dict[str, Any]) -> Pipeline:
+    """Three sinks of two kinds behind one source: a row function, a keyed window, a keyed reduce."""
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    source = pipeline.source(generator(spec["rows"], spec["rate"])).with_timestamps("ts")
+    rows = source.map(doubled, {"id": pa.int64(), "twice": pa.int64()})
+    rows.sink(hg.StreamSink("out/rows", store=str(root / "store")), name="rows")
+    windows = source.key_by("key").window(hg.Tumbling("5s")).agg(n=pl.len(), total=pl.col("value").sum())
+    windows.sink(hg.FileSink(root / "windows", "parquet"), name="windows")
+    thin = source.filter(pl.col("id") % REDUCED_EVERY == 0).select("key", n=pl.lit(1, pl.Int64))
+    thin.key_by("key").reduce(counted).sink(hg.FileSink(root / "counts"), name="counts")
+    return pipeline
+
+
+def expected_standard(rows: int) -> dict[str, pl.DataFrame]:
+    """Recount what ``standard`` must write, plainly."""
+    from headgate.connectors.base import SourceContext
+
+    batches = []
+    reader = generator(rows, None).open(SourceContext("p", "source", 0, 1, None))
+    while not reader.is_finished():
+        polled = reader.poll()
+        if polled is not None:
+            batches.append(polled.batch)
+    events = pl.from_arrow(pa.Table.from_batches(batches)).sort("id")
+    start = pl.col("ts").dt.truncate("5s")
+    windows = events.group_by("key", window_start=start).agg(n=pl.len().cast(pl.Int64), total=pl.col("value").sum())
+    thin = events.filter(pl.col("id") % REDUCED_EVERY == 0)
+    return {
+        "rows": events.select("id", twice=pl.col("value") * 2),
+        "windows": windows,
+        "counts": thin.select("key", n=(pl.int_range(pl.len()) + 1).over("key").cast(pl.Int64)),
+    }
+
+
+class Doomed:
+    """A row function that raises at one record."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        if row["id"] == self.at:
+            raise ValueError(f"cannot divide {row['id']}")
+        return row
+
+
+def failing(spec: dict[str, Any]) -> Pipeline:
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    source = pipeline.source(generator(spec["rows"], spec["rate"]))
+    source.map(Doomed(spec["fails_at"]), name="divide").sink(hg.FileSink(root / "rows"), name="rows")
+    return pipeline
+
+
+def only_even(row: dict[str, Any]) -> dict[str, Any]:
+    return {"id": row["id"] if row["id"] % 7 else "seven", "key": row["key"]}
+
+
+def dead_letters(spec: dict[str, Any]) -> Pipeline:
+    """Every seventh record does not fit the schema and is diverted; every eleventh has no key."""
+    root = Path(spec["root"])
+    store = str(root / "store")
+    pipeline = make(spec, bad_records=hg.DeadLetter(hg.StreamSink("bad", store=store)))
+    source = pipeline.source(generator(spec["rows"], spec["rate"]))
+    types = {"id": pa.int64(), "key": pa.int64()}
+    keyed = source.map(only_even, types, name="seventh").with_columns(
+        key=pl.when(pl.col("id") % 11 == 0).then(None).otherwise(pl.col("key"))
+    )
+    counts = keyed.select("id", "key", n=pl.lit(1, pl.Int64)).key_by("key").reduce(first_id, name="last")
+    counts.sink(hg.StreamSink("good", store=store), name="good")
+    return pipeline
+
+
+def first_id(so_far: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "n": so_far["n"] + 1}
+
+
+def words(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"word": word} for word in row["line"].split()]
+
+
+def slowly(row: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.001)
+    return row
+
+
+def stream_to_stream(spec: dict[str, Any]) -> Pipeline:
+    """Lines of a stream, split into words, into another stream."""
+    store = str(Path(spec["root"]) / "store")
+    pipeline = make(spec)
+    lines = pipeline.source(hg.StreamSource("lines", store=store, follow=spec.get("follow", False)))
+    if spec.get("slow"):
+        lines = lines.map(slowly)
+    lines.flat_map(words, {"word": pa.large_string()}).sink(hg.StreamSink("words", store=store), name="words")
+    return pipeline
+
+
+def text_files(spec: dict[str, Any]) -> Pipeline:
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    lines = pipeline.source(hg.TextFiles(str(root / "logs")))
+    lines.map(slowly).select(pl.col(lines.columns[0]).alias("line")).sink(hg.FileSink(root / "copied"), name="copied")
+    return pipeline
+
+
+def other_state(spec: dict[str, Any]) -> Pipeline:
+    """``standard`` with another window: its state no longer fits."""
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    source = pipeline.source(generator(spec["rows"], spec["rate"])).with_timestamps("ts")
+    rows = source.map(doubled, {"id": pa.int64(), "twice": pa.int64()})
+    rows.sink(hg.StreamSink("out/rows", store=str(root / "store")), name="rows")
+    windows = source.key_by("key").window(hg.Tumbling("7s")).agg(n=pl.len(), total=pl.col("value").sum())
+    windows.sink(hg.FileSink(root / "windows", "parquet"), name="windows")
+    thin = source.filter(pl.col("id") % REDUCED_EVERY == 0).select("key", n=pl.lit(1, pl.Int64))
+    thin.key_by("key").reduce(counted).sink(hg.FileSink(root / "counts"), name="counts")
+    return pipeline
+
+
+BUILDERS = {
+    "standard": standard,
+    "failing": failing,
+    "dead_letters": dead_letters,
+    "stream_to_stream": stream_to_stream,
+    "text_files": text_files,
+    "other_state": other_state,
+}

@@ -1,0 +1,69 @@
+"""What a pipeline has written, compared with a plain recount; and what it must not leave behind (I1, I3, I6)."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+
+from crash import pipelines
+from headgate.connectors.filecommit import read_committed
+from headgate.store.paths import TEMP_PREFIX
+from headgate.store.store import Store
+
+
+def read_stream(store_root: Path, stream: str) -> pl.DataFrame:
+    """Return every event of a stream."""
+    with Store.open(store_root) as store:
+        info = store.describe(stream)
+        batches = []
+        for segment in range(info.segments_count):
+            reader = store.reader(stream, segment)
+            while (batch := reader.read()) is not None:
+                batches.append(batch)
+        return pl.from_arrow(pa.Table.from_batches(batches, info.schema))
+
+
+def assert_equal(found: pl.DataFrame, expected: pl.DataFrame, what: str) -> None:
+    """Compare as multisets and say how many records were lost and duplicated."""
+    columns = expected.columns
+    a = found.select(columns).cast(dict(expected.schema)).group_by(columns).agg(found=pl.len())
+    b = expected.group_by(columns).agg(expected=pl.len())
+    both = a.join(b, on=columns, how="full", coalesce=True, nulls_equal=True).with_columns(
+        pl.col("found").fill_null(0).cast(pl.Int64), pl.col("expected").fill_null(0).cast(pl.Int64)
+    )
+    wrong = both.filter(pl.col("found") != pl.col("expected"))
+    lost = wrong.filter(pl.col("found") < pl.col("expected"))
+    twice = wrong.filter(pl.col("found") > pl.col("expected"))
+    assert wrong.is_empty(), f"{what}: {lost.height} lost: {lost.head(5)}; {twice.height} too many: {twice.head(5)}"
+
+
+@functools.cache
+def expected_standard(rows: int) -> dict[str, pl.DataFrame]:
+    return pipelines.expected_standard(rows)
+
+
+def assert_standard(root: Path, rows: int) -> None:
+    """Everything that ``pipelines.standard`` writes is there exactly once, and nothing else."""
+    expected = expected_standard(rows)
+    assert_equal(read_stream(root / "store", "out/rows"), expected["rows"], "rows")
+    assert_equal(read_committed(str(root / "windows")), expected["windows"], "windows")
+    assert_equal(read_committed(str(root / "counts")), expected["counts"], "counts")
+
+
+def assert_clean(root: Path, retained: int = 2) -> None:
+    """No prepared transaction, staged file, temporary file, or checkpoint beyond the retained ones is left."""
+    if (root / "store").exists():
+        with Store.open(root / "store") as store:
+            undecided = [t for t in store.list_transactions() if t.status.name not in ("COMMITTED", "ABORTED")]
+            assert undecided == []
+            assert store.fsck() == []
+    staged = [str(p) for p in root.rglob("_staging/**/*") if p.is_file()]
+    assert staged == []
+    temporary = [str(p) for p in root.rglob(f"{TEMP_PREFIX}*")]
+    assert temporary == []
+    for pipeline in (root / "checkpoints").glob("*"):
+        kept = [p.name for p in pipeline.glob("chk-*") if any(p.iterdir())]
+        assert len(kept) <= retained, kept

@@ -1,0 +1,95 @@
+"""SIGKILL of workers on local Spark: at random, all at once, and at named points (F1, F2)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.processes import Life, kill
+from crash.results import assert_clean, assert_standard
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash]
+
+Spec = Callable[..., dict[str, Any]]
+Run = Callable[[dict[str, Any]], Life]
+Told = Callable[[Life], None]
+
+
+def test_workers_killed_at_random_lose_and_double_nothing(
+    spec: Spec, run: Run, tmp_path: Path, dice: random.Random, told: Told
+) -> None:
+    life = run(spec("standard", rows=40_000))
+    generation = 0
+    for round_ in range(4):
+        running = life.running(after=generation)
+        generation = running["generation"]
+        if round_ % 2:
+            life.checkpoint()
+        threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time, not a wait for anything
+        victims = list(running["workers"].values())
+        dice.shuffle(victims)
+        for pid in victims[: 2 if round_ == 2 else 1]:
+            kill(pid)
+        life.restart()
+    result = life.result()
+    told(life)
+    assert result["restarts"] == 4
+    assert_standard(tmp_path, 40_000)
+    assert_clean(tmp_path)
+
+
+WORKER_POINTS = {
+    "before-snapshot": 7,
+    "in-put": 5,
+    "after-prepare": 9,
+    "after-snapshot-before-ack": 11,
+    "in-restore": 3,
+}
+
+
+def test_workers_killed_at_each_named_point(spec: Spec, run: Run, tmp_path: Path, told: Told) -> None:
+    markers = {point: tmp_path / f"killed-{point}" for point in WORKER_POINTS}
+    points = ";".join(f"{point}:{count}:{markers[point]}" for point, count in WORKER_POINTS.items())
+    life = run(spec("standard", rows=40_000, kill_at=points, inline_bytes_max=0))
+    result = life.result()
+    told(life)
+    assert [point for point, marker in markers.items() if not marker.exists()] == []
+    assert result["restarts"] >= len(WORKER_POINTS) - 1  # two workers may fall in one generation
+    assert_standard(tmp_path, 40_000)
+    assert_clean(tmp_path)
+
+
+def test_a_worker_lost_before_the_first_checkpoint_starts_from_the_beginning(
+    spec: Spec, run: Run, tmp_path: Path
+) -> None:
+    life = run(spec("standard", interval="1h"))
+    kill(next(iter(life.running()["workers"].values())))
+    life.restart()
+    life.result()
+    assert_standard(tmp_path, 20_000)
+    assert_clean(tmp_path)
+
+
+def test_a_stopped_worker_is_replaced_and_changes_nothing_when_it_wakes(
+    spec: Spec, run: Run, tmp_path: Path, told: Told
+) -> None:
+    life = run(spec("standard", rows=40_000, heartbeat_timeout_ms=1_000))
+    running = life.running()
+    life.checkpoint(2)
+    zombie = next(iter(running["workers"].values()))
+    os.kill(zombie, signal.SIGSTOP)
+    assert "silent" in life.restart()["reason"]
+    kill(zombie, signal.SIGCONT)  # just declared lost: it may still send what it had prepared
+    life.running(after=running["generation"])
+    life.checkpoint()
+    life.result()
+    told(life)
+    assert_standard(tmp_path, 40_000)
+    assert_clean(tmp_path)
