@@ -15,6 +15,8 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from headgate.codec import messages
 from headgate.errors import BadRecord, FencedError, HeadgateError
 from headgate.model.definition import PipelineDefinition
@@ -98,6 +100,7 @@ class Worker:
             WorkerStopped: anything else. The coordinator has been told the reason.
         """
         sys.setswitchinterval(0.001)  # connection threads must not wait 5 ms for a busy mailbox
+        pa.set_cpu_count(1)  # as many workers as cores share the machine
         task = self._task
         callbacks = ExchangeCallbacks(lambda _: self._wake.set(), lambda _: self._wake.set(), self._on_peer_lost)
         exchange = self._exchange = Exchange(

@@ -6,7 +6,8 @@ failures are reported as one line each, because the workers have told the driver
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.spark.workers import RESULT_SCHEMA, WorkerMain
 
 ERROR_CHARS_SHOWN = 300
+POLARS_THREADS = "POLARS_MAX_THREADS"
 
 
 @dataclass(slots=True)
@@ -51,11 +53,30 @@ class SparkLauncher:
             description = f"headgate pipeline '{self.definition.config.name}'"
             context.setJobGroup(self._group(submission), description, interruptOnCancel=True)
             frame = self.spark.range(0, parallelism, 1, parallelism)
-            frame.mapInArrow(main, RESULT_SCHEMA, barrier=True).collect()
+            with _worker_environment(context):
+                workers = frame.mapInArrow(main, RESULT_SCHEMA, barrier=True)
+            workers.collect()
         except Exception as error:
             ended(_one_line(error))
         else:
             ended(None)
+
+
+@contextmanager
+def _worker_environment(context: Any) -> Iterator[None]:
+    """Let the workers' Polars use one thread: the mailbox is one thread, and more would only fight over cores.
+
+    Polars reads the variable when it is imported, which is before any code of ours runs in the worker.
+    """
+    before = context.environment.get(POLARS_THREADS)
+    context.environment[POLARS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del context.environment[POLARS_THREADS]
+        else:
+            context.environment[POLARS_THREADS] = before
 
 
 def _one_line(error: Exception) -> str:
