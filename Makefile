@@ -34,14 +34,14 @@ check: setup ## format, lint, import layering, types, unit tests, a short simula
 	.venv/bin/lint-imports
 	$(PYTHON_ENV) -m mypy
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
-	$(PYTHON_ENV) -m headgate.sim --seeds 50
+	$(PYTHON_ENV) -m headgate.sim --seeds 50 --jobs $(WORKERS)
 
 format: setup ## format the code and mend what the linter can
 	$(PYTHON_ENV) -m ruff format .
 	$(PYTHON_ENV) -m ruff check --fix .
 
 sim: setup ## run SEEDS random schedules with faults through the simulator
-	$(PYTHON_ENV) -m headgate.sim --seeds $(SEEDS)
+	$(PYTHON_ENV) -m headgate.sim --seeds $(SEEDS) --jobs $(WORKERS)
 
 bench: setup-java ## run the benchmark NAME, or all of them
 	$(PYTHON_ENV) -m bench.run $(NAME)

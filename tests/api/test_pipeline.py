@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import pickle  # noqa: TID251 - what Spark does with user code
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import headgate as hg
+from headgate.model import config as model
+from headgate.model.ids import NodeName
+from headgate.operators import badrecords
+
+
+def simple(**options: Any) -> hg.Pipeline:
+    pipeline = hg.Pipeline("simple", **options)
+    pipeline.source(hg.FromRows([{"n": 1}])).filter(pl.col("n") > 0).sink(hg.Discard())
+    return pipeline
+
+
+def test_the_definition_holds_configuration_graph_plan_and_schemas(tmp_path: Path) -> None:
+    pipeline = simple(
+        parallelism=3,
+        max_parallelism=16,
+        checkpointing=hg.Checkpointing(interval="500ms", dir=tmp_path, retained=5),
+        restart=hg.FixedDelay(attempts=2, delay="3s"),
+        on_damaged_checkpoint="fail",
+    )
+    definition = pipeline.definition()
+    assert definition.config == model.PipelineConfig(
+        name="simple",
+        parallelism=3,
+        checkpoint_root=str(tmp_path),
+        max_parallelism=16,
+        checkpoints=model.CheckpointConfig(interval_ms=500, retained=5),
+        restart=model.FixedDelay(2, 3_000),
+        on_damaged=model.DamagedCheckpoint.FAIL,
+    )
+    assert definition.plan.parallelism == 3
+    assert definition.schemas == {NodeName(n): pa.schema([("n", pa.int64())]) for n in ("source", "filter", "sink")}
+
+
+def test_two_builds_of_one_program_agree() -> None:
+    first, second = simple().definition(), simple().definition()
+    assert [n.name for n in first.graph.nodes] == [n.name for n in second.graph.nodes]
+    assert first.plan.state_texts() == second.plan.state_texts()
+
+
+def test_the_definition_can_travel_to_workers() -> None:
+    definition = simple().definition()
+    assert pickle.loads(pickle.dumps(definition)).config == definition.config
+
+
+def test_parallelism_is_the_pipelines_then_the_masters_then_two() -> None:
+    assert simple().definition().config.parallelism == 2
+    assert simple().definition(5).config.parallelism == 5
+    assert simple(parallelism=3).definition(5).config.parallelism == 3
+    overridden = simple(parallelism=3)
+    overridden.override(parallelism=4, checkpoint_dir="/elsewhere")
+    assert overridden.definition().config.parallelism == 4
+    assert overridden.definition().config.checkpoint_root == "/elsewhere"
+
+
+def test_the_default_checkpoint_directory_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert simple().definition().config.checkpoint_root == str(tmp_path / ".headgate" / "checkpoints")
+
+
+def test_an_object_stores_url_stays_as_it_is() -> None:
+    pipeline = simple(checkpointing=hg.Checkpointing(dir="s3://bucket/checkpoints"))
+    assert pipeline.definition().config.checkpoint_root == "s3://bucket/checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"parallelism": 0}, "parallelism must be an integer between 1 and 128"),
+        ({"parallelism": 9, "max_parallelism": 8}, "between 1 and 8, but is 9"),
+        ({"parallelism": True}, "parallelism must be"),
+        ({"max_parallelism": 40_000}, "max_parallelism must be"),
+        ({"restart": "never"}, "restart= must be headgate.NoRestart"),
+        ({"checkpointing": "1s"}, "checkpointing= must be headgate.Checkpointing"),
+        ({"bad_records": hg.Discard()}, r"bad_records= must be headgate.Fail\(...\) or headgate.DeadLetter"),
+        ({"on_damaged_checkpoint": "ignore"}, "must be 'previous' or 'fail'"),
+        ({"state_backend": "rocksdb"}, "state backend 'rocksdb' is not there yet"),
+    ],
+)
+def test_wrong_options_are_refused_in_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hg.UsageError, match=message):
+        hg.Pipeline("p", **options)
+
+
+def test_a_pipeline_without_sink_is_refused() -> None:
+    pipeline = hg.Pipeline("p")
+    with pytest.raises(hg.UsageError, match="is empty"):
+        pipeline.definition()
+    rows = pipeline.source(hg.FromRows([{"n": 1}]))
+    with pytest.raises(hg.UsageError, match="no sink"):
+        pipeline.definition()
+    rows.sink(hg.Discard())
+    rows.select("n", name="forgotten")
+    with pytest.raises(hg.UsageError, match="nothing reads the stream of operator 'forgotten'"):
+        pipeline.definition()
+
+
+def test_what_is_no_source_and_what_is_no_sink_is_explained() -> None:
+    pipeline = hg.Pipeline("p")
+    with pytest.raises(hg.UsageError, match="DataFrameSource"):
+        pipeline.source(pl.DataFrame({"n": [1]}))  # type: ignore[arg-type]
+    with pytest.raises(hg.UsageError, match="a sink such as"):
+        pipeline.source(hg.FromRows([{"n": 1}])).sink("app/out")  # type: ignore[arg-type]
+
+
+def test_an_unreadable_source_is_told_with_its_operator(tmp_path: Path) -> None:
+    with pytest.raises(hg.UsageError, match=r"operator 'logs': .*missing does not exist"):
+        hg.Pipeline("p").source(hg.TextFiles(tmp_path / "missing"), name="logs")
+
+
+class PickySink(hg.Discard):
+    def check(self, schema: pa.Schema) -> None:
+        if schema != badrecords.SCHEMA:
+            raise hg.UsageError("it only takes bad records")
+
+
+def test_a_sink_is_asked_when_the_pipeline_is_built() -> None:
+    pipeline = hg.Pipeline("p", bad_records=hg.DeadLetter(PickySink()))
+    with pytest.raises(hg.UsageError, match="operator 'sink': it only takes bad records"):
+        pipeline.source(hg.FromRows([{"n": 1}])).sink(PickySink())
+
+
+def test_describe_shows_chains_and_what_flows_between_them() -> None:
+    pipeline = hg.Pipeline("shown")
+    rows = pipeline.source(hg.FromRows([{"n": 1}]))
+    rows.key_by("n").reduce(lambda a, b: b).sink(hg.Discard())
+    text = pipeline.describe()
+    assert "chain source\n  source [source] n: int64\n  key-by [operator] n: int64" in text
+    assert "chain reduce\n  <- key-by, hash on n\n  reduce [operator, keeps state] n: int64" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hg.Checkpointing(interval="often"), "checkpointing interval must look like"),
+        (lambda: hg.Checkpointing(retained=0), "retained must be an integer of at least 1"),
+        (lambda: hg.Checkpointing(timeout=0), "timeout must be longer than zero"),
+        (lambda: hg.Checkpointing(mode="twice"), "mode must be 'exactly-once'"),
+        (lambda: hg.ExponentialDelay(multiplier=0.5).to_config(), "multiplier must be at least 1"),
+        (lambda: hg.ExponentialDelay(jitter=2).to_config(), "jitter must be between 0 and 1"),
+        (lambda: hg.FixedDelay(attempts=-1).to_config(), "attempts must be an integer of at least 0"),
+        (lambda: hg.FailureRate(interval=0).to_config(), "interval must be longer than zero"),
+        (lambda: hg.Tumbling(0), "size must be longer than zero"),
+        (lambda: hg.DataFrameSource([1]), "needs a Spark DataFrame"),
+    ],
+)
+def test_wrong_values_are_refused_where_they_are_written(make: Any, message: str) -> None:
+    with pytest.raises(hg.UsageError, match=message):
+        make()
+
+
+def test_restart_strategies_are_translated_into_milliseconds() -> None:
+    assert hg.NoRestart().to_config() == model.NoRestart()
+    assert hg.FailureRate(5, "2m", "3s").to_config() == model.FailureRate(5, 120_000, 3_000)
+    assert hg.ExponentialDelay("1s", "5m", 3.0, "10m", 0.2, 4).to_config() == model.ExponentialDelay(
+        1_000, 300_000, 3.0, 600_000, 0.2, 4
+    )
+    assert hg.Checkpointing(interval=None).to_config().interval_ms == 0

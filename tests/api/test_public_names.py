@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import headgate
+
+NAMES = """
+BadRecord Checkpointing Choice CorruptionError DataFrameSource DeadLetter Discard ExponentialDelay Fail FailureRate
+FencedError FileSink FixedDelay FromRows Generator HeadgateError JsonLines KeyedStream NoRestart ParquetFiles Pipeline
+PipelineFailed PipelineHandle PipelineState Print Progress ProtocolViolation RowNumber RunResult Session Sliding
+StorageError Store Stream StreamSink StreamSource TextFiles Tumbling Uniform UsageError WindowedStream __version__
+"""
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(headgate.__all__) == sorted(NAMES.split())
+
+
+@pytest.mark.parametrize("name", NAMES.split())
+def test_every_public_name_can_be_imported(name: str) -> None:
+    assert getattr(headgate, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no name 'Pipelin'"):
+        headgate.Pipelin  # noqa: B018
+
+
+def test_importing_headgate_imports_neither_spark_nor_arrow_nor_polars() -> None:
+    code = "import sys, headgate; print(sorted({'pyspark', 'pyarrow', 'polars', 'numpy'} & set(sys.modules)))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_building_a_pipeline_does_not_import_spark() -> None:
+    code = (
+        "import sys, headgate as hg; p = hg.Pipeline('p'); p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard()); "
+        "p.definition(); print('pyspark' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+import headgate as hg
+from headgate.api.running import RunRequested, loading_only, refuse_while_loading, run_to_end
+from headgate.model.progress import CheckpointProgress, PipelineState, Progress, RunResult
+
+
+@dataclass
+class FakeHandle:
+    """Ends when it is stopped, and sends this process ``signals`` when it is first waited for."""
+
+    signals: list[int] = field(default_factory=list)
+    stops: bool = True
+    calls: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(PipelineState.RUNNING)
+
+    def wait(self, timeout_s: float | None = None) -> RunResult | None:
+        for number in self.signals:
+            os.kill(os.getpid(), number)
+        self.signals.clear()
+        if self.ended.wait(timeout_s):
+            return RunResult(is_finished=not self.calls)
+        return None
+
+    def stop(self, timeout_s: float | None = None) -> RunResult | None:
+        self.calls.append("stop")
+        if self.stops:
+            self.ended.set()
+        return None
+
+    def cancel(self) -> None:
+        self.calls.append("cancel")
+        self.ended.set()
+
+    def checkpoints(self) -> tuple[CheckpointProgress, ...]:
+        return ()
+
+    def metrics(self) -> dict[str, dict[str, int | float]]:
+        return {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_with_a_last_checkpoint(number: int) -> None:
+    handle = FakeHandle([number])
+    assert run_to_end(lambda: handle) == RunResult(is_finished=False)
+    assert handle.calls == ["stop"]
+
+
+def test_a_second_signal_cancels() -> None:
+    handle = FakeHandle([signal.SIGINT, signal.SIGINT], stops=False)
+    run_to_end(lambda: handle)
+    assert handle.calls == ["stop", "cancel"]
+
+
+def test_the_signal_handlers_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    handle = FakeHandle()
+    handle.ended.set()
+    assert run_to_end(lambda: handle) == RunResult(is_finished=True)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_outside_the_main_thread_signals_are_left_alone() -> None:
+    handle = FakeHandle()
+    handle.ended.set()
+    results: list[RunResult] = []
+    thread = threading.Thread(target=lambda: results.append(run_to_end(lambda: handle)))
+    thread.start()
+    thread.join()
+    assert results == [RunResult(is_finished=True)]
+
+
+def test_a_program_that_is_only_loaded_does_not_run() -> None:
+    pipeline = hg.Pipeline("loaded")
+    with loading_only(), pytest.raises(RunRequested) as caught:
+        pipeline.run()
+    assert caught.value.pipeline is pipeline
+    refuse_while_loading(pipeline)  # outside it does nothing

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import headgate as hg
+from headgate.model.graph import Edge, OutputTag, Partitioner, Role
+from headgate.model.ids import NodeName
+
+ROWS = [{"service": "a", "level": "ERROR", "n": 1, "ts": 5_000}]
+
+
+def made(bad_records: hg.DeadLetter | None = None) -> tuple[hg.Pipeline, hg.Stream]:
+    pipeline = hg.Pipeline("test", bad_records=bad_records)
+    return pipeline, pipeline.source(hg.FromRows(ROWS))
+
+
+def inputs(pipeline: hg.Pipeline, node: str) -> tuple[Edge, ...]:
+    return pipeline.definition().graph.node(NodeName(node)).inputs
+
+
+def names(pipeline: hg.Pipeline) -> list[str]:
+    return [str(node.name) for node in pipeline.definition().graph.nodes]
+
+
+def test_names_are_derived_from_the_verbs_in_order() -> None:
+    pipeline, rows = made()
+    rows.filter(pl.col("n") > 0).filter(pl.col("n") > 1).select("n").sink(hg.Discard())
+    rows.sink(hg.Discard())
+    assert names(pipeline) == ["source", "filter", "filter-2", "select", "sink", "sink-2"]
+
+
+def test_an_explicit_name_is_taken_and_only_once() -> None:
+    _, rows = made()
+    rows.filter(pl.col("n") > 0, name="positive")
+    with pytest.raises(hg.UsageError, match="two operators are named 'positive'"):
+        rows.select("n", name="positive")
+
+
+def test_a_derived_name_avoids_an_explicit_one() -> None:
+    pipeline, rows = made()
+    rows.select("n", name="filter").filter(pl.col("n") > 0).sink(hg.Discard())
+    assert names(pipeline) == ["source", "filter", "filter-2", "sink"]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".hidden", "a b", "x" * 101])
+def test_a_name_that_would_break_paths_is_refused(name: str) -> None:
+    _, rows = made()
+    with pytest.raises(hg.UsageError, match="must be named with"):
+        rows.select("n", name=name)
+
+
+def test_the_name_of_the_dead_letter_sink_is_reserved() -> None:
+    _, rows = made()
+    with pytest.raises(hg.UsageError, match="reserved"):
+        rows.select("n", name="bad-records")
+
+
+def test_every_stream_knows_its_schema() -> None:
+    _, rows = made()
+    assert rows.columns == ["service", "level", "n", "ts"]
+    assert rows.select("n", twice=pl.col("n") * 2).columns == ["n", "twice"]
+    assert rows.with_columns(one=1, copied="service").schema.field("copied").type == pa.large_string()
+    assert rows.map(lambda row: {"x": 1.0}, {"x": float}).schema == pa.schema([("x", pa.float64())])
+    assert rows.map(lambda row: row).schema == rows.schema
+    assert rows.map_batches(lambda frame: frame.select("n")).columns == ["n"]
+
+
+def test_an_unknown_column_is_told_with_operator_and_columns() -> None:
+    _, rows = made()
+    with pytest.raises(hg.UsageError, match=r"operator 'filter'.*nope.*service: large_string"):
+        rows.filter(pl.col("nope") == 1)
+    with pytest.raises(hg.UsageError, match=r"operator 'by': there is no column 'nope'; the columns are service"):
+        rows.key_by("nope", name="by")
+    with pytest.raises(hg.UsageError, match=r"operator 'with-timestamps': .*'nope'"):
+        rows.with_timestamps("nope")
+
+
+def test_a_wrong_type_is_told_when_the_pipeline_is_built() -> None:
+    _, rows = made()
+    with pytest.raises(hg.UsageError, match=r"operator 'select'"):
+        rows.select(pl.col("service").dt.year())
+
+
+def test_rebalance_and_broadcast_change_the_next_edge_only() -> None:
+    pipeline, rows = made()
+    rows.rebalance().select("n", name="spread").sink(hg.Discard())
+    rows.broadcast().select("n", name="all").sink(hg.Discard())
+    assert inputs(pipeline, "spread") == (Edge(NodeName("source"), Partitioner.REBALANCE),)
+    assert inputs(pipeline, "all") == (Edge(NodeName("source"), Partitioner.BROADCAST),)
+    assert inputs(pipeline, "sink") == (Edge(NodeName("spread")),)
+
+
+def test_union_gives_the_next_operator_all_inputs() -> None:
+    pipeline, rows = made()
+    other = pipeline.source(hg.FromRows(ROWS), name="other")
+    rows.union(other.rebalance()).sink(hg.Discard(), name="out")
+    assert inputs(pipeline, "out") == (Edge(NodeName("source")), Edge(NodeName("other"), Partitioner.REBALANCE))
+
+
+def test_union_refuses_other_schemas_other_pipelines_and_itself() -> None:
+    _, rows = made()
+    with pytest.raises(hg.UsageError, match="equal schemas"):
+        rows.union(rows.select("n"))
+    with pytest.raises(hg.UsageError, match="one pipeline"):
+        rows.union(made()[1])
+    with pytest.raises(hg.UsageError, match="twice"):
+        rows.union(rows)
+
+
+def test_reduce_reads_checked_keys_over_a_hash_edge() -> None:
+    pipeline, rows = made()
+    rows.key_by("service").reduce(lambda so_far, row: row).sink(hg.Discard())
+    assert inputs(pipeline, "reduce") == (Edge(NodeName("key-by"), Partitioner.HASH, ("service",)),)
+    assert pipeline.definition().graph.node(NodeName("reduce")).state_text.startswith("reduce(keys service")
+
+
+def test_an_aggregation_that_decomposes_is_combined_before_the_shuffle() -> None:
+    pipeline, rows = made()
+    keyed = rows.with_timestamps("ts").key_by("service")
+    counts = keyed.window(hg.Tumbling("5s")).agg(n=pl.len(), total=pl.col("n").sum())
+    counts.sink(hg.Discard())
+    assert counts.columns == ["service", "window_start", "window_end", "n", "total"]
+    assert inputs(pipeline, "window-combine") == (Edge(NodeName("key-by")),)
+    assert inputs(pipeline, "window") == (Edge(NodeName("window-combine"), Partitioner.HASH, ("service",)),)
+    assert [str(v.id) for v in pipeline.definition().plan.vertices] == ["source", "window"]
+
+
+def test_an_aggregation_that_does_not_decompose_keeps_its_records_behind_the_shuffle() -> None:
+    pipeline, rows = made()
+    rows.with_timestamps("ts").key_by("service").window(hg.Tumbling("5s")).agg(m=pl.col("n").median()).sink(
+        hg.Discard()
+    )
+    assert inputs(pipeline, "window") == (Edge(NodeName("key-by"), Partitioner.HASH, ("service",)),)
+
+
+def test_a_window_needs_event_times_that_are_still_there() -> None:
+    _, rows = made()
+    with pytest.raises(hg.UsageError, match="needs event times"):
+        rows.key_by("service").window(hg.Tumbling("5s"))
+    timed = rows.with_timestamps("ts")
+    with pytest.raises(hg.UsageError, match="needs event times"):
+        timed.select("service").key_by("service").window(hg.Tumbling("5s"))
+    timed.select("service", "ts").key_by("service").window(hg.Tumbling("5s"))
+
+
+def test_an_expression_given_as_the_operators_name_is_explained() -> None:
+    _, rows = made()
+    with pytest.raises(hg.UsageError, match=r"alias\('name'\)"):
+        rows.select(name=pl.col("service"))  # type: ignore[arg-type]
+
+
+def test_diverted_records_of_every_operator_that_refuses_some_reach_one_sink() -> None:
+    pipeline, rows = made(hg.DeadLetter(hg.Discard()))
+    rows.map(lambda row: row).filter(pl.col("n") > 0).with_timestamps("ts").key_by("service").reduce(
+        lambda a, b: b
+    ).sink(hg.Discard())
+    definition = pipeline.definition()
+    node = definition.graph.node(NodeName("bad-records"))
+    assert node.role is Role.SINK
+    assert [str(e.upstream) for e in node.inputs] == ["source", "map", "with-timestamps", "key-by", "reduce"]
+    assert {e.tag for e in node.inputs} == {OutputTag.BAD_RECORDS}
+    assert definition.diverts
+
+
+def test_without_a_dead_letter_sink_there_is_no_such_node() -> None:
+    pipeline, rows = made()
+    rows.sink(hg.Discard())
+    assert names(pipeline) == ["source", "sink"]
+    assert not pipeline.definition().diverts
+
+
+LATER: list[Callable[[hg.Stream], object]] = [
+    lambda s: s.iterate(lambda loop: loop),
+    lambda s: s.process(object()),
+    lambda s: s.side_output("late"),
+    lambda s: s.join(s),
+    lambda s: s.key_by("service").process(object()),
+    lambda s: s.with_timestamps("ts").key_by("service").window(hg.Tumbling("5s"), allowed_lateness="1s"),
+    lambda s: s.with_timestamps("ts").key_by("service").window(hg.Tumbling("5s")).apply(len),
+    lambda s: hg.Sliding("5m", "1m"),
+    lambda s: hg.Session("5m"),
+    lambda s: hg.Pipeline("x", state_backend="rocksdb"),
+    lambda s: hg.Pipeline("x").add_listener(object()),
+    lambda s: hg.Checkpointing(mode="at-least-once"),
+    lambda s: hg.Checkpointing(mode="unaligned"),
+]
+
+
+@pytest.mark.parametrize("call", LATER)
+def test_what_is_not_there_yet_says_so_in_one_sentence(call: Callable[[hg.Stream], object]) -> None:
+    _, rows = made()
+    with pytest.raises(hg.UsageError, match="is not there yet") as caught:
+        call(rows)
+    assert "\n" not in str(caught.value)
