@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headgate.cli.main import app
+from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
+from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.store.storage import open_storage
+
+
+def manifest(checkpoint: int, is_final: bool = False) -> Manifest:
+    entry = SubtaskEntry(SubtaskId(VertexId("window"), 0), StateHandle(1_500, 7, inline=b"x"))
+    return Manifest(
+        CheckpointId(checkpoint),
+        Generation(1),
+        1,
+        128,
+        (entry,),
+        state_texts={"window": "window(keys a)", "sink": ""},
+        is_final=is_final,
+        trigger_wall_ms=1_700_000_000_000,
+        duration_ms=42,
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    log = CheckpointLog(open_storage(str(tmp_path)), "counts")
+    log.claim("test", 1_700_000_000_000)
+    log.append(manifest(1))
+    log.append(manifest(2, is_final=True))
+    return tmp_path
+
+
+def told(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["checkpoints", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def test_pipelines_are_listed(root: Path) -> None:
+    assert told("list", "--dir", str(root)) == "counts\n"
+    assert "There are no checkpoints" in told("list", "--dir", str(root / "counts" / "log"))
+
+
+def test_completed_checkpoints_are_listed_with_duration_and_size(root: Path) -> None:
+    text = told("list", "counts", "--dir", str(root))
+    assert "2023-11-14 22:13:20.000" in text
+    assert "42 ms" in text
+    assert "1.5 kB" in text
+    assert text.rstrip().endswith("final")
+
+
+def test_a_damaged_entry_is_listed_by_name(root: Path) -> None:
+    newest = sorted((root / "counts" / "log").iterdir())[-1]
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    text = told("list", "counts", "--dir", str(root))
+    assert f"damaged: counts/log/{newest.name}" in text
+    assert "final" not in text
+
+
+def test_one_checkpoint_is_shown_with_its_subtasks(root: Path) -> None:
+    text = told("show", "counts", "1", "--dir", str(root))
+    assert "checkpoint: 1\n" in text
+    assert "window[0]" in text
+    assert "state of window: window(keys a)" in text
+    assert "checkpoint: 2\n" in told("show", "counts", "--dir", str(root))
+
+
+def test_json_is_for_programs(root: Path) -> None:
+    entries = json.loads(told("list", "counts", "--dir", str(root), "--json"))
+    assert [entry["kind"] for entry in entries] == ["claim", "checkpoint", "checkpoint"]
+    assert json.loads(told("show", "counts", "--dir", str(root), "--json"))["subtasks"][0]["size_bytes"] == 1_500
+
+
+def test_what_is_not_there_is_said(root: Path) -> None:
+    with pytest.raises(UsageError, match="the pipelines in this directory are: counts"):
+        told("list", "other", "--dir", str(root))
+    with pytest.raises(UsageError, match="has not checkpoint 9; there is 1, 2"):
+        told("show", "counts", "9", "--dir", str(root))

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headgate import __version__
+from headgate.cli import main as cli
+from headgate.cli.failures import report
+from headgate.cli.run import result_text
+from headgate.errors import HeadgateError, PipelineFailed, StorageError, UsageError
+from headgate.model.ids import CheckpointId
+from headgate.model.progress import RunResult
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["headgate", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"headgate {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["doctor"], ["checkpoints"], ["checkpoints", "list"], ["streams"]])
+def test_every_command_has_help(command: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_wrong_use_is_one_sentence_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "run", "nowhere.py") == 2
+    assert capsys.readouterr().err == "Error: there is no file nowhere.py\n"
+
+
+@pytest.mark.parametrize("command", ["savepoint", "rescale"])
+def test_later_commands_say_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(monkeypatch, command, "anything", "--to", "x") == 2
+    assert "is not there yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("do that"), 2),
+        (StorageError("put", "x", "disk full"), 1),
+        (PipelineFailed("operator 'map' failed", "Traceback: line 3"), 1),
+    ],
+)
+def test_errors_have_exit_codes_and_pipelines_bring_their_users_traceback(
+    error: HeadgateError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report(error) == code
+    assert capsys.readouterr().err == f"Error: {error}\n"
+
+
+def test_describe_prints_the_plan_without_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import headgate as hg\np = hg.Pipeline('shown')\n"
+        "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\np.run()\n",
+        encoding="utf-8",
+    )
+    where = str(tmp_path / "checkpoints")
+    assert run(monkeypatch, "run", str(program), "-p", "7", "--checkpoint-dir", where, "--describe") == 0
+    assert f"pipeline shown: 1 chains, parallelism 7, checkpoints in {where}" in capsys.readouterr().out
+
+
+def test_how_a_run_ended_is_said_in_one_sentence() -> None:
+    finished = RunResult(True, 1_000, 10, CheckpointId(3), 1, 65_000)
+    stopped = RunResult(False, 1_000, 10, CheckpointId(3), 0, 900)
+    assert result_text(finished) == "finished after 1 min 05 s: 1,000 records in, 10 out, 1 restarts"
+    assert result_text(stopped) == (
+        "stopped; the same command continues from checkpoint 3 after 900 ms: 1,000 records in, 10 out, 0 restarts"
+    )

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, summary_text
+from headgate.cli.text import duration_text, size_text, time_text
+from headgate.model.ids import CheckpointId, Generation, NodeName
+from headgate.model.progress import CheckpointProgress, NodeProgress, PendingCheckpoint, PipelineState, Progress
+
+PROGRESS = Progress(
+    PipelineState.RUNNING,
+    Generation(2),
+    restarts=1,
+    nodes=(NodeProgress(NodeName("source"), 0, 12_345, 0.0, 6_000.4),),
+    watermark_ms=1_700_000_000_123,
+    last_checkpoint=CheckpointProgress(CheckpointId(7), 34, 12_300),
+    pending_checkpoint=PendingCheckpoint(CheckpointId(8), 2_500, ("window[1]",)),
+    late_records=3,
+    bad_records=2,
+)
+
+
+def test_the_summary_says_what_needs_attention() -> None:
+    assert summary_text(PROGRESS) == (
+        "running · 6,000 records/s · watermark 2023-11-14 22:13:20.123 · checkpoint 7 (34 ms, 12.3 kB) · "
+        "checkpoint 8 under way for 2.5 s, held by window[1] · 1 restarts · 3 late · 2 bad"
+    )
+
+
+def test_the_live_view_shows_every_operator_and_the_last_notes() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    live = LiveProgress("counts", console)
+    live.on_progress(PROGRESS)
+    live.on_restart("worker 1 was lost", 100)
+    with console.capture() as capture:
+        console.print(live.render())
+    text = capture.get()
+    assert "counts  running" in text
+    assert "source" in text
+    assert "12,345" in text
+    assert "restarting in 100 ms: worker 1 was lost" in text
+
+
+def test_plain_lines_come_at_every_change_of_state_and_seldom_between(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = PlainProgress("counts", period_s=1_000)
+    plain.on_progress(Progress(PipelineState.STARTING))
+    plain.on_progress(PROGRESS)
+    plain.on_progress(PROGRESS)
+    plain.on_note("restored from checkpoint 6")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" · ")[0] for line in lines] == [
+        "counts: starting",
+        "counts: running",
+        "counts: restored from checkpoint 6",
+    ]
+
+
+def test_json_has_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = JsonLinesProgress()
+    shown.on_progress(PROGRESS)
+    shown.on_checkpoint(CheckpointId(7), 34, 12_300)
+    shown.on_restart("why", 5)
+    progress, checkpoint, restart = map(json.loads, capsys.readouterr().out.splitlines())
+    assert progress["state"] == "running"
+    assert progress["nodes"][0]["records_out"] == 12_345
+    assert checkpoint == {"event": "checkpoint", "checkpoint": 7, "duration_ms": 34, "size_bytes": 12_300}
+    assert restart == {"event": "restart", "reason": "why", "delay_ms": 5}
+
+
+def test_numbers_read_well() -> None:
+    assert [duration_text(ms) for ms in (850, 12_340, 245_000, 11_220_000)] == [
+        "850 ms",
+        "12.3 s",
+        "4 min 05 s",
+        "3 h 07 min",
+    ]
+    assert [size_text(size) for size in (0, 999, 12_300, 5_000_000)] == ["0 B", "999 B", "12.3 kB", "5.0 MB"]
+    assert time_text(None) == "-"
+    assert time_text((1 << 63) - 1) == "end of input"
