@@ -377,3 +377,11 @@ def test_a_cancelled_run_kills_its_job_and_waits_for_it() -> None:  # G11
 @pytest.mark.parametrize("events", [(), (*RUN, lost(0), job_ended())], ids=["created", "backoff"])
 def test_a_run_without_a_job_is_cancelled_at_once(events: tuple[Event, ...]) -> None:  # G11
     assert supervisor(*events).handle(CancelRequested()) == [Finish(None)]
+
+
+def test_a_run_does_not_hang_on_a_job_that_never_ends() -> None:  # G11
+    machine = supervisor(*RUN, CancelRequested())
+    again = [CancelJob(1), ArmTimer(JobEndTimer(1), JOB_END_MS)]
+    for _ in range(Supervisor.CANCELS_MAX):
+        assert machine.handle(fired(JobEndTimer(1))) == again
+    assert machine.handle(fired(JobEndTimer(1))) == [Finish(None)]

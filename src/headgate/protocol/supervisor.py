@@ -300,6 +300,9 @@ class Supervisor(Machine):
     REGISTER_TIMEOUT_MS = 120_000
     """A cluster may have to start executors first; an endless wait would be a silent hang (G12, I5)."""
 
+    CANCELS_MAX = 3
+    """Times that Spark is asked in vain to end the job before the run ends without it."""
+
     JOB_END_TIMEOUT_MS = 10_000
     """Spark kills a lingering Python worker after 2 s; five times that is a hang."""
 
@@ -325,6 +328,7 @@ class Supervisor(Machine):
         self._last_user_failure: tuple[str, str] | None = None
         self._outcome: Finish | None = None
         self._restarts_count = 0
+        self._cancels_count = 0
 
     @property
     def phase(self) -> Phase:
@@ -571,6 +575,9 @@ class Supervisor(Machine):
                 is_waiting = self._phase in (Phase.PREPARING, Phase.ENDING) and self._is_job_running
                 if timer.submission != self._submission or not is_waiting or self._registered:
                     return [Ignored("the job has ended or its retry has come up")]
+                self._cancels_count += 1
+                if self._phase is Phase.ENDING and self._cancels_count > self.CANCELS_MAX:
+                    return self._finish_run()  # the run's own work is done: do not hang on Spark (I5)
                 again = ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)
                 return [CancelJob(self._submission), again]
             case _:
@@ -602,6 +609,7 @@ class Supervisor(Machine):
             ended += [RefuseWorker(self._attempt, worker) for worker in waiting]
         self._outcome = outcome
         self._phase = Phase.ENDING
+        self._cancels_count = 0
         if not self._is_job_running:
             return ended + self._finish_run()
         cancel: list[Effect] = [] if is_done else [CancelJob(self._submission)]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate import faultpoints
-from headgate.errors import StorageError, UsageError
+from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
@@ -75,7 +75,12 @@ def begin_generation(
     commits = SinkCommits(definition, generation)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
     keep = () if restored is None else restored.committables
-    _retrying(lambda: commits.recover(permit, keep))
+    try:
+        _retrying(lambda: commits.recover(permit, keep))
+    except FencedError as error:
+        if restored is None and log.newer_claim() is None:
+            raise UsageError(_fenced_by_the_past(definition.config.name, error)) from error
+        raise
     if restored is not None and isinstance(choice, recovery.AlreadyFinished):
         commits.close()
         return Finished(restored)
@@ -93,6 +98,15 @@ def _choose(definition: PipelineDefinition, log: CheckpointLog, observed: recove
         if not damage[manifest.checkpoint]:
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)
+
+
+def _fenced_by_the_past(pipeline: str, error: FencedError) -> str:
+    """Explain a target that remembers a later generation than the checkpoints do: they have been removed."""
+    return (
+        f"{error.what} was written by generation {error.newest} of pipeline '{pipeline}', but its checkpoint directory "
+        f"holds no such generation: was it removed? Give the pipeline another name, or, to start over, make the "
+        f"target forget it (for a stream: headgate streams forget '{pipeline}/<sink>')"
+    )
 
 
 def _tell(choice: recovery.Restore, note: Callable[[str], None]) -> None:
