@@ -53,7 +53,7 @@ class Chain:
         if spec_of(vertex.head).kind is Kind.SOURCE:
             splits = spec_of(vertex.head).splits[subtask_index :: plan.parallelism]
             self._splits = dict(splits)
-            self._positions = {name: 0 for name in self._splits}
+            self._positions = dict.fromkeys(self._splits, 0)
 
     # -- the source ---------------------------------------------------------------------------------------------
 

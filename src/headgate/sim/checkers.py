@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Protocol
 
-from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.manifest import StateHandle
+from headgate.model.ids import CheckpointId, Generation
 from headgate.model.plan import Plan
 from headgate.sim import history
 from headgate.sim.history import HistoryEvent, Record, TransactionId
+from headgate.sim.lifecheckers import (
+    Bounded,
+    FinishOnce,
+    Monotone,
+    NewestSound,
+    StaleChangesNothing,
+    WholeCheckpoints,
+)
 from headgate.sim.storemodel import payload_of
 from headgate.sim.workload import Workload
 from headgate.sim.world import Violation
@@ -72,9 +79,7 @@ class ExactlyOnce:
         for record in event.records:
             counts[record] += 1
             if counts[record] > expected[record]:
-                raise Violation(
-                    "I1", f"{sink} shows {record} {counts[record]} times, {expected[record]} are expected"
-                )
+                raise Violation("I1", f"{sink} shows {record} {counts[record]} times, {expected[record]} are expected")
             self._order(sink, record)
 
     def _order(self, sink: str, record: Record) -> None:
@@ -91,8 +96,9 @@ class ExactlyOnce:
         again = [c for c in self._committed.values() if c.checkpoint > floor]
         if again and not self._has_damage:
             raise Violation(
-                "I1", f"generation {event.generation} starts from {floor}, but {again[0].transaction} of checkpoint "
-                f"{again[0].checkpoint} is committed"
+                "I1",
+                f"generation {event.generation} starts from {floor}, but {again[0].transaction} of checkpoint "
+                f"{again[0].checkpoint} is committed",
             )
         for committed in again:
             del self._committed[committed.transaction]
@@ -159,217 +165,11 @@ class NothingWithdrawn:
         """Nothing to add."""
 
 
-class NewestSound:
-    """I4: a generation starts from the newest completed checkpoint; only injected damage may make it an older one."""
-
-    def __init__(self) -> None:
-        self._completed: list[CheckpointId] = []
-        self._damaged: set[CheckpointId] = set()
-        self._passed: set[CheckpointId] = set()
-
-    def observe(self, event: HistoryEvent) -> None:
-        """Recompute each choice."""
-        match event:
-            case history.ManifestAppended():
-                self._completed.append(event.manifest.checkpoint)
-            case history.Damage():
-                if event.what == "repaired":
-                    self._damaged.discard(event.checkpoint)
-                else:
-                    self._damaged.add(event.checkpoint)
-            case history.Chosen():
-                self._judge(event)
-            case _:
-                pass
-
-    def _judge(self, event: history.Chosen) -> None:
-        whole = [c for c in self._completed if c not in self._damaged]
-        newest = max(whole, default=None)
-        if newest is not None and newest not in event.available:
-            raise Violation("I4", f"checkpoint {newest} was completed, nothing damaged it, and it is not whole")
-        if event.checkpoint != newest:
-            raise Violation("I4", f"generation {event.generation} starts from {event.checkpoint}, not from {newest}")
-        if event.checkpoint is None and self._completed:
-            raise Violation("I4", f"generation {event.generation} starts empty after completed checkpoints")
-
-    def at_end(self) -> None:
-        """Nothing to add."""
-
-
-class WholeCheckpoints:
-    """C7–C9, C12: a manifest holds one snapshot of every subtask, written for it by its own generation."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._subtasks = plan.subtasks()
-        self._wrote: dict[tuple[Generation, SubtaskId, CheckpointId], set[StateHandle]] = {}
-        self._finished: dict[Generation, set[SubtaskId]] = {}
-        self._restored_finished: set[SubtaskId] = set()
-
-    def observe(self, event: HistoryEvent) -> None:
-        """Compare a manifest with the snapshots that were written."""
-        if isinstance(event, history.SnapshotWrote):
-            key = (event.generation, event.subtask, event.checkpoint)
-            self._wrote.setdefault(key, set()).add(event.handle)
-        if not isinstance(event, history.ManifestAppended):
-            return
-        manifest = event.manifest
-        if tuple(e.subtask for e in manifest.entries) != self._subtasks:
-            raise Violation("I4", f"the manifest of {manifest.checkpoint} does not list every subtask once")
-        for entry in manifest.entries:
-            if entry.handle not in self._wrote.get((manifest.generation, entry.subtask, manifest.checkpoint), ()):
-                raise Violation(
-                    "I8",
-                    f"checkpoint {manifest.checkpoint} of generation {manifest.generation} contains a snapshot of "
-                    f"{entry.subtask} that was not written for it",
-                )
-
-    def at_end(self) -> None:
-        """Nothing to add."""
-
-
-class Monotone:
-    """I7: ids, generations, sequences and watermarks never go back, and each subtask passes each barrier once."""
-
-    def __init__(self) -> None:
-        self._sequence = 0
-        self._generation = Generation(0)
-        self._completed = CheckpointId(0)
-        self._triggered: dict[Generation, CheckpointId] = {}
-        self._passed: dict[tuple[Generation, SubtaskId], CheckpointId] = {}
-        self._cancelled: dict[tuple[Generation, SubtaskId], set[CheckpointId]] = {}
-        self._watermarks: dict[tuple[Generation, SubtaskId], int] = {}
-        self._deployed: set[tuple[str, tuple[int, int]]] = set()
-        self._has_lost_entry = False
-
-    def observe(self, event: HistoryEvent) -> None:
-        """Compare with the value before."""
-        match event:
-            case history.ClaimAppended():
-                self._rises("a claim's generation", event.generation, self._generation)
-                self._rises("a log sequence", event.sequence, self._sequence)
-                self._generation, self._sequence = event.generation, event.sequence
-            case history.ManifestAppended():
-                self._rises("a completed checkpoint's id", event.manifest.checkpoint, self._completed)
-                self._rises("a log sequence", event.sequence, self._sequence)
-                self._completed, self._sequence = event.manifest.checkpoint, event.sequence
-            case history.Triggered():
-                self._trigger(event)
-            case history.BarrierPassed():
-                self._pass(event)
-            case history.WatermarkSent():
-                before = self._watermarks.get((event.generation, event.subtask), event.watermark_ms)
-                if event.watermark_ms < before:
-                    raise Violation("I7", f"the watermark of {event.subtask} went back")
-                self._watermarks[event.generation, event.subtask] = event.watermark_ms
-            case history.Deployed():
-                if (event.driver, event.attempt) in self._deployed:
-                    raise Violation("I7", f"attempt {event.attempt} of {event.driver} was deployed twice")
-                self._deployed.add((event.driver, event.attempt))
-            case _:
-                pass
-
-    def _trigger(self, event: history.Triggered) -> None:
-        before = self._triggered.get(event.generation, CheckpointId(0))
-        self._rises("a triggered id", event.checkpoint, before)
-        if event.generation == self._generation:
-            self._rises("a triggered id", event.checkpoint, self._completed)
-        self._triggered[event.generation] = event.checkpoint
-
-    def _pass(self, event: history.BarrierPassed) -> None:
-        key = (event.generation, event.subtask)
-        cancelled = self._cancelled.setdefault(key, set())
-        if event.is_barrier:
-            self._rises(f"a barrier of {event.subtask}", event.checkpoint, self._passed.get(key, CheckpointId(0)))
-            if event.checkpoint in cancelled:
-                raise Violation("I7", f"{event.subtask} took a snapshot of {event.checkpoint} after it gave it up")
-            self._passed[key] = event.checkpoint
-        elif event.checkpoint in cancelled:
-            raise Violation("I7", f"{event.subtask} sent the cancel marker of {event.checkpoint} twice")
-        else:
-            cancelled.add(event.checkpoint)
-
-    def _rises(self, what: str, now: int, before: int) -> None:
-        if now <= before:
-            raise Violation("I7", f"{what} is {now} after {before}")
-
-    def at_end(self) -> None:
-        """Nothing to add."""
-
-
-class StaleChangesNothing:
-    """I8: after a newer generation has claimed the log or fenced a sink, an older one changes nothing there."""
-
-    def __init__(self) -> None:
-        self._newest = Generation(0)
-        self._fences: dict[str, Generation] = {}
-
-    def observe(self, event: HistoryEvent) -> None:
-        """Compare the actor's generation with the newest."""
-        match event:
-            case history.ClaimAppended():
-                self._newest = max(self._newest, event.generation)
-            case history.SinkFenced():
-                self._fences[event.sink] = max(self._fences.get(event.sink, Generation(0)), event.generation)
-            case history.ManifestAppended():
-                self._refuse("completed a checkpoint", event.manifest.generation, self._newest)
-            case history.Prepared():
-                fence = self._fences.get(event.transaction.sink, Generation(0))
-                self._refuse("prepared a transaction", event.transaction.generation, fence)
-            case history.Committed():
-                self._refuse("committed", event.by, self._fences.get(event.transaction.sink, Generation(0)))
-            case _:
-                pass
-
-    def _refuse(self, what: str, generation: Generation, newest: Generation) -> None:
-        if generation < newest:
-            raise Violation("I8", f"generation {generation} {what} after generation {newest} had begun")
-
-    def at_end(self) -> None:
-        """Nothing to add."""
-
-
-class FinishOnce:
-    """T8: the operators of a subtask finish once in each history that counts (a restored one does not do it again)."""
-
-    def __init__(self) -> None:
-        self._finished: set[tuple[Generation, SubtaskId]] = set()
-
-    def observe(self, event: HistoryEvent) -> None:
-        """Count within a generation; across generations a second output shows in I1."""
-        if isinstance(event, history.Finished):
-            key = (event.generation, event.subtask)
-            if key in self._finished:
-                raise Violation("I1", f"{event.subtask} finished its operators twice")
-            self._finished.add(key)
-
-    def at_end(self) -> None:
-        """Nothing to add."""
-
-
-class Bounded:
-    """I6, I10: nothing grows beyond its limit, and nothing is left at the end."""
-
-    def observe(self, event: HistoryEvent) -> None:
-        """Judge levels and the final inventory."""
-        if isinstance(event, history.Level) and event.used > event.limit:
-            raise Violation("I10", f"{event.name}: {event.used}, the limit is {event.limit}")
-        if isinstance(event, history.Inventory):
-            for what, left in (
-                ("transactions undecided", event.transactions),
-                ("files without a checkpoint", event.orphan_files),
-                ("processes alive", event.processes),
-            ):
-                if left:
-                    raise Violation("I6", f"{what}: {', '.join(left[:5])}")
-
-    def at_end(self) -> None:
-        """Nothing to add."""
-
-
 class Checkers:
     """All checkers of one run."""
 
     def __init__(self, workload: Workload, plan: Plan) -> None:
+        self._newest = Generation(0)
         self._checkers: tuple[Checker, ...] = (
             ExactlyOnce(workload),
             CompletedOnly(),
@@ -384,6 +184,10 @@ class Checkers:
 
     def observe(self, event: HistoryEvent) -> None:
         """Show ``event`` to every checker."""
+        if isinstance(event, history.ClaimAppended):
+            self._newest = event.generation
+        if isinstance(event, history.Chosen) and event.generation < self._newest:
+            return  # it chose by what it saw before it was replaced; that it changes nothing is I8
         for checker in self._checkers:
             checker.observe(event)
 

@@ -54,7 +54,7 @@ class Claiming:
         self._step(self._observe)
 
     def _step(self, call: Callable[..., None], *args: object) -> None:
-        self._driver.post(self._env.faults.delay_ms(STEP_MS), self._guarded, call, *args)
+        self._driver.post(self._env.faults.delay_ms(STEP_MS), self._driver.interruptible, self._guarded, call, *args)
 
     def _guarded(self, call: Callable[..., None], *args: object) -> None:
         """Run one step; try it again after a storage error, a few times."""

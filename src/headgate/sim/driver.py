@@ -6,11 +6,13 @@ store survive, and its workers live on until they notice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.protocol import coordinator
 from headgate.protocol import supervisor as machine
+from headgate.protocol.machine import Ignored
 from headgate.protocol.supervisor import AttemptId, Failure
 from headgate.sim import history, network
 from headgate.sim.claiming import Claimed, Claiming
@@ -55,10 +57,17 @@ class Driver(Process):
         for effect in effects:
             self.env.faults.crash_point(self, Fault.DRIVER_CRASH)
             self._execute(effect)
-        if self.is_alive and self.env.faults.strikes(Fault.DRIVER_PAUSE):
+
+    def interruptible(self, call: Callable[..., None], *args: object) -> None:
+        """Run ``call``; now and then this process is stopped for a while just before it."""
+        if self.env.faults.strikes(Fault.DRIVER_PAUSE):
             self.env.marks.reach(Mark.PAUSED_DRIVER)
             self.pause()
+            self.post(0, call, *args)
             self.world.at(self.env.rng.choice((50, 400, 2_000, 5_000)), self.resume)
+            self._simulation.on_paused()
+        else:
+            call(*args)
 
     def on_claimed(self, claimed: Claimed) -> None:
         """The generation is claimed and its sinks are recovered."""
@@ -161,7 +170,7 @@ class Driver(Process):
                 self._finish(effect)
             case machine.ReportRestart():
                 self.tell(f"restarts in {effect.delay_ms} ms: {effect.failure.reason}")
-            case machine.Ignored():
+            case Ignored():
                 pass
 
     def _deploy(self, order: machine.Deploy) -> None:

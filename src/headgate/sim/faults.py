@@ -19,7 +19,7 @@ class Fault(Enum):
     WORKER_CRASH = ("worker-crash", 0.003)
     DRIVER_CRASH = ("driver-crash", 0.005)
     WORKER_PAUSE = ("worker-pause", 0.002)
-    DRIVER_PAUSE = ("driver-pause", 0.002)
+    DRIVER_PAUSE = ("driver-pause", 0.02)
     LINK_LOSS = ("link-loss", 0.003)
     PEER_LOSS = ("peer-loss", 0.0005)
     USER_FAILURE = ("user-failure", 0.0005)
@@ -31,7 +31,8 @@ class Fault(Enum):
     GET_FAILS = ("get-fails", 0.02)
     RESERVE_FAILS = ("reserve-fails", 0.05)
     MANIFEST_FAILS = ("manifest-fails", 0.05)
-    MANIFEST_UNKNOWN = ("manifest-unknown", 0.04)
+    MANIFEST_UNKNOWN = ("manifest-unknown", 0.1)
+    MANIFEST_SLOW = ("manifest-slow", 0.3)
     CLAIM_UNKNOWN = ("claim-unknown", 0.04)
     HINT_FAILS = ("hint-fails", 0.1)
     COMMIT_FAILS = ("commit-fails", 0.1)
@@ -73,7 +74,7 @@ DISRUPTIVE = frozenset(
 class Faults:
     """The faults of one run."""
 
-    random: random.Random
+    rng: random.Random
     rates: dict[Fault, float] = field(default_factory=dict)
     budget: int = 6
     is_healed: bool = False
@@ -88,8 +89,6 @@ class Faults:
         for fault in Fault:
             if rng.random() < share and not has_none:
                 faults.rates[fault] = min(fault.rate * scale, 0.5)
-        if Fault.DAMAGE in faults.rates and rng.random() < 0.6:
-            del faults.rates[Fault.DAMAGE]
         return faults
 
     def has(self, fault: Fault) -> bool:
@@ -99,7 +98,7 @@ class Faults:
     def strikes(self, fault: Fault) -> bool:
         """Whether ``fault`` happens at this opportunity."""
         rate = self.rates.get(fault)
-        if rate is None or self.is_healed or self.random.random() >= rate:
+        if rate is None or self.is_healed or self.rng.random() >= rate:
             return False
         if fault in DISRUPTIVE:
             if self.budget <= 0:
@@ -119,15 +118,15 @@ class Faults:
     def delay_ms(self, usual_max_ms: int) -> int:
         """Return a random delay; now and then a very long one."""
         if self.strikes(Fault.SLOW):
-            return self.random.randint(1, usual_max_ms * 30)
-        return self.random.randint(0, usual_max_ms)
+            return self.rng.randint(1, usual_max_ms * 30)
+        return self.rng.randint(0, usual_max_ms)
 
     def is_storage_gone(self, now_ms: int) -> bool:
         """Whether the checkpoint storage refuses everything now (F11); may begin such a time."""
         if self.is_healed:
             return False
         if self.strikes(Fault.STORAGE_GONE):
-            self.storage_gone_until_ms = now_ms + self.random.randint(50, 1_500)
+            self.storage_gone_until_ms = now_ms + self.rng.randint(50, 1_500)
         return now_ms < self.storage_gone_until_ms
 
     def heal(self) -> None:

@@ -14,6 +14,8 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
 from headgate.protocol import coordinator as machine
 from headgate.protocol.commit import Commit
+from headgate.protocol.machine import Ignored
+from headgate.protocol.reasons import AbortReason
 from headgate.protocol.supervisor import AttemptId, Failure, FailureKind
 from headgate.sim import history, network
 from headgate.sim.faults import Fault
@@ -79,9 +81,7 @@ class GenerationHost:
             )
         elif isinstance(message, network.Declined):
             self._env.marks.reach(Mark.DECLINED)
-            self.handle(
-                machine.Declined(message.generation, message.subtask, message.checkpoint, message.reason)
-            )
+            self.handle(machine.Declined(message.generation, message.subtask, message.checkpoint, message.reason))
         elif isinstance(message, network.FinishedInput):
             if not self.is_started:
                 self._env.marks.reach(Mark.FINISHED_BEFORE_STARTED)
@@ -103,7 +103,8 @@ class GenerationHost:
                 env.note(history.Triggered(self.generation, effect.checkpoint))
                 self._send_all(network.Trigger(self.generation, effect.checkpoint))
             case machine.WriteManifest():
-                driver.post(env.faults.delay_ms(10), self._write_manifest, effect)
+                slow = 250 if env.faults.strikes(Fault.MANIFEST_SLOW) else 10
+                driver.post(env.faults.delay_ms(slow), driver.interruptible, self._write_manifest, effect)
             case machine.NotifyComplete():
                 self._send_all(network.Complete(self.generation, effect.checkpoint))
             case machine.NotifyAbort():
@@ -115,7 +116,7 @@ class GenerationHost:
             case machine.DropCheckpoint():
                 self._drop(effect.checkpoint)
             case Commit():
-                driver.post(env.faults.delay_ms(15), self._commit, effect)
+                driver.post(env.faults.delay_ms(15), driver.interruptible, self._commit, effect)
             case machine.FailGeneration():
                 kind = FailureKind.DETERMINISTIC if effect.is_fatal else FailureKind.LOST
                 if effect.is_fenced:
@@ -124,19 +125,17 @@ class GenerationHost:
             case machine.GenerationDone():
                 self._sweep()
                 driver.post(0, driver.on_generation_done, self.generation, effect.is_final)
-            case machine.Ignored():
+            case Ignored():
                 if effect.reason == "duplicate acknowledgement":
                     env.marks.reach(Mark.DUPLICATE_ACK)
 
     def _mark_abort(self, effect: machine.NotifyAbort) -> None:
         marks = self._env.marks
         match effect.reason:
-            case machine.AbortReason.SUBSUMED:
+            case AbortReason.SUBSUMED:
                 marks.reach(Mark.SUBSUMED)
-            case machine.AbortReason.EXPIRED:
+            case AbortReason.EXPIRED:
                 marks.reach(Mark.EXPIRED)
-            case machine.AbortReason.OVERTAKEN:
-                marks.reach(Mark.OVERTAKEN)
             case _:
                 pass
         if self._coordinator.phase is machine.Phase.ENDING:
@@ -198,7 +197,7 @@ class GenerationHost:
         fate = env.rng.randrange(4)
         if fate == 0:
             env.marks.reach(Mark.MANIFEST_LATE)
-            env.world.at(env.rng.randint(1, 300), env.disk.put_if_absent, sequence, manifest)
+            env.world.at(env.rng.randint(1, 300), self._land, sequence, manifest)
         elif fate >= 2:
             env.disk.put_if_absent(sequence, manifest)
         if fate == 3 and env.disk.log.get(sequence) is manifest:
@@ -207,6 +206,12 @@ class GenerationHost:
             return
         env.marks.reach(Mark.MANIFEST_UNKNOWN)
         self.handle(machine.ManifestUnknown(manifest.checkpoint))
+
+    def _land(self, sequence: int, manifest: Manifest) -> None:
+        """A write that was given up reaches the storage after all."""
+        disk = self._env.disk
+        if disk.put_if_absent(sequence, manifest) and not disk.is_tail(sequence):
+            del disk.log[sequence]
 
     def _after_append(self, manifest: Manifest) -> None:
         disk, sequence = self._env.disk, self._next_sequence

@@ -24,7 +24,6 @@ class Mark(Enum):
     WRITE_CANCELLED = "the asynchronous part of a snapshot was cancelled"
     WRITTEN_AFTER_ABORT = "a snapshot was written after its checkpoint was aborted"
     ABORT_BEFORE_BARRIER = "an abort arrived before the barrier"
-    OVERTAKEN = "a newer barrier arrived while an older checkpoint was being aligned"
     CANCEL_MARKER = "a cancel marker reached an aligner"
     BARRIER_AFTER_END = "a barrier arrived on a channel that had delivered the end of data"
     ALIGNED = "a channel was blocked for alignment"

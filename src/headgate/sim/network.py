@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headgate.sim.worker import Worker
 
 Element: TypeAlias = tuple[str, Any]
-"""``("records", tuple)``, ``("barrier" | "cancel", id)``, ``("watermark", ms)``, ``("idle", bool)`` or ``("end", None)``."""
+"""Kind and value: ``records`` a tuple, ``barrier`` and ``cancel`` an id, ``watermark`` ms, ``idle`` a bool, ``end``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,9 @@ class Result:
     story: tuple[str, ...] = ()
 
 
-def run_seed(seed: int, *, is_traced: bool = False) -> Result:
+def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
     """Run one simulation."""
-    simulation = Simulation(seed, is_traced=is_traced)
+    simulation = Simulation(seed, is_traced=is_traced, events_max=events_max)
     violation = simulation.run()
     world = simulation.env.world
     story = tuple(world.story) if violation or is_traced else ()
@@ -62,7 +62,8 @@ def run_seed(seed: int, *, is_traced: bool = False) -> Result:
 class Simulation:
     """The user of the pipeline: starts drivers, stops them, and damages files."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+        self._events_max = events_max
         world = World(seed, is_traced=is_traced)
         rng = world.random
         options = Options.draw(rng)
@@ -87,13 +88,13 @@ class Simulation:
             self._plan_incidents(env.rng)
             self._start_driver()
             self._read_sinks()
-            world.run(lambda: self.is_finished, env.options.safety_ms, EVENTS_MAX)
+            world.run(lambda: self.is_finished, env.options.safety_ms, self._events_max)
             self._heal()
-            if not world.run(lambda: self.is_finished, world.now_ms + LIVENESS_MS, EVENTS_MAX):
+            if not world.run(lambda: self.is_finished, world.now_ms + LIVENESS_MS, self._events_max):
                 raise Violation("I5", f"not finished at {world.now_ms} ms after {world.events_count} events")
             if env.rng.random() < 0.2:
                 self._start_driver()
-            world.run(self._is_quiet, world.now_ms + LIVENESS_MS, EVENTS_MAX)
+            world.run(self._is_quiet, world.now_ms + LIVENESS_MS, self._events_max)
             self._check_end()
         except Violation as violation:
             world.tell("checker", str(violation))
@@ -136,6 +137,11 @@ class Simulation:
         for driver in self.drivers:
             if driver.is_alive and not driver.is_paused:
                 driver.post(0, driver.request_cancel)
+
+    def on_paused(self) -> None:
+        """A driver does not answer: somebody may start the same command again."""
+        if self.env.rng.random() < 0.5:
+            self.env.world.at(self.env.rng.randint(1, 300), self._start_second)
 
     def on_died(self) -> None:
         """A driver crashed: somebody starts the same command again."""

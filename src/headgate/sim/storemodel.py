@@ -15,6 +15,8 @@ from headgate.model.manifest import Committable
 from headgate.protocol.commit import CommitPermit
 from headgate.sim.history import Aborted, Committed, Observer, Prepared, Read, Record, SinkFenced, TransactionId
 
+NO_CHECKPOINT = CheckpointId(0)
+
 
 class Status(Enum):
     """Life of a transaction."""
@@ -31,7 +33,7 @@ class Transaction:
 
     id: TransactionId
     status: Status = Status.OPEN
-    checkpoint: CheckpointId = CheckpointId(0)
+    checkpoint: CheckpointId = NO_CHECKPOINT
     records: list[Record] = field(default_factory=list)
 
 

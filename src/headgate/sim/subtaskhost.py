@@ -202,9 +202,7 @@ class SubtaskHost:
                 case watermarks.EmitWatermark():
                     self._chain.advance(effect.watermark_ms)
                     self._broadcast(("watermark", effect.watermark_ms))
-                    self.env.note(
-                        history.WatermarkSent(self.worker.generation, self.subtask, effect.watermark_ms)
-                    )
+                    self.env.note(history.WatermarkSent(self.worker.generation, self.subtask, effect.watermark_ms))
                 case watermarks.EmitIdle():
                     self._broadcast(("idle", effect.is_idle))
 

@@ -1,0 +1,216 @@
+"""Mutants of commits, supervision, recovery and event time, and of the storage and targets around them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from headgate.model.ids import CheckpointId, Generation
+from headgate.protocol import commit, recovery, restart, supervisor, watermarks
+from headgate.sim import disk, probes, storemodel
+from headgate.sim.chain import Chain
+from headgate.sim.mutants import Patch, around, mutant
+
+# -- commits --------------------------------------------------------------------------------------------------------
+
+
+@mutant("commits-out-of-order", "K2", "a newer checkpoint is committed before an older one")
+def _(patch: Patch) -> None:
+    def next_(call: Any, self: Any) -> Any:
+        if not self._is_in_flight:
+            self._queue.rotate(1)
+        return call()
+
+    around(patch, commit.CommitQueue, "_next", next_)
+
+    def completed(call: Any, self: Any, checkpoint: Any, committables: Any) -> Any:
+        if committables:
+            self._queue.append((checkpoint, committables))
+        return self._next()
+
+    around(patch, commit.CommitQueue, "completed", completed)
+
+
+@mutant("retry-forgets", "K1", "a commit that failed is not tried again")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any) -> Any:
+        self._queue.popleft()
+        return call()
+
+    around(patch, commit.CommitQueue, "retry", change)
+
+
+# -- supervisor -----------------------------------------------------------------------------------------------------
+
+
+@mutant("used-up-attempt-deployed-again", "G4", "workers of a failed generation serve the next one")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, *, is_done: bool) -> Any:
+        fenced, registered = self._fenced, set(self._registered)
+        effects = call(is_done=is_done)
+        self._fenced, self._registered = fenced, registered
+        return effects
+
+    around(patch, supervisor.Supervisor, "_end_generation", change)
+
+
+@mutant("loss-of-deployed-worker-ignored", "G4", "a retry that registers first hides the loss of the deployed worker")
+def _(patch: Patch) -> None:
+    around(
+        patch,
+        supervisor.Supervisor,
+        "_is_current",
+        lambda call, self, attempt: attempt == self._attempt and attempt > self._fenced,
+    )
+
+
+@mutant("deploys-with-one-worker-missing", "G3", "a generation is deployed before all its workers are there")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any) -> Any:
+        count = self._workers_count
+        self._workers_count = max(count - 1, 1)
+        try:
+            return call()
+        finally:
+            self._workers_count = count
+
+    around(patch, supervisor.Supervisor, "_deploy_if_complete", change)
+
+
+@mutant("restart-never-gives-up", "C40", "the limit of restarts is ignored", probe=probes.restarts_are_limited)
+def _(patch: Patch) -> None:
+    around(
+        patch,
+        restart.RestartPolicy,
+        "_limited",
+        lambda call, self, attempts, delay_ms: restart.RestartAfter(delay_ms),
+    )
+
+
+# -- recovery -------------------------------------------------------------------------------------------------------
+
+
+@mutant("claim-reuses-generation", "R7", "a new life takes the number of the last one")
+def _(patch: Patch) -> None:
+    original = recovery.next_claim
+
+    def change(log: recovery.ObservedLog) -> recovery.NextClaim:
+        claim = original(log)
+        return dataclasses.replace(claim, generation=Generation(max(claim.generation - 1, 1)))
+
+    patch(recovery, "next_claim", change)
+
+
+@mutant("id-reused", "R7", "a checkpoint id that was triggered before is used again", probe=probes.ids_are_not_reused)
+def _(patch: Patch) -> None:
+    original = recovery.next_claim
+    patch(recovery, "next_claim", lambda log: original(dataclasses.replace(log, reserved=CheckpointId(0))))
+
+
+@mutant("recovery-chooses-older", "R8", "not the newest checkpoint is restored")
+def _(patch: Patch) -> None:
+    original = recovery.candidates
+    patch(recovery, "candidates", lambda log: tuple(reversed(original(log))))
+
+
+@mutant("damage-not-checked", "R10", "a damaged checkpoint is restored")
+def _(patch: Patch) -> None:
+    original = recovery.choose
+    patch(recovery, "choose", lambda log, damage, policy: original(log, dict.fromkeys(damage, ()), policy))
+
+
+@mutant("fresh-when-damaged", "R11", "damage of the only checkpoint starts the pipeline empty")
+def _(patch: Patch) -> None:
+    original = recovery.choose
+
+    def change(log: Any, damage: Any, policy: Any) -> recovery.Choice:
+        choice = original(log, damage, policy)
+        return recovery.StartFresh() if isinstance(choice, recovery.Refuse) else choice
+
+    patch(recovery, "choose", change)
+
+
+@mutant("lost-entry-not-noticed", "R9", "a missing newest entry of the log looks like one that never was")
+def _(patch: Patch) -> None:
+    patch(recovery.ObservedLog, "lost", lambda self: ())
+
+
+# -- event time -----------------------------------------------------------------------------------------------------
+
+
+@mutant("watermark-maximum", "W10", "the fastest input decides about event time")
+def _(patch: Patch) -> None:
+    patch(watermarks, "min", max)
+
+
+@mutant("idle-holds-back", "W11", "an idle channel stops event time", probe=probes.idle_does_not_hold_back)
+def _(patch: Patch) -> None:
+    around(
+        patch,
+        watermarks.WatermarkMerger,
+        "handle",
+        lambda call, self, event: [] if isinstance(event, watermarks.IdleReceived) else call(event),
+    )
+
+
+# -- what stands around the machines --------------------------------------------------------------------------------
+
+
+@mutant("positions-after-next-read", "M8", "the snapshot's source positions are those of the next read")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any) -> Any:
+        state = call()
+        for split in self.splits:
+            state["positions"][split] += 1
+        return state
+
+    around(patch, Chain, "freeze", change)
+
+
+@mutant("fenced-write-accepted", "S18", "the store lets a replaced generation write and prepare")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, *arguments: Any) -> Any:
+        fences, self.fences = self.fences, {}
+        try:
+            return call(*arguments)
+        finally:
+            self.fences = fences
+
+    around(patch, storemodel.StoreModel, "begin", change)
+    around(patch, storemodel.StoreModel, "prepare", change)
+
+
+@mutant("fenced-commit-accepted", "K14", "the store lets a replaced generation commit")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, sink: Any, permit: Any, committables: Any) -> Any:
+        fences, self.fences = self.fences, {}
+        try:
+            return call(sink, permit, committables)
+        finally:
+            self.fences = fences
+
+    around(patch, storemodel.StoreModel, "commit", change)
+
+
+@mutant("promised-output-aborted", "K6", "recovery aborts what the restored checkpoint promised")
+def _(patch: Patch) -> None:
+    around(
+        patch,
+        storemodel.StoreModel,
+        "recover",
+        lambda call, self, sink, generation, keep: call(sink, generation, keep[1:]),
+    )
+
+
+@mutant("log-overwrites", "C38", "an entry of the log is written twice")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, sequence: Any, entry: Any) -> Any:
+        self.log.pop(sequence, None)
+        return call(sequence, entry)
+
+    around(patch, disk.Disk, "put_if_absent", change)
+
+
+@mutant("pruned-number-reused", "R6", "an append at a number that was used and pruned counts")
+def _(patch: Patch) -> None:
+    patch(disk.Disk, "is_tail", lambda self, sequence: True)

@@ -1,0 +1,94 @@
+"""Smallest scenarios for rules whose violation a time-out or a repetition makes good again in a whole run."""
+
+from __future__ import annotations
+
+from headgate.model.config import CheckpointConfig, FixedDelay
+from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import StateHandle
+from headgate.protocol import align, coordinator, recovery, watermarks
+from headgate.protocol.reasons import AbortReason
+from headgate.protocol.restart import GiveUp, RestartPolicy
+
+HANDLE = StateHandle(0, 0, "", b"")
+SUBTASKS = (SubtaskId(VertexId("v"), 0), SubtaskId(VertexId("v"), 1))
+ONE, TWO = CheckpointId(1), CheckpointId(2)
+
+
+def cancel_is_forwarded() -> None:
+    """A5: an abandoned checkpoint is cancelled downstream."""
+    aligner = align.Aligner(2)
+    aligner.handle(align.BarrierReceived(ChannelIndex(0), ONE))
+    assert align.EmitCancel(ONE) in aligner.handle(align.CancelReceived(ChannelIndex(1), ONE))
+
+
+def abort_is_remembered() -> None:
+    """A8: no snapshot of a checkpoint that was aborted before its barrier came."""
+    aligner = align.Aligner(1)
+    aligner.handle(align.AbortReceived(ONE))
+    effects = aligner.handle(align.BarrierReceived(ChannelIndex(0), ONE))
+    assert not any(isinstance(e, align.TakeSnapshot) for e in effects)
+
+
+def generation_is_checked() -> None:
+    """C9: an acknowledgement of an older generation completes nothing and deletes nothing."""
+    machine = _running(CheckpointConfig())
+    old = Generation(1)
+    for subtask in SUBTASKS:
+        effects = machine.handle(coordinator.Acknowledged(old, subtask, ONE, StateHandle(1, 1, "path")))
+        assert not any(isinstance(e, coordinator.WriteManifest | coordinator.DeleteHandles) for e in effects)
+    assert machine.missing(ONE) == SUBTASKS
+
+
+def decline_aborts() -> None:
+    """A declined checkpoint is aborted at once."""
+    machine = _running(CheckpointConfig(tolerable_failures=5))
+    machine.handle(coordinator.Declined(Generation(2), SUBTASKS[0], ONE, AbortReason.SNAPSHOT_FAILED))
+    assert not machine.pending
+
+
+def success_resets() -> None:
+    """C22: only failures in a row count."""
+    machine = _running(CheckpointConfig(tolerable_failures=1))
+    machine.handle(coordinator.Declined(Generation(2), SUBTASKS[0], ONE, AbortReason.SNAPSHOT_FAILED))
+    _trigger(machine, TWO)
+    for subtask in SUBTASKS:
+        machine.handle(coordinator.Acknowledged(Generation(2), subtask, TWO, HANDLE))
+    machine.handle(coordinator.ManifestWritten(TWO))
+    three = CheckpointId(3)
+    _trigger(machine, three)
+    declined = coordinator.Declined(Generation(2), SUBTASKS[0], three, AbortReason.SNAPSHOT_FAILED)
+    effects = machine.handle(declined)
+    assert not any(isinstance(e, coordinator.FailGeneration) for e in effects)
+
+
+def restarts_are_limited() -> None:
+    """C40: the third failure is one too many when two restarts are allowed."""
+    policy = RestartPolicy(FixedDelay(2, 10))
+    decisions = [policy.on_failure(at, 0.5) for at in (0, 100, 200)]
+    assert isinstance(decisions[-1], GiveUp)
+
+
+def idle_does_not_hold_back() -> None:
+    """W11: an idle channel does not stop event time."""
+    merger = watermarks.WatermarkMerger(2)
+    merger.handle(watermarks.WatermarkReceived(ChannelIndex(0), 5))
+    assert merger.handle(watermarks.IdleReceived(ChannelIndex(1), True)) == [watermarks.EmitWatermark(5)]
+
+
+def ids_are_not_reused() -> None:
+    """R7: an id that was reserved is used up, completed or not."""
+    log = recovery.ObservedLog((), CheckpointId(5))
+    assert recovery.next_claim(log).first_checkpoint == 6
+
+
+def _running(config: CheckpointConfig) -> coordinator.Coordinator:
+    """A coordinator of generation 2 whose checkpoint 1 is pending."""
+    machine = coordinator.Coordinator(Generation(2), SUBTASKS, config, ONE)
+    machine.handle(coordinator.Started(0))
+    _trigger(machine, ONE)
+    return machine
+
+
+def _trigger(machine: coordinator.Coordinator, checkpoint: CheckpointId) -> None:
+    machine.handle(coordinator.CheckpointRequested())
+    machine.handle(coordinator.IdReserved(checkpoint))
