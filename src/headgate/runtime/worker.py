@@ -46,6 +46,9 @@ WAIT_MS_MAX = 50
 
 METRICS_PERIOD_MS = 500
 
+PEER_GRACE_S = 0.5
+"""When a peer leaves, the coordinator usually knows why and stops this worker, too, well within this time."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerTask:
@@ -92,6 +95,7 @@ class Worker:
         self._pool = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="headgate-upload")
         self._stopping: messages.Stop | None = None
         self._metrics = WorkerMetrics()
+        self._peer_lost: tuple[float, PeerLost] | None = None
 
     def run(self) -> None:
         """Serve one generation; return when the pipeline has ended well.
@@ -123,8 +127,8 @@ class Worker:
             control.send(self._failed(error))
             raise WorkerStopped(str(error)) from None
         finally:
+            control.close()  # first: peers that notice our end must not be heard before our own reason
             self._close(exchange)
-            control.close()
         if self._stopping is None or not self._stopping.is_success:
             raise WorkerStopped(self._stopping.reason if self._stopping else "stopped")
 
@@ -208,6 +212,8 @@ class Worker:
                 self._sleep(now)
             if metrics.is_due(now, METRICS_PERIOD_MS):
                 self._report_metrics()
+            if self._peer_lost is not None and time.monotonic() - self._peer_lost[0] > PEER_GRACE_S:
+                raise self._peer_lost[1]
 
     def _sleep(self, now: int) -> None:
         wait_ms = WAIT_MS_MAX
@@ -230,6 +236,8 @@ class Worker:
 
     def _on_mail(self, mail: messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException) -> None:
         match mail:
+            case PeerLost():
+                self._peer_lost = self._peer_lost or (time.monotonic(), mail)
             case BaseException():
                 raise mail
             case (runner, event, text):
