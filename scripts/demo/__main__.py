@@ -34,9 +34,10 @@ from headgate.store.schemas import TEXT_SCHEMA
 LEVELS = "DEBUG,INFO,WARN,ERROR,FATAL"
 WINDOW_S = 5
 LINES_WANTED = 100_000
-LIVE_LIMIT_S = 60.0
+LINES_BEFORE_KILL = 5_000
+LIVE_LIMIT_S = 75.0
 """Since the start: then the log is long enough, however slow the machine."""
-STEP_LIMIT_S = 60.0
+STEP_LIMIT_S = 90.0
 SEGMENTS = 2
 
 T = TypeVar("T")
@@ -70,6 +71,12 @@ class Demo:
         """Run it all; return whether the counts are right."""
         self._begin_input()
         self.pipeline = pipeline = self._start()
+        if not self.logs:
+            self._until(lambda: pipeline.checkpoints_count(0) >= 1, "its first checkpoint")
+            workload_log = self.root / "workload-spark.log"
+            self.feeder.follow(workload_log)
+            self.workload = start_workload(self.root, workload_log)
+            self._until(lambda: self.feeder.lines_count > LINES_BEFORE_KILL, "lines of Spark's log")
         self._until(lambda: pipeline.checkpoints_count(0) >= 2 and pipeline.when_processing(0, 1), "it processes")
         self.say("the pipeline runs: records flow and checkpoints complete")
         self._kill_worker(pipeline)
@@ -98,9 +105,6 @@ class Demo:
             return
         self.say("the input: the log that Spark writes on this machine from now on")
         self.driver_log = self.root / "pipeline-spark.log"
-        workload_log = self.root / "workload-spark.log"
-        self.workload = start_workload(self.root, workload_log)
-        self.feeder.follow(workload_log)
         self.feeder.follow(self.driver_log)
         self.feeder.start()
 
