@@ -7,15 +7,21 @@ failures are reported as one line each, because the workers have told the driver
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from headgate.errors import PipelineFailed
 from headgate.model.definition import PipelineDefinition
 from headgate.spark.workers import RESULT_SCHEMA, WorkerMain
 
 ERROR_CHARS_SHOWN = 300
 POLARS_THREADS = "POLARS_MAX_THREADS"
+
+JVM_GONE = (
+    "Spark's JVM has ended, and with it every worker; start the same program again: it continues from the latest "
+    "completed checkpoint"
+)
 
 
 @dataclass(slots=True)
@@ -30,18 +36,29 @@ class SparkLauncher:
     def submit(
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
     ) -> None:
-        """Run the job in a thread of its own; call ``ended`` once when it is over."""
+        """Run the job in a thread of its own; call ``ended`` once when it is over.
+
+        Raises:
+            PipelineFailed: Spark's JVM is gone, and with it this session.
+        """
+        from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
         from pyspark import InheritableThread
 
         host, port = address
         main = WorkerMain(self.definition, submission, host, port, secret, self.is_local, self.fingerprint)
         thread = InheritableThread(target=self._run, args=(submission, main, ended), name=f"headgate-job-{submission}")
         thread.daemon = True
-        thread.start()
+        try:
+            thread.start()  # asks the JVM for the properties that the thread inherits
+        except (Py4JNetworkError, OSError) as error:
+            raise PipelineFailed(JVM_GONE) from error
 
     def cancel(self, submission: int) -> None:
         """Have Spark kill the tasks of this submission."""
-        self.spark.sparkContext.cancelJobGroup(self._group(submission))
+        from py4j.protocol import Py4JNetworkError
+
+        with suppress(Py4JNetworkError, OSError):  # without a JVM there is no task either
+            self.spark.sparkContext.cancelJobGroup(self._group(submission))
 
     def _group(self, submission: int) -> str:
         return f"headgate-{self.definition.config.name}-{id(self):x}-{submission}"

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from typing import Any
 
 from headgate.errors import UsageError
@@ -85,10 +86,13 @@ class SparkHandle:
         }
 
     def _release(self) -> None:
+        from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
+
         self.driver.join()
         if self._owns_session:
             self._owns_session = False
-            self._spark.stop()
+            with suppress(Py4JNetworkError, OSError):  # the JVM may have died before
+                self._spark.stop()
 
 
 def start_pipeline(
