@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from crash.cluster import Cluster
 from crash.processes import PROGRAM, STARTED_S, Child, Life
 
 _numbers = itertools.count(1)
@@ -106,3 +107,16 @@ def told(request: pytest.FixtureRequest, record_property: Callable[[str, object]
             print(f"recovery: {took_ms} ms")
 
     return tell
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A standalone cluster; no test leaves anything running on it."""
+    found: list[Cluster] = []
+    try:
+        found.append(Cluster(tmp_path_factory.mktemp("cluster")))
+        yield found[0]
+        found[0].assert_idle()
+    finally:
+        for one in found:
+            one.close()

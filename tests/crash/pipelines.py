@@ -188,7 +188,49 @@ def other_state(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def with_length(frame: pl.DataFrame) -> pl.DataFrame:
+    return frame.with_columns(length=pl.col("word").str.len_chars().cast(pl.Int64))
+
+
+def twice(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**row, "word": row["word"] + mark} for mark in ".!"]
+
+
+def is_long(row: dict[str, Any]) -> bool:
+    return row["length"] > 4
+
+
+def shout(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "word": row["word"].upper()}
+
+
+def longest(so_far: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "n": so_far["n"] + 1}
+
+
+WORDS = ["barrier", "key", "state", "sink", "window", "task"]
+
+
+def every_operator(spec: dict[str, Any]) -> Pipeline:
+    """Each verb once, between real workers."""
+    root = Path(spec["root"])
+    store = str(root / "store")
+    pipeline = make(spec)
+    first = [{"id": i, "word": WORDS[i % len(WORDS)]} for i in range(spec["rows"])]
+    second = [{"id": -1 - i, "word": "late"} for i in range(spec["rows"])]
+    left = pipeline.source(hg.FromRows(first, splits=3), name="left")
+    right = pipeline.source(hg.FromRows(second, splits=2), name="right")
+    merged = left.union(right).rebalance().map_batches(with_length)
+    marked = merged.flat_map(twice).filter(is_long).map(shout)
+    marked = marked.with_columns(even=pl.col("id") % 2 == 0).select("id", "word", "even", n=pl.lit(1, pl.Int64))
+    marked.key_by("word").reduce(longest).sink(hg.StreamSink("reduced", store=store), name="reduced")
+    small = left.filter(pl.col("id") < 10).broadcast().with_columns(copy=pl.lit(True))
+    small.sink(hg.StreamSink("copies", store=store, segments=1), name="copies")
+    return pipeline
+
+
 BUILDERS = {
+    "every_operator": every_operator,
     "standard": standard,
     "failing": failing,
     "dead_letters": dead_letters,

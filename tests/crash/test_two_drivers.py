@@ -1,0 +1,62 @@
+"""Two drivers of one pipeline: one wins, the other says so and stops (F6, F15)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.processes import Life, kill
+from crash.results import assert_clean, assert_standard
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash]
+
+Spec = Callable[..., dict[str, Any]]
+Launch = Callable[..., Life]
+
+
+def test_a_second_driver_names_the_first_one_and_stops(spec: Spec, launch: Launch, tmp_path: Path) -> None:
+    what = spec("standard", rows=60_000)
+    first = launch(what)
+    first.running()
+    second = launch(what)
+    error = second.failed()["error"]
+    assert error.startswith(f"pipeline '{what['name']}' is already run by process {first.child.pid} on ")
+    assert second.child.exit_code() == 2
+    second.child.assert_gone()
+    first.result()
+    assert first.child.exit_code() == 0
+    assert_standard(tmp_path, 60_000)
+    assert_clean(tmp_path)
+
+
+def test_a_driver_that_wakes_after_its_replacement_says_so_and_changes_nothing(
+    spec: Spec, launch: Launch, tmp_path: Path
+) -> None:
+    """On an object store there is no lock of the machine: only the log and the sinks' fences tell who runs."""
+    where = f"obstore+file://{tmp_path}/checkpoints"
+    what = spec("standard", rows=60_000, checkpoints=where)
+    zombie = launch(what)
+    zombie.running()
+    zombie.checkpoint(2)
+    os.kill(zombie.child.pid, signal.SIGSTOP)
+    try:
+        heir = launch(what)
+        heir.note("continues from checkpoint")
+        heir.running()
+        heir.checkpoint()
+    finally:
+        kill(zombie.child.pid, signal.SIGCONT)
+    error = zombie.failed()
+    assert error["kind"] == "FencedError"
+    assert "another driver" in error["error"]
+    assert zombie.child.exit_code() == 1
+    zombie.child.assert_gone()
+    heir.result()
+    assert heir.child.exit_code() == 0
+    assert_standard(tmp_path, 60_000)
+    assert_clean(tmp_path)
