@@ -79,6 +79,17 @@ def next_claim(log: ObservedLog) -> NextClaim:
     return NextClaim(sequence, generation, first)
 
 
+def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Claim | None:
+    """Return the newest claim that another driver than ``owner`` made after generation ``mine``, or None.
+
+    Ask before a driver claims again: one that was replaced stops. Were it to take over in turn, two drivers would
+    replace each other for ever (C38, I5). A claim of its own that it does not know of does not count.
+    """
+    claims = [e.content for e in log.entries if isinstance(e.content, Claim)]
+    newer = [c for c in claims if c.generation > mine and c.owner != owner]
+    return max(newer, key=lambda c: c.generation, default=None)
+
+
 def candidates(log: ObservedLog) -> tuple[Manifest, ...]:
     """Return the completed checkpoints, newest first (R8). Their files still have to be verified."""
     found = [entry.content for entry in log.entries if isinstance(entry.content, Manifest)]

@@ -79,6 +79,12 @@ class Claiming:
 
     def _observe(self) -> None:
         log = self._env.disk.observe()
+        mine = self._driver.last_generation
+        other = None if mine is None else recovery.replaced_by(log, mine, self._driver.name)
+        if other is not None:
+            self._env.marks.reach(Mark.REPLACED_DRIVER_STOPPED)
+            self._fail(FailureKind.DETERMINISTIC, f"generation {other.generation} was started by {other.owner}")
+            return
         self._step(self._put, log, recovery.next_claim(log))
 
     def _put(self, log: recovery.ObservedLog, claim: recovery.NextClaim) -> None:
@@ -100,6 +106,7 @@ class Claiming:
             self._step(self._observe)
             return
         disk.write_hint(claim.sequence)
+        self._driver.last_generation = claim.generation
         self._driver.tell(f"claimed generation {claim.generation} at log/{claim.sequence}")
         self._step(self._choose, log, claim)
 
@@ -166,6 +173,7 @@ class Claiming:
         if is_finished:
             assert restored is not None
             env.marks.reach(Mark.ALREADY_FINISHED)
+            env.disk.sweep(tuple(m.checkpoint for m in env.disk.manifests()), restored.checkpoint)
             self._driver.feed(machine.AlreadyFinished(restored.checkpoint))
             return
         newest = 0 if restored is None else restored.checkpoint

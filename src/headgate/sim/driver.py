@@ -36,6 +36,7 @@ class Driver(Process):
         self.env = env
         self.spark = SparkApp(env, self)
         self.was_refused = False
+        self.last_generation: Generation | None = None
         self._simulation = simulation
         self._supervisor = machine.Supervisor(env.options.parallelism, env.options.restart)
         self._links: list[Link] = []

@@ -38,6 +38,7 @@ class Mark(Enum):
     MANIFEST_LATE = "a manifest write landed after it was given up"
     MANIFEST_READ_BACK = "a manifest write failed after it took effect and was read back"
     GENERATION_REPLACED = "a driver found the claim of a newer generation"
+    REPLACED_DRIVER_STOPPED = "a replaced driver did not claim again"
     DAMAGED_NEWEST = "the newest checkpoint was damaged and the previous one used"
     DAMAGED_REFUSED = "a damaged checkpoint was refused"
     LOST_ENTRY = "the newest entry of the log was missing and noticed by the hint"

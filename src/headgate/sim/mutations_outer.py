@@ -107,6 +107,11 @@ def _(patch: Patch) -> None:
     patch(recovery, "next_claim", lambda log: original(dataclasses.replace(log, reserved=CheckpointId(0))))
 
 
+@mutant("replaced-driver-claims-again", "C38", "two drivers replace each other for ever")
+def _(patch: Patch) -> None:
+    patch(recovery, "replaced_by", lambda log, mine, owner: None)
+
+
 @mutant("recovery-chooses-older", "R8", "not the newest checkpoint is restored")
 def _(patch: Patch) -> None:
     original = recovery.candidates
