@@ -17,31 +17,28 @@ from headgate.runtime.stream import Tls
 
 SECRET = b"s" * 32
 WAIT = 20
-CERTIFICATE = Path(__file__).with_name("localhost_for_tests.pem")
-
-
-def contexts() -> Tls:
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(CERTIFICATE)
-    return Tls(ssl.create_default_context(cafile=str(CERTIFICATE)), server)
-
-
-class Server:
-    def __init__(self) -> None:
-        self.accepted: queue.Queue[Connection] = queue.Queue()
-        self.listener = Listener(
-            SECRET, Purpose.DATA, self.accepted.put, name="tls", handshake_seconds=1.0, tls=contexts()
-        )
-
-    def connect(self, secret: bytes = SECRET, tls: Tls | None = None) -> Connection:
-        return connect(
-            "127.0.0.1", self.listener.port, secret, Purpose.DATA, timeout_seconds=WAIT, tls=tls or contexts()
-        )
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server()
+def contexts(certificate: Path) -> Tls:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate)
+    return Tls(ssl.create_default_context(cafile=str(certificate)), server)
+
+
+class Server:
+    def __init__(self, tls: Tls) -> None:
+        self.tls = tls
+        self.accepted: queue.Queue[Connection] = queue.Queue()
+        self.listener = Listener(SECRET, Purpose.DATA, self.accepted.put, name="tls", handshake_seconds=1.0, tls=tls)
+
+    def connect(self, secret: bytes = SECRET, tls: Tls | None = None) -> Connection:
+        return connect("127.0.0.1", self.listener.port, secret, Purpose.DATA, timeout_seconds=WAIT, tls=tls or self.tls)
+
+
+@pytest.fixture
+def server(contexts: Tls) -> Iterator[Server]:
+    server = Server(contexts)
     yield server
     server.listener.close()
 
@@ -83,7 +80,7 @@ def test_tls_does_not_replace_the_secret(server: Server) -> None:
 
 
 def test_a_server_without_a_trusted_certificate_is_refused(server: Server) -> None:
-    distrustful = Tls(ssl.create_default_context(), contexts().server)
+    distrustful = Tls(ssl.create_default_context(), server.tls.server)
     with pytest.raises(ConnectionLost, match="CERTIFICATE_VERIFY_FAILED"):
         server.connect(tls=distrustful)
 

@@ -1,0 +1,56 @@
+"""Real drivers with workers in child processes; a throw-away certificate."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import Zygote
+from running import Run
+
+from headgate.model.definition import PipelineDefinition
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    made = Zygote()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def start(zygote: Zygote) -> Iterator[Callable[..., Run]]:
+    """Start a pipeline; after the test it has ended and left nothing behind."""
+    runs: list[Run] = []
+
+    def begin(definition: PipelineDefinition, **options: Any) -> Run:
+        run = Run(zygote, definition, **options)
+        runs.append(run)
+        return run
+
+    yield begin
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and a self-signed certificate for 127.0.0.1, made for this session."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("the openssl command is needed to make a throw-away certificate, and is not installed")
+    directory = tmp_path_factory.mktemp("certificate")
+    key, found = directory / "key.pem", directory / "both.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        + ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+        + ["-keyout", str(key), "-out", str(found)],
+        check=True,
+        capture_output=True,
+    )
+    found.write_bytes(key.read_bytes() + found.read_bytes())
+    return found

@@ -1,0 +1,166 @@
+"""Runs a pipeline with the real driver and workers in child processes, and lets a test watch and break it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+from launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote
+
+import headgate as hg
+from headgate.model.definition import PipelineDefinition
+from headgate.model.progress import Progress, RunResult
+from headgate.runtime.driver import Driver
+
+WAIT_S = 40.0
+
+
+class Run:
+    """One driver and its workers. Also the observer: everything it hears is kept and wakes who waits."""
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        definition: PipelineDefinition,
+        *,
+        faults: Sequence[Any] = (),
+        stage_attempts: int = 1,
+    ) -> None:
+        self.notes: list[str] = []
+        self.restarts: list[str] = []
+        self.checkpoints: list[int] = []
+        self._changed = threading.Condition()
+        self.launcher = ProcessLauncher(zygote, definition, faults=faults, stage_attempts=stage_attempts)
+        self._before = _threads(), _sockets()
+        self.driver = Driver(definition, self.launcher, self, FINGERPRINT)
+        self.driver.result.add_done_callback(lambda _: self._wake())
+        self.driver.start()
+
+    # -- the observer ---------------------------------------------------------------------------------------------
+
+    def on_progress(self, progress: Progress) -> None:
+        self._wake()
+
+    def on_restart(self, reason: str, delay_ms: int) -> None:
+        self.restarts.append(reason)
+        self._wake()
+
+    def on_note(self, text: str) -> None:
+        self.notes.append(text)
+        self._wake()
+
+    def on_checkpoint(self, checkpoint: int, duration_ms: int, size_bytes: int) -> None:
+        self.checkpoints.append(checkpoint)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- what tests wait for --------------------------------------------------------------------------------------
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait until ``condition`` holds; fail when the run ended or 40 s passed before."""
+        with self._changed:
+            reached = self._changed.wait_for(lambda: condition() or self.driver.result.done(), WAIT_S)
+        if not condition():
+            error = self.driver.result.exception() if self.driver.result.done() else "no end"
+            raise AssertionError(f"{what}: not reached ({reached}); {error}; {self.restarts}; {self.notes[-5:]}")
+
+    def wait_checkpoints(self, more: int) -> None:
+        """Wait for ``more`` completed checkpoints, counted from now."""
+        wanted = len(self.checkpoints) + more
+        self.wait(lambda: len(self.checkpoints) >= wanted, f"{more} more checkpoints")
+
+    def wait_restarts(self, count: int) -> None:
+        """Wait until the pipeline runs again after ``count`` restarts since its start."""
+        running = lambda: len(self.restarts) >= count and self.driver.running_generation is not None  # noqa: E731
+        self.wait(running, f"{count} restarts")
+
+    def pids(self) -> dict[int, int]:
+        """Return the process of each worker, once all have registered and a generation runs."""
+        count = self.launcher._definition.plan.parallelism
+        found: dict[int, int] = {}
+
+        def complete() -> bool:
+            found.clear()
+            alive = self.launcher.alive() - self.launcher.spared
+            found.update({w: p for w, p in self.driver.worker_pids().items() if p in alive})
+            return len(found) == count and self.driver.running_generation is not None
+
+        self.wait(complete, "all workers run")
+        return found
+
+    def kill(self, worker: int, number: int = signal.SIGKILL) -> int:
+        """Send a signal to a worker, which runs; return its process id."""
+        pid = self.pids()[worker]
+        os.kill(pid, number)
+        return pid
+
+    def result(self) -> RunResult:
+        """Wait for the end.
+
+        Raises:
+            PipelineFailed, FencedError: that was the end.
+        """
+        try:
+            return self.driver.result.result(WAIT_S)
+        finally:
+            self.driver.join()
+
+    # -- after the run --------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End whatever runs; check that nothing is left: processes, threads, ports, files."""
+        if not self.driver.result.done():
+            self.driver.cancel()
+        self.driver.join()
+        for pid in self.launcher.alive():
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + WAIT_S
+        while self.launcher.alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not self.launcher.alive(), "a worker outlived its pipeline"
+        assert LEAKED not in self.launcher.codes.values(), "a worker returned with threads or sockets open"
+        threads, sockets = _threads(), _sockets()
+        assert threads - self._before[0] == set(), "the driver left threads"
+        assert sockets - self._before[1] == set(), "the driver left ports open"
+
+
+def _threads() -> set[str]:
+    return {t.name for t in threading.enumerate() if t.name.startswith("headgate")}
+
+
+def _sockets() -> set[Any]:
+    return {(c.laddr, c.raddr) for c in psutil.Process().net_connections("tcp")}
+
+
+def definition_of(pipeline: hg.Pipeline, *, inline_bytes_max: int | None = None, **runtime: Any) -> PipelineDefinition:
+    """Return what the pipeline runs, with limits that the public API does not offer."""
+    found = pipeline.definition()
+    checkpoints = found.config.checkpoints
+    if inline_bytes_max is not None:
+        checkpoints = replace(checkpoints, inline_bytes_max=inline_bytes_max)
+    config = replace(found.config, checkpoints=checkpoints, runtime=replace(found.config.runtime, **runtime))
+    return replace(found, config=config)
+
+
+def pipeline_at(
+    root: Path, *, parallelism: int = 2, interval: str | None = "40ms", name: str = "p", **options: Any
+) -> hg.Pipeline:
+    """Return an empty pipeline whose checkpoints are below ``root``."""
+    checkpointing = {k: options.pop(k) for k in ("retained", "tolerable_failures", "timeout") if k in options}
+    options.setdefault("restart", hg.FixedDelay(delay="20ms"))
+    return hg.Pipeline(
+        name,
+        parallelism=parallelism,
+        checkpointing=hg.Checkpointing(interval=interval, dir=root / "checkpoints", **checkpointing),
+        **options,
+    )
