@@ -1,0 +1,39 @@
+"""Every example is a program that ``headgate run`` can load; a new one has to be added here with its arguments."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from headgate.cli.load import load_pipeline
+from headgate.store.schemas import TEXT_SCHEMA
+from headgate.store.store import Store
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+KNOWN = {"log_errors.py", "row_functions.py", "windowed_counts.py"}
+
+
+def arguments(example: str, tmp_path: Path) -> list[str]:
+    if example == "row_functions.py":
+        (tmp_path / "payments.txt").write_text('{"user": "ann", "amount": 3}\n', encoding="utf-8")
+        return [str(tmp_path / "payments.txt")]
+    if example == "log_errors.py":
+        with Store.open(str(tmp_path / "store")) as store:
+            store.create_stream("app/logs", TEXT_SCHEMA)
+        return ["--store", str(tmp_path / "store")]
+    return []
+
+
+def test_every_example_is_known() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == KNOWN
+
+
+@pytest.mark.parametrize("example", sorted(KNOWN))
+def test_every_example_builds_its_plan(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+    pipeline = load_pipeline(str(EXAMPLES / example), arguments(example, tmp_path))
+    assert pipeline.describe().startswith(f"pipeline {pipeline.name}: ")
