@@ -43,9 +43,7 @@ def make(spec: dict[str, Any], **options: Any) -> Pipeline:
         tolerable_failures=spec.get("tolerable_failures", 0),
     )
     options.setdefault("restart", hg.FixedDelay(delay="50ms"))
-    made = Pipeline(
-        spec["name"], parallelism=spec.get("parallelism", 2), checkpointing=checkpointing, **options
-    )
+    made = Pipeline(spec["name"], parallelism=spec.get("parallelism", 2), checkpointing=checkpointing, **options)
     made.spec = spec
     return made
 
@@ -124,7 +122,7 @@ def failing(spec: dict[str, Any]) -> Pipeline:
 
 
 def only_even(row: dict[str, Any]) -> dict[str, Any]:
-    return {"id": row["id"] if row["id"] % 7 else "seven", "key": row["key"]}
+    return {"id": row["id"] if row["id"] % 7 else f"seventh {row['id']}", "key": row["key"]}
 
 
 def dead_letters(spec: dict[str, Any]) -> Pipeline:

@@ -67,7 +67,13 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = STEP_S) ->
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HEADGATE_", "SPARK_", "PYSPARK_"))}
     path = os.pathsep.join([str(HOOK), str(TESTS)])
-    return {**kept, "PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", **(extra or {})}
+    return {
+        **kept,
+        "PYTHONPATH": path,
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        **(extra or {}),
+    }
 
 
 class Child:

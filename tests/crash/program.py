@@ -13,11 +13,10 @@ import time
 import traceback
 from typing import Any
 
+from crash import pipelines
 from headgate.api.running import run_to_end
 from headgate.cli.failures import report
 from headgate.errors import HeadgateError, UsageError
-
-from crash import pipelines
 
 LOOK_S = 0.02
 _output = threading.Lock()

@@ -40,9 +40,7 @@ def test_a_windowed_count_ends_with_everything_committed_and_is_not_repeated(
 def test_every_operator_between_real_workers(spec: Spec, run: Run, tmp_path: Path) -> None:
     rows = 3_000
     run(spec("every_operator", rows=rows)).result()
-    words = pl.DataFrame({"id": range(rows)}).with_columns(
-        word=pl.Series([WORDS[i % len(WORDS)] for i in range(rows)])
-    )
+    words = pl.DataFrame({"id": range(rows)}).with_columns(word=pl.Series([WORDS[i % len(WORDS)] for i in range(rows)]))
     late = pl.DataFrame({"id": range(-rows, 0)}).with_columns(word=pl.lit("late"))
     merged = pl.concat([words, late]).filter(pl.col("word").str.len_chars() > 4)
     marked = pl.concat([merged.with_columns(word=pl.col("word").str.to_uppercase() + mark) for mark in ".!"])
