@@ -19,7 +19,7 @@ STORY_LINES = 60
 def main(arguments: list[str] | None = None) -> int:
     """Run what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m headgate.sim", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("seeds", "mutants"), default="seeds")
+    parser.add_argument("what", nargs="?", choices=("seeds", "mutants", "cover"), default="seeds")
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this seed only")
@@ -34,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
         return print_table()
     if chosen.seed is not None:
         return _one(chosen.seed, is_traced=chosen.trace)
+    if chosen.what == "cover":
+        return _cover(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs)
     seeds = range(chosen.first, chosen.first + chosen.seeds)
     return _many(seeds, chosen.jobs, shows_marks=chosen.marks, keeps_going=chosen.keep_going)
 
@@ -80,6 +82,20 @@ def _many(seeds: range, jobs: int, *, shows_marks: bool, keeps_going: bool) -> i
         f"{seconds:.0f} s, slowest seed {slowest[1]}"
     )
     return 1 if failed else 0
+
+
+def _cover(seeds: range, jobs: int) -> int:
+    """Print few seeds that together reach every mark: the list for tests/sim/test_runs.py."""
+    reached = {result.seed: set(result.marks) for result in _results(seeds, jobs)}
+    missing, chosen = set(Mark), []
+    while missing and reached:
+        best = max(reached, key=lambda seed: (len(reached[seed] & missing), -seed))
+        if not reached[best] & missing:
+            break
+        chosen.append(best)
+        missing -= reached[best]
+    print(f"seeds {chosen}, never reached: {sorted(mark.name for mark in missing)}")
+    return 1 if missing else 0
 
 
 def _results(seeds: Iterable[int], jobs: int) -> Iterator[Result]:

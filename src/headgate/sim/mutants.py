@@ -21,7 +21,7 @@ from headgate.sim.world import Violation
 Patch: TypeAlias = Callable[[object, str, Any], None]
 """``patch(owner, attribute, value)``: set until the end of the ``with`` block."""
 
-SEEDS_MAX = 150
+SEEDS_MAX = 600
 """Seeds tried when the recorded one does not catch the mutant any more."""
 
 EVENTS_MAX = 30_000

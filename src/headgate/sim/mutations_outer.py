@@ -14,7 +14,7 @@ from headgate.sim.mutants import Patch, around, mutant
 # -- commits --------------------------------------------------------------------------------------------------------
 
 
-@mutant("commits-out-of-order", "K2", "a newer checkpoint is committed before an older one")
+@mutant("commits-out-of-order", "K2", "a newer checkpoint is committed before an older one", seed=19)
 def _(patch: Patch) -> None:
     def next_(call: Any, self: Any) -> Any:
         if not self._is_in_flight:
@@ -31,7 +31,7 @@ def _(patch: Patch) -> None:
     around(patch, commit.CommitQueue, "completed", completed)
 
 
-@mutant("retry-forgets", "K1", "a commit that failed is not tried again")
+@mutant("retry-forgets", "K1", "a commit that failed is not tried again", seed=19)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         self._queue.popleft()
@@ -43,7 +43,7 @@ def _(patch: Patch) -> None:
 # -- supervisor -----------------------------------------------------------------------------------------------------
 
 
-@mutant("used-up-attempt-deployed-again", "G4", "workers of a failed generation serve the next one")
+@mutant("used-up-attempt-deployed-again", "G4", "workers of a failed generation serve the next one", seed=22)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, *, is_done: bool) -> Any:
         fenced, registered = self._fenced, set(self._registered)
@@ -54,7 +54,12 @@ def _(patch: Patch) -> None:
     around(patch, supervisor.Supervisor, "_end_generation", change)
 
 
-@mutant("loss-of-deployed-worker-ignored", "G4", "a retry that registers first hides the loss of the deployed worker")
+@mutant(
+    "loss-of-deployed-worker-ignored",
+    "G4",
+    "a retry that registers first hides the loss of the deployed worker",
+    seed=7,
+)
 def _(patch: Patch) -> None:
     around(
         patch,
@@ -64,7 +69,7 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant("deploys-with-one-worker-missing", "G3", "a generation is deployed before all its workers are there")
+@mutant("deploys-with-one-worker-missing", "G3", "a generation is deployed before all its workers are there", seed=7)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         count = self._workers_count
@@ -107,24 +112,24 @@ def _(patch: Patch) -> None:
     patch(recovery, "next_claim", lambda log: original(dataclasses.replace(log, reserved=CheckpointId(0))))
 
 
-@mutant("replaced-driver-claims-again", "C38", "two drivers replace each other for ever")
+@mutant("replaced-driver-claims-again", "C38", "two drivers replace each other for ever", seed=213)
 def _(patch: Patch) -> None:
     patch(recovery, "replaced_by", lambda log, mine, owner: None)
 
 
-@mutant("recovery-chooses-older", "R8", "not the newest checkpoint is restored")
+@mutant("recovery-chooses-older", "R8", "not the newest checkpoint is restored", seed=1)
 def _(patch: Patch) -> None:
     original = recovery.candidates
     patch(recovery, "candidates", lambda log: tuple(reversed(original(log))))
 
 
-@mutant("damage-not-checked", "R10", "a damaged checkpoint is restored")
+@mutant("damage-not-checked", "R10", "a damaged checkpoint is restored", seed=87)
 def _(patch: Patch) -> None:
     original = recovery.choose
     patch(recovery, "choose", lambda log, damage, policy: original(log, dict.fromkeys(damage, ()), policy))
 
 
-@mutant("fresh-when-damaged", "R11", "damage of the only checkpoint starts the pipeline empty")
+@mutant("fresh-when-damaged", "R11", "damage of the only checkpoint starts the pipeline empty", seed=26)
 def _(patch: Patch) -> None:
     original = recovery.choose
 
@@ -135,7 +140,7 @@ def _(patch: Patch) -> None:
     patch(recovery, "choose", change)
 
 
-@mutant("lost-entry-not-noticed", "R9", "a missing newest entry of the log looks like one that never was")
+@mutant("lost-entry-not-noticed", "R9", "a missing newest entry of the log looks like one that never was", seed=71)
 def _(patch: Patch) -> None:
     patch(recovery.ObservedLog, "lost", lambda self: ())
 
@@ -143,7 +148,7 @@ def _(patch: Patch) -> None:
 # -- event time -----------------------------------------------------------------------------------------------------
 
 
-@mutant("watermark-maximum", "W10", "the fastest input decides about event time")
+@mutant("watermark-maximum", "W10", "the fastest input decides about event time", seed=7)
 def _(patch: Patch) -> None:
     patch(watermarks, "min", max)
 
@@ -161,7 +166,7 @@ def _(patch: Patch) -> None:
 # -- what stands around the machines --------------------------------------------------------------------------------
 
 
-@mutant("positions-after-next-read", "M8", "the snapshot's source positions are those of the next read")
+@mutant("positions-after-next-read", "M8", "the snapshot's source positions are those of the next read", seed=8)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         state = call()
@@ -172,7 +177,7 @@ def _(patch: Patch) -> None:
     around(patch, Chain, "freeze", change)
 
 
-@mutant("fenced-write-accepted", "S18", "the store lets a replaced generation write and prepare")
+@mutant("fenced-write-accepted", "S18", "the store lets a replaced generation write and prepare", seed=11)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, *arguments: Any) -> Any:
         fences, self.fences = self.fences, {}
@@ -185,19 +190,7 @@ def _(patch: Patch) -> None:
     around(patch, storemodel.StoreModel, "prepare", change)
 
 
-@mutant("fenced-commit-accepted", "K14", "the store lets a replaced generation commit")
-def _(patch: Patch) -> None:
-    def change(call: Any, self: Any, sink: Any, permit: Any, committables: Any) -> Any:
-        fences, self.fences = self.fences, {}
-        try:
-            return call(sink, permit, committables)
-        finally:
-            self.fences = fences
-
-    around(patch, storemodel.StoreModel, "commit", change)
-
-
-@mutant("promised-output-aborted", "K6", "recovery aborts what the restored checkpoint promised")
+@mutant("promised-output-aborted", "K6", "recovery aborts what the restored checkpoint promised", seed=26)
 def _(patch: Patch) -> None:
     around(
         patch,
@@ -207,7 +200,7 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant("log-overwrites", "C38", "an entry of the log is written twice")
+@mutant("log-overwrites", "C38", "an entry of the log is written twice", seed=32)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, sequence: Any, entry: Any) -> Any:
         self.log.pop(sequence, None)
@@ -216,6 +209,6 @@ def _(patch: Patch) -> None:
     around(patch, disk.Disk, "put_if_absent", change)
 
 
-@mutant("pruned-number-reused", "R6", "an append at a number that was used and pruned counts")
+@mutant("pruned-number-reused", "R6", "an append at a number that was used and pruned counts", seed=54)
 def _(patch: Patch) -> None:
     patch(disk.Disk, "is_tail", lambda self, sequence: True)

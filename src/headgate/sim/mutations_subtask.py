@@ -15,13 +15,13 @@ from headgate.sim.mutants import Patch, around, mutant, without
 # -- alignment ------------------------------------------------------------------------------------------------------
 
 
-@mutant("barrier-does-not-block", "A1", "records behind a barrier are processed before the snapshot")
+@mutant("barrier-does-not-block", "A1", "records behind a barrier are processed before the snapshot", seed=8)
 def _(patch: Patch) -> None:
     without(patch, align.Aligner, "handle", (align.BlockChannel, align.UnblockChannels))
     patch(align.Aligner, "blocked", property(lambda self: frozenset()))
 
 
-@mutant("unblock-forgotten", "A2", "channels stay blocked after the snapshot")
+@mutant("unblock-forgotten", "A2", "channels stay blocked after the snapshot", seed=7)
 def _(patch: Patch) -> None:
     without(patch, align.Aligner, "handle", align.UnblockChannels)
     patch(subtask.Subtask, "blocked", property(lambda self: _Anything()))
@@ -36,7 +36,7 @@ class _Anything(frozenset[ChannelIndex]):
     __hash__ = frozenset.__hash__
 
 
-@mutant("second-snapshot", "A3", "a late barrier takes the snapshot again")
+@mutant("second-snapshot", "A3", "a late barrier takes the snapshot again", seed=19)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         if event.checkpoint == self._current and self._phase is align.Phase.FLOWING and event.channel:
@@ -46,7 +46,7 @@ def _(patch: Patch) -> None:
     around(patch, align.Aligner, "_on_barrier", change)
 
 
-@mutant("last-channel-not-waited-for", "A2", "the snapshot is taken one barrier too early")
+@mutant("last-channel-not-waited-for", "A2", "the snapshot is taken one barrier too early", seed=13)
 def _(patch: Patch) -> None:
     around(patch, align.Aligner, "_missing", lambda call, self: max(call() - (self._channels_count > 1), 1))
 
@@ -68,7 +68,7 @@ def _(patch: Patch) -> None:
 # -- subtask and precommit ------------------------------------------------------------------------------------------
 
 
-@mutant("pending-dropped-at-abort", "T5", "an abort discards prepared output")
+@mutant("pending-dropped-at-abort", "T5", "an abort discards prepared output", seed=1)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         self._precommit._pending.clear()
@@ -77,7 +77,9 @@ def _(patch: Patch) -> None:
     around(patch, subtask.Subtask, "_on_abort", change)
 
 
-@mutant("pending-dropped-at-acknowledgement", "K3", "output is forgotten before a completed checkpoint covers it")
+@mutant(
+    "pending-dropped-at-acknowledgement", "K3", "output is forgotten before a completed checkpoint covers it", seed=1
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, checkpoint: Any) -> Any:
         found = call(checkpoint)
@@ -87,7 +89,7 @@ def _(patch: Patch) -> None:
     around(patch, commit.Precommit, "covered_by", change)
 
 
-@mutant("only-the-last-acknowledged", "C16", "an acknowledgement carries only its own checkpoint's output")
+@mutant("only-the-last-acknowledged", "C16", "an acknowledgement carries only its own checkpoint's output", seed=1)
 def _(patch: Patch) -> None:
     around(
         patch,
@@ -97,7 +99,7 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant("late-written-output-dropped", "T5", "output prepared by a cancelled write is forgotten")
+@mutant("late-written-output-dropped", "T5", "output prepared by a cancelled write is forgotten", seed=19)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         if event.checkpoint not in self._writing:
@@ -107,7 +109,7 @@ def _(patch: Patch) -> None:
     around(patch, subtask.Subtask, "_on_written", change)
 
 
-@mutant("finish-twice", "T8", "a restored subtask finishes its operators again")
+@mutant("finish-twice", "T8", "a restored subtask finishes its operators again", seed=503)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channels: int, *, is_restored_finished: bool = False) -> Any:
         return call(channels)
@@ -192,7 +194,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_on_declined", lambda call, self, event: [Ignored("lost")])
 
 
-@mutant("carried-omitted", "K7", "a manifest forgets what is completed and not committed yet")
+@mutant("carried-omitted", "K7", "a manifest forgets what is completed and not committed yet", seed=199)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         return [dataclasses.replace(e, carried=()) if isinstance(e, coordinator.WriteManifest) else e for e in call()]
@@ -200,7 +202,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_write_next", change)
 
 
-@mutant("only-the-last-committed", "C16", "complete(n) commits only what was sealed for n")
+@mutant("only-the-last-committed", "C16", "complete(n) commits only what was sealed for n", seed=1)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, pending: Any) -> Any:
         found = call(pending)
@@ -209,7 +211,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_committables", change)
 
 
-@mutant("subsumed-not-aborted", "C15", "an older checkpoint stays pending after a newer one completed")
+@mutant("subsumed-not-aborted", "C15", "an older checkpoint stays pending after a newer one completed", seed=32)
 def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_abort_subsumed", lambda call, self, checkpoint: [])
 
@@ -225,12 +227,12 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_on_finish_reported", change)
 
 
-@mutant("done-before-committed", "C27", "the pipeline ends before its last commit")
+@mutant("done-before-committed", "C27", "the pipeline ends before its last commit", seed=10)
 def _(patch: Patch) -> None:
     patch(commit.CommitQueue, "is_empty", property(lambda self: True))
 
 
-@mutant("dropped-before-newer-durable", "C31", "the old checkpoint goes before the new one is durable")
+@mutant("dropped-before-newer-durable", "C31", "the old checkpoint goes before the new one is durable", seed=32)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         effects = call()
@@ -250,7 +252,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_on_manifest_written", remember)
 
 
-@mutant("unknown-manifest-deleted", "C12", "files go although the manifest may have been written")
+@mutant("unknown-manifest-deleted", "C12", "files go although the manifest may have been written", seed=183)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         acks = self._pending[event.checkpoint].acks
@@ -260,7 +262,9 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_on_manifest_unknown", change)
 
 
-@mutant("repeated-acknowledgement-deletes", "C10", "the second acknowledgement of a completed checkpoint deletes")
+@mutant(
+    "repeated-acknowledgement-deletes", "C10", "the second acknowledgement of a completed checkpoint deletes", seed=110
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         kept, self._retained = self._retained, []
