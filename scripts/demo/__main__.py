@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -214,6 +215,7 @@ def main() -> int:
     missing = [str(path) for path in options.logs if not path.is_file()]
     if missing:
         parser.error(f"there is no file {', '.join(missing)}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that nothing is left running
     root = Path(tempfile.mkdtemp(prefix="headgate-demo-"))
     demo = Demo(root, options.logs)
     try:
