@@ -69,6 +69,11 @@ def barrier(checkpoint: int, *, is_barrier: bool = True) -> history.BarrierPasse
     return history.BarrierPassed(Generation(1), SUBTASK, CheckpointId(checkpoint), is_barrier)
 
 
+def show(checker: Checkers, events: list[history.HistoryEvent]) -> None:
+    for event in events:
+        checker.observe(event)
+
+
 def test_a_good_history_passes() -> None:
     checker = checkers()
     rows = tuple((transaction(), 2, record) for record in (FIRST, SECOND))
@@ -158,8 +163,7 @@ def test_a_bad_history_is_rejected(story: str) -> None:
     invariant, events = BAD[story]
     checker = checkers()
     with pytest.raises(Violation) as found:
-        for event in events:
-            checker.observe(event)
+        show(checker, events)
     assert found.value.invariant == invariant
 
 

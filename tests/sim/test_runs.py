@@ -15,7 +15,7 @@ from headgate.sim import __main__ as command
 from headgate.sim.marks import Mark
 from headgate.sim.run import Result, run_seed
 
-COVERING = (COVERING_SEEDS)
+COVERING = (588, 32, 835, 868, 809, 54)
 """Reach every mark together; ``python -m headgate.sim cover --seeds 1500`` prints such a list."""
 
 SMOKE = tuple(sorted({*range(60), *COVERING}))
@@ -26,17 +26,17 @@ def result_of(seed: int) -> Result:
     return run_seed(seed)
 
 
-def test_sound_machines_pass_every_smoke_seed() -> None:
+def test_sound_machines_pass_every_smoke_seed() -> None:  # X2
     failed = [(seed, str(result_of(seed).violation)) for seed in SMOKE if result_of(seed).violation]
     assert failed == []
 
 
-def test_the_smoke_seeds_reach_every_mark() -> None:
+def test_the_smoke_seeds_reach_every_mark() -> None:  # X5, X10
     reached = Counter(mark for seed in SMOKE for mark in result_of(seed).marks)
     assert [mark.name for mark in Mark if not reached[mark]] == []
 
 
-def test_a_seed_has_one_digest_whatever_the_hash_seed() -> None:
+def test_a_seed_has_one_digest_whatever_the_hash_seed() -> None:  # X1
     seeds = SMOKE[:4]
     program = f"from headgate.sim.run import run_seed; print(*(run_seed(s).digest for s in {seeds}))"
     digests = set()
@@ -68,9 +68,10 @@ def test_a_violation_prints_the_seed_the_command_and_the_story(
     monkeypatch.setattr(Coordinator, "_on_started", broken)
     assert command.main(["--seeds", "5"]) == 1
     out = capsys.readouterr().out
-    assert "violates machine: driver0: AssertionError: broken on purpose" in out
+    assert "violates machine: driver" in out
+    assert "AssertionError: broken on purpose" in out
     assert "python -m headgate.sim --seed " in out
-    assert "claimed generation 1" in out, "the tail of the story"
+    assert "claimed generation" in out, "the tail of the story"
 
 
 def test_a_trace_is_the_whole_story(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,7 @@ class Claiming:
     def _observe(self) -> None:
         log = self._env.disk.observe()
         mine = self._driver.last_generation
+        # X9: a driver that was replaced does not claim again.
         other = None if mine is None else recovery.replaced_by(log, mine, self._driver.name)
         if other is not None:
             self._env.marks.reach(Mark.REPLACED_DRIVER_STOPPED)

@@ -93,8 +93,10 @@ class Disk:
         return True
 
     def is_tail(self, sequence: int) -> bool:
-        """Whether nothing follows ``sequence``. Asked after each append: a writer that was stopped for long may have
-        filled a number that was used and pruned meanwhile; then newer entries exist, and its own means nothing.
+        """Whether nothing follows ``sequence``. Asked after each append (X8).
+
+        A writer that was stopped for long may have filled a number that was used and pruned meanwhile: then newer
+        entries exist, and its own means nothing.
         """
         return max(self.log) == sequence
 

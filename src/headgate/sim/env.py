@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from headgate.model.config import (
     CheckpointConfig,
@@ -84,8 +84,6 @@ class Env:
     disk: Disk
     store: StoreModel
     note: Observer
-    has_damage: bool = False
-    processes: list[str] = field(default_factory=list)
 
     @property
     def rng(self) -> random.Random:

@@ -1,4 +1,4 @@
-"""What goes wrong in a run, drawn from its seed ("swarm": some runs have no crashes but terrible disks).
+"""What goes wrong in a run, drawn from its seed (X3, "swarm": some runs have no crashes but terrible disks).
 
 Each run switches a random half of the faults on. Faults that end a generation share a budget, so that a run makes
 progress. ``heal`` ends all of them: what follows is the liveness phase.

@@ -192,7 +192,7 @@ class GenerationHost:
             self._on_conflict(manifest)
 
     def _lose_answer(self, manifest: Manifest) -> None:
-        """The write reported an error: it took effect, did not, or will."""
+        """The write reported an error: it took effect, did not, or will (X10)."""
         env, sequence = self._env, self._next_sequence
         fate = env.rng.randrange(4)
         if fate == 0:

@@ -1,4 +1,4 @@
-"""What an outside observer of a pipeline can see; the checkers read nothing else.
+"""What an outside observer of a pipeline can see; the checkers read nothing else (X4).
 
 Storage, the sinks' store and the messages that leave a process report here. No event tells what a machine thinks.
 """

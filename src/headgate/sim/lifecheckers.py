@@ -53,8 +53,6 @@ class WholeCheckpoints:
     def __init__(self, plan: Plan) -> None:
         self._subtasks = plan.subtasks()
         self._wrote: dict[tuple[Generation, SubtaskId, CheckpointId], set[StateHandle]] = {}
-        self._finished: dict[Generation, set[SubtaskId]] = {}
-        self._restored_finished: set[SubtaskId] = set()
 
     def observe(self, event: HistoryEvent) -> None:
         """Compare a manifest with the snapshots that were written."""
@@ -90,7 +88,6 @@ class Monotone:
         self._cancelled: dict[tuple[Generation, SubtaskId], set[CheckpointId]] = {}
         self._watermarks: dict[tuple[Generation, SubtaskId], int] = {}
         self._deployed: set[tuple[str, tuple[int, int]]] = set()
-        self._has_lost_entry = False
 
     def observe(self, event: HistoryEvent) -> None:
         """Compare with the value before."""

@@ -1,4 +1,4 @@
-"""Coverage marks: a rare branch registers itself, and a test asserts that the smoke seeds reach every one."""
+"""Coverage marks (X5): a rare branch registers itself, and a test asserts that the smoke seeds reach every one."""
 
 from __future__ import annotations
 

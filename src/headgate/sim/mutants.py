@@ -1,4 +1,4 @@
-"""Hand-made mutants: each breaks one rule of a machine (or of what stands around it), and must be caught.
+"""Hand-made mutants: each breaks one rule of a machine (or of what stands around it), and must be caught (X6).
 
 A mutant is a patch that exists only inside ``with applied(mutant)``. Most are caught by simulated runs; those that a
 time-out or a repetition makes good again are caught by a probe: the smallest scenario that shows the broken rule.

@@ -1,4 +1,4 @@
-"""One run: from a seed to a verdict. Safety phase with faults, then heal, then liveness (reference: faults.md §6).
+"""One run (X2): from a seed to a verdict. Safety phase with faults, then heal, then liveness (reference: faults.md §6).
 
 A run is repeated exactly by its seed: ``python -m headgate.sim --seed N --trace``.
 """
@@ -190,7 +190,6 @@ class Simulation:
         newest = manifests[-1]
         sequence = next(s for s, e in disk.log.items() if e is newest)
         files = [e.handle.path for e in newest.entries if e.handle.path]
-        self.env.has_damage = True
         if files and rng.random() < 0.6:
             path = rng.choice(files)
             data = disk.files[path]

@@ -1,4 +1,4 @@
-"""The asynchronous part of snapshots, as ``runtime.uploads`` does it: one write after another, in small steps.
+"""The asynchronous part of snapshots, as ``runtime.uploads`` does it: one write after another (X7), in small steps.
 
 A step either prepares one sealed transaction, or writes the snapshot, or reports it; crashes, pauses and cancels
 come in between. A write that fails or is cancelled leaves its sealed output to the next one (C17).

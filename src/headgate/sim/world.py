@@ -1,4 +1,4 @@
-"""Virtual time, processes that crash and pause, and the story of a run.
+"""Virtual time, processes that crash and pause, and the story of a run (X1).
 
 Everything that happens in a simulation is a call at a virtual millisecond, in an order that the seed decides. A
 ``Process`` is a worker or a driver: once dead, nothing of it runs any more; while paused, its calls wait. Shared
