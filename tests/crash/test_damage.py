@@ -13,7 +13,7 @@ import pytest
 from crash.processes import Life
 from crash.results import assert_clean, assert_standard, expected_standard, read_stream
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
 
 Spec = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Life]

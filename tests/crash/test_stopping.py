@@ -15,7 +15,7 @@ import pytest
 from crash.processes import STARTED_S, Child
 from crash.results import assert_clean, assert_standard
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
 
 PROGRAM = """
 import json, sys

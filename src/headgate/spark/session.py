@@ -28,6 +28,12 @@ from headgate.spark.launcher import SparkLauncher
 SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
 
+SLOTS_LOOK_S = 1
+"""How often Spark looks whether a lost executor's replacement is there; its own 15 s would be recovery time."""
+
+SLOTS_LOOKS_MAX = 600
+"""As patient as Spark's own forty looks, for clusters that take minutes to find a machine."""
+
 
 class SparkHandle:
     """A started pipeline (``model.progress.PipelineHandle``)."""
@@ -146,6 +152,9 @@ def make_session(name: str, parallelism: int, master: str | None) -> Any:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
+        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", f"{SLOTS_LOOK_S}s")
+        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", str(SLOTS_LOOKS_MAX))
+        .config("spark.python.daemon.module", "headgate.spark.daemon")
     )
     if "log4j" not in os.environ.get("SPARK_SUBMIT_OPTS", ""):
         builder = builder.config("spark.driver.extraJavaOptions", options)
