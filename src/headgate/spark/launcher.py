@@ -6,6 +6,7 @@ failures are reported as one line each, because the workers have told the driver
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class SparkLauncher:
             description = f"headgate pipeline '{self.definition.config.name}'"
             context.setJobGroup(self._group(submission), description, interruptOnCancel=True)
             frame = self.spark.range(0, parallelism, 1, parallelism)
-            with _worker_environment(context):
+            with _worker_environment(context, self.is_local):
                 workers = frame.mapInArrow(main, RESULT_SCHEMA, barrier=True)
             workers.collect()
         except Exception as error:
@@ -80,28 +81,34 @@ class SparkLauncher:
 
 
 @contextmanager
-def _worker_environment(context: Any) -> Iterator[None]:
-    """Let the workers' Polars use one thread: the mailbox is one thread, and more would only fight over cores.
+def _worker_environment(context: Any, is_local: bool) -> Iterator[None]:
+    """Let workers run this Python when they run on this machine, with one Polars thread each.
 
-    Polars reads the variable when it is imported, which is before any code of ours runs in the worker.
+    The mailbox is one thread, and more would only fight over cores. Polars reads the variable when it is imported,
+    which is before any code of ours runs in the worker.
     """
-    before = context.environment.get(POLARS_THREADS)
+    threads, python = context.environment.get(POLARS_THREADS), context.pythonExec
     context.environment[POLARS_THREADS] = "1"
+    if is_local:
+        context.pythonExec = sys.executable
     try:
         yield
     finally:
-        if before is None:
+        context.pythonExec = python
+        if threads is None:
             del context.environment[POLARS_THREADS]
         else:
-            context.environment[POLARS_THREADS] = before
+            context.environment[POLARS_THREADS] = threads
 
 
 def _one_line(error: Exception) -> str:
-    """Return the first telling line of a Spark error, without JVM frames."""
-    text = str(error)
-    for line in text.splitlines():
-        stripped = line.strip()
-        if stripped.startswith("RuntimeError: headgate worker"):
-            return stripped.removeprefix("RuntimeError: ")[:ERROR_CHARS_SHOWN]
-    telling = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("at ")]
+    """Return the telling line of a Spark error, without JVM frames."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    for line in lines:
+        if line.startswith("RuntimeError: headgate worker"):
+            return line.removeprefix("RuntimeError: ")[:ERROR_CHARS_SHOWN]
+    for line in lines:
+        if line.startswith(("ModuleNotFoundError:", "ImportError:", "AttributeError:")):
+            return f"a worker's Python reports {line}"[:ERROR_CHARS_SHOWN]
+    telling = [line for line in lines if line and not line.startswith("at ")]
     return (telling[0] if telling else type(error).__name__)[:ERROR_CHARS_SHOWN]
