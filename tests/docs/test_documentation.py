@@ -1,0 +1,73 @@
+"""The pages name only what there is: links lead somewhere, files exist, functions are defined."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from documentation import ROOT, SOURCE, code_names, definitions, file_of, links, pages
+
+NAMING = ["ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/decisions/{p.name}" for p in ROOT.glob("docs/decisions/*.md"))]
+EXAMPLE_FILES = {"quickstart.py", "limitlength.py", "test_limitlength.py"}
+"""Files that a page asks its reader to write."""
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_link_leads_to_a_file(page: Path) -> None:
+    missing = [link for link in links(page) if not (page.parent / link).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", NAMING)
+def test_every_file_and_function_that_is_named_exists(page: str) -> None:
+    wrong = []
+    for name in code_names(page):
+        path, symbol = file_of(name), name.partition(":")[2]
+        if Path(name).name in EXAMPLE_FILES:
+            continue
+        if path is None or (symbol and symbol not in definitions(path)):
+            wrong.append(name)
+    assert wrong == []
+
+
+def test_the_walks_name_functions_in_many_files() -> None:
+    walked = {name.split(":")[0] for name in code_names("ARCHITECTURE.md") if ":" in name}
+    assert len(walked) >= 30
+    assert {"runtime/subtaskrunner.py", "protocol/align.py", "runtime/checkpointlog.py"} <= walked
+
+
+def test_every_package_is_on_the_map() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for package in sorted(p.parent.name for p in SOURCE.glob("*/__init__.py")):
+        assert re.search(rf"^ {package}  |`{package}/`", text, re.MULTILINE), f"{package} is missing"
+
+
+def test_every_kill_point_of_the_code_is_listed() -> None:
+    reached = {
+        point
+        for path in SOURCE.rglob("*.py")
+        if "sim" not in path.parts
+        for point in re.findall(r"faultpoints\.reach\(\"([a-z-]+)\"\)", path.read_text(encoding="utf-8"))
+    }
+    table = (ROOT / "docs/spec/faults.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| KP\d+ \| `([a-z-]+)` \|", table, re.MULTILINE))
+    assert reached
+    assert listed == reached
+
+
+def test_every_decision_has_its_four_parts_and_is_in_the_index() -> None:
+    index = (ROOT / "docs/decisions/README.md").read_text(encoding="utf-8")
+    records = sorted((ROOT / "docs/decisions").glob("0*.md"))
+    assert [int(record.name[:4]) for record in records] == list(range(1, len(records) + 1))
+    for record in records:
+        text = record.read_text(encoding="utf-8")
+        assert f"({record.name})" in index
+        for part in ("Context", "Decision", "Evidence", "Consequences"):
+            assert f"**{part}.**" in text, f"{record.name} has no {part}"
+
+
+def test_every_specification_is_in_the_index() -> None:
+    index = (ROOT / "docs/spec/README.md").read_text(encoding="utf-8")
+    for spec in (ROOT / "docs/spec").glob("*.md"):
+        assert spec.name == "README.md" or f"({spec.name})" in index, f"{spec.name} is not in the index"

@@ -1,0 +1,116 @@
+"""The examples of the pages: each builds its pipeline or works as printed; that of the README runs on Spark."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from documentation import PREAMBLE, ROOT, examples
+
+import headgate as hg
+from headgate.api.running import RunRequested, loading_only
+from headgate.operators.base import OperatorContext
+
+PAGES = ["README.md", "docs/user-guide.md"]
+EXAMPLES = [(page, number, code) for page in PAGES for number, code in enumerate(examples(page), 1)]
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the inputs that the examples read."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "app.log").write_text("ERROR disk full\nINFO started\n")
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "1.jsonl").write_text('{"id": 1, "item": "tea", "at": "2024-01-01T00:00:00"}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HEADGATE_STORE", str(tmp_path / "store"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("page", "number", "code"), EXAMPLES, ids=lambda x: x if isinstance(x, str) and "/" in x else ""
+)
+def test_every_example_builds_its_pipeline(page: str, number: int, code: str, directory: Path) -> None:
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(PREAMBLE, names)
+    try:
+        with loading_only():
+            exec(compile(code, f"{page} example {number}", "exec", dont_inherit=True), names)
+    except RunRequested as requested:  # the example calls run(): its pipeline is complete
+        names["p"] = requested.pipeline
+    if code.strip() == PREAMBLE.strip():
+        return
+    pipeline = names["p"]
+    assert isinstance(pipeline, hg.Pipeline)
+    definition = pipeline.definition()
+    assert len(definition.plan.vertices) >= 1
+
+
+def test_the_guide_begins_with_the_lines_that_its_examples_need() -> None:
+    assert examples("docs/user-guide.md")[0] == PREAMBLE
+
+
+def test_the_readme_has_one_example_of_about_fifteen_lines() -> None:
+    (example,) = examples("README.md")
+    assert 10 <= len([line for line in example.splitlines() if line.strip()]) <= 20
+
+
+@pytest.mark.spark
+def test_the_example_of_the_readme_runs_as_it_is(directory: Path) -> None:
+    (example,) = examples("README.md")
+    program = directory / "quickstart.py"
+    program.write_text(example)
+    run = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=240, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "is_finished=True, records_in=100000" in run.stdout
+    rows = [json.loads(line) for file in (directory / "counts").glob("*.jsonl") for line in file.open()]
+    assert len(rows) == 10
+    assert {row["sensor"] for row in rows} == {"a", "b"}
+    assert sum(row["readings"] for row in rows) == 49_882
+
+
+def test_the_operator_of_the_contributors_page_works_as_it_is_printed() -> None:
+    (block,) = re.findall(
+        r"^   ```python\n(.*?)^   ```", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    names: dict[str, Any] = {"__name__": "limitlength"}
+    exec(compile(textwrap.dedent(block), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
+    spec = names["LimitLengthSpec"]("text", 3)
+    schema = pa.schema({"text": pa.large_string()})
+    assert spec.output_schema(schema, "short") == schema
+    with pytest.raises(hg.UsageError, match="short"):
+        spec.output_schema(pa.schema({"other": pa.large_string()}), "short")
+    out = Kept()
+    operator = spec.build()
+    operator.open(OperatorContext("p", "short", 0, 1, 128, lambda: 0, origin="split-0"), out)
+    operator.process(pa.RecordBatch.from_pylist([{"text": "abc"}, {"text": "abcd"}, {"text": None}], schema=schema))
+    assert out.rows == [{"text": "abc"}, {"text": None}]
+    (bad,) = out.bad
+    assert (bad["node"], bad["problem"], bad["position"]) == ("short", "its text is too long", "split-0")
+
+
+class Kept:
+    """An ``Output`` that keeps records."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.bad: list[dict[str, Any]] = []
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        self.rows += batch.to_pylist()
+
+    def emit_watermark(self, watermark_ms: int) -> None:
+        raise AssertionError("no event time here")
+
+    def emit_idle(self, is_idle: bool) -> None:
+        raise AssertionError("no event time here")
+
+    def divert(self, bad: pa.RecordBatch) -> None:
+        self.bad += bad.to_pylist()
