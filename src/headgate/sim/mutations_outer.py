@@ -9,6 +9,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.protocol import commit, recovery, restart, supervisor, watermarks
 from headgate.sim import disk, probes, storemodel
 from headgate.sim.chain import Chain
+from headgate.sim.generation import GenerationHost
 from headgate.sim.mutants import Patch, around, mutant
 
 # -- commits --------------------------------------------------------------------------------------------------------
@@ -212,3 +213,11 @@ def _(patch: Patch) -> None:
 @mutant("pruned-number-reused", "R6", "an append at a number that was used and pruned counts", seed=54)
 def _(patch: Patch) -> None:
     patch(disk.Disk, "is_tail", lambda self, sequence: True)
+
+
+@mutant("reports-before-start-dropped", "E1", "a subtask that finishes before the last worker is ready is not heard")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, message: Any) -> Any:
+        return call(message) if self.is_started else None
+
+    around(patch, GenerationHost, "on_message", change)
