@@ -19,7 +19,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import Progress, RunResult
 from headgate.runtime.driver import Driver
 
-WAIT_S = 40.0
+WAIT_S = 30.0
 
 
 class Run:
@@ -67,12 +67,14 @@ class Run:
     # -- what tests wait for --------------------------------------------------------------------------------------
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until ``condition`` holds; fail when the run ended or 40 s passed before."""
+        """Wait until ``condition`` holds; fail when the run ended or 30 s passed before."""
         with self._changed:
             reached = self._changed.wait_for(lambda: condition() or self.driver.result.done(), WAIT_S)
         if not condition():
             error = self.driver.result.exception() if self.driver.result.done() else "no end"
-            raise AssertionError(f"{what}: not reached ({reached}); {error}; {self.restarts}; {self.notes[-5:]}")
+            raise AssertionError(
+                f"{what}: not reached ({reached}); {error}; {self.restarts}; {self.notes[-5:]}; {self.driver.progress}"
+            )
 
     def wait_checkpoints(self, more: int) -> None:
         """Wait for ``more`` completed checkpoints, counted from now."""
@@ -110,10 +112,9 @@ class Run:
         Raises:
             PipelineFailed, FencedError: that was the end.
         """
-        try:
-            return self.driver.result.result(WAIT_S)
-        finally:
-            self.driver.join()
+        self.wait(self.driver.result.done, "the end")
+        self.driver.join()
+        return self.driver.result.result()
 
     # -- after the run --------------------------------------------------------------------------------------------
 

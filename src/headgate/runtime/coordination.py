@@ -75,6 +75,8 @@ class Coordination:
         self._commit_pool = commit_pool
         self._triggered: dict[CheckpointId, tuple[int, int]] = {}
         self._is_closed = False
+        self.is_started = False
+        """Whether every participant runs; what they report before is remembered."""
         plan = definition.plan
         self.machine = machine.Coordinator(
             begun.generation,
@@ -83,6 +85,11 @@ class Coordination:
             begun.first_checkpoint,
             begun.retained,
         )
+
+    def start(self, first_delay_ms: int) -> None:
+        """Every participant runs: begin to take checkpoints."""
+        self.is_started = True
+        self.handle(machine.Started(first_delay_ms))
 
     def handle(self, event: machine.Event) -> None:
         """Give the machine an event; carry out its effects. Ignores everything after ``close``."""

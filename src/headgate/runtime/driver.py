@@ -137,7 +137,7 @@ class Driver:
     def running_generation(self) -> Generation | None:
         """The generation whose coordinator is at work, if any (for tests and the demo)."""
         coordination = self._coordination
-        return None if coordination is None else coordination.generation
+        return None if coordination is None or not coordination.is_started else coordination.generation
 
     def worker_pids(self) -> dict[int, int]:
         """Return ``worker → process id`` of the workers registered now (for tests and the demo)."""
@@ -286,6 +286,11 @@ class Driver:
             self._handle(supervisor.AlreadyFinished(checkpoint))
             return
         self._begun = begun
+        # From now on, not from its start: a quick subtask reports before the last worker is ready.
+        self._coordination = Coordination(
+            self._definition, begun, self._log, self, self._storage_pool, self._commit_pool
+        )
+        self._book.begin(begun.generation)
         if begun.restored is not None:
             self._observer.on_note(
                 f"generation {begun.generation} continues from checkpoint {begun.restored.checkpoint}"
@@ -314,19 +319,16 @@ class Driver:
             )
 
     def _start_coordinator(self) -> None:
-        assert self._begun is not None
-        self._coordination = Coordination(
-            self._definition, self._begun, self._log, self, self._storage_pool, self._commit_pool
-        )
-        self._book.begin(self._begun.generation)
+        coordination = self._coordination
+        assert coordination is not None
         self._state = PipelineState.RUNNING
         interval_ms = self._definition.config.checkpoints.interval_ms
         first_delay_ms = round(interval_ms * (0.5 + self._random.random() / 2))
-        self._coordination.handle(coordinator.Started(first_delay_ms))
+        coordination.start(first_delay_ms)
         if self._failed_ms is not None:
             took_ms = _monotonic_ms() - self._failed_ms
             self._failed_ms = None
-            self._observer.on_note(f"generation {self._begun.generation} runs {took_ms} ms after the failure")
+            self._observer.on_note(f"generation {coordination.generation} runs {took_ms} ms after the failure")
         if self._is_stop_wanted:
             self._on_stop()
 
@@ -486,7 +488,7 @@ class Driver:
 
     def _on_stop(self) -> None:
         self._is_stop_wanted = True
-        if self._coordination is not None:
+        if self._coordination is not None and self._coordination.is_started:
             self._state = PipelineState.STOPPING
             self._coordination.handle(coordinator.StopRequested())
         elif self._state is not PipelineState.STARTING:
