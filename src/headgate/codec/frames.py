@@ -225,7 +225,7 @@ class BatchEncoder:
         self._writer = pa.ipc.new_stream(pa.PythonFile(_Collector(self._parts), mode="w"), schema)
         self._schema = schema
         # Arrow writes the schema with the first batch: let that be one that nobody sends.
-        self._writer.write_batch(pa.RecordBatch.from_pylist([], schema=schema))
+        self._writer.write_batch(pa.RecordBatch.from_arrays([pa.nulls(0, f.type) for f in schema], schema=schema))
 
     def encode(self, batch: pa.RecordBatch) -> list[Buffer]:
         """Return the parts of the IPC message of ``batch``; they refer to the memory of its columns.

@@ -1,0 +1,80 @@
+"""What benchmarks of whole pipelines share: starting one, waiting for its workers, wrapping one of its operators."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from headgate.codec.messages import Metrics
+from headgate.model.definition import PipelineDefinition
+from headgate.model.progress import Observer, PipelineState, SilentObserver
+from headgate.operators.base import OperatorSpec
+from headgate.spark.session import SparkHandle, start_pipeline
+
+START_TIMEOUT_S = 120.0
+LOOK_PERIOD_S = 0.05
+
+Reports = Mapping[int, Metrics]
+"""The latest report of each worker."""
+
+
+@contextmanager
+def running(definition: PipelineDefinition, observer: Observer | None = None) -> Iterator[SparkHandle]:
+    """Run ``definition`` on a Spark of its own until the block ends, then cancel it.
+
+    Raises:
+        RuntimeError: it does not start in time.
+    """
+    from pyspark import cloudpickle
+
+    import bench
+
+    cloudpickle.register_pickle_by_value(bench)  # workers need not find this directory
+    handle = start_pipeline(definition, observer=observer or SilentObserver())
+    try:
+        wait_for(handle, lambda reports: len(reports) == definition.plan.parallelism, "start")
+        yield handle
+    finally:
+        handle.cancel()
+        handle.wait()
+
+
+def wait_for(handle: SparkHandle, is_there: Callable[[Reports], bool], what: str) -> Reports:
+    """Wait until the pipeline runs and ``is_there`` of its workers' reports; return them.
+
+    Raises:
+        RuntimeError: that does not happen in time; ``what`` names it.
+    """
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        reports = handle.driver.book.reports()
+        if handle.progress.state is PipelineState.RUNNING and is_there(reports):
+            return reports
+        handle.wait(LOOK_PERIOD_S)
+    raise RuntimeError(f"the pipeline did not {what} within {START_TIMEOUT_S:g} s")
+
+
+def rates(node: str, before: Reports, after: Reports) -> dict[int, float]:
+    """Return the records per second that ``node`` let out in each worker, by the worker's own clock."""
+    return {
+        worker: (records_out(after[worker], node) - records_out(before[worker], node))
+        / (after[worker].gauges["wall_s"] - before[worker].gauges["wall_s"])
+        for worker in sorted(before)
+    }
+
+
+def records_out(report: Metrics, node: str) -> int:
+    """Return how many records ``node`` let out since its generation began."""
+    return next(n.records_out for n in report.nodes if n.node == node)
+
+
+def wrapped(definition: PipelineDefinition, node: str, wrap: Callable[[OperatorSpec], Any]) -> PipelineDefinition:
+    """Return ``definition`` with ``wrap(spec)`` in the place of the spec of ``node``."""
+    vertices = tuple(
+        replace(v, nodes=tuple(replace(n, spec=wrap(n.spec)) if str(n.name) == node else n for n in v.nodes))  # type: ignore[arg-type]
+        for v in definition.plan.vertices
+    )
+    return replace(definition, plan=replace(definition.plan, vertices=vertices))

@@ -1,0 +1,78 @@
+"""The process from which Spark forks the Python workers, with all imports of a worker done once, before the fork.
+
+Imports are most of the time between the loss of a worker and the first record of its replacement. Counterpart:
+``spark.session`` names this module as ``spark.python.daemon.module`` of the sessions that it makes. Spark's own daemon
+imports nothing before it forks, because imported libraries may start threads, which a child does not have; those
+imported here start none that computes (allocators and Polars have one each for cleaning up, and do without it).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.machinery
+import os
+import pkgutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+MODULES = (
+    "pyspark.worker",
+    "polars",
+    "headgate.spark.workers",
+    "headgate.runtime.worker",
+    "headgate.store.backends",
+)
+PACKAGES = ("headgate.operators", "headgate.connectors")
+"""What a worker imports on its way to the first record, directly or through its pipeline's operators."""
+
+
+def main() -> None:
+    """Fork workers on Spark's request until Spark ends."""
+    leave_archives()
+    prepare()
+    from pyspark.daemon import manager
+
+    manager()
+
+
+def leave_archives() -> None:
+    """Take archives off the import path: Spark's core, and PySpark where the same files are installed.
+
+    Every task begins with ``importlib.invalidate_caches``, for which Python reads the directory of each archive anew,
+    once for each package in it: that takes longer than all imports.
+    """
+    pyspark = [entry for entry in sys.path if Path(entry).name == "pyspark.zip"]
+    dropped = [entry for entry in sys.path if Path(entry).name.startswith("spark-core_")]
+    spec = importlib.machinery.PathFinder.find_spec("pyspark", [e for e in sys.path if e not in pyspark])
+    if spec is not None and spec.origin is not None:
+        home = Path(spec.origin).resolve().parent
+        dropped += [entry for entry in pyspark if home in Path(entry).resolve().parents]
+    sys.path[:] = [entry for entry in sys.path if entry not in dropped]
+    for cached in [c for c in sys.path_importer_cache if c.startswith(tuple(dropped))]:
+        del sys.path_importer_cache[cached]
+
+
+def prepare() -> None:
+    """Import everything, and keep what all children would share from being shared."""
+    for name in (*MODULES, *_modules_of_packages()):
+        importlib.import_module(name)
+    with suppress(ImportError):  # pyarrow looks for it as soon as a list becomes an array
+        importlib.import_module("pandas")
+    import numpy as np
+
+    os.register_at_fork(after_in_child=np.random.seed)  # from the system's entropy, as an import would
+    gc.collect()
+    gc.freeze()  # a child's collector need not touch, and so copy, these pages
+
+
+def _modules_of_packages() -> Iterator[str]:
+    for name in PACKAGES:
+        package = importlib.import_module(name)
+        yield from (module.name for module in pkgutil.iter_modules(package.__path__, f"{name}."))
+
+
+if __name__ == "__main__":
+    main()
