@@ -8,6 +8,7 @@ from headgate.model.manifest import StateHandle
 from headgate.protocol import subtask
 from headgate.protocol import supervisor as machine
 from headgate.protocol.supervisor import AttemptId, Supervisor
+from headgate.sim.run import run_seed
 
 FIRST, RETRY = AttemptId(1, 0), AttemptId(1, 1)
 
@@ -68,3 +69,7 @@ def test_the_file_of_a_snapshot_that_was_written_too_late_is_reported() -> None:
     handle = StateHandle(1, 1, "chk-0000000001/s-0.g1")
     effects = source.handle(subtask.SnapshotWritten(CheckpointId(1), handle))
     assert effects == [subtask.Acknowledge(CheckpointId(1), handle, ())]
+
+
+def test_a_driver_stopped_during_its_claim_does_not_report_damage() -> None:  # X11
+    assert run_seed(3134).violation is None

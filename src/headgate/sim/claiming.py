@@ -126,6 +126,11 @@ class Claiming:
         contradicts: tuple[CheckpointId, ...] = ()
         match choice:
             case recovery.Refuse():
+                newest = env.disk.log[max(env.disk.log)].generation
+                if (
+                    newest > claim.generation
+                ):  # X11: not damage, the one that replaced this driver has dropped the files
+                    raise FencedError("the pipeline", claim.generation, newest)
                 self._driver.was_refused = True
                 env.marks.reach(Mark.DAMAGED_REFUSED)
                 self._fail(FailureKind.DETERMINISTIC, choice.reason)
