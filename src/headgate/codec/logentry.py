@@ -42,5 +42,5 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
         raise CorruptionError(path, len(head) + 1, expected, f"checksum {found}")
     try:
         return msgspec.json.decode(body, type=_KINDS[words[2]])
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error

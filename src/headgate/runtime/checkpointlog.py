@@ -23,7 +23,7 @@ from headgate.codec.logentry import decode_log_entry, encode_log_entry
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Claim, Manifest, StateHandle
-from headgate.protocol.recovery import Damage, NextClaim, ObservedEntry, ObservedLog, next_claim
+from headgate.protocol.recovery import Damage, NextClaim, ObservedEntry, ObservedLog, next_claim, replaced_by
 from headgate.store.local import sweep_unfinished
 from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage
 
@@ -82,19 +82,27 @@ class CheckpointLog:
         except NotFound:  # pruned between the listing and this read
             return ObservedEntry(sequence, path, Damage(path, "it vanished while it was read"))
 
-    def claim(self, owner: str, wall_ms: int) -> Claimed:
+    def claim(self, owner: str, wall_ms: int, mine: Generation | None = None) -> Claimed:
         """Claim the next generation (C38): from now on no older one completes anything.
 
+        ``mine`` is the generation that this driver claimed before, if any.
+
         Raises:
+            FencedError: another driver has claimed after ``mine``: one that was replaced stops (X9).
             StorageError
         """
         for _ in range(CLAIM_TRIES_MAX):
             log = self.observe()
+            other = None if mine is None else replaced_by(log, mine, owner)
+            if mine is not None and other is not None:
+                raise FencedError(f"pipeline {self._pipeline}", mine, other.generation)
             following = next_claim(log)
             entry = encode_log_entry(Claim(following.generation, owner, wall_ms))
             try:
                 self._storage.put_if_absent(self._entry_path(following.sequence), [entry])
             except AlreadyExists:
+                continue
+            if self._retract_unless_last(following.sequence) is not None:
                 continue
             self._next_sequence = following.sequence + 1
             self._write_hint(following.sequence)
@@ -128,7 +136,7 @@ class CheckpointLog:
             return self._after_conflict(path, data, manifest)
         except StorageError:
             return self._look_up(path, data, manifest)
-        return self._written()
+        return self._written(manifest)
 
     def _look_up(self, path: str, data: bytes, manifest: Manifest) -> Outcome:
         """The write reported an error, perhaps after it took effect: read it back."""
@@ -143,17 +151,37 @@ class CheckpointLog:
     def _after_conflict(self, path: str, data: bytes, manifest: Manifest) -> Outcome:
         try:
             found = self._storage.get(path)
-            if found == data:
-                return self._written()
             entry = decode_log_entry(found, path)
         except (StorageError, NotFound, CorruptionError):
             return Outcome.UNKNOWN
+        if found == data:
+            return self._written(manifest)
+        if entry.generation == manifest.generation:  # our own earlier write, which had been given up, took effect
+            return Outcome.UNKNOWN
         raise FencedError(f"pipeline {self._pipeline}", manifest.generation, entry.generation)
 
-    def _written(self) -> Outcome:
+    def _written(self, manifest: Manifest) -> Outcome:
+        try:
+            newest = self._retract_unless_last(self._next_sequence)
+        except (StorageError, NotFound, CorruptionError):
+            return Outcome.UNKNOWN
+        if newest is not None:
+            raise FencedError(f"pipeline {self._pipeline}", manifest.generation, newest)
         self._write_hint(self._next_sequence)
         self._next_sequence += 1
         return Outcome.WRITTEN
+
+    def _retract_unless_last(self, sequence: int) -> Generation | None:
+        """After an append: if anything follows it, take it back and return the generation that wrote last (X8).
+
+        A number that was used and pruned looks free to a driver that was stopped meanwhile.
+        """
+        paths = self._storage.list(f"{self._pipeline}/log")
+        later = [path for path in paths if (name := path.rsplit("/", 1)[-1]).isdigit() and int(name) > sequence]
+        if not later:
+            return None
+        self._storage.delete(self._entry_path(sequence))
+        return decode_log_entry(self._storage.get(later[-1]), later[-1]).generation
 
     def newer_claim(self) -> Generation | None:
         """Return the generation that replaced this one, or None. Cheap: looks at one path."""

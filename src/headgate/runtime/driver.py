@@ -101,6 +101,7 @@ class Driver:
         self._commit_pool = ThreadPoolExecutor(1, thread_name_prefix="headgate-commit")
         self._machine = supervisor.Supervisor(definition.plan.parallelism, config.restart)
         self._begun: NewGeneration | None = None
+        self._last_generation: Generation | None = None
         self._coordination: Coordination | None = None
         self._workers: dict[WorkerConnection, WorkerRecord] = {}
         self._attempts = Attempts(definition.plan.parallelism)
@@ -259,7 +260,7 @@ class Driver:
     def _claim(self) -> None:
         """Runs in the storage thread."""
         try:
-            begun = begin_generation(self._definition, self._log, self._owner, self.note)
+            begun = begin_generation(self._definition, self._log, self._owner, self.note, self._last_generation)
         except UsageError as error:
             self._claim_failed(Failure(FailureKind.DETERMINISTIC, str(error)))
         except FencedError as error:
@@ -286,6 +287,7 @@ class Driver:
             self._handle(supervisor.AlreadyFinished(checkpoint))
             return
         self._begun = begun
+        self._last_generation = begun.generation
         # From now on, not from its start: a quick subtask reports before the last worker is ready.
         self._coordination = Coordination(
             self._definition, begun, self._log, self, self._storage_pool, self._commit_pool
@@ -511,10 +513,14 @@ class Driver:
             return
         generation = self._coordination.generation
 
+        def replaced(newer: Generation) -> None:
+            if self._coordination is not None and self._coordination.generation < newer:
+                self._coordination.handle(coordinator.GenerationReplaced(newer))
+
         def look() -> None:
             newer = self._log.newer_claim()
             if newer is not None and newer > generation:
-                self.post(lambda: self._coordinate(coordinator.GenerationReplaced(newer)))
+                self.post(lambda: replaced(newer))
 
         self._storage_pool.submit(look)
 

@@ -34,8 +34,9 @@ from headgate.runtime.channels import InputChannel
 from headgate.runtime.outlets import EdgeOutlet
 from headgate.runtime.uploads import FrozenSubtask, SnapshotWriter
 
-FINISHED_SECTION = "finished"
-POSITIONS_SECTION = "positions"
+FINISHED_PREFIX = "finished/"
+POSITIONS_PREFIX = "positions/"
+"""Sections of a snapshot are named by node, not by vertex: chaining may differ when the pipeline is edited."""
 ELEMENTS_PER_TURN_MAX = 16
 """Elements one subtask may process before the mailbox looks at the others: bounds a barrier's wait (C48)."""
 
@@ -130,11 +131,18 @@ class SubtaskRunner:
         if self.can_send:
             self.chain.tick(now_ms)
 
-    def wakeup_ms(self) -> int | None:
-        """Return how long the mailbox may sleep for the sake of this subtask's source, or None."""
-        if self._source is None or self._has_ended:
+    def wakeup_ms(self, now_ms: int) -> int | None:
+        """Return how long the mailbox may sleep for the sake of this subtask's source and timers, or None.
+
+        Without credit it can do nothing, however much is due: credit wakes the mailbox.
+        """
+        if not self.can_send:
             return None
-        return self._source.reader.wakeup_ms()
+        due_ms = self.chain.next_tick_ms()
+        waits_ms = [] if due_ms is None else [max(due_ms - now_ms, 0)]
+        if self._source is not None and not self._has_ended:
+            waits_ms.append(self._source.reader.wakeup_ms())
+        return min(waits_ms, default=None)
 
     def handle(self, event: machine.Event, text: str = "") -> None:
         """Give the machine an event from the coordinator or from the snapshot writer; carry out its effects."""
@@ -269,9 +277,12 @@ class SubtaskRunner:
         begun_ns = time.perf_counter_ns()
         self.chain.before_barrier()
         flushed_ns = time.perf_counter_ns()
-        plain: dict[str, bytes] = {FINISHED_SECTION: b"\x01" if self._machine.is_finished else b"\x00"}
+        flag = b"\x01" if self._machine.is_finished else b"\x00"
+        plain: dict[str, bytes] = {f"{FINISHED_PREFIX}{node.name}": flag for node in self.chain.vertex.nodes}
         if self._source is not None:
-            plain[POSITIONS_SECTION] = msgspec.msgpack.encode(self._source.reader.positions())
+            plain[f"{POSITIONS_PREFIX}{self.chain.vertex.head.name}"] = msgspec.msgpack.encode(
+                self._source.reader.positions()
+            )
         sealed = [(node, sink.seal(checkpoint)) for node, sink in self._sinks.items()]
         self._frozen = FrozenSubtask(checkpoint, self.chain.freeze(), plain, sealed)
         align_us = (begun_ns - self._align_started.pop(checkpoint, begun_ns)) // 1000

@@ -117,6 +117,8 @@ class SnapshotWriter:
                 self._report(SnapshotFailed(job.checkpoint), str(error))
             except Exception as error:
                 self._on_error(error)
+            with self._lock:  # ids rise: what was cancelled up to here is never asked for again
+                self._cancelled = {c for c in self._cancelled if c > job.checkpoint}
 
     def _write(self, job: FrozenSubtask) -> None:
         for node, sealed in job.sealed:

@@ -26,6 +26,7 @@ from headgate.operators.userfunction import UserFunctionError, user_traceback
 from headgate.protocol import subtask as machine
 from headgate.protocol.reasons import AbortReason
 from headgate.runtime.chain import NodeError
+from headgate.runtime.connection import ConnectionLost
 from headgate.runtime.control import ControlClient
 from headgate.runtime.deployment import Deployment, edge_schemas, now_ms
 from headgate.runtime.exchange import Exchange
@@ -115,9 +116,12 @@ class Worker:
             callbacks,
             host=task.bind_host,
         )
-        control = ControlClient(task.driver_host, task.driver_port, task.secret, self._post, self._on_control_closed)
+        try:
+            control = self._control = self._connect_to_driver()
+        except ConnectionLost as lost:
+            self._close(exchange)
+            raise WorkerStopped(str(lost)) from None
         control.start()
-        self._control = control
         try:
             self._register(control, exchange)
             self._serve(control, exchange)
@@ -133,6 +137,18 @@ class Worker:
             raise WorkerStopped(self._stopping.reason if self._stopping else "stopped")
 
     # -- beginning ----------------------------------------------------------------------------------------------
+
+    def _connect_to_driver(self) -> ControlClient:
+        task, config = self._task, self._task.definition.config.runtime
+        return ControlClient(
+            task.driver_host,
+            task.driver_port,
+            task.secret,
+            self._post,
+            self._on_control_closed,
+            heartbeat_ms=config.heartbeat_ms,
+            heartbeat_timeout_ms=config.heartbeat_timeout_ms,
+        )
 
     def _register(self, control: ControlClient, exchange: Exchange) -> None:
         task, address = self._task, exchange.address
@@ -218,12 +234,9 @@ class Worker:
     def _sleep(self, now: int) -> None:
         wait_ms = WAIT_MS_MAX
         for runner in self._runners:
-            due = runner.chain.next_tick_ms()
-            if due is not None:
-                wait_ms = min(wait_ms, max(due - now, 0))
-            source_ms = runner.wakeup_ms()
-            if source_ms is not None:
-                wait_ms = min(wait_ms, source_ms)
+            due_ms = runner.wakeup_ms(now)
+            if due_ms is not None:
+                wait_ms = min(wait_ms, due_ms)
         begun = time.perf_counter_ns()
         self._wake.wait(wait_ms / 1000)
         self._metrics.slept(time.perf_counter_ns() - begun)
