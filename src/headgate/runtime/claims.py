@@ -45,15 +45,21 @@ class Finished:
 
 
 def begin_generation(
-    definition: PipelineDefinition, log: CheckpointLog, owner: str, note: Callable[[str], None]
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    owner: str,
+    note: Callable[[str], None],
+    mine: Generation | None = None,
 ) -> NewGeneration | Finished:
     """Claim the next generation and make everything ready for its deployment.
+
+    ``mine`` is the generation that this driver claimed before: if another driver claimed since, this one stops.
 
     Raises:
         UsageError: the state does not fit the pipeline, or nothing sound can be restored.
         StorageError, FencedError
     """
-    claimed = _retrying(lambda: log.claim(owner, time.time_ns() // 1_000_000))
+    claimed = _retrying(lambda: log.claim(owner, time.time_ns() // 1_000_000, mine))
     faultpoints.reach("after-claim")
     generation = claimed.next.generation
     choice = _choose(definition, log, claimed.log)

@@ -29,7 +29,7 @@ from headgate.runtime.chain import Chain, SourceHead
 from headgate.runtime.checkpointlog import read_snapshot
 from headgate.runtime.exchange import Exchange
 from headgate.runtime.outlets import EdgeOutlet
-from headgate.runtime.subtaskrunner import FINISHED_SECTION, POSITIONS_SECTION, Reports, SubtaskRunner
+from headgate.runtime.subtaskrunner import FINISHED_PREFIX, POSITIONS_PREFIX, Reports, SubtaskRunner
 from headgate.runtime.uploads import SnapshotWriter
 from headgate.store.storage import NotFound, Storage
 
@@ -82,13 +82,13 @@ class Deployment:
         Raises:
             CorruptionError: a snapshot is damaged (the coordinator verified it moments ago).
         """
-        runners = [self._runner(vertex) for vertex in self._definition.plan.vertices]
+        sections = self._restored_sections()
+        runners = [self._runner(vertex, sections) for vertex in self._definition.plan.vertices]
         return list(reversed(runners))
 
-    def _runner(self, vertex: Vertex) -> SubtaskRunner:
+    def _runner(self, vertex: Vertex, sections: dict[str, memoryview]) -> SubtaskRunner:
         plan = self._definition.plan
         subtask = SubtaskId(vertex.id, int(self._worker))
-        sections = self._restored_sections(subtask)
         chain = Chain(vertex)
         sinks: dict[str, SinkWriter] = {}
         reader: SourceReader | None = None
@@ -99,7 +99,7 @@ class Deployment:
             chain.add(group[-1], upstream, operator, self._context(group[-1], subtask), self._definition.diverts)
         outlets = [self._attach(chain, edge, plan, subtask) for edge in plan.outputs(vertex.id)]
         chain.open()
-        chain.restore(self._operator_states(sections, subtask))
+        chain.restore(self._operator_states(vertex, sections))
         return SubtaskRunner(
             subtask,
             chain,
@@ -109,7 +109,9 @@ class Deployment:
             reader,
             lambda: self._make_writer(subtask),
             self._reports,
-            is_restored_finished=bytes(sections.get(FINISHED_SECTION, b"\x00")) == b"\x01",
+            is_restored_finished=all(
+                bytes(sections.get(f"{FINISHED_PREFIX}{node.name}", b"")) == b"\x01" for node in vertex.nodes
+            ),
         )
 
     def _operator(
@@ -123,7 +125,7 @@ class Deployment:
         config = self._definition.config
         match node.role:
             case Role.SOURCE:
-                stored = sections.get(POSITIONS_SECTION)
+                stored = sections.get(f"{POSITIONS_PREFIX}{node.name}")
                 positions = None if stored is None else msgspec.msgpack.decode(stored, type=dict[str, bytes])
                 context = SourceContext(
                     config.name, str(node.name), subtask.index, self._definition.plan.parallelism, positions
@@ -172,25 +174,28 @@ class Deployment:
         chain.attach(edge.from_node, edge.tag, outlet)
         return outlet
 
-    def _restored_sections(self, subtask: SubtaskId) -> dict[str, memoryview]:
+    def _restored_sections(self) -> dict[str, memoryview]:
+        """Read every snapshot of this worker's subtasks: their sections by name, which holds the node's name."""
+        sections: dict[str, memoryview] = {}
         for restored in self._message.restored:
-            if restored.vertex == subtask.vertex and restored.index == subtask.index:
-                faultpoints.reach("in-restore")
-                handle = from_handle(restored.handle)
-                where = handle.path or f"inlined snapshot of {subtask}"
-                try:
-                    data = read_snapshot(self._storage, self._definition.config.name, handle)
-                except NotFound as error:
-                    raise CorruptionError(where, 0, f"a snapshot of {handle.size_bytes} bytes", "no file") from error
-                return decode_sections(data, where)
-        return {}
+            assert restored.index == self._worker
+            faultpoints.reach("in-restore")
+            handle = from_handle(restored.handle)
+            where = handle.path or f"inlined snapshot of {restored.vertex}[{restored.index}]"
+            try:
+                data = read_snapshot(self._storage, self._definition.config.name, handle)
+            except NotFound as error:
+                raise CorruptionError(where, 0, f"a snapshot of {handle.size_bytes} bytes", "no file") from error
+            sections |= decode_sections(data, where)
+        return sections
 
-    def _operator_states(self, sections: dict[str, memoryview], subtask: SubtaskId) -> dict[str, list[RestoredState]]:
-        parallelism = self._definition.plan.parallelism
+    def _operator_states(self, vertex: Vertex, sections: dict[str, memoryview]) -> dict[str, list[RestoredState]]:
+        index, parallelism = int(self._worker), self._definition.plan.parallelism
+        names = [str(node.name) for node in vertex.nodes]
         return {
-            name.removeprefix(STATE_PREFIX): [RestoredState(subtask.index, parallelism, payload)]
-            for name, payload in sections.items()
-            if name.startswith(STATE_PREFIX)
+            name: [RestoredState(index, parallelism, sections[f"{STATE_PREFIX}{name}"])]
+            for name in names
+            if f"{STATE_PREFIX}{name}" in sections
         }
 
 
