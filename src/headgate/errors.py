@@ -113,7 +113,12 @@ class CorruptionError(HeadgateError):
 
 
 class FencedError(HeadgateError):
-    """A newer generation or epoch owns what this caller tried to change: stop, do not retry."""
+    """A newer generation or epoch owns what this caller tried to change: stop, do not retry.
+
+    Attributes:
+        what: what is owned; the whole sentence when the generations are 0.
+        mine, newest: the two generations.
+    """
 
     def __init__(self, what: str, mine: int, newest: int) -> None:
         super().__init__(what, mine, newest)
@@ -122,6 +127,8 @@ class FencedError(HeadgateError):
         self.newest = newest
 
     def __str__(self) -> str:
+        if not self.newest:
+            return self.what
         return f"{self.what}: generation {self.mine} was replaced by generation {self.newest}"
 
 
