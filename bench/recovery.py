@@ -1,8 +1,8 @@
 """Recovery: from ``kill -9`` of a worker to the first record that the pipeline's next generation processes.
 
 The windowed count with two workers at a limited rate, checkpoints every second. The workers are killed in turns. A
-probe behind the source notes, by the clock of the new worker, when it was forked, when it had loaded the pipeline,
-when it was deployed and when its first records came; the counters of the worker's next report bring the times here.
+probe behind the source notes, by the clock of the new worker, when it had loaded the pipeline, when it was deployed
+and when its first records came; the counters of the worker's next report bring the times here.
 Settings: ``kills``, ``keys``, ``rate`` (events per second of both workers together).
 """
 
@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import pyarrow as pa
 
 from bench.harness import Options, Result, at_most, median
@@ -37,7 +36,7 @@ STEADY_S = 3.0
 """Between two kills: checkpoints have completed, and the machine has calmed down."""
 
 PROBED = "with-timestamps"
-STEPS = ("forked", "loaded", "deployed", "first_record")
+STEPS = ("loaded", "deployed", "first_record")
 
 
 def run(options: Options) -> Result:
@@ -166,7 +165,6 @@ class FirstRecord:
         operator = self.spec.build()
         process = operator.process
         times = {
-            "forked": int(psutil.Process().create_time() * 1e6),
             "loaded": self.loaded_us,
             "deployed": time.time_ns() // 1_000,
         }
