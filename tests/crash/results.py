@@ -45,10 +45,24 @@ def expected_standard(rows: int) -> dict[str, pl.DataFrame]:
     return pipelines.expected_standard(rows)
 
 
+def read_rows(root: Path) -> pl.DataFrame:
+    """Return what the sink ``rows`` of ``pipelines.standard`` has committed."""
+    if (root / "rows").exists():
+        return read_committed(str(root / "rows"))
+    return read_stream(root / "store", "out/rows")
+
+
+def assert_nothing_twice(root: Path, rows: int) -> None:
+    """What a stopped ``pipelines.standard`` has committed so far is part of the expected, each record once."""
+    found, expected = read_rows(root), expected_standard(rows)["rows"]
+    assert found["id"].n_unique() == found.height
+    assert found.join(expected, on=expected.columns, how="anti").is_empty()
+
+
 def assert_standard(root: Path, rows: int) -> None:
     """Everything that ``pipelines.standard`` writes is there exactly once, and nothing else."""
     expected = expected_standard(rows)
-    assert_equal(read_stream(root / "store", "out/rows"), expected["rows"], "rows")
+    assert_equal(read_rows(root), expected["rows"], "rows")
     assert_equal(read_committed(str(root / "windows")), expected["windows"], "windows")
     assert_equal(read_committed(str(root / "counts")), expected["counts"], "counts")
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from crash.processes import Life, kill
+from crash.processes import Life, kill, until
 from crash.results import assert_clean, assert_standard
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
@@ -92,4 +93,32 @@ def test_a_stopped_worker_is_replaced_and_changes_nothing_when_it_wakes(
     life.result()
     told(life)
     assert_standard(tmp_path, 40_000)
+    assert_clean(tmp_path)
+
+
+def test_a_worker_that_wakes_beside_its_replacement_changes_nothing(
+    spec: Spec, launch: Callable[..., Life], tmp_path: Path, told: Told
+) -> None:
+    """Spark kills a lingering worker after two seconds; here it may linger, and there are slots for all (I8)."""
+    linger = "--conf spark.python.task.killTimeout=10m pyspark-shell"
+    what = spec("standard", rows=60_000, heartbeat_timeout_ms=1_000, master="local[4]")
+    life = launch(what, PYSPARK_SUBMIT_ARGS=linger)
+    running = life.running()
+    life.checkpoint(2)
+    zombie = psutil.Process(running["workers"]["0"])
+    zombie.suspend()
+    assert "silent" in life.restart()["reason"]
+    following = life.running(after=running["generation"])
+    assert zombie.pid not in following["workers"].values()
+    life.checkpoint()
+    assert zombie.status() == psutil.STATUS_STOPPED
+    zombie.resume()
+    until(lambda: not zombie.is_running() or zombie.status() == psutil.STATUS_ZOMBIE, "the zombie's end")
+    life.checkpoint()
+    result = life.result()
+    told(life)
+    assert result["restarts"] == 1
+    assert life.child.exit_code() == 0
+    life.child.assert_gone()
+    assert_standard(tmp_path, 60_000)
     assert_clean(tmp_path)
