@@ -54,7 +54,6 @@ class CheckpointLog:
         self._storage = storage
         self._pipeline = pipeline
         self._next_sequence = 0
-        self._claimed: Generation | None = None
 
     @property
     def url(self) -> str:

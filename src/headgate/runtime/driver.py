@@ -89,6 +89,7 @@ class Driver:
         self._observer = observer
         self._fingerprint = fingerprint
         self._owner = f"process {os.getpid()} on {socket.gethostname()}"
+        self._claimant = f"{self._owner}, driver {secrets.token_hex(4)}"  # differs even within one process
         self._lock = PipelineLock.acquire(config.checkpoint_root, config.name, self._owner)
         self._log = CheckpointLog(open_storage(config.checkpoint_root), config.name)
         self._secret = secrets.token_bytes(32)
@@ -260,7 +261,7 @@ class Driver:
     def _claim(self) -> None:
         """Runs in the storage thread."""
         try:
-            begun = begin_generation(self._definition, self._log, self._owner, self.note, self._last_generation)
+            begun = begin_generation(self._definition, self._log, self._claimant, self.note, self._last_generation)
         except UsageError as error:
             self._claim_failed(Failure(FailureKind.DETERMINISTIC, str(error)))
         except FencedError as error:
