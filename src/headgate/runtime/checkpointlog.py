@@ -13,7 +13,7 @@ Reads and writes; what they mean is decided by ``protocol.recovery`` and the ``C
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,6 +25,7 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Claim, Manifest, StateHandle
 from headgate.protocol.recovery import Damage, NextClaim, ObservedEntry, ObservedLog, next_claim, replaced_by
 from headgate.store.local import sweep_unfinished
+from headgate.store.objectstore import ObjectStorage
 from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage
 
 CLAIM_TRIES_MAX = 100
@@ -142,8 +143,8 @@ class CheckpointLog:
         """The write reported an error, perhaps after it took effect: read it back."""
         try:
             self._storage.get(path)
-        except NotFound:
-            return Outcome.FAILED
+        except NotFound:  # on an object store a write that timed out may still land
+            return Outcome.UNKNOWN if isinstance(self._storage, ObjectStorage) else Outcome.FAILED
         except StorageError:
             return Outcome.UNKNOWN
         return self._after_conflict(path, data, manifest)
@@ -171,17 +172,22 @@ class CheckpointLog:
         self._next_sequence += 1
         return Outcome.WRITTEN
 
-    def _retract_unless_last(self, sequence: int) -> Generation | None:
-        """After an append: if anything follows it, take it back and return the generation that wrote last (X8).
+        """After an append: if anything follows, return the generation that wrote last; take ours back if stale (X8).
+        """After an append: if anything follows it, return the generation that wrote last, and take it back if stale (X8).
 
-        A number that was used and pruned looks free to a driver that was stopped meanwhile.
+        A number that was used and pruned looks free to a driver that was stopped meanwhile. Pruned logs begin with a
+        manifest: a claim right behind ours means that another driver has *seen* ours, and perhaps restored from it.
         """
         paths = self._storage.list(f"{self._pipeline}/log")
         later = [path for path in paths if (name := path.rsplit("/", 1)[-1]).isdigit() and int(name) > sequence]
         if not later:
             return None
-        self._storage.delete(self._entry_path(sequence))
-        return decode_log_entry(self._storage.get(later[-1]), later[-1]).generation
+        newest = decode_log_entry(self._storage.get(later[-1]), later[-1]).generation
+        following = self._entry_path(sequence + 1)
+        is_seen = following in later and isinstance(decode_log_entry(self._storage.get(following), following), Claim)
+        if not is_seen:
+            self._storage.delete(self._entry_path(sequence))
+        return newest
 
     def newer_claim(self) -> Generation | None:
         """Return the generation that replaced this one, or None. Cheap: looks at one path."""
@@ -212,9 +218,11 @@ class CheckpointLog:
         return read_snapshot(self._storage, self._pipeline, handle)
 
     def drop(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
-        """Remove a completed checkpoint's snapshots and the log entries before the oldest retained one (C31)."""
-        for path in self._storage.list(f"{self._pipeline}/chk-{checkpoint:010d}"):
-            self._storage.delete(path)
+        """Remove the snapshots up to a completed checkpoint, and the log entries before the oldest retained one (C31).
+
+        Aborted checkpoints in between may have left files that nobody knows of: they go, too.
+        """
+        self._delete_snapshots(lambda found: found <= checkpoint)
         log = self.observe()
         keep_from = min(
             (
@@ -232,9 +240,12 @@ class CheckpointLog:
         """Remove snapshot files of checkpoints below ``below`` that are not kept: leftovers of dead generations."""
         sweep_unfinished(self._storage, self._pipeline)
         kept = {int(c) for c in keep}
+        self._delete_snapshots(lambda found: found < below and found not in kept)
+
+    def _delete_snapshots(self, is_garbage: Callable[[int], bool]) -> None:
         for path in self._storage.list(self._pipeline):
             match = re.search(r"/chk-(\d+)/", path)
-            if match and int(match.group(1)) < below and int(match.group(1)) not in kept:
+            if match and is_garbage(int(match.group(1))):
                 self._storage.delete(path)
 
     def delete(self, handles: Sequence[StateHandle]) -> None:

@@ -1,0 +1,60 @@
+"""Log entries: what was written comes back, and no altered byte passes for an entry."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.codec.logentry import decode_log_entry, encode_log_entry
+from headgate.errors import CorruptionError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Claim, Committable, Manifest, StateHandle, SubtaskEntry
+
+CLAIM = Claim(Generation(3), "process 1 on host ä", 1_700_000_000_000)
+ENTRY = SubtaskEntry(
+    SubtaskId(VertexId("source"), 1),
+    StateHandle(3, 7, "", b"abc"),
+    (Committable("out", CheckpointId(4), 1, Generation(3), b"\x00\xff"),),
+)
+MANIFEST = Manifest(CheckpointId(4), Generation(3), 2, 128, (ENTRY,), (), {"source": "rows"}, False, 5, 6)
+
+
+@pytest.mark.parametrize("entry", [CLAIM, MANIFEST], ids=["claim", "manifest"])
+def test_an_entry_comes_back_as_it_was(entry: Claim | Manifest) -> None:
+    assert decode_log_entry(encode_log_entry(entry), "log/1") == entry
+
+
+def test_an_entry_can_be_read_by_a_person() -> None:
+    head, _, body = encode_log_entry(CLAIM).partition(b"\n")
+    assert head.startswith(b"headgate-log ")
+    assert b"process 1 on host" in body
+
+
+@given(st.sampled_from([CLAIM, MANIFEST]), st.data())
+def test_a_flipped_bit_is_always_detected_and_the_file_named(entry: Claim | Manifest, data: st.DataObject) -> None:
+    altered = bytearray(encode_log_entry(entry))
+    at = data.draw(st.integers(0, len(altered) - 1))
+    altered[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptionError) as found:
+        decode_log_entry(bytes(altered), "log/0000000009")
+    assert found.value.path == "log/0000000009"
+
+
+@given(st.sampled_from([CLAIM, MANIFEST]), st.data())
+def test_a_truncated_entry_is_always_detected(entry: Claim | Manifest, data: st.DataObject) -> None:
+    whole = encode_log_entry(entry)
+    with pytest.raises(CorruptionError):
+        decode_log_entry(whole[: data.draw(st.integers(0, len(whole) - 1))], "log/1")
+
+
+@given(st.binary(max_size=200))
+def test_foreign_bytes_are_never_an_entry(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        decode_log_entry(data, "log/1")
+
+
+def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
+    newer = encode_log_entry(CLAIM).replace(b"headgate-log 1 ", b"headgate-log 2 ", 1)
+    with pytest.raises(CorruptionError, match="expected format version 1, found 2"):
+        decode_log_entry(newer, "log/1")
