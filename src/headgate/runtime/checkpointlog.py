@@ -172,8 +172,8 @@ class CheckpointLog:
         self._next_sequence += 1
         return Outcome.WRITTEN
 
+    def _retract_unless_last(self, sequence: int) -> Generation | None:
         """After an append: if anything follows, return the generation that wrote last; take ours back if stale (X8).
-        """After an append: if anything follows it, return the generation that wrote last, and take it back if stale (X8).
 
         A number that was used and pruned looks free to a driver that was stopped meanwhile. Pruned logs begin with a
         manifest: a claim right behind ours means that another driver has *seen* ours, and perhaps restored from it.
