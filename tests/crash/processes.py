@@ -66,7 +66,7 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = STEP_S) ->
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HEADGATE_", "SPARK_", "PYSPARK_"))}
-    path = os.pathsep.join([str(HOOK), str(TESTS)])
+    path = os.pathsep.join([str(HOOK), str(TESTS), str(TESTS.parent / "src")])  # the code beside these tests
     return {
         **kept,
         "PYTHONPATH": path,
