@@ -362,6 +362,11 @@ class Coordinator(Machine):
         """Newest checkpoint completed by this generation (0: none)."""
         return self._last_completed
 
+    @property
+    def retained(self) -> tuple[CheckpointId, ...]:
+        """Completed checkpoints that must stay in storage, ascending."""
+        return tuple(self._retained)
+
     def missing(self, checkpoint: CheckpointId) -> tuple[SubtaskId, ...]:
         """Return the subtasks that have not acknowledged a pending ``checkpoint`` yet."""
         acks = self._pending[checkpoint].acks

@@ -65,6 +65,9 @@ def begin_generation(
     choice = _choose(definition, log, claimed.log)
     match choice:
         case recovery.Refuse():
+            newest = log.newer_claim()
+            if newest is not None:  # what is missing has been pruned by the driver that replaced this one (X11)
+                raise FencedError(f"pipeline {definition.config.name}", generation, newest)
             raise UsageError(f"pipeline '{definition.config.name}' cannot be restored from {log.url}: {choice.reason}")
         case recovery.AlreadyFinished():
             restored: Manifest | None = choice.manifest
@@ -87,12 +90,12 @@ def begin_generation(
         if restored is None and log.newer_claim() is None:
             raise UsageError(_fenced_by_the_past(definition.config.name, error)) from error
         raise
+    base = restored.checkpoint if restored is not None else 0
+    retained = tuple(sorted(m.checkpoint for m in recovery.candidates(claimed.log) if m.checkpoint <= base))
+    log.sweep(retained, claimed.next.first_checkpoint)
     if restored is not None and isinstance(choice, recovery.AlreadyFinished):
         commits.close()
         return Finished(restored)
-    newest = restored.checkpoint if restored is not None else 0
-    retained = tuple(sorted(m.checkpoint for m in recovery.candidates(claimed.log) if m.checkpoint <= newest))
-    log.sweep(retained, claimed.next.first_checkpoint)
     return NewGeneration(generation, claimed.next.first_checkpoint, restored, retained, commits)
 
 

@@ -138,6 +138,10 @@ class Coordination:
             case machine.FailGeneration():
                 self._around.generation_failed(effect)
             case machine.GenerationDone():
+                retained = self.machine.retained
+                if retained:
+                    below = CheckpointId(retained[-1])
+                    self._storage_pool.submit(self._quietly, lambda: self._log.sweep(retained, below))
                 self._around.generation_done(effect)
             case Ignored():
                 return

@@ -103,6 +103,7 @@ class Driver:
         self._machine = supervisor.Supervisor(definition.plan.parallelism, config.restart)
         self._begun: NewGeneration | None = None
         self._last_generation: Generation | None = None
+        self._deployed: AttemptId | None = None
         self._coordination: Coordination | None = None
         self._workers: dict[WorkerConnection, WorkerRecord] = {}
         self._attempts = Attempts(definition.plan.parallelism)
@@ -304,6 +305,7 @@ class Driver:
         begun = self._begun
         assert begun is not None
         assert begun.generation == effect.generation
+        self._deployed = effect.attempt
         config = self._definition.config
         records = sorted((r for r in self._workers.values() if r.attempt == effect.attempt), key=lambda r: r.worker)
         addresses = [record.address for record in records]
@@ -342,7 +344,8 @@ class Driver:
             self._coordination.close()
             self._coordination = None
         for record in list(self._workers.values()):
-            record.connection.send(messages.Stop("the generation has ended", effect.is_done))
+            if record.attempt == self._deployed:  # workers of Spark's own retry wait for the next generation
+                record.connection.send(messages.Stop("the generation has ended", effect.is_done))
         self._begun = None
 
     def _refuse(self, effect: supervisor.RefuseWorker) -> None:
