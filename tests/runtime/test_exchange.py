@@ -29,6 +29,7 @@ from headgate.errors import FencedError
 from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.plan import Plan, make_plan
+from headgate.runtime import peer as peer_module
 from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.connection import Connection, ConnectionLost, connect
 from headgate.runtime.exchange import Exchange
@@ -376,7 +377,8 @@ def test_a_peer_that_breaks_a_rule_is_lost_with_the_rule(frames: list[list[Buffe
 
 
 # X11
-def test_a_batch_without_credit_is_a_violation() -> None:
+def test_a_batch_far_beyond_the_credit_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_module, "OVERDRAWN_BYTES_MAX", 0)
     worker = Worker(0, plan_of(2))
     peer = start_with_hand_made_peer(worker, credit_bytes=10)
     peer.send(frame(FrameKind.OPEN, 0, OPENING))
