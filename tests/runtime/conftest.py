@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from launching import Zygote
-from running import Run
 
 from headgate.model.definition import PipelineDefinition
+from running import Run
 
 
 @pytest.fixture(scope="session")
@@ -45,10 +45,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("the openssl command is needed to make a throw-away certificate, and is not installed")
     directory = tmp_path_factory.mktemp("certificate")
     key, found = directory / "key.pem", directory / "both.pem"
+    command = f"{openssl} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-        + ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-        + ["-keyout", str(key), "-out", str(found)],
+        [*command.split(), "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost", "-keyout", key, "-out", found],
         check=True,
         capture_output=True,
     )

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from running import definition_of, pipeline_at
 from test_process_results import generator, recounted, same
 
 import headgate as hg
 from headgate.connectors.filecommit import read_committed
 from headgate.model.definition import PipelineDefinition
+from running import definition_of, pipeline_at
 
 
 def windowed(root: Path, source: hg.Generator, *, is_rebalanced: bool) -> PipelineDefinition:

@@ -12,13 +12,13 @@ from typing import Any
 import polars as pl
 import pytest
 from pyspark import cloudpickle
-from running import definition_of, pipeline_at
 from test_process_results import events, generator, recounted, same, windowed
 
 import headgate as hg
 from headgate.connectors.filecommit import read_committed
 from headgate.errors import BadRecord, FencedError, PipelineFailed, UsageError
 from headgate.model.ids import Generation
+from running import definition_of, pipeline_at
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -91,7 +91,7 @@ def test_a_bad_record_fails_at_once(start: Start, tmp_path: Path) -> None:
     counts = stream.key_by("key").window(hg.Tumbling("1s")).agg(n=pl.len())
     counts.sink(hg.FileSink(tmp_path / "out"), name="out")
     run = start(definition_of(pipeline))
-    with pytest.raises((PipelineFailed, BadRecord), match="operator 'key-by' refused a record.*333"):
+    with pytest.raises((PipelineFailed, BadRecord), match=r"operator 'key-by' refused a record.*333"):
         run.result()
     assert run.restarts == []
 

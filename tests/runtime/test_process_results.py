@@ -11,12 +11,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from running import definition_of, pipeline_at
 
 import headgate as hg
 from headgate.connectors.base import SourceContext
 from headgate.connectors.filecommit import committed_files, read_committed
 from headgate.testing.script import PAUSE, ScriptedSource
+from running import definition_of, pipeline_at
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from running import definition_of
 from test_process_results import generator, recounted, same, windowed
 
 from headgate.connectors.filecommit import FileCommitter, read_committed
 from headgate.errors import CorruptionError, PipelineFailed, StorageError
 from headgate.runtime import driver as driver_module
 from headgate.store.faulty import Fault, FaultKind, FaultyStorage
+from running import definition_of
 
 Start = Any
 SOURCE = generator(4_000, 4_000, batch=50)
