@@ -17,7 +17,7 @@ from headgate.codec import messages
 from headgate.errors import PipelineFailed
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import StateHandle, SubtaskEntry
-from headgate.model.progress import SilentObserver
+from headgate.model.progress import Observer, Progress, SilentObserver
 from headgate.runtime.control import ControlClient
 from headgate.runtime.driver import Driver
 from running import definition_of, pipeline_at
@@ -29,13 +29,13 @@ _M = TypeVar("_M")
 class Played:
     """Launcher and workers in one: the test says what each worker sends."""
 
-    def __init__(self, root: Path, **options: Any) -> None:
+    def __init__(self, root: Path, observer: Observer | None = None, **options: Any) -> None:
         pipeline = pipeline_at(root, interval=None, **options)
         pipeline.source(hg.FromRows([{"id": 1}, {"id": 2}], splits=2)).sink(hg.Discard(), name="out")
         self.definition = definition_of(pipeline)
         self.submitted: queue.Queue[tuple[int, tuple[str, int], bytes, Callable[[str | None], None]]] = queue.Queue()
         self.cancelled: list[int] = []
-        self.driver = Driver(self.definition, self, SilentObserver(), FINGERPRINT)
+        self.driver = Driver(self.definition, self, observer or SilentObserver(), FINGERPRINT)
         self.workers: list[PlayedWorker] = []
         self.driver.start()
 
@@ -191,3 +191,16 @@ def test_the_same_failure_of_user_code_twice_ends_the_run(played: Played) -> Non
         ended("told")
     with pytest.raises(PipelineFailed, match=r"operator 'divide' failed on the record \{'id': 1\}"):
         played.driver.result.result(WAIT_S)
+
+
+class Broken(SilentObserver):
+    def on_progress(self, progress: Progress) -> None:
+        raise ValueError("a bug in the observer")
+
+
+def test_a_driver_that_cannot_go_on_ends_its_job(tmp_path: Path) -> None:
+    made = Played(tmp_path, Broken())
+    with pytest.raises(ValueError, match="a bug in the observer"):
+        made.driver.result.result(WAIT_S)
+    made.driver.join()
+    assert made.cancelled == [1]

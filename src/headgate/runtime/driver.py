@@ -103,6 +103,7 @@ class Driver:
         self._machine = supervisor.Supervisor(definition.plan.parallelism, config.restart)
         self._begun: NewGeneration | None = None
         self._last_generation: Generation | None = None
+        self._submission: int | None = None
         self._deployed: AttemptId | None = None
         self._coordination: Coordination | None = None
         self._workers: dict[WorkerConnection, WorkerRecord] = {}
@@ -201,6 +202,8 @@ class Driver:
                 call()
         except BaseException as error:
             self._finish(error)
+            if self._submission is not None:  # nobody else ends the job of a driver that cannot go on
+                self._launcher.cancel(self._submission)
         finally:
             self._close()
 
@@ -229,7 +232,7 @@ class Driver:
             case supervisor.ClaimGeneration():
                 self._storage_pool.submit(self._claim)
             case supervisor.SubmitJob():
-                number = effect.submission
+                number = self._submission = effect.submission
                 self._launcher.submit(
                     number, self._server.address, self._secret, lambda error: self._on_job_ended(number, error)
                 )
