@@ -16,7 +16,7 @@ from headgate.operators.windowvalues import InputReader, partial_batch, pick, sp
 from headgate.state.aggtable import AggTable
 from headgate.state.keyindex import make_key_index
 
-BUSY_FLUSH_MS = 40
+BUSY_FLUSH_MS = 30
 """How long partial results are held while the worker is busy: long enough to combine many records per key,
 short against a latency of 50 ms."""
 
