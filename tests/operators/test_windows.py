@@ -273,7 +273,7 @@ def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window
     assert combine.out.log[2:] == [("batch", 1), ("watermark", 999)]
     combine.context.is_busy = True
     combine.send(batch_of([row(1_010)]))
-    combine.now_ms += 39
+    combine.now_ms += 29
     combine.send(batch_of([row(1_010)]))
     assert len(combine.out.log) == 4
     combine.now_ms += 1
