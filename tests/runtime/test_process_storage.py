@@ -16,7 +16,7 @@ from headgate.store.faulty import Fault, FaultKind, FaultyStorage
 from running import definition_of
 
 Start = Any
-SOURCE = generator(4_000, 4_000, batch=50)
+SOURCE = generator(2_500, 2_500, batch=50)
 
 
 @pytest.fixture
