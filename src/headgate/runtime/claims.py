@@ -87,8 +87,12 @@ def begin_generation(
     try:
         _retrying(lambda: commits.recover(permit, keep))
     except FencedError as error:
+        commits.close()
         if restored is None and log.newer_claim() is None:
             raise UsageError(_fenced_by_the_past(definition.config.name, error)) from error
+        raise
+    except BaseException:
+        commits.close()
         raise
     base = restored.checkpoint if restored is not None else 0
     retained = tuple(sorted(m.checkpoint for m in recovery.candidates(claimed.log) if m.checkpoint <= base))

@@ -81,16 +81,20 @@ class Driver:
         fingerprint: str,
         *,
         host: str = "127.0.0.1",
+        lock: PipelineLock | None = None,
     ) -> None:
-        """Make the driver; ``host`` is the address on which workers can reach this process."""
+        """Make the driver; ``host`` is the address on which workers can reach this process.
+
+        ``lock`` is the pipeline's lock if the caller holds it already; the driver releases it at its end.
+        """
         config = definition.config
         self._definition = definition
         self._launcher = launcher
         self._observer = observer
         self._fingerprint = fingerprint
-        self._owner = f"process {os.getpid()} on {socket.gethostname()}"
+        self._owner = owner_text()
         self._claimant = f"{self._owner}, driver {secrets.token_hex(4)}"  # differs even within one process
-        self._lock = PipelineLock.acquire(config.checkpoint_root, config.name, self._owner)
+        self._lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, self._owner)
         self._log = CheckpointLog(open_storage(config.checkpoint_root), config.name)
         self._secret = secrets.token_bytes(32)
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -105,6 +109,7 @@ class Driver:
         self._last_generation: Generation | None = None
         self._submission: int | None = None
         self._deployed: AttemptId | None = None
+        self._is_looking = False
         self._coordination: Coordination | None = None
         self._workers: dict[WorkerConnection, WorkerRecord] = {}
         self._attempts = Attempts(definition.plan.parallelism)
@@ -511,7 +516,7 @@ class Driver:
             for checkpoint in self._coordination.machine.pending[:1]:
                 missing = tuple(str(s) for s in self._coordination.machine.missing(checkpoint))
                 pending = (checkpoint, self._coordination.pending_age_ms(checkpoint), missing)
-        generation = self._machine.generation or Generation(0)
+        generation = self._machine.generation or self._last_generation or Generation(0)
         self._last_progress = self._book.snapshot(self._state, generation, self._machine.restarts_count, pending)
         self._observer.on_progress(self._last_progress)
 
@@ -524,8 +529,13 @@ class Driver:
             if self._coordination is not None and self._coordination.generation < newer:
                 self._coordination.handle(coordinator.GenerationReplaced(newer))
 
+        if self._is_looking:  # storage hangs: one look at a time
+            return
+        self._is_looking = True
+
         def look() -> None:
             newer = self._log.newer_claim()
+            self._is_looking = False
             if newer is not None and newer > generation:
                 self.post(lambda: replaced(newer))
 
@@ -560,6 +570,11 @@ class Driver:
         self._storage_pool.shutdown(wait=True)
         self._commit_pool.shutdown(wait=True)
         self._lock.release()
+
+
+def owner_text() -> str:
+    """Return who runs a pipeline, for people."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _restored_of(begun: NewGeneration, worker: WorkerIndex) -> list[messages.Restored]:

@@ -125,7 +125,7 @@ class Worker:
         try:
             self._register(control, exchange)
             self._serve(control, exchange)
-        except (WorkerStopped, FencedError):
+        except WorkerStopped:
             raise
         except BaseException as error:
             control.send(self._failed(error))
@@ -313,7 +313,7 @@ class Worker:
         node = ""
         if isinstance(error, NodeError):
             node, error = error.node, error.error
-        if isinstance(error, PeerLost):
+        if isinstance(error, PeerLost | FencedError):  # fenced: the driver learns from the log whether it is, too
             return messages.failed(self._generation, VertexId(""), "", FAILED_PEER, "", str(error))
         if isinstance(error, UserFunctionError):
             return messages.failed(

@@ -22,7 +22,8 @@ from headgate.model.progress import (
     RunResult,
     SilentObserver,
 )
-from headgate.runtime.driver import Driver
+from headgate.runtime.driver import Driver, owner_text
+from headgate.runtime.pipelinelock import PipelineLock
 from headgate.spark.launcher import SparkLauncher
 
 SLOTS_WAIT_S = 30.0
@@ -118,19 +119,23 @@ def start_pipeline(
     """
     from pyspark.sql import SparkSession
 
+    config = definition.config
+    lock = PipelineLock.acquire(config.checkpoint_root, config.name, owner_text())  # before a JVM is started in vain
     found = spark if spark is not None else SparkSession.getActiveSession()
-    owns_session = found is None
+    owns_session, session = found is None, found
     parallelism = definition.plan.parallelism
-    session = found if found is not None else make_session(definition.config.name, parallelism, master)
     try:
+        if session is None:
+            session = make_session(config.name, parallelism, master)
         _check_slots(session, parallelism)
         is_local = session.sparkContext.master.startswith("local")
         host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
         launcher = SparkLauncher(session, definition, fingerprint, is_local)
-        driver = Driver(definition, launcher, observer or SilentObserver(), fingerprint, host=host)
+        driver = Driver(definition, launcher, observer or SilentObserver(), fingerprint, host=host, lock=lock)
     except BaseException:
-        if owns_session:
+        lock.release()
+        if owns_session and session is not None:
             session.stop()
         raise
     driver.start()
