@@ -29,6 +29,10 @@ def log4j_options(log: Path, level: str, detail: str) -> str:
     return f"-Dlog4j2.configurationFile=file:{settings} -Ddemo.log={log} -Ddemo.level={level} -Ddemo.detail={detail}"
 
 
+DAEMON = "spark.daemon"
+"""Part of the command of what forks the workers: ``headgate.spark.daemon``, or Spark's own ``pyspark.daemon``."""
+
+
 class PipelineProcess:
     """One run of the pipeline. ``events`` are what ``--json`` printed, each with its time of arrival."""
 
@@ -84,8 +88,8 @@ class PipelineProcess:
         found = []
         for child in psutil.Process(self.pid).children(recursive=True):
             try:
-                is_worker = "pyspark.daemon" in " ".join(child.cmdline()) and not child.children()
-                if is_worker and "pyspark.daemon" in " ".join(child.parent().cmdline()):
+                is_worker = DAEMON in " ".join(child.cmdline()) and not child.children()
+                if is_worker and DAEMON in " ".join(child.parent().cmdline()):
                     found.append(child.pid)
             except (psutil.NoSuchProcess, AttributeError):
                 continue
