@@ -72,7 +72,7 @@ def measure_headgate_runs(measure: Measure, keys: int, options: Options) -> dict
     seconds = options.number("seconds", 10, quick=5)
     off: list[dict[str, Any]] = []
     on: list[dict[str, Any]] = []
-    for _ in range(int(options.number("pairs", 3, quick=2))):
+    for _ in range(int(options.number("pairs", 5, quick=2))):
         off.append(measure(keys, seconds, None))
         on.append(measure(keys, seconds, CHECKPOINT_INTERVAL_MS))
     rate = median(_column(on, "events_per_s"))
