@@ -60,6 +60,7 @@ def pipeline(keys: int, interval_ms: int | None, rate: int | None, directory: st
         "windowed-count",
         parallelism=2,
         checkpointing=hg.Checkpointing(interval=interval_ms or "1d", dir=directory),
+        restart=hg.FixedDelay(delay="100ms"),  # kills in a row must not measure a growing delay
     )
     source = hg.Generator(
         columns={"key": hg.Uniform(0, keys), "value": hg.Uniform(0, 1_000)}, rows_per_second=rate, time="processing"
