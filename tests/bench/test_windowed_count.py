@@ -72,7 +72,7 @@ def test_checkpoints_off_and_on_alternate_and_latency_runs_at_half_the_median_ra
         calls.append((interval, rate))
         return {"events_per_s": next(rates), "alignment_ms_median": 1.0, "latency_ms_p99": 5.0}
 
-    figures = measure_headgate_runs(measure, 10, Options())
+    figures = measure_headgate_runs(measure, 10, Options(settings={"pairs": "3"}))
     assert calls == [(None, None), (1_000, None)] * 3 + [(1_000, 46)]
     assert (figures["events_per_s"], figures["events_per_s_no_checkpoints"]) == (92.0, 104.0)
     assert figures["events_per_s_spread"] == pytest.approx(6 / 92)
