@@ -199,7 +199,7 @@ def test_an_operator_that_makes_thousands_of_records_from_one_passes_a_tiny_cred
     stream.rebalance().filter(pl.col("copy") >= 0).sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
     assert start(definition_of(pipeline, credit_bytes=4_096)).result().records_out == 60 * FACTOR
     found = read_committed(str(tmp_path / "out"))
-    assert found.group_by("id").len().rows() == found.group_by("id").len().with_columns(len=FACTOR).rows()
+    assert sorted(found.group_by("id").len().rows()) == [(one, FACTOR) for one in range(60)]
     assert found.unique().height == 60 * FACTOR
 
 
