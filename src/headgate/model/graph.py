@@ -1,7 +1,10 @@
 """The logical graph: operators as the user wrote them, before chaining.
 
 Specs are opaque here: the layers above know that a source node carries a ``connectors.base.Source``, an
-operator node an ``operators.base.OperatorSpec``, a sink node a ``connectors.base.Sink``.
+operator node an ``operators.base.OperatorSpec``, a sink node a ``connectors.base.Sink``, a loop head an
+``operators.loophead.LoopHeadSpec``.
+
+Without its feedback edges a graph has no cycle; every cycle goes through a loop head (L31 of docs/spec/loops.md).
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ class Role(Enum):
     SOURCE = "source"
     OPERATOR = "operator"
     SINK = "sink"
+    LOOP_HEAD = "loop-head"
+    """Where a loop's records enter: from the regular inputs once, from the feedback edges again and again."""
 
 
 class Partitioner(Enum):
@@ -63,11 +68,15 @@ class Node:
     state_text: str = ""
     """Identity of the node's state ("" = stateless): kind, key columns and types, aggregates. A restore
     refuses a checkpoint whose text differs."""
+    feedback: tuple[Edge, ...] = ()
+    """Loop heads only: the edges that bring records back."""
+    loops: tuple[NodeName, ...] = ()
+    """The loops that this node is in, by the names of their heads, outermost first. A head is in its own loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Nodes in topological order."""
+    """Nodes in topological order, feedback edges left aside."""
 
     nodes: tuple[Node, ...]
 

@@ -1,7 +1,7 @@
 """The physical plan: chains of nodes (vertices), the edges between them, and their channels.
 
 Chaining (P1 of docs/spec/plan.md): a node joins the vertex of its upstream when it has exactly one input and that
-input is FORWARD. A vertex is therefore a tree of nodes that runs in one thread, a function call apart.
+input is FORWARD; a loop head always begins one. A vertex is therefore a tree of nodes that runs in one thread, a function call apart.
 Every subtask i of every vertex lives in worker i, so a FORWARD edge between vertices is a local channel.
 """
 
@@ -19,7 +19,8 @@ class PlanEdge:
     """An edge between two vertices.
 
     ``from_node`` (inside ``source``) emits on ``tag``; records go to the head node of ``target``.
-    ``index`` is the edge's position in ``Plan.edges``.
+    ``index`` is the edge's position in ``Plan.edges``. ``nest`` is the outermost loop that both ends are in: probes of
+    that loop travel along this edge. A feedback edge leads back to the head of its loop and is never aligned.
     """
 
     index: int
@@ -29,6 +30,8 @@ class PlanEdge:
     target: VertexId
     partitioner: Partitioner
     keys: tuple[str, ...]
+    is_feedback: bool = False
+    nest: NodeName | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,16 @@ class Vertex:
         """Whether the chain starts with a source (it is then triggered by the coordinator)."""
         return self.head.role is Role.SOURCE
 
+    @property
+    def is_loop_head(self) -> bool:
+        """Whether the chain starts with the head of a loop."""
+        return self.head.role is Role.LOOP_HEAD
+
+    @property
+    def nest(self) -> NodeName | None:
+        """The outermost loop that the vertex's first node is in."""
+        return self.head.loops[0] if self.head.loops else None
+
 
 @dataclass(frozen=True, slots=True)
 class InputChannel:
@@ -56,6 +69,21 @@ class InputChannel:
     channel: ChannelIndex
     edge: PlanEdge
     upstream: SubtaskId
+
+
+@dataclass(frozen=True, slots=True)
+class LoopNest:
+    """An outermost loop with every loop inside it: what comes to its end together (L32).
+
+    Attributes:
+        name: of the outermost loop.
+        heads: the vertices of the outermost loop's head and of the heads inside, the outermost first.
+        entrances: vertices in the nest that records enter from outside.
+    """
+
+    name: NodeName
+    heads: tuple[VertexId, ...]
+    entrances: tuple[VertexId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +100,10 @@ class Plan:
         return next(v for v in self.vertices if v.id == vertex)
 
     def inputs(self, subtask: SubtaskId) -> tuple[InputChannel, ...]:
-        """Return the input channels of ``subtask``, edges in plan order, upstream index ascending (P2)."""
+        """Return the input channels of ``subtask``, edges in plan order, upstream index ascending (P2).
+
+        Feedback edges come last.
+        """
         channels: list[InputChannel] = []
         for edge in self.edges:
             if edge.target != subtask.vertex:
@@ -91,6 +122,17 @@ class Plan:
         """Return every subtask, in vertex order and then by index: the participants of a checkpoint (P3, C8)."""
         return tuple(SubtaskId(v.id, i) for v in self.vertices for i in range(self.parallelism))
 
+    def nests(self) -> tuple[LoopNest, ...]:
+        """Return the outermost loops, in vertex order."""
+        found: list[LoopNest] = []
+        for name in dict.fromkeys(vertex.nest for vertex in self.vertices if vertex.nest is not None):
+            inside = [vertex.id for vertex in self.vertices if vertex.nest == name]
+            heads = [v.id for v in self.vertices if v.is_loop_head and v.id in inside]
+            entered = {edge.target for edge in self.edges if edge.target in inside and edge.nest is None}
+            heads.sort(key=lambda vertex: vertex != str(name))
+            found.append(LoopNest(name, tuple(heads), tuple(v for v in inside if v in entered)))
+        return tuple(found)
+
     def state_texts(self) -> dict[str, str]:
         """Return ``node name → state_text`` of every node (P4, C7: stored with each checkpoint)."""
         return {str(node.name): node.state_text for vertex in self.vertices for node in vertex.nodes}
@@ -106,7 +148,8 @@ def make_plan(graph: Graph, parallelism: int, max_parallelism: int) -> Plan:
     vertex_of: dict[NodeName, VertexId] = {}
     chains: dict[VertexId, list[Node]] = {}
     for node in graph.nodes:
-        if len(node.inputs) == 1 and node.inputs[0].partitioner is Partitioner.FORWARD:
+        is_chained = len(node.inputs) == 1 and node.inputs[0].partitioner is Partitioner.FORWARD
+        if is_chained and node.role is not Role.LOOP_HEAD:
             vertex = vertex_of[node.inputs[0].upstream]
         else:
             vertex = VertexId(str(node.name))
@@ -115,13 +158,29 @@ def make_plan(graph: Graph, parallelism: int, max_parallelism: int) -> Plan:
     vertices = tuple(Vertex(v, tuple(nodes)) for v, nodes in chains.items())
     edges: list[PlanEdge] = []
     for vertex_ in vertices:
-        for edge in vertex_.head.inputs:
-            edges.append(_plan_edge(len(edges), edge, vertex_of[edge.upstream], vertex_.id))
+        head = vertex_.head
+        ways = [(edge, False) for edge in head.inputs] + [(edge, True) for edge in head.feedback]
+        for edge, is_feedback in ways:
+            nest = _common_nest(graph.node(edge.upstream), head)
+            edges.append(
+                PlanEdge(
+                    len(edges),
+                    vertex_of[edge.upstream],
+                    edge.upstream,
+                    edge.tag,
+                    vertex_.id,
+                    edge.partitioner,
+                    edge.keys,
+                    is_feedback,
+                    nest,
+                )
+            )
     return Plan(vertices, tuple(edges), parallelism, max_parallelism)
 
 
-def _plan_edge(index: int, edge: Edge, source: VertexId, target: VertexId) -> PlanEdge:
-    return PlanEdge(index, source, edge.upstream, edge.tag, target, edge.partitioner, edge.keys)
+def _common_nest(source: Node, target: Node) -> NodeName | None:
+    """Return the outermost loop that both are in. Loops nest, so two nodes share it or share none."""
+    return target.loops[0] if target.loops and target.loops[0] in source.loops else None
 
 
 def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:  # P5
@@ -135,5 +194,11 @@ def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:  # P5
             if edge.upstream not in seen:
                 raise UsageError(f"operator '{node.name}' reads from unknown operator '{edge.upstream}'")
         seen.add(node.name)
+    for node in graph.nodes:  # L31
+        if (node.role is Role.LOOP_HEAD) != bool(node.feedback):
+            raise UsageError(f"operator '{node.name}' must be a loop head with feedback, or neither")
+        for edge in node.feedback:
+            if edge.upstream not in seen or node.name not in graph.node(edge.upstream).loops:
+                raise UsageError(f"the feedback '{edge.upstream}' of loop '{node.name}' does not come from the loop")
     if not any(node.role is Role.SINK for node in graph.nodes):
         raise UsageError("the pipeline has no sink; end at least one stream with .sink(...)")
