@@ -28,6 +28,7 @@ TO_WORKER: list[m.ToWorker] = [
     m.TriggerCheckpoint(1, 2, True),
     m.Complete(1, 2),
     m.Abort(1, 2),
+    m.Drain(1),
     m.Stop("finished", True),
     m.Refused("another plan"),
     m.HeartbeatReply(),

@@ -33,6 +33,7 @@ class Sent:
             )
             for i in range(count)
         ]
+        self.channels = channels
         self.outlet = EdgeOutlet(edge, plan, channels, index)
 
     def rows(self) -> list[list[tuple[int, int]]]:

@@ -169,6 +169,40 @@ def test_operators_that_were_finished_before_the_restore_are_not_finished_again(
     assert made.out() == [EndOfData()]
 
 
+def test_a_drained_source_ends_where_it_is_and_keeps_its_position() -> None:  # E7, E8
+    made = Made(reader=Reader([batch(1), batch(2), batch(3)]))
+    made.runner.step()
+    made.runner.drain()
+    assert made.runner.step()
+    assert not made.runner.step()
+    made.runner.handle(machine.TriggerReceived(CheckpointId(1)))
+    assert made.out() == [[1], Watermark(2**63 - 1), EndOfData(), Barrier(CheckpointId(1))]
+    assert made.reports[0] == ("finished",)
+    made.upload()
+    assert msgspec.msgpack.decode(made.reports[-1][2][f"{POSITIONS_PREFIX}a"]) == {"s": b"1"}
+
+
+def test_a_drained_source_without_credit_ends_when_there_is_room() -> None:  # E7
+    made = Made(reader=Reader([batch(1), batch(2)]), credit=1)
+    made.runner.step()
+    made.runner.drain()
+    assert not made.runner.step()
+    assert made.runner.wakeup_ms(0) is None
+    assert made.out() == [[1]]
+    made.sent.channels[0].add_credit(1 << 20)
+    assert made.runner.step()
+    assert made.out()[1:] == [Watermark(2**63 - 1), EndOfData()]
+    assert made.runner.wakeup_ms(0) is None, "nothing is left to wake up for"
+
+
+def test_a_source_restored_as_finished_is_not_read_again() -> None:  # E9
+    made = Made(reader=Reader([batch(1), batch(2)]), restored=True)
+    made.runner.step()
+    assert made.reader is not None
+    assert made.reader.taken == 0
+    assert made.out() == [EndOfData()]
+
+
 def test_without_credit_nothing_is_polled_and_nobody_is_woken_for_it() -> None:
     made = Made(reader=Reader([batch(1), batch(2)]), credit=1)
     assert made.runner.wakeup_ms(0) == 0

@@ -198,6 +198,12 @@ class Abort(Struct, frozen=True, tag="abort"):
     checkpoint: Id
 
 
+class Drain(Struct, frozen=True, tag="drain"):
+    """Sources: read nothing more and end (E7)."""
+
+    generation: Id
+
+
 class Stop(Struct, frozen=True, tag="stop"):
     """Leave, with success when the pipeline has ended."""
 
@@ -234,7 +240,7 @@ class DataRefused(Struct, frozen=True, tag="data-refused"):
 
 
 FromWorker: TypeAlias = Register | Ready | Acknowledge | Decline | Finished | Failed | Metrics | Heartbeat
-ToWorker: TypeAlias = Deploy | TriggerCheckpoint | Complete | Abort | Stop | Refused | HeartbeatReply
+ToWorker: TypeAlias = Deploy | TriggerCheckpoint | Complete | Abort | Drain | Stop | Refused | HeartbeatReply
 DataGreeting: TypeAlias = DataHello | DataWelcome | DataRefused
 Message: TypeAlias = FromWorker | ToWorker | DataGreeting
 

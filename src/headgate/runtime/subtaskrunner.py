@@ -64,6 +64,8 @@ class Source:
     reader: SourceReader
     splits: tuple[str, ...] = ()
     finished_splits: set[str] = field(default_factory=set)
+    is_over: bool = False
+    """Whether it is not read any more, even if there is more to read (E7, E9)."""
 
 
 class SubtaskRunner:
@@ -87,7 +89,7 @@ class SubtaskRunner:
         self._inputs = list(inputs)
         self._outlets = list(outlets)
         self._sinks = dict(sinks)
-        self._source = None if reader is None else Source(reader)
+        self._source = None if reader is None else Source(reader, is_over=is_restored_finished)
         self._writer = make_writer()
         self._reports = reports
         self._machine = machine.Subtask(len(self._inputs), is_restored_finished=is_restored_finished)
@@ -102,8 +104,13 @@ class SubtaskRunner:
 
     def start(self) -> None:
         """Announce the splits, once, before the first step."""
-        if self._source is not None:
+        if self._source is not None and not self._source.is_over:
             self._update_splits(self._source)
+
+    def drain(self) -> None:
+        """Read nothing more: the source ends with the next step, and its positions stay where they are (E7)."""
+        if self._source is not None:
+            self._source.is_over = True
 
     @property
     def is_source(self) -> bool:
@@ -127,8 +134,8 @@ class SubtaskRunner:
         return did
 
     def tick(self, now_ms: int) -> None:
-        """Let operators act on processing time."""
-        if self.can_send:
+        """Let operators act on processing time; not behind the end of a source, where only barriers may follow."""
+        if self.can_send and not self._has_ended:
             self.chain.tick(now_ms)
 
     def wakeup_ms(self, now_ms: int) -> int | None:
@@ -136,11 +143,11 @@ class SubtaskRunner:
 
         Without credit it can do nothing, however much is due: credit wakes the mailbox.
         """
-        if not self.can_send:
+        if not self.can_send or self._has_ended:
             return None
         due_ms = self.chain.next_tick_ms()
         waits_ms = [] if due_ms is None else [max(due_ms - now_ms, 0)]
-        if self._source is not None and not self._has_ended:
+        if self._source is not None:
             waits_ms.append(self._source.reader.wakeup_ms())
         return min(waits_ms, default=None)
 
@@ -163,15 +170,16 @@ class SubtaskRunner:
     def _step_source(self, source: Source) -> bool:
         if self._has_ended or not self.can_send:
             return False
-        polled = source.reader.poll()
-        if polled is None:
+        polled = None if source.is_over else source.reader.poll()
+        if polled is not None:
+            self._process_polled(source, polled)
+            return True
+        if not source.is_over:
             self._update_splits(source)
-            if source.reader.is_finished():
-                self._has_ended = True
-                self.handle(machine.SourceEnded())
-                return True
-            return False
-        self._process_polled(source, polled)
+            if not source.reader.is_finished():
+                return False
+        self._has_ended = True
+        self.handle(machine.SourceEnded())
         return True
 
     def _process_polled(self, source: Source, polled: SourceBatch) -> None:

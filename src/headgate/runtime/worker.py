@@ -265,6 +265,10 @@ class Worker:
             case messages.Abort() if mail.generation == self._generation:
                 for runner in self._runners:
                     runner.handle(machine.AbortReceived(CheckpointId(mail.checkpoint)))
+            case messages.Drain() if mail.generation == self._generation:
+                for runner in self._runners:
+                    if runner.is_source:
+                        runner.drain()
             case messages.Stop():
                 self._stopping = mail
             case messages.Refused():
