@@ -134,6 +134,9 @@ class Operator:
     def on_tick(self, now_ms: int) -> None:
         """Processing time reached ``next_tick_ms()``."""
 
+    def on_round(self, round_: int) -> None:
+        """Round ``round_`` of the loop that this operator is in is globally finished."""
+
     def before_barrier(self) -> None:
         """Emit what belongs in front of the barrier (buffers, local pre-aggregates)."""
 
