@@ -108,7 +108,7 @@ class SubtaskRunner:
             self._update_splits(self._source)
 
     def drain(self) -> None:
-        """Read nothing more: the source ends with the next step, and its positions stay where they are (E7)."""
+        """Read nothing more: the source ends with the next step, and its positions stay where they are (E7, E8)."""
         if self._source is not None:
             self._source.is_over = True
 
