@@ -1,8 +1,9 @@
 """The physical plan: chains of nodes (vertices), the edges between them, and their channels.
 
 Chaining (P1 of docs/spec/plan.md): a node joins the vertex of its upstream when it has exactly one input and that
-input is FORWARD; a loop head always begins one. A vertex is therefore a tree of nodes that runs in one thread, a function call apart.
-Every subtask i of every vertex lives in worker i, so a FORWARD edge between vertices is a local channel.
+input is FORWARD; a loop head always begins one. A vertex is therefore a tree of nodes that runs in one thread, a
+function call apart. Every subtask i of every vertex lives in worker i, so a FORWARD edge between vertices is a local
+channel.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headgate.errors import UsageError
-from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
+from headgate.model.graph import Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import ChannelIndex, NodeName, SubtaskId, VertexId
 
 
@@ -79,11 +80,13 @@ class LoopNest:
         name: of the outermost loop.
         heads: the vertices of the outermost loop's head and of the heads inside, the outermost first.
         entrances: vertices in the nest that records enter from outside.
+        leaves: vertices in the nest that send nothing on within it.
     """
 
     name: NodeName
     heads: tuple[VertexId, ...]
     entrances: tuple[VertexId, ...]
+    leaves: tuple[VertexId, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +133,10 @@ class Plan:
             heads = [v.id for v in self.vertices if v.is_loop_head and v.id in inside]
             entered = {edge.target for edge in self.edges if edge.target in inside and edge.nest is None}
             heads.sort(key=lambda vertex: vertex != str(name))
-            found.append(LoopNest(name, tuple(heads), tuple(v for v in inside if v in entered)))
+            sending = {edge.source for edge in self.edges if edge.nest == name}
+            entrances = tuple(v for v in inside if v in entered)
+            leaves = tuple(v for v in inside if v not in sending)
+            found.append(LoopNest(name, tuple(heads), entrances, leaves))
         return tuple(found)
 
     def state_texts(self) -> dict[str, str]:

@@ -1,19 +1,19 @@
 """One subtask's part in checkpoints and in the end of input (rules T1–T9 of docs/spec/subtask.md).
 
-Composes the ``Aligner`` with the snapshot's asynchronous part, the precommitted output of its sinks, and the final
-checkpoint. Counterparts: the ``Coordinator`` and the subtasks of the neighbouring vertices. It never touches
-records: the interpreter runs operators and hands over opaque state handles.
+Composes the ``Aligner`` with the snapshot's asynchronous part, the precommitted output of its sinks, the final
+checkpoint and, inside loops, the ``LoopHead`` and the ``LoopPart``. Counterparts: the ``Coordinator`` and the
+subtasks of the neighbouring vertices. It never touches records: the interpreter runs operators and hands over opaque
+state handles.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable, StateHandle
-from headgate.protocol import align
+from headgate.protocol import align, loophead, looppart
 from headgate.protocol.align import (
     Aligner,
     BlockChannel,
@@ -24,8 +24,20 @@ from headgate.protocol.align import (
     UnblockChannels,
 )
 from headgate.protocol.commit import Precommit
+from headgate.protocol.loophead import DropLog, ForwardFeedback, LogFeedback, LoopHead, OpenLog, SealLog
+from headgate.protocol.looppart import (
+    AdvanceToEnd,
+    FeedbackForwarded,
+    LoopPart,
+    LoopPlace,
+    ProbeOrdered,
+    ReportEntranceEnded,
+    ReportProbe,
+    RoundProgress,
+)
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.reasons import AbortReason
+from headgate.protocol.rounds import CloseRound, PassProbe, ProbeReceived
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,18 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class FeedbackReceived:
+    """EVENT (loop heads): records reached the head of feedback ``channel``."""
+
+    channel: ChannelIndex
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnded:
+    """EVENT (loop heads): the driver found the nest of loops empty: end of data follows (L29)."""
+
+
+@dataclass(frozen=True, slots=True)
 class AbortReceived:
     """EVENT: the coordinator aborted ``checkpoint``."""
 
@@ -107,6 +131,11 @@ Event: TypeAlias = (
     | SnapshotFailed
     | AbortReceived
     | CompleteReceived
+    | FeedbackReceived
+    | FeedbackForwarded
+    | ProbeReceived
+    | ProbeOrdered
+    | LoopEnded
 )
 
 
@@ -141,16 +170,36 @@ class ReportFinished:
     """EFFECT: tell the coordinator that this subtask has processed all input."""
 
 
-Effect: TypeAlias = align.Effect | Acknowledge | CancelWrite | FinishOperators | EmitEnd | ReportFinished
+Effect: TypeAlias = (
+    align.Effect
+    | loophead.Effect
+    | looppart.Effect
+    | Acknowledge
+    | CancelWrite
+    | FinishOperators
+    | EmitEnd
+    | ReportFinished
+)
 
 
 class Subtask(Machine):
     """Checkpoints and end of input of one subtask."""
 
-    def __init__(self, channels_count: int, *, is_restored_finished: bool = False) -> None:
-        """Make the machine of a subtask with ``channels_count`` inputs (0: a source).
+    def __init__(
+        self,
+        channels_count: int,
+        *,
+        is_restored_finished: bool = False,
+        place: LoopPlace | None = None,
+        rounds: RoundProgress = RoundProgress(),
+    ) -> None:
+        """Make the machine of a subtask with ``channels_count`` inputs, feedback channels aside (0: a source).
 
-        ``is_restored_finished``: the restored snapshot was taken after ``finish``, which must not run twice (T8).
+        Args:
+            channels_count: inputs that barriers are aligned on.
+            is_restored_finished: the restored snapshot was taken after ``finish``, which must not run twice (T8).
+            place: where the subtask stands in its nest of loops, if it is in one.
+            rounds: from the restored snapshot.
         """
         super().__init__()
         self._is_source = channels_count == 0
@@ -162,6 +211,12 @@ class Subtask(Machine):
         self._were_operators_finished = is_restored_finished
         self._writing: set[CheckpointId] = set()
         self._last_snapshot = CheckpointId(0)
+        feedback = frozenset[ChannelIndex]() if place is None else place.feedback
+        self._feedback = feedback
+        self._head = LoopHead(sorted(feedback)) if feedback else None
+        self._part = None if place is None else LoopPart(place, rounds)
+        self._outside = frozenset[ChannelIndex]() if place is None else place.outside
+        self._has_loop_ended = False
 
     @property
     def is_finished(self) -> bool:
@@ -171,7 +226,17 @@ class Subtask(Machine):
     @property
     def blocked(self) -> frozenset[ChannelIndex]:
         """Input channels that must not be read now."""
-        return self._aligner.blocked
+        return self._aligner.blocked if self._head is None else self._aligner.blocked | self._head.held
+
+    @property
+    def rounds(self) -> RoundProgress:
+        """How far rounds have come here. Part of the snapshot of a subtask in a loop."""
+        return RoundProgress() if self._part is None else self._part.progress
+
+    @property
+    def open_logs(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints whose logs are open in this loop head."""
+        return () if self._head is None else self._head.pending
 
     @property
     def pending_committables(self) -> tuple[Committable, ...]:
@@ -188,8 +253,12 @@ class Subtask(Machine):
         match event:
             case TriggerReceived():
                 effects = self._on_trigger(event)
+            case BarrierReceived() if event.channel in self._feedback:
+                effects = self._logged(loophead.SentinelReceived(event.channel, event.checkpoint))
             case BarrierReceived():
                 effects = self._aligned(align.BarrierReceived(event.channel, event.checkpoint))
+            case CancelReceived() if event.channel in self._feedback:
+                effects = [Ignored("whoever feeds back has told the coordinator")]  # L10
             case CancelReceived():
                 effects = self._aligned(align.CancelReceived(event.channel, event.checkpoint))
             case EndReceived():
@@ -204,6 +273,14 @@ class Subtask(Machine):
                 effects = self._on_abort(event)
             case CompleteReceived():
                 effects = self._on_complete(event)
+            case FeedbackReceived():
+                effects = self._on_feedback(event)
+            case LoopEnded():
+                effects = self._on_loop_ended()
+            case FeedbackForwarded() | ProbeReceived() | ProbeOrdered():
+                if self._part is None:
+                    raise self._violation("only subtasks in a loop get probes and feedback")
+                effects = list(self._part.handle(event))
             case _:
                 assert_never(event)
         return effects
@@ -214,22 +291,65 @@ class Subtask(Machine):
         return self._aligned(align.BarrierReceived(ChannelIndex(0), event.checkpoint))
 
     def _aligned(self, event: align.Event) -> list[Effect]:
-        """Pass ``event`` to the aligner and note the snapshots it orders."""
+        """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""
         effects: list[Effect] = []
         for effect in self._aligner.handle(event):
-            if isinstance(effect, TakeSnapshot):
-                assert effect.checkpoint > self._last_snapshot, "snapshot ids increase (T2, C42)"
-                self._last_snapshot = effect.checkpoint
-                self._writing.add(effect.checkpoint)
             effects.append(effect)
+            match effect:
+                case TakeSnapshot():
+                    assert effect.checkpoint > self._last_snapshot, "snapshot ids increase (T2, C42)"
+                    self._last_snapshot = effect.checkpoint
+                    self._writing.add(effect.checkpoint)
+                case EmitBarrier() if self._head is not None:  # L1: the log begins where the barrier went out
+                    effects += self._logged(loophead.SnapshotTaken(effect.checkpoint))
+                case EmitCancel() if self._head is not None:
+                    effects += self._logged(loophead.GivenUp(effect.checkpoint))
         return effects
+
+    def _logged(self, event: loophead.Event) -> list[Effect]:
+        """Pass ``event`` to the loop head; a checkpoint whose log it drops is not being written any more."""
+        assert self._head is not None
+        effects = self._head.handle(event)
+        self._writing -= {e.checkpoint for e in effects if isinstance(e, DropLog)}
+        return list(effects)
+
+    def _on_feedback(self, event: FeedbackReceived) -> list[Effect]:
+        if self._head is None or event.channel in self._ended:
+            raise self._violation(f"feedback on channel {event.channel}, where none can come")
+        if self._is_finished:
+            raise self._violation("records came back after the loop was found empty and its end had gone out")
+        return self._logged(loophead.FeedbackReceived(event.channel))
 
     def _on_end(self, event: EndReceived) -> list[Effect]:
         if event.channel in self._ended or self._is_source:
             raise self._violation(f"second end of data on channel {event.channel}")
         self._ended.add(event.channel)
-        if len(self._ended) < self._channels_count:
-            return [Ignored("other channels still deliver")]
+        if event.channel in self._feedback:
+            is_back = self._feedback <= self._ended
+            return [ReportFinished()] if is_back else [Ignored("the end has not come back on other channels")]
+        effects: list[Effect] = []
+        if self._part is not None and event.channel in self._outside:
+            effects += self._part.handle(looppart.OutsideEnded(event.channel))
+        if self._regular_ended < self._channels_count:
+            return effects or [Ignored("other channels still deliver")]
+        return effects + self._finish_if_empty()
+
+    @property
+    def _regular_ended(self) -> int:
+        return len(self._ended - self._feedback)
+
+    def _on_loop_ended(self) -> list[Effect]:
+        if self._head is None or self._has_loop_ended:
+            raise self._violation("only loop heads are told that their loop has ended, and once")
+        self._has_loop_ended = True
+        if self._regular_ended < self._channels_count:
+            return [Ignored("the end has not come through the outer loop yet")]
+        return self._finish_if_empty()
+
+    def _finish_if_empty(self) -> list[Effect]:
+        """Finish, unless this is a loop head and records may still circulate (L29)."""
+        if self._head is not None and not self._has_loop_ended:
+            return [Ignored("records may still circulate")]
         return self._finish()
 
     def _on_source_ended(self) -> list[Effect]:
@@ -242,7 +362,8 @@ class Subtask(Machine):
     def _finish(self) -> list[Effect]:  # T7: the last watermark, finish, end of data, report
         effects: list[Effect] = [] if self._were_operators_finished else [FinishOperators()]
         self._is_finished = self._were_operators_finished = True
-        return [*effects, EmitEnd(), ReportFinished()]
+        effects.append(EmitEnd())
+        return effects if self._head is not None else [*effects, ReportFinished()]  # L29: when the end is back
 
     def _on_written(self, event: SnapshotWritten) -> list[Effect]:
         self._precommit.prepared(event.committables)  # kept even when the checkpoint is gone (T5)
@@ -260,37 +381,64 @@ class Subtask(Machine):
         return [Decline(event.checkpoint, AbortReason.SNAPSHOT_FAILED)]  # T4
 
     def _on_abort(self, event: AbortReceived) -> list[Effect]:
+        released = self._released(event.checkpoint)
         if event.checkpoint in self._writing:
             self._writing.remove(event.checkpoint)
-            return [CancelWrite(event.checkpoint)]
-        return self._aligned(align.AbortReceived(event.checkpoint))
+            return [*released, CancelWrite(event.checkpoint)]
+        return released + self._aligned(align.AbortReceived(event.checkpoint))
+
+    def _released(self, checkpoint: CheckpointId) -> list[Effect]:
+        """Let the loop head drop what it holds for ``checkpoint`` (L5)."""
+        if self._head is None:
+            return []
+        return [e for e in self._logged(loophead.Released(checkpoint)) if not isinstance(e, Ignored)]
 
     def _on_complete(self, event: CompleteReceived) -> list[Effect]:
         self._precommit.completed(event.checkpoint)  # T9
-        older: Sequence[CheckpointId] = sorted(c for c in self._writing if c < event.checkpoint)
-        for checkpoint in older:  # subsumed (C15)
-            self._writing.remove(checkpoint)
-        return [CancelWrite(c) for c in older] or [Ignored("nothing of it is held here any more")]
+        effects: list[Effect] = []
+        for checkpoint in sorted(c for c in self._writing if c < event.checkpoint):  # subsumed (C15)
+            effects += self._released(checkpoint)
+            if checkpoint in self._writing:
+                self._writing.remove(checkpoint)
+                effects.append(CancelWrite(checkpoint))
+        return effects or [Ignored("nothing of it is held here any more")]
 
 
 __all__ = [
     "AbortReceived",
     "Acknowledge",
+    "AdvanceToEnd",
     "BarrierReceived",
     "BlockChannel",
     "CancelReceived",
     "CancelWrite",
+    "CloseRound",
     "CompleteReceived",
     "Decline",
+    "DropLog",
     "Effect",
     "EmitBarrier",
     "EmitCancel",
     "EmitEnd",
     "EndReceived",
     "Event",
+    "FeedbackForwarded",
+    "FeedbackReceived",
     "FinishOperators",
+    "ForwardFeedback",
     "Ignored",
+    "LogFeedback",
+    "LoopEnded",
+    "LoopPlace",
+    "OpenLog",
+    "PassProbe",
+    "ProbeOrdered",
+    "ProbeReceived",
+    "ReportEntranceEnded",
     "ReportFinished",
+    "ReportProbe",
+    "RoundProgress",
+    "SealLog",
     "SnapshotFailed",
     "SnapshotWritten",
     "SourceEnded",
