@@ -33,7 +33,7 @@ class FakeHandle:
             return RunResult(is_finished=not self.calls)
         return None
 
-    def stop(self, timeout_s: float | None = None) -> RunResult | None:
+    def stop(self, timeout_s: float | None = None, *, drain: bool = False) -> RunResult | None:
         self.calls.append("stop")
         if self.stops:
             self.ended.set()

@@ -112,6 +112,7 @@ def manifest(
     *committables: Committable,
     carried: tuple[Committable, ...] = (),
     is_final: bool = False,
+    is_draining: bool = False,
 ) -> WriteManifest:
     entries = (entry(A, checkpoint, *committables), entry(B, checkpoint))
-    return WriteManifest(cp(checkpoint), entries, carried, is_final)
+    return WriteManifest(cp(checkpoint), entries, carried, is_final, is_draining)

@@ -31,6 +31,8 @@ from headgate.protocol.coordinator import (
     CommitRetryTimer,
     CommitSucceeded,
     DeleteHandles,
+    DrainRequested,
+    DrainSources,
     DropCheckpoint,
     Effect,
     Event,
@@ -74,6 +76,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.commit: Commit | None = None
         self.is_retry_armed = self.is_pause_armed = False
         self.finals: set[int] = set()
+        self.is_drained = False
+        self.drained: set[int] = set()
         self.finished: set[object] = set()
         self.done: GenerationDone | None = None
         self.feed(STARTED)
@@ -95,10 +99,16 @@ class CoordinatorMachine(RuleBasedStateMachine):
             case TriggerSources():
                 self.triggered.add(effect.checkpoint)
                 self.acked[effect.checkpoint] = set()
+                if self.is_drained:
+                    self.drained.add(effect.checkpoint)
                 if len(self.finished) == len(SUBTASKS):
                     self.finals.add(effect.checkpoint)
+            case DrainSources():
+                assert not self.is_drained, "once"
+                self.is_drained = True
             case WriteManifest():
                 assert self.manifest is None
+                assert effect.is_draining == (effect.checkpoint in self.drained), "marked: drained at the trigger (E9)"
                 assert self.acked[effect.checkpoint] == set(SUBTASKS)
                 assert effect.checkpoint not in self.aborted
                 assert effect.is_final == (effect.checkpoint in self.finals), "final: all had finished at the trigger"
@@ -206,6 +216,11 @@ class CoordinatorMachine(RuleBasedStateMachine):
             return
         self.finished.add(subtask)
         self.feed(finish(subtask))  # type: ignore[arg-type]
+
+    @rule(chance=st.integers(0, 4))
+    def drains(self, chance: int) -> None:
+        if chance == 0:
+            self.feed(DrainRequested())
 
     @invariant()
     def pending_is_what_was_triggered_and_has_not_ended(self) -> None:

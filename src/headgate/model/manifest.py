@@ -85,6 +85,8 @@ class Manifest:
     trigger_wall_ms: int = 0
     duration_ms: int = 0
     version: int = MANIFEST_VERSION
+    is_draining: bool = False
+    """It began after the sources were told to end, so some may have ended before their input did (E9)."""
 
     @property
     def committables(self) -> tuple[Committable, ...]:

@@ -23,6 +23,8 @@ class PipelineState(Enum):
     RUNNING = "running"
     RESTARTING = "restarting"
     """A generation failed; waiting for the delay of the restart strategy, or for new workers."""
+    DRAINING = "draining"
+    """Sources were told to end; what is in flight is processed."""
     STOPPING = "stopping"
     """Was asked to stop, or all input has ended; waiting for the last checkpoint."""
     FINISHED = "finished"
@@ -130,6 +132,7 @@ class RunResult:
         records_out: records that reached sinks in the last generation.
         last_checkpoint: the newest completed checkpoint, or None.
         restarts: how often this run was restarted after a failure.
+        is_drained: its sources were told to end; it is finished, too.
     """
 
     is_finished: bool
@@ -138,6 +141,7 @@ class RunResult:
     last_checkpoint: CheckpointId | None = None
     restarts: int = 0
     duration_ms: int = 0
+    is_drained: bool = False
 
 
 class PipelineHandle(Protocol):
@@ -155,8 +159,12 @@ class PipelineHandle(Protocol):
             FencedError: another driver of the same pipeline took over.
         """
 
-    def stop(self, timeout_s: float | None = None) -> RunResult | None:
-        """Take a last checkpoint, then stop; a later run of the same pipeline continues from it."""
+    def stop(self, timeout_s: float | None = None, *, drain: bool = False) -> RunResult | None:
+        """Take a last checkpoint, then stop; a later run of the same pipeline continues from it.
+
+        With ``drain`` the sources end as if their input had ended: windows fire, everything in flight is processed,
+        and the last checkpoint is final. A drained pipeline has finished: it does not continue.
+        """
 
     def cancel(self) -> None:
         """Stop at once, without a last checkpoint; a later run continues from the latest completed one."""

@@ -70,6 +70,11 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """EVENT: end the sources as if their input had ended; everything in flight is processed (E7)."""
+
+
+@dataclass(frozen=True, slots=True)
 class IdReserved:
     """EVENT: the id is recorded durably, so that no later generation uses it."""
 
@@ -161,6 +166,7 @@ Event: TypeAlias = (
     | TimerFired
     | CheckpointRequested
     | StopRequested
+    | DrainRequested
     | IdReserved
     | ReserveFailed
     | Acknowledged
@@ -205,6 +211,11 @@ class TriggerSources:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainSources:
+    """EFFECT: tell every source subtask to read nothing more and to end (E7)."""
+
+
+@dataclass(frozen=True, slots=True)
 class WriteManifest:
     """EFFECT: write the manifest durably as the next log entry, once (C12); report one ``Manifest…`` event."""
 
@@ -212,6 +223,8 @@ class WriteManifest:
     entries: tuple[SubtaskEntry, ...]
     carried: tuple[Committable, ...]
     is_final: bool
+    is_draining: bool = False
+    """Sources may have ended before their input did: whoever restores it goes on draining (E9)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +278,7 @@ Effect: TypeAlias = (
     | CancelTimer
     | ReserveId
     | TriggerSources
+    | DrainSources
     | WriteManifest
     | NotifyComplete
     | NotifyAbort
@@ -303,6 +317,8 @@ class _Pending:
     is_final: bool
     is_last: bool
     """Nothing else is wanted after it: final, or the one before a requested stop."""
+    is_draining: bool
+    """It began after the sources were told to end."""
     acks: dict[SubtaskId, SubtaskEntry] = field(default_factory=dict)
 
 
@@ -340,6 +356,7 @@ class Coordinator(Machine):
         self._last_completed = CheckpointId(0)
         self._failures_count = 0
         self._finished: set[SubtaskId] = set()
+        self._is_draining = False
         self._commits = CommitQueue(generation)
         self._commit_tries = 0
         self._is_due = False
@@ -351,6 +368,11 @@ class Coordinator(Machine):
     def phase(self) -> Phase:
         """What the coordinator waits for."""
         return self._phase
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the sources are, or will be, told to end."""
+        return self._is_draining
 
     @property
     def pending(self) -> tuple[CheckpointId, ...]:
@@ -391,6 +413,8 @@ class Coordinator(Machine):
                 return self._on_requested()
             case StopRequested():
                 return self._on_stop()
+            case DrainRequested():
+                return self._on_drain()
             case IdReserved():
                 return self._on_reserved(event)
             case ReserveFailed():
@@ -422,9 +446,10 @@ class Coordinator(Machine):
         self._enter(Phase.RUNNING)
         if len(self._finished) == len(self._participants):
             return self._on_all_finished()
+        effects: list[Effect] = [DrainSources()] if self._is_draining else []
         if self._config.interval_ms == 0:
-            return [Ignored("periodic checkpoints are off")]
-        return [ArmTimer(IntervalTimer(), event.first_delay_ms)]
+            return effects or [Ignored("periodic checkpoints are off")]
+        return [*effects, ArmTimer(IntervalTimer(), event.first_delay_ms)]
 
     def _on_requested(self) -> list[Effect]:
         if self._phase is Phase.CREATED:  # C6: refused, and not counted as a failure
@@ -482,7 +507,7 @@ class Coordinator(Machine):
         # Final only if everybody had finished *before* the barrier starts (C26, E3): decided here, at the trigger.
         is_final = self._phase is Phase.ENDING
         is_last = self._phase in (Phase.STOPPING, Phase.ENDING)
-        self._pending[event.checkpoint] = _Pending(is_final, is_last)
+        self._pending[event.checkpoint] = _Pending(is_final, is_last, self._is_draining)
         expiry = ArmTimer(ExpiryTimer(event.checkpoint), self._config.timeout_ms)
         return [expiry, TriggerSources(event.checkpoint)]
 
@@ -524,7 +549,8 @@ class Coordinator(Machine):
         pending = self._pending[checkpoint]
         self._writing = checkpoint
         entries = tuple(pending.acks[s] for s in self._participants)
-        return [WriteManifest(checkpoint, entries, self._commits.unconfirmed, pending.is_final)]
+        carried = self._commits.unconfirmed
+        return [WriteManifest(checkpoint, entries, carried, pending.is_final, pending.is_draining)]
 
     def _on_declined(self, event: Declined) -> list[Effect]:
         if event.generation != self._generation:
@@ -638,6 +664,17 @@ class Coordinator(Machine):
             return [GenerationDone(None, is_final=False)]
         self._enter(Phase.STOPPING)
         return [CancelTimer(IntervalTimer()), *self._try_trigger()]
+
+    def _on_drain(self) -> list[Effect]:
+        """Checkpoints go on as before, now marked (E9); the end comes when all have reported (E7)."""
+        if self._phase in (Phase.STOPPING, Phase.ENDING):  # E10
+            return [Ignored("already ending")]
+        if self._is_draining:
+            return [Ignored("already draining")]
+        self._is_draining = True
+        if self._phase is Phase.CREATED:
+            return [Ignored("remembered until every participant runs")]
+        return [DrainSources()]
 
     def _end_if_done(self) -> list[Effect]:
         """Done when the last checkpoint is completed and nothing of it is left to commit (C27, E4)."""

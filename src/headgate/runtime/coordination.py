@@ -120,6 +120,8 @@ class Coordination:
             case machine.TriggerSources():
                 self._triggered[effect.checkpoint] = (_monotonic_ms(), time.time_ns() // 1_000_000)
                 self._around.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint))
+            case machine.DrainSources():
+                self._around.broadcast(messages.Drain(self.generation))
             case machine.WriteManifest():
                 self._storage_pool.submit(self._write_manifest, self._manifest(effect))
             case machine.NotifyComplete():
@@ -165,6 +167,7 @@ class Coordination:
             effect.is_final,
             wall_ms,
             _monotonic_ms() - begun_ms,
+            is_draining=effect.is_draining,
         )
 
     # -- in the storage thread ------------------------------------------------------------------------------------

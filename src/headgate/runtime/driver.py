@@ -119,6 +119,8 @@ class Driver:
         self._is_fenced: FencedError | None = None
         self._is_stop_wanted = False
         self._begun_ms = _monotonic_ms()
+        self._is_drain_wanted = False
+        self._is_drained = False
         self._last_progress = Progress(PipelineState.STARTING)
         self.result: Future[RunResult] = Future()
         self._server = ControlServer(
@@ -164,6 +166,10 @@ class Driver:
         self.post(self._on_stop)
 
     def cancel(self) -> None:
+    def drain(self) -> None:
+        """End the sources, process everything in flight, take the final checkpoint, then end. From any thread."""
+        self.post(self._on_drain)
+
         """End without another checkpoint. From any thread."""
         self.post(lambda: self._handle(supervisor.CancelRequested()))
 
@@ -291,6 +297,11 @@ class Driver:
         if isinstance(begun, Finished):
             checkpoint = begun.manifest.checkpoint
             self._observer.on_note(
+            how = (
+                "was drained and does not continue"
+                if begun.manifest.is_draining
+                else "has already processed all its input"
+            )
                 f"pipeline '{self._definition.config.name}' has already processed all its input (final checkpoint "
                 f"{checkpoint}); give it another name, or remove {self._log.url}, to run it again"
             )
@@ -308,6 +319,8 @@ class Driver:
                 f"generation {begun.generation} continues from checkpoint {begun.restored.checkpoint}"
             )
         self._handle(supervisor.GenerationReady(begun.generation))
+        if self._is_drain_wanted or (begun.restored is not None and begun.restored.is_draining):  # E9
+            self._coordinate(coordinator.DrainRequested())
 
     def _deploy(self, effect: supervisor.Deploy) -> None:
         begun = self._begun
@@ -334,7 +347,7 @@ class Driver:
     def _start_coordinator(self) -> None:
         coordination = self._coordination
         assert coordination is not None
-        self._state = PipelineState.RUNNING
+        self._state = PipelineState.DRAINING if coordination.machine.is_draining else PipelineState.RUNNING
         interval_ms = self._definition.config.checkpoints.interval_ms
         first_delay_ms = round(interval_ms * (0.5 + self._random.random() / 2))
         coordination.start(first_delay_ms)
@@ -396,6 +409,7 @@ class Driver:
         self._state = PipelineState.STOPPING
         if self._coordination is not None:
             self._handle(supervisor.GenerationDone(self._coordination.generation, effect.is_final))
+            self._is_drained = effect.is_final and self._coordination.machine.is_draining
 
     def checkpoint_completed(self, progress: CheckpointProgress) -> None:
         """Tell those who watch."""
@@ -509,6 +523,13 @@ class Driver:
             self._handle(supervisor.CancelRequested())  # between two generations: the last checkpoint stands
 
     # -- periodic -------------------------------------------------------------------------------------------------
+    def _on_drain(self) -> None:
+        """Ask now, and every later generation of this run (E9)."""
+        self._is_drain_wanted = True
+        self._coordinate(coordinator.DrainRequested())
+        if self._state is PipelineState.RUNNING:
+            self._state = PipelineState.DRAINING
+
 
     def _show_progress(self) -> None:
         pending = None
@@ -561,6 +582,7 @@ class Driver:
                 self._machine.restarts_count,
                 _monotonic_ms() - self._begun_ms,
             )
+                self._is_drained,
         )
 
     def _close(self) -> None:

@@ -66,9 +66,16 @@ class SparkHandle:
         self._release()
         return result
 
-    def stop(self, timeout_s: float | None = None) -> RunResult | None:
-        """Take a last checkpoint, then stop; a later run of the same pipeline continues from it."""
-        self.driver.stop()
+    def stop(self, timeout_s: float | None = None, *, drain: bool = False) -> RunResult | None:
+        """Take a last checkpoint, then stop; a later run of the same pipeline continues from it.
+
+        With ``drain`` the sources end as if their input had ended: windows fire, everything in flight is processed,
+        and the last checkpoint is final. A drained pipeline has finished: it does not continue.
+        """
+        if drain:
+            self.driver.drain()
+        else:
+            self.driver.stop()
         return self.wait(timeout_s)
 
     def cancel(self) -> None:
