@@ -302,7 +302,8 @@ class Driver:
                 if begun.manifest.is_draining
                 else "has already processed all its input"
             )
-                f"pipeline '{self._definition.config.name}' has already processed all its input (final checkpoint "
+            self._observer.on_note(
+                f"pipeline '{self._definition.config.name}' {how} (final checkpoint "
                 f"{checkpoint}); give it another name, or remove {self._log.url}, to run it again"
             )
             self._handle(supervisor.AlreadyFinished(checkpoint))
