@@ -211,26 +211,24 @@ def test_whatever_is_damaged_nothing_is_repeated_and_nothing_forgotten(data: st.
 
 
 @pytest.mark.parametrize(
-    ("texts", "parallelism", "max_parallelism", "problem"),
+    ("texts", "max_parallelism", "problem"),
     [
-        ({"sum": "int by user"}, 2, 128, None),
-        ({"sum": "int by user", "plain": ""}, 2, 128, None),
-        ({"sum": "int by user"}, 2, 64, "max_parallelism 128, this pipeline has 64"),
-        ({"sum": "int by user"}, 3, 128, "parallelism 2, this run has 3; rescaling is not there yet"),
-        ({}, 2, 128, "state of operator 'sum', which this pipeline does not have"),
-        ({"sum": "float by user"}, 2, 128, r"the state of operator 'sum' in checkpoint 5 is \[int by user\]"),
+        ({"sum": "int by user"}, 128, None),
+        ({"sum": "int by user", "plain": ""}, 128, None),
+        ({"sum": "int by user"}, 64, "max_parallelism 128, this pipeline has 64"),
+        ({}, 128, "state of operator 'sum', which this pipeline does not have"),
+        ({"sum": "float by user"}, 128, r"the state of operator 'sum' in checkpoint 5 is \[int by user\]"),
         (
             {"sum": "int by user", "new": "window"},
-            2,
             128,
             "operator 'new' has state, and checkpoint 5 holds none for it",
         ),
     ],
 )
 def test_state_that_does_not_fit_is_refused_in_one_sentence(
-    texts: dict[str, str], parallelism: int, max_parallelism: int, problem: str | None
+    texts: dict[str, str], max_parallelism: int, problem: str | None
 ) -> None:  # R12
-    found = incompatibility(manifest(5, sum="int by user"), texts, parallelism, max_parallelism)
+    found = incompatibility(manifest(5, sum="int by user"), texts, max_parallelism)
     if problem is None:
         assert found is None
     else:
@@ -240,5 +238,5 @@ def test_state_that_does_not_fit_is_refused_in_one_sentence(
 
 
 def test_an_operator_that_gained_state_under_its_old_name_is_refused() -> None:  # R12
-    found = incompatibility(manifest(5, step=""), {"step": "reduce by user"}, 2, 128)
+    found = incompatibility(manifest(5, step=""), {"step": "reduce by user"}, 128)
     assert found is not None

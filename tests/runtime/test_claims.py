@@ -54,14 +54,22 @@ class Place:
         self.log = CheckpointLog(self.storage, "p")
         return begin_generation(definition or self.definition, self.log, "test", self.notes.append)
 
-    def complete(self, checkpoint: int, generation: int, *, is_final: bool = False, parallelism: int = 1) -> Manifest:
-        plan = self.definition.plan
+    def complete(
+        self,
+        checkpoint: int,
+        generation: int,
+        *,
+        is_final: bool = False,
+        parallelism: int = 1,
+        max_parallelism: int = 0,
+    ) -> Manifest:
+        plan = replace(self.definition.plan, parallelism=parallelism)
         entries = tuple(self.entry(subtask, checkpoint, generation) for subtask in plan.subtasks())
         made = Manifest(
             CheckpointId(checkpoint),
             Generation(generation),
             parallelism,
-            plan.max_parallelism,
+            max_parallelism or plan.max_parallelism,
             entries,
             (),
             plan.state_texts(),
@@ -153,13 +161,23 @@ def test_nothing_starts_empty_when_every_checkpoint_is_damaged(place: Place) -> 
     assert CALLS == []
 
 
-def test_another_parallelism_is_refused_before_any_sink_is_touched(place: Place) -> None:
+def test_another_max_parallelism_is_refused_before_any_sink_is_touched(place: Place) -> None:  # R12
+    place.begin()
+    place.complete(1, 1, max_parallelism=3)
+    CALLS.clear()
+    with pytest.raises(UsageError, match="max_parallelism 3, this pipeline has 128; set it back"):
+        place.begin()
+    assert CALLS == []
+
+
+def test_output_prepared_at_another_parallelism_is_kept(place: Place) -> None:  # R18
     place.begin()
     place.complete(1, 1, parallelism=3)
     CALLS.clear()
-    with pytest.raises(UsageError, match="run with parallelism 3"):
-        place.begin()
-    assert CALLS == []
+    found = begun(place.begin())
+    assert found.restored is not None
+    assert found.restored.parallelism == 3
+    assert CALLS == [("recover", [1, 1, 1]), ("commit 1 as 2", [1, 1, 1])]
 
 
 @pytest.mark.parametrize("operation", ["list", "get", "put_if_absent"])

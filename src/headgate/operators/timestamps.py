@@ -30,6 +30,7 @@ from headgate.protocol.watermarks import (
     TimePassed,
     TrackerEvent,
     WatermarkTracker,
+    is_channel,
 )
 
 PERIOD_MS = 10
@@ -97,13 +98,20 @@ class WithTimestampsOperator(Operator):
         self._emitted_at_ms: int | None = None
 
     def restore(self, states: Sequence[RestoredState]) -> None:
-        """Take over the latest times of all splits; the lower one where two subtasks knew the same (W9)."""
+        """Take over the latest times of all origins (W9, W17)."""
         latest: dict[str, int] = {}
+        lowest_ms: int | None = None
         for state in states:
             found = decode_sections(state.payload, f"state of '{self.context.node}'")
             for origin, max_ms in json.loads(bytes(found["latest"])).items():
-                latest[origin] = min(max_ms, latest.get(origin, max_ms))
-        self._tracker.restore(latest)
+                latest[origin] = max(max_ms, latest.get(origin, max_ms))  # what a former owner kept is older
+                lowest_ms = max_ms if lowest_ms is None else min(max_ms, lowest_ms)
+        is_same = all(state.parallelism == self.context.parallelism for state in states)
+        if is_same and any(map(is_channel, latest)):
+            self._tracker.restore(latest)
+        else:  # the channels were others, or there were none: each may carry records of any former origin
+            splits = {origin: max_ms for origin, max_ms in latest.items() if not is_channel(origin)}
+            self._tracker.restore(splits, lowest_ms)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
@@ -141,7 +149,11 @@ class WithTimestampsOperator(Operator):
         return f"its time '{self._spec.column}' is outside 1970 to 2200 or the range that was configured: {value}"
 
     def on_splits(self, origins: Sequence[str]) -> None:
-        """See ``Operator``."""
+        """See ``Operator``. Channels are announced, too: some hold event time back as they did before (W17)."""
+        if origins and all(map(is_channel, origins)):
+            origins = [origin for origin in origins if self._tracker.remembers(origin)]
+            if not origins:
+                return
         self._tell(OriginsAssigned(tuple(origins), self.context.clock_ms()))
 
     def on_split_finished(self, origin: str) -> None:

@@ -158,20 +158,16 @@ def _describe(skipped: Sequence[Damage]) -> str:
     return "; ".join(f"{d.path}: {d.problem}" for d in skipped)
 
 
-def incompatibility(
-    manifest: Manifest, state_texts: Mapping[str, str], parallelism: int, max_parallelism: int
-) -> str | None:
-    """Return why the state of ``manifest`` does not fit a plan, as one sentence, or None if it fits (R12)."""
+def incompatibility(manifest: Manifest, state_texts: Mapping[str, str], max_parallelism: int) -> str | None:
+    """Return why the state of ``manifest`` does not fit a plan, as one sentence, or None if it fits (R12).
+
+    The parallelism may differ: state moves with its key group, positions with their split (KG8, R15).
+    """
     here = f"checkpoint {manifest.checkpoint}"
     if manifest.max_parallelism != max_parallelism:
         return (
             f"{here} was written with max_parallelism {manifest.max_parallelism}, this pipeline has "
             f"{max_parallelism}; set it back, because it decides which key belongs where"
-        )
-    if manifest.parallelism != parallelism:
-        return (
-            f"{here} was written at parallelism {manifest.parallelism}, this run has {parallelism}; rescaling is not "
-            f"there yet: run with parallelism {manifest.parallelism}"
         )
     for name, text in sorted(manifest.state_texts.items()):
         if text and name not in state_texts:

@@ -19,6 +19,19 @@ WATERMARK_MIN_MS = -(1 << 63)
 WATERMARK_MAX_MS = (1 << 63) - 1
 
 
+_CHANNEL = "channel-"
+
+
+def channel_origin(index: int) -> str:
+    """Return the origin of what comes on an input channel: behind a shuffle the split is not known any more."""
+    return f"{_CHANNEL}{index}"
+
+
+def is_channel(origin: str) -> bool:
+    """Whether ``origin`` is an input channel. A split of this name is taken for one, which only costs patience."""
+    return origin.startswith(_CHANNEL)
+
+
 @dataclass(frozen=True, slots=True)
 class OriginsAssigned:
     """EVENT: ``origins`` are all origins owned now; finished ones are not among them."""
@@ -89,6 +102,7 @@ class WatermarkTracker(Machine):
         self._idle_timeout_ms = idle_timeout_ms
         self._origins: dict[str, _Origin] = {}
         self._restored: dict[str, int] = {}
+        self._channels_ms: int | None = None
         self._is_assigned = False
         self._is_idle = False
         self._watermark_ms = WATERMARK_MIN_MS
@@ -111,9 +125,17 @@ class WatermarkTracker(Machine):
         seen = {name: o.max_ms for name, o in self._origins.items() if o.max_ms is not None}
         return {**self._restored, **seen}
 
-    def restore(self, latest_ms: Mapping[str, int]) -> None:
-        """Continue from a snapshot. Call before the first event."""
+    def restore(self, latest_ms: Mapping[str, int], channels_ms: int | None = None) -> None:
+        """Continue from a snapshot. Call before the first event.
+
+        ``channels_ms`` is where channels start that ``latest_ms`` does not name: they were others before (W17).
+        """
         self._restored = dict(latest_ms)
+        self._channels_ms = channels_ms
+
+    def remembers(self, origin: str) -> bool:
+        """Whether ``origin`` has delivered before the restore, or may carry what such a one will deliver."""
+        return origin in self._restored or (is_channel(origin) and self._channels_ms is not None)
 
     def handle(self, event: TrackerEvent) -> list[Effect]:
         """Advance by one event; return the effects to run, in order."""
@@ -149,7 +171,8 @@ class WatermarkTracker(Machine):
                 self._add(name, event.now_ms)
 
     def _add(self, name: str, now_ms: int) -> _Origin:
-        origin = _Origin(self._restored.pop(name, None), now_ms)
+        start_ms = self._channels_ms if is_channel(name) else None
+        origin = _Origin(self._restored.pop(name, start_ms), now_ms)
         self._origins[name] = origin
         return origin
 

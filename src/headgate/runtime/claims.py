@@ -78,7 +78,7 @@ def begin_generation(
             _tell(choice, note)
     if restored is not None:
         plan = definition.plan
-        problem = recovery.incompatibility(restored, plan.state_texts(), plan.parallelism, plan.max_parallelism)
+        problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
         if problem is not None:
             raise UsageError(problem)
     commits = SinkCommits(definition, generation)

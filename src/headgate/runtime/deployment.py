@@ -10,30 +10,24 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import msgspec
 import pyarrow as pa
 
-from headgate import faultpoints
-from headgate.codec.messages import Deploy, from_handle
-from headgate.codec.snapshot import decode_sections
+from headgate.codec.messages import Deploy
 from headgate.connectors.base import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
-from headgate.errors import CorruptionError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Node, OutputTag, Role
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.operators import badrecords
-from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
+from headgate.operators.base import Operator, OperatorContext, OperatorSpec
 from headgate.operators.expressions import ExpressionsSpec, fuse
 from headgate.runtime.chain import Chain, SourceHead
-from headgate.runtime.checkpointlog import read_snapshot
 from headgate.runtime.exchange import Exchange
 from headgate.runtime.outlets import EdgeOutlet
-from headgate.runtime.subtaskrunner import FINISHED_PREFIX, POSITIONS_PREFIX, Reports, SubtaskRunner
+from headgate.runtime.restoring import RestoredSnapshots, read_restored
+from headgate.runtime.subtaskrunner import Reports, SubtaskRunner
 from headgate.runtime.uploads import SnapshotWriter
-from headgate.store.storage import NotFound, Storage
-
-STATE_PREFIX = "state/"
+from headgate.store.storage import Storage
 
 
 class SinkHead(Operator):
@@ -81,25 +75,28 @@ class Deployment:
 
         Raises:
             CorruptionError: a snapshot is damaged (the coordinator verified it moments ago).
+            UsageError: the positions of a source contradict each other.
         """
-        sections = self._restored_sections()
-        runners = [self._runner(vertex, sections) for vertex in self._definition.plan.vertices]
+        plan, pipeline = self._definition.plan, self._definition.config.name
+        restored = read_restored(self._storage, pipeline, self._worker, plan, self._message.restored)
+        runners = [self._runner(vertex, restored) for vertex in plan.vertices]
         return list(reversed(runners))
 
-    def _runner(self, vertex: Vertex, sections: dict[str, memoryview]) -> SubtaskRunner:
+    def _runner(self, vertex: Vertex, restored: RestoredSnapshots) -> SubtaskRunner:
         plan = self._definition.plan
         subtask = SubtaskId(vertex.id, int(self._worker))
         chain = Chain(vertex)
         sinks: dict[str, SinkWriter] = {}
         reader: SourceReader | None = None
         for group in fused_groups(vertex, plan):
-            operator, opened = self._operator(group, subtask, sections, sinks)
+            operator, opened = self._operator(group, subtask, restored, sinks)
             reader = reader or opened
             upstream = None if group[0] is vertex.head else group[0].inputs[0]
             chain.add(group[-1], upstream, operator, self._context(group[-1], subtask), self._definition.diverts)
         outlets = [self._attach(chain, edge, plan, subtask) for edge in plan.outputs(vertex.id)]
         chain.open()
-        chain.restore(self._operator_states(vertex, sections))
+        states = {str(node.name): restored.states(str(node.name), vertex) for node in vertex.nodes}
+        chain.restore({name: found for name, found in states.items() if found})
         return SubtaskRunner(
             subtask,
             chain,
@@ -109,27 +106,22 @@ class Deployment:
             reader,
             lambda: self._make_writer(subtask),
             self._reports,
-            is_restored_finished=all(
-                bytes(sections.get(f"{FINISHED_PREFIX}{node.name}", b"")) == b"\x01" for node in vertex.nodes
-            ),
+            is_restored_finished=restored.is_finished(vertex),
         )
 
     def _operator(
         self,
         group: Sequence[Node],
         subtask: SubtaskId,
-        sections: dict[str, memoryview],
+        restored: RestoredSnapshots,
         sinks: dict[str, SinkWriter],
     ) -> tuple[Operator, SourceReader | None]:
         node = group[-1]
         config = self._definition.config
         match node.role:
             case Role.SOURCE:
-                stored = sections.get(f"{POSITIONS_PREFIX}{node.name}")
-                positions = None if stored is None else msgspec.msgpack.decode(stored, type=dict[str, bytes])
-                context = SourceContext(
-                    config.name, str(node.name), subtask.index, self._definition.plan.parallelism, positions
-                )
+                parallelism, positions = self._definition.plan.parallelism, restored.positions(str(node.name))
+                context = SourceContext(config.name, str(node.name), subtask.index, parallelism, positions)
                 return SourceHead(), cast(Source, node.spec).open(context)
             case Role.SINK:
                 writer = cast(Sink, node.spec).open(self._sink_context(node, subtask))
@@ -173,30 +165,6 @@ class Deployment:
         outlet = EdgeOutlet(edge, plan, self._exchange.outputs(edge), subtask.index)
         chain.attach(edge.from_node, edge.tag, outlet)
         return outlet
-
-    def _restored_sections(self) -> dict[str, memoryview]:
-        """Read every snapshot of this worker's subtasks: their sections by name, which holds the node's name."""
-        sections: dict[str, memoryview] = {}
-        for restored in self._message.restored:
-            assert restored.index == self._worker
-            faultpoints.reach("in-restore")
-            handle = from_handle(restored.handle)
-            where = handle.path or f"inlined snapshot of {restored.vertex}[{restored.index}]"
-            try:
-                data = read_snapshot(self._storage, self._definition.config.name, handle)
-            except NotFound as error:
-                raise CorruptionError(where, 0, f"a snapshot of {handle.size_bytes} bytes", "no file") from error
-            sections |= decode_sections(data, where)
-        return sections
-
-    def _operator_states(self, vertex: Vertex, sections: dict[str, memoryview]) -> dict[str, list[RestoredState]]:
-        index, parallelism = int(self._worker), self._definition.plan.parallelism
-        names = [str(node.name) for node in vertex.nodes]
-        return {
-            name: [RestoredState(index, parallelism, sections[f"{STATE_PREFIX}{name}"])]
-            for name in names
-            if f"{STATE_PREFIX}{name}" in sections
-        }
 
 
 def fused_groups(vertex: Vertex, plan: Plan) -> list[list[Node]]:

@@ -38,6 +38,7 @@ from headgate.runtime.control import ControlServer, WorkerConnection
 from headgate.runtime.coordination import Coordination
 from headgate.runtime.pipelinelock import PipelineLock
 from headgate.runtime.progressbook import ProgressBook
+from headgate.runtime.restoring import restored_by
 from headgate.runtime.worker import FAILED_PEER, FAILED_RECORD, FAILED_USER
 from headgate.store.storage import open_storage
 
@@ -118,9 +119,9 @@ class Driver:
         self._failed_ms: int | None = None
         self._is_fenced: FencedError | None = None
         self._is_stop_wanted = False
-        self._begun_ms = _monotonic_ms()
         self._is_drain_wanted = False
         self._is_drained = False
+        self._begun_ms = _monotonic_ms()
         self._last_progress = Progress(PipelineState.STARTING)
         self.result: Future[RunResult] = Future()
         self._server = ControlServer(
@@ -165,11 +166,11 @@ class Driver:
         """Take a last checkpoint, commit it, then end. From any thread."""
         self.post(self._on_stop)
 
-    def cancel(self) -> None:
     def drain(self) -> None:
         """End the sources, process everything in flight, take the final checkpoint, then end. From any thread."""
         self.post(self._on_drain)
 
+    def cancel(self) -> None:
         """End without another checkpoint. From any thread."""
         self.post(lambda: self._handle(supervisor.CancelRequested()))
 
@@ -296,7 +297,6 @@ class Driver:
     def _claimed(self, begun: NewGeneration | Finished) -> None:
         if isinstance(begun, Finished):
             checkpoint = begun.manifest.checkpoint
-            self._observer.on_note(
             how = (
                 "was drained and does not continue"
                 if begun.manifest.is_draining
@@ -319,9 +319,9 @@ class Driver:
             self._observer.on_note(
                 f"generation {begun.generation} continues from checkpoint {begun.restored.checkpoint}"
             )
-        self._handle(supervisor.GenerationReady(begun.generation))
         if self._is_drain_wanted or (begun.restored is not None and begun.restored.is_draining):  # E9
             self._coordinate(coordinator.DrainRequested())
+        self._handle(supervisor.GenerationReady(begun.generation))
 
     def _deploy(self, effect: supervisor.Deploy) -> None:
         begun = self._begun
@@ -332,7 +332,7 @@ class Driver:
         records = sorted((r for r in self._workers.values() if r.attempt == effect.attempt), key=lambda r: r.worker)
         addresses = [record.address for record in records]
         for record in records:
-            restored = _restored_of(begun, record.worker)
+            restored = restored_by(begun.restored, self._definition.plan, record.worker)
             record.connection.send(
                 messages.Deploy(
                     effect.generation,
@@ -409,8 +409,8 @@ class Driver:
         """Everything is committed."""
         self._state = PipelineState.STOPPING
         if self._coordination is not None:
-            self._handle(supervisor.GenerationDone(self._coordination.generation, effect.is_final))
             self._is_drained = effect.is_final and self._coordination.machine.is_draining
+            self._handle(supervisor.GenerationDone(self._coordination.generation, effect.is_final))
 
     def checkpoint_completed(self, progress: CheckpointProgress) -> None:
         """Tell those who watch."""
@@ -523,7 +523,6 @@ class Driver:
         elif self._state is not PipelineState.STARTING:
             self._handle(supervisor.CancelRequested())  # between two generations: the last checkpoint stands
 
-    # -- periodic -------------------------------------------------------------------------------------------------
     def _on_drain(self) -> None:
         """Ask now, and every later generation of this run (E9)."""
         self._is_drain_wanted = True
@@ -531,6 +530,7 @@ class Driver:
         if self._state is PipelineState.RUNNING:
             self._state = PipelineState.DRAINING
 
+    # -- periodic -------------------------------------------------------------------------------------------------
 
     def _show_progress(self) -> None:
         pending = None
@@ -582,8 +582,8 @@ class Driver:
                 last,
                 self._machine.restarts_count,
                 _monotonic_ms() - self._begun_ms,
-            )
                 self._is_drained,
+            )
         )
 
     def _close(self) -> None:
@@ -598,14 +598,6 @@ class Driver:
 def owner_text() -> str:
     """Return who runs a pipeline, for people."""
     return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-def _restored_of(begun: NewGeneration, worker: WorkerIndex) -> list[messages.Restored]:
-    """Return the snapshots that the subtasks of ``worker`` continue from."""
-    manifest = begun.restored
-    if manifest is None:
-        return []
-    return [messages.to_restored(e, manifest.parallelism) for e in manifest.entries if e.subtask.index == worker]
 
 
 def _failure(message: messages.Failed) -> Failure:

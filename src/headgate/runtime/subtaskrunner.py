@@ -28,6 +28,7 @@ from headgate.protocol.watermarks import (
     MergerEvent,
     WatermarkMerger,
     WatermarkReceived,
+    channel_origin,
 )
 from headgate.runtime.chain import Chain
 from headgate.runtime.channels import InputChannel
@@ -94,7 +95,7 @@ class SubtaskRunner:
         self._reports = reports
         self._machine = machine.Subtask(len(self._inputs), is_restored_finished=is_restored_finished)
         self._merger = WatermarkMerger(max(len(self._inputs), 1))
-        self._origins = [f"channel-{index}" for index in range(len(self._inputs))]
+        self._origins = [channel_origin(index) for index in range(len(self._inputs))]
         self._next_input = 0
         self._has_ended = False
         self._align_started: dict[CheckpointId, int] = {}
@@ -103,8 +104,10 @@ class SubtaskRunner:
     # -- the mailbox's calls ------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Announce the splits, once, before the first step."""
-        if self._source is not None and not self._source.is_over:
+        """Announce the splits, or the channels, once, before the first step."""
+        if self._source is None:
+            self.chain.on_splits(self._origins)  # W17
+        elif not self._source.is_over:
             self._update_splits(self._source)
 
     def drain(self) -> None:

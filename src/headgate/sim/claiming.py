@@ -148,7 +148,7 @@ class Claiming:
         env.note(history.Chosen(claim.generation, chosen, contradicts, env.disk.sound()))
         if restored is not None:
             plan = env.plan
-            problem = recovery.incompatibility(restored, plan.state_texts(), plan.parallelism, plan.max_parallelism)
+            problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
             assert problem is None, problem
         is_finished = isinstance(choice, recovery.AlreadyFinished)
         self._step(self._recover, log, claim, restored, is_finished)
