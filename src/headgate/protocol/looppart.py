@@ -29,6 +29,9 @@ class RoundProgress:
     highest: int = -1
 
 
+NO_ROUNDS = RoundProgress()
+
+
 @dataclass(frozen=True, slots=True)
 class LoopPlace:
     """Where a subtask stands in its nest.
@@ -98,7 +101,7 @@ Effect: TypeAlias = PassProbe | CloseRound | AdvanceToEnd | ReportEntranceEnded 
 class LoopPart(Machine):
     """Probes and rounds of one subtask."""
 
-    def __init__(self, place: LoopPlace, restored: RoundProgress = RoundProgress()) -> None:
+    def __init__(self, place: LoopPlace, restored: RoundProgress = NO_ROUNDS) -> None:
         super().__init__()
         self._place = place
         self._aligner = ProbeAligner(place.inside, restored.closed)

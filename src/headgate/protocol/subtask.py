@@ -26,6 +26,7 @@ from headgate.protocol.align import (
 from headgate.protocol.commit import Precommit
 from headgate.protocol.loophead import DropLog, ForwardFeedback, LogFeedback, LoopHead, OpenLog, SealLog
 from headgate.protocol.looppart import (
+    NO_ROUNDS,
     AdvanceToEnd,
     FeedbackForwarded,
     LoopPart,
@@ -191,7 +192,7 @@ class Subtask(Machine):
         *,
         is_restored_finished: bool = False,
         place: LoopPlace | None = None,
-        rounds: RoundProgress = RoundProgress(),
+        rounds: RoundProgress = NO_ROUNDS,
     ) -> None:
         """Make the machine of a subtask with ``channels_count`` inputs, feedback channels aside (0: a source).
 
@@ -231,7 +232,7 @@ class Subtask(Machine):
     @property
     def rounds(self) -> RoundProgress:
         """How far rounds have come here. Part of the snapshot of a subtask in a loop."""
-        return RoundProgress() if self._part is None else self._part.progress
+        return NO_ROUNDS if self._part is None else self._part.progress
 
     @property
     def open_logs(self) -> tuple[CheckpointId, ...]:
