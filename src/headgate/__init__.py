@@ -41,6 +41,14 @@ if TYPE_CHECKING:
     from headgate.connectors.parquet import ParquetFiles
     from headgate.connectors.stream import StreamSink, StreamSource
     from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
+    from headgate.operators.processfunction import (
+        ListState,
+        MapState,
+        ProcessContext,
+        ProcessFunction,
+        StateHandle,
+        ValueState,
+    )
     from headgate.store.store import Store
 
 __version__ = "0.1.0"
@@ -67,6 +75,14 @@ _HOMES = {
     "headgate.connectors.parquet": ("ParquetFiles",),
     "headgate.connectors.stream": ("StreamSink", "StreamSource"),
     "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
+    "headgate.operators.processfunction": (
+        "ListState",
+        "MapState",
+        "ProcessContext",
+        "ProcessFunction",
+        "StateHandle",
+        "ValueState",
+    ),
     "headgate.store.store": ("Store",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -90,6 +106,8 @@ __all__ = [
     "HeadgateError",
     "JsonLines",
     "KeyedStream",
+    "ListState",
+    "MapState",
     "NoRestart",
     "ParquetFiles",
     "Pipeline",
@@ -97,12 +115,15 @@ __all__ = [
     "PipelineHandle",
     "PipelineState",
     "Print",
+    "ProcessContext",
+    "ProcessFunction",
     "Progress",
     "ProtocolViolation",
     "RowNumber",
     "RunResult",
     "Session",
     "Sliding",
+    "StateHandle",
     "StorageError",
     "Store",
     "Stream",
@@ -112,6 +133,7 @@ __all__ = [
     "Tumbling",
     "Uniform",
     "UsageError",
+    "ValueState",
     "WindowedStream",
     "__version__",
 ]

@@ -9,9 +9,10 @@ import headgate
 
 NAMES = """
 BadRecord Checkpointing Choice CorruptionError DataFrameSource DeadLetter Discard ExponentialDelay Fail FailureRate
-FencedError FileSink FixedDelay FromRows Generator HeadgateError JsonLines KeyedStream NoRestart ParquetFiles Pipeline
-PipelineFailed PipelineHandle PipelineState Print Progress ProtocolViolation RowNumber RunResult Session Sliding
-StorageError Store Stream StreamSink StreamSource TextFiles Tumbling Uniform UsageError WindowedStream __version__
+FencedError FileSink FixedDelay FromRows Generator HeadgateError JsonLines KeyedStream ListState MapState NoRestart
+ParquetFiles Pipeline PipelineFailed PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress
+ProtocolViolation RowNumber RunResult Session Sliding StateHandle StorageError Store Stream StreamSink StreamSource
+TextFiles Tumbling Uniform UsageError ValueState WindowedStream __version__
 """
 
 

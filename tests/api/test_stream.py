@@ -175,10 +175,8 @@ def test_without_a_dead_letter_sink_there_is_no_such_node() -> None:
 
 LATER: list[Callable[[hg.Stream], object]] = [
     lambda s: s.iterate(lambda loop: loop),
-    lambda s: s.process(object()),
     lambda s: s.side_output("late"),
     lambda s: s.join(s),
-    lambda s: s.key_by("service").process(object()),
     lambda s: s.with_timestamps("ts").key_by("service").window(hg.Tumbling("5s"), allowed_lateness="1s"),
     lambda s: s.with_timestamps("ts").key_by("service").window(hg.Tumbling("5s")).apply(len),
     lambda s: hg.Sliding("5m", "1m"),

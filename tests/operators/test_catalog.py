@@ -19,9 +19,11 @@ from headgate.operators.catalog import (
     WithTimestampsSpec,
     filter_spec,
     output_schema,
+    process_spec,
     state_text,
     window_operators,
 )
+from headgate.operators.processfunction import ProcessFunction, StateHandle
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
 
@@ -34,6 +36,15 @@ def first(left: dict[str, object], right: dict[str, object]) -> dict[str, object
     return left
 
 
+class Counting(ProcessFunction):
+    def open(self, state: StateHandle) -> None:
+        self.count = state.value("count", pa.int64())
+
+
+class Stateless(ProcessFunction):
+    pass
+
+
 def window(*aggregates: pl.Expr) -> OperatorSpec:
     return window_operators(TumblingAggregate(("key",), "ts", 1_000, aggregates), SCHEMA, "w").window
 
@@ -44,6 +55,8 @@ SPECS: list[tuple[OperatorSpec, bool]] = [
     (MapBatchesSpec(same), False),
     (RowFunctionSpec(RowVerb.FILTER, bool), False),
     (ReduceSpec(("key",), first, SCHEMA), True),
+    (process_spec("node", ("key",), Counting(), SCHEMA), True),
+    (process_spec("node", ("key",), Stateless(), SCHEMA), False),
     (WithTimestampsSpec("ts", 5), True),
     (window(pl.len(), (pl.col("key") * 2).max().alias("m")), True),
     (window(pl.col("key").median().alias("m")), True),

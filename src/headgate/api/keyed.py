@@ -19,6 +19,7 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.operators import catalog
+from headgate.operators.processfunction import ProcessFunction
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.types import schema_text
 from headgate.operators.windowplan import START_COLUMN, TumblingAggregate
@@ -91,9 +92,22 @@ class KeyedStream:
             )
         return WindowedStream(self, window, self._time_column)
 
-    def process(self, *args: object, **options: object) -> NoReturn:
-        """Process functions are not there yet."""
-        not_there_yet("process", "use reduce or window(...).agg")
+    def process(self, function: ProcessFunction, *, name: str | None = None) -> Stream:
+        """Process records one by one with state for each key: an instance of a ``ProcessFunction``.
+
+        Its ``schema`` describes the results (default: as the input); one that does not fit is a bad record.
+
+        Raises:
+            UsageError: no such instance, or a wrong declaration of state.
+        """
+        builder = self._pipeline._builder
+        node = builder.claim_name("process", name)
+        spec = catalog.process_spec(str(node), self._keys, function, self._schema)
+        output = catalog.output_schema(spec, self._schema, str(node))
+        text = catalog.state_text(spec)
+        builder.add(node, Role.OPERATOR, self._edges, spec, output, state_text=text, refuses=True)
+        time_column = Stream(self._pipeline, self._edges, self._schema, self._time_column)._time_column_in(output)
+        return Stream(self._pipeline, (Edge(node),), output, time_column)
 
     def join(self, *args: object, **options: object) -> NoReturn:
         """Joins are not there yet."""

@@ -204,8 +204,12 @@ class Stream:
         not_there_yet("a loop (iterate)")
 
     def process(self, *args: object, **options: object) -> NoReturn:
-        """Process functions are not there yet."""
-        not_there_yet("process", "use map, flat_map or key_by(...).reduce")
+        """State belongs to keys: ``key_by(...).process(...)``.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("process needs a key, because its state belongs to one; call key_by(...) first")
 
     def side_output(self, *args: object, **options: object) -> NoReturn:
         """Side outputs are not there yet."""

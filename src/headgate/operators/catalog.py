@@ -10,6 +10,7 @@ from headgate.operators.base import OperatorSpec
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.keycheck import KeyCheckSpec
 from headgate.operators.mapbatches import MapBatchesSpec
+from headgate.operators.process import ProcessSpec, process_spec
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.rowfunctions import RowFunctionSpec, RowVerb
 from headgate.operators.timestamps import WithTimestampsSpec
@@ -24,6 +25,7 @@ __all__ = [
     "ExpressionsSpec",
     "KeyCheckSpec",
     "MapBatchesSpec",
+    "ProcessSpec",
     "ReduceSpec",
     "RowFunctionSpec",
     "RowVerb",
@@ -37,6 +39,7 @@ __all__ = [
     "filter_spec",
     "fuse",
     "output_schema",
+    "process_spec",
     "select_spec",
     "state_text",
     "window_operators",

@@ -1,0 +1,69 @@
+"""What keyed state is declared to be: a name, a kind and Arrow types. Identity of the state in checkpoints (ST1, ST2).
+
+Counterpart: ``operators.processfunction`` makes descriptors from what a user's ``open`` asks for; backends hold the
+state; both forms of process functions write the same snapshot sections, so a function may change its form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+
+class StateKind(Enum):
+    """Shape of what one key has."""
+
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+
+
+@dataclass(frozen=True)
+class StateDescriptor:
+    """One state of an operator, in canonical types. ``key_type`` is of a map's own keys, None for other kinds."""
+
+    name: str
+    kind: StateKind
+    type: pa.DataType
+    key_type: pa.DataType | None = None
+
+    def text(self) -> str:
+        """Return the state's part of ``state_text``."""
+        inner = f"{self.key_type} -> {self.type}" if self.kind is StateKind.MAP else str(self.type)
+        return f"{self.kind.value} {self.name}: {inner}"
+
+
+@dataclass(frozen=True)
+class KeyColumns:
+    """The key of the stream: names and canonical types of its columns."""
+
+    names: tuple[str, ...]
+    types: tuple[pa.DataType, ...]
+
+    @property
+    def section_names(self) -> list[str]:
+        """Names of the key's columns in snapshots: by position, so that no state's column can have the same."""
+        return [f"key{i}" for i in range(len(self.names))]
+
+
+def state_identity(keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> str:
+    """Return the identity of all states of one operator, or "" when there are none (ST2).
+
+    Neither the order of declaration nor the form of the function (rows or batches) is part of it.
+    """
+    if not descriptors:
+        return ""
+    columns = ", ".join(f"{name}: {dtype}" for name, dtype in zip(keys.names, keys.types, strict=True))
+    states = "; ".join(d.text() for d in sorted(descriptors, key=lambda d: d.name))
+    return f"keyed state(keys {columns}; {states})"
+
+
+def section_schema(keys: KeyColumns, descriptor: StateDescriptor) -> pa.Schema:
+    """Return the columns of a state's snapshot section (ST3): the key, a map's own key, the value or element."""
+    fields = [pa.field(name, dtype) for name, dtype in zip(keys.section_names, keys.types, strict=True)]
+    if descriptor.kind is StateKind.MAP:
+        fields.append(pa.field("map_key", descriptor.key_type))
+    return pa.schema([*fields, pa.field("value", descriptor.type)])

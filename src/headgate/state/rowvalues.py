@@ -1,0 +1,120 @@
+"""Between Python values and what is stored of them: checked, immutable, and the same before and after a restore (ST6).
+
+Structs are stored as tuples of their fields and lists as tuples; ``load`` makes new dicts and lists of them, so that
+nobody can change state by changing an object.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+_TEXT_CHARS_MAX = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """How values of one type are stored. ``load`` is None where what is stored is the value itself.
+
+    ``store`` raises ValueError, TypeError or OverflowError for values of other types.
+    """
+
+    store: Callable[[Any], Any]
+    load: Callable[[Any], Any] | None = None
+
+    def loaded(self, stored: Any) -> Any:
+        """Return the value for users; None stays None."""
+        return stored if self.load is None or stored is None else self.load(stored)
+
+
+def conversion(dtype: pa.DataType) -> Conversion:
+    """Return the conversion of a canonical type."""
+    if pa.types.is_struct(dtype):
+        return _struct(dtype)
+    if pa.types.is_large_list(dtype):
+        return _list(dtype)
+    return Conversion(_scalar_store(dtype))
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """Return a column as Python values, as row functions get them (``operators.rows``)."""
+    series = pl.from_arrow(column)
+    assert isinstance(series, pl.Series)
+    return series.to_list()
+
+
+def mismatch(value: object, error: Exception) -> str:
+    """Return the end of a message about a value that a state cannot hold."""
+    text = repr(value)
+    short = text if len(text) <= _TEXT_CHARS_MAX else text[:_TEXT_CHARS_MAX] + "…"
+    return f"{type(value).__name__} {short} ({error})"
+
+
+def _scalar_store(dtype: pa.DataType) -> Callable[[Any], Any]:
+    """Return a check that lets exact Python types pass quickly and leaves all others to Arrow."""
+
+    def by_arrow(value: Any) -> Any:
+        stored = python_values(pa.array([value], dtype))[0]
+        if stored is None:
+            raise ValueError("it is null")
+        return stored
+
+    if pa.types.is_integer(dtype):
+        limits = np.iinfo(dtype.to_pandas_dtype())
+        low, high = int(limits.min), int(limits.max)
+        return lambda value: value if type(value) is int and low <= value <= high else by_arrow(value)
+    if pa.types.is_float64(dtype):
+        return lambda value: value if type(value) is float else by_arrow(value)
+    if pa.types.is_float32(dtype):
+        single = struct.Struct("f")
+        return lambda value: single.unpack(single.pack(value))[0] if type(value) is float else by_arrow(value)
+    if pa.types.is_large_string(dtype):
+        return lambda value: value if type(value) is str and value.isascii() else by_arrow(value)
+    if pa.types.is_timestamp(dtype):
+        return lambda value: value if type(value) is datetime and value.tzinfo is None else by_arrow(value)
+    exact = _exact_type(dtype)
+    return by_arrow if exact is None else (lambda value: value if type(value) is exact else by_arrow(value))
+
+
+def _exact_type(dtype: pa.DataType) -> type | None:
+    if pa.types.is_boolean(dtype):
+        return bool
+    if pa.types.is_large_binary(dtype):
+        return bytes
+    return date if pa.types.is_date32(dtype) else None
+
+
+def _struct(dtype: pa.DataType) -> Conversion:
+    names = [field.name for field in dtype]
+    wanted = set(names)
+    inner = [conversion(field.type) for field in dtype]
+
+    def store(value: Any) -> Any:
+        if not isinstance(value, dict) or value.keys() != wanted:
+            raise TypeError(f"a dict with the fields {names} is needed")
+        return tuple(
+            None if value[name] is None else field.store(value[name]) for name, field in zip(names, inner, strict=True)
+        )
+
+    def load(stored: Any) -> Any:
+        return {name: field.loaded(value) for name, field, value in zip(names, inner, stored, strict=True)}
+
+    return Conversion(store, load)
+
+
+def _list(dtype: pa.DataType) -> Conversion:
+    inner = conversion(dtype.value_type)
+
+    def store(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise TypeError("a list is needed")
+        return tuple(None if element is None else inner.store(element) for element in value)
+
+    return Conversion(store, lambda stored: [inner.loaded(element) for element in stored])
