@@ -8,11 +8,10 @@ state handles.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.model.manifest import Committable, StateHandle
+from headgate.model.manifest import Committable
 from headgate.protocol import align, loophead, looppart
 from headgate.protocol.align import (
     Aligner,
@@ -39,147 +38,25 @@ from headgate.protocol.looppart import (
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.reasons import AbortReason
 from headgate.protocol.rounds import CloseRound, PassProbe, ProbeReceived
-
-
-@dataclass(frozen=True, slots=True)
-class TriggerReceived:
-    """EVENT (source subtasks): the coordinator asks for ``checkpoint``; the barrier goes out at this position."""
-
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class BarrierReceived:
-    """EVENT: the barrier of ``checkpoint`` reached the head of input ``channel``."""
-
-    channel: ChannelIndex
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class CancelReceived:
-    """EVENT: the cancel marker of ``checkpoint`` reached the head of input ``channel``."""
-
-    channel: ChannelIndex
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class EndReceived:
-    """EVENT: the end of data reached the head of input ``channel``. Barriers may still follow on it (T6)."""
-
-    channel: ChannelIndex
-
-
-@dataclass(frozen=True, slots=True)
-class SourceEnded:
-    """EVENT (source subtasks): the reader has delivered all its bounded input."""
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotWritten:
-    """EVENT: the asynchronous part of ``checkpoint`` is durable.
-
-    ``committables``: prepared by this write, in checkpoint order; it includes what an earlier, failed or cancelled
-    write left unprepared.
-    """
-
-    checkpoint: CheckpointId
-    handle: StateHandle
-    committables: tuple[Committable, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotFailed:
-    """EVENT: the asynchronous part of ``checkpoint`` failed for good."""
-
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class FeedbackReceived:
-    """EVENT (loop heads): records reached the head of feedback ``channel``."""
-
-    channel: ChannelIndex
-
-
-@dataclass(frozen=True, slots=True)
-class LoopEnded:
-    """EVENT (loop heads): the driver found the nest of loops empty: end of data follows (L29)."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbortReceived:
-    """EVENT: the coordinator aborted ``checkpoint``."""
-
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class CompleteReceived:
-    """EVENT: the coordinator completed ``checkpoint``."""
-
-    checkpoint: CheckpointId
-
-
-Event: TypeAlias = (
-    TriggerReceived
-    | BarrierReceived
-    | CancelReceived
-    | EndReceived
-    | SourceEnded
-    | SnapshotWritten
-    | SnapshotFailed
-    | AbortReceived
-    | CompleteReceived
-    | FeedbackReceived
-    | FeedbackForwarded
-    | ProbeReceived
-    | ProbeOrdered
-    | LoopEnded
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledge:
-    """EFFECT: tell the coordinator that this subtask's part of ``checkpoint`` is durable."""
-
-    checkpoint: CheckpointId
-    handle: StateHandle
-    committables: tuple[Committable, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CancelWrite:
-    """EFFECT: stop the asynchronous part of ``checkpoint`` if it still runs; its sealed output stays sealed (C43)."""
-
-    checkpoint: CheckpointId
-
-
-@dataclass(frozen=True, slots=True)
-class FinishOperators:
-    """EFFECT: pass the last watermark through the chain, then ``finish`` every operator, in chain order."""
-
-
-@dataclass(frozen=True, slots=True)
-class EmitEnd:
-    """EFFECT: send the end of data on every output channel."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportFinished:
-    """EFFECT: tell the coordinator that this subtask has processed all input."""
-
-
-Effect: TypeAlias = (
-    align.Effect
-    | loophead.Effect
-    | looppart.Effect
-    | Acknowledge
-    | CancelWrite
-    | FinishOperators
-    | EmitEnd
-    | ReportFinished
+from headgate.protocol.subtaskevents import (
+    AbortReceived,
+    Acknowledge,
+    BarrierReceived,
+    CancelReceived,
+    CancelWrite,
+    CompleteReceived,
+    Effect,
+    EmitEnd,
+    EndReceived,
+    Event,
+    FeedbackReceived,
+    FinishOperators,
+    LoopEnded,
+    ReportFinished,
+    SnapshotFailed,
+    SnapshotWritten,
+    SourceEnded,
+    TriggerReceived,
 )
 
 
