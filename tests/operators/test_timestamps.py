@@ -80,6 +80,62 @@ def test_event_time_continues_after_a_restore() -> None:
     assert restored.out.watermarks() == [499]
 
 
+def test_the_times_of_splits_move_with_them_to_another_parallelism() -> None:  # W9
+    first, second = (Harness(WithTimestampsSpec("ts"), subtask=(i, 2)) for i in range(2))
+    for run, split, ms in ((first, "a", 900), (first, "c", 700), (second, "b", 500)):
+        run.operator.on_splits(["a", "c"] if run is first else ["b"])
+        run.send(times(ms), split)
+    states = [first.snapshot(), second.snapshot()]
+    found = []
+    for index, splits in enumerate((["a"], ["b"], ["c"])):
+        moved = Harness(WithTimestampsSpec("ts"), states, subtask=(index, 3))
+        moved.operator.on_splits(splits)
+        found.append(moved.out.watermarks())
+        states_again = moved.snapshot()
+        assert bytes(states_again.payload).count(b":") == 1, "nobody keeps what others own"
+    assert found == [[899], [499], [699]]
+
+
+def test_the_newer_time_counts_where_a_former_owner_kept_an_older_one() -> None:  # W9
+    old, new = (Harness(WithTimestampsSpec("ts"), subtask=(i, 2)) for i in range(2))
+    old.send(times(100), "a")
+    new.send(times(300), "a")
+    moved = Harness(WithTimestampsSpec("ts"), [old.snapshot(), new.snapshot()])
+    moved.operator.on_splits(["a"])
+    assert moved.out.watermarks() == [299]
+
+
+def test_behind_a_shuffle_no_channel_starts_ahead_of_what_any_former_one_may_still_deliver() -> None:  # W17
+    first, second = (Harness(WithTimestampsSpec("ts"), subtask=(i, 2)) for i in range(2))
+    first.send(times(900), "channel-0")
+    first.send(times(450), "channel-1")
+    second.send(times(1_000), "channel-0")
+    states = [first.snapshot(), second.snapshot()]
+    moved = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100), states, subtask=(1, 3))
+    moved.operator.on_splits(["channel-0", "channel-1", "channel-2"])
+    assert moved.out.watermarks() == [449]
+    moved.send(times(2_000), "channel-0")
+    moved.advance(10)
+    assert moved.out.watermarks() == [449], "channel-1 may deliver a record of the time 450 after this"
+    moved.send(times(500), "channel-1")
+    moved.send(times(800), "channel-2")
+    moved.advance(10)
+    assert moved.out.watermarks() == [449, 499]
+
+
+def test_behind_a_shuffle_a_silent_channel_holds_event_time_back_after_a_restore_as_before() -> None:  # W17
+    run = Harness(WithTimestampsSpec("ts"))
+    run.operator.on_splits(["channel-0", "channel-1"])
+    run.send(times(900), "channel-0")
+    assert run.out.watermarks() == [899], "a channel that never delivered holds nothing back"
+    run.send(times(950), "channel-1")
+    restored = Harness(WithTimestampsSpec("ts"), [run.snapshot()])
+    restored.operator.on_splits(["channel-0", "channel-1"])
+    restored.send(times(5_000), "channel-1")
+    restored.advance(10)
+    assert restored.out.watermarks() == [899]
+
+
 @pytest.mark.parametrize(
     ("column", "good"),
     [

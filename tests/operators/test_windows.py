@@ -233,6 +233,40 @@ def test_a_window_does_not_fire_again_after_a_restore() -> None:  # WN4
     assert second.late() == 1
 
 
+@pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
+@pytest.mark.parametrize("again", [False, True])
+def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_nothing(
+    aggregate: pl.Expr, again: bool
+) -> None:  # WN3, WN4
+    """Former subtasks were at different watermarks: one had fired the first window of its keys, one had not."""
+    operators = aggregated(aggregate)
+    first = Pipeline(operators, 2)
+    keys = range(20)
+    first.send(0, batch_of([row(10, key, i64=1) for key in keys]))
+    first.flush()
+    ahead = first.workers[1].window
+    ahead.operator.on_watermark(999)
+    fired = {r["key"] for r in ahead.out.rows()}
+    assert 0 < len(fired) < len(keys)
+    states = first.snapshot()
+    if again:  # what is ahead is state, too
+        states = Pipeline(operators, 3, states).snapshot()
+    second = Pipeline(operators, 1, states)
+    second.send(0, batch_of([row(20, key, i64=1 + key % 2) for key in keys] + [row(1_500, key) for key in keys]))
+    second.watermark(500)
+    second.flush()
+    assert second.late() == len(fired)
+    second.watermark(999)
+    rows = [r for b in second.results() for r in b.to_pylist()]
+    assert {r["key"] for r in rows} == set(keys) - fired
+    assert second.late() == len(fired)
+    second.send(0, batch_of([row(30, key) for key in keys]))
+    second.flush()
+    assert second.late() == len(fired) + len(keys)
+    second.watermark(WATERMARK_MAX_MS)
+    assert len(second.results()[-1].to_pylist()) == len(keys)
+
+
 def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key() -> None:  # WN2, WN10
     pipeline = Pipeline(aggregated(pl.len().alias("n")), 1)
     pipeline.send(0, batch_of([row(1_500, 9), row(1_500, 3), row(20, 7), row(20, -7)]))

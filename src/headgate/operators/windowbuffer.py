@@ -6,7 +6,6 @@ of each open window, as immutable batches, so that freezing copies a list.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import decode_sections, encode_sections
 from headgate.operators.base import WATERMARK_MIN_MS, Buffer, FrozenState, Operator, RestoredState
+from headgate.operators.firedgroups import FiredGroups
 from headgate.operators.schemas import batch_of
 from headgate.operators.userfunction import batch_error
 from headgate.operators.windowmerge import bounds
@@ -50,13 +50,12 @@ class WindowBufferSpec:
 @dataclass(frozen=True, slots=True)
 class _Frozen:
     schema: pa.Schema
-    watermark_ms: int
+    meta: bytes
     batches: tuple[pa.RecordBatch, ...]
 
     def encode(self) -> Sequence[Buffer]:
         """See ``FrozenState``."""
-        meta = json.dumps({"watermark_ms": self.watermark_ms}).encode()
-        return encode_sections({"meta": [meta], "records": encode_batches(self.schema, self.batches)})
+        return encode_sections({"meta": [self.meta], "records": encode_batches(self.schema, self.batches)})
 
 
 class WindowBufferOperator(Operator):
@@ -67,15 +66,16 @@ class WindowBufferOperator(Operator):
         self._shape = spec.shape
         self._windows: dict[int, list[pa.RecordBatch]] = {}
         self._watermark_ms = WATERMARK_MIN_MS
+        self._fired = FiredGroups()
 
     def restore(self, states: Sequence[RestoredState]) -> None:
         """Take over the records of the keys that this subtask owns."""
         context = self.context
+        metas: list[tuple[RestoredState, bytes]] = []
         for state in states:
             path = f"state of '{context.node}', subtask {state.subtask_index}"
             sections = decode_sections(state.payload, path)
-            watermark_ms = json.loads(bytes(sections["meta"]))["watermark_ms"]
-            self._watermark_ms = max(self._watermark_ms, watermark_ms)  # WN4
+            metas.append((state, bytes(sections["meta"])))
             for batch in decode_batches(sections["records"], self._spec.kept, path):
                 owned = owned_rows(
                     batch,
@@ -86,10 +86,22 @@ class WindowBufferOperator(Operator):
                 )
                 if owned.num_rows:
                     self._add(owned, is_late_dropped=False)
+        self._watermark_ms = self._fired.restore(context, metas)  # WN4
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
-        self._add(batch.select(self._spec.kept.names), is_late_dropped=True)
+        batch = self._unfired(batch.select(self._spec.kept.names))
+        if batch.num_rows:
+            self._add(batch, is_late_dropped=True)
+
+    def _unfired(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Drop records of windows that fired for their key before a restore."""
+        if not self._fired.is_any_ahead:
+            return batch
+        windows = self._shape.time.windows(self._shape.time.values(batch), self._shape.size_ms)
+        late = self._fired.late(batch, self._shape.keys, (windows + 1) * self._shape.size_ms)
+        self.context.metrics.add("late", int(late.sum()))  # WN3
+        return batch.filter(pa.array(~late))
 
     def _add(self, batch: pa.RecordBatch, is_late_dropped: bool) -> None:
         windows = self._shape.time.windows(self._shape.time.values(batch), self._shape.size_ms)
@@ -103,6 +115,7 @@ class WindowBufferOperator(Operator):
     def on_watermark(self, watermark_ms: int) -> None:
         """Fire the windows that ended, oldest first, then pass the watermark on."""
         self._watermark_ms = max(self._watermark_ms, watermark_ms)
+        self._fired.advance(self._watermark_ms)
         for window in sorted(self._windows):
             if self._shape.end_ms(window) - 1 > self._watermark_ms:  # WN2
                 break
@@ -130,4 +143,4 @@ class WindowBufferOperator(Operator):
     def freeze(self) -> FrozenState:
         """See ``Operator``."""
         batches = tuple(batch for _, held in sorted(self._windows.items()) for batch in held)
-        return _Frozen(self._spec.kept, self._watermark_ms, batches)
+        return _Frozen(self._spec.kept, self._fired.encode(self._watermark_ms), batches)

@@ -6,7 +6,6 @@ WN4). Counterpart: ``WindowCombine``.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import pyarrow.compute as pc
 
 from headgate.codec.snapshot import decode_sections, encode_sections
 from headgate.operators.base import WATERMARK_MIN_MS, Buffer, FrozenState, Operator, RestoredState
+from headgate.operators.firedgroups import FiredGroups
 from headgate.operators.windowplan import WindowPlan, WindowShape, window_state_text
 from headgate.operators.windowvalues import partial_batch, pick, read_partials, results, split_by_window
 from headgate.state.aggtable import AggTable, FrozenTable, Values
@@ -63,14 +63,13 @@ class _Frozen:
 
     plan: WindowPlan
     schema: pa.Schema
-    watermark_ms: int
+    meta: bytes
     windows: tuple[tuple[int, FrozenKeys, FrozenTable], ...]
 
     def encode(self) -> Sequence[Buffer]:
         """See ``FrozenState``."""
         batches = [partial_batch(self.plan, self.schema, keys(), window, table) for window, keys, table in self.windows]
-        meta = json.dumps({"watermark_ms": self.watermark_ms}).encode()
-        return encode_sections({"meta": [meta], "windows": encode_batches(self.schema, batches)})
+        return encode_sections({"meta": [self.meta], "windows": encode_batches(self.schema, batches)})
 
 
 class WindowMergeOperator(Operator):
@@ -82,15 +81,16 @@ class WindowMergeOperator(Operator):
         self._schema = plan.partial_schema()
         self._windows: dict[int, _Window] = {}
         self._watermark_ms = WATERMARK_MIN_MS
+        self._fired = FiredGroups()
 
     def restore(self, states: Sequence[RestoredState]) -> None:
         """Take over the windows of the keys that this subtask owns."""
         context = self.context
+        metas: list[tuple[RestoredState, bytes]] = []
         for state in states:
             path = f"state of '{context.node}', subtask {state.subtask_index}"
             sections = decode_sections(state.payload, path)
-            watermark_ms = json.loads(bytes(sections["meta"]))["watermark_ms"]
-            self._watermark_ms = max(self._watermark_ms, watermark_ms)  # WN4: equal in all, by alignment
+            metas.append((state, bytes(sections["meta"])))
             for batch in decode_batches(sections["windows"], self._schema, path):
                 owned = owned_rows(
                     batch,
@@ -101,10 +101,23 @@ class WindowMergeOperator(Operator):
                 )
                 if owned.num_rows:
                     self._add(owned, is_late_dropped=False)
+        self._watermark_ms = self._fired.restore(context, metas)  # WN4
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
-        self._add(batch, is_late_dropped=True)
+        batch = self._unfired(batch)
+        if batch.num_rows:
+            self._add(batch, is_late_dropped=True)
+
+    def _unfired(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Drop partial results of windows that fired for their key before a restore."""
+        if not self._fired.is_any_ahead:
+            return batch
+        first = len(self._shape.keys)
+        ends_ms = (batch.column(first).to_numpy() + 1) * self._shape.size_ms
+        late = self._fired.late(batch, self._shape.keys, ends_ms)
+        self.context.metrics.add("late", int(batch.column(first + 1).to_numpy()[late].sum()))  # WN3
+        return batch.filter(pa.array(~late))
 
     def _add(self, batch: pa.RecordBatch, is_late_dropped: bool) -> None:
         first = len(self._shape.keys)
@@ -142,6 +155,7 @@ class WindowMergeOperator(Operator):
     def on_watermark(self, watermark_ms: int) -> None:
         """Fire the windows that ended, oldest first, then pass the watermark on."""
         self._watermark_ms = max(self._watermark_ms, watermark_ms)
+        self._fired.advance(self._watermark_ms)
         for window in sorted(self._windows):
             if self._shape.end_ms(window) - 1 > self._watermark_ms:  # WN2
                 break
@@ -168,7 +182,7 @@ class WindowMergeOperator(Operator):
             (number, window.index.freeze(), window.table.freeze(len(window.index)))
             for number, window in sorted(self._windows.items())
         )
-        return _Frozen(self._plan, self._schema, self._watermark_ms, windows)
+        return _Frozen(self._plan, self._schema, self._fired.encode(self._watermark_ms), windows)
 
 
 def key_order(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.Array:

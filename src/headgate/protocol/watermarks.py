@@ -169,6 +169,7 @@ class WatermarkTracker(Machine):
         for name in event.origins:
             if name not in self._origins:
                 self._add(name, event.now_ms)
+        self._restored.clear()  # the rest has ended or belongs to others, whose snapshots hold it (W9)
 
     def _add(self, name: str, now_ms: int) -> _Origin:
         start_ms = self._channels_ms if is_channel(name) else None
