@@ -18,6 +18,7 @@ import xxhash
 
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.ids import CheckpointId
+from headgate.protocol.rounds import Probe
 
 MAGIC = b"HG"
 FRAME_VERSION = 1
@@ -28,6 +29,7 @@ _FIELDS = struct.Struct("<2sBBIQQqQQ")
 _CHECK = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _CHECK.size
 _EDGE_MAX = (1 << 32) - 1
+_ROUND_MAX = (1 << 30) - 1
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
@@ -73,7 +75,7 @@ class EndOfData:
     """Nothing follows on this channel except barriers and cancel markers of checkpoints."""
 
 
-Element: TypeAlias = BatchElement | Barrier | Cancel | Watermark | Idle | EndOfData
+Element: TypeAlias = BatchElement | Barrier | Cancel | Watermark | Idle | EndOfData | Probe
 
 
 class FrameKind(IntEnum):
@@ -95,6 +97,8 @@ class FrameKind(IntEnum):
     """``value``: 0."""
     CREDIT = 8
     """From the receiver back to the sender. ``value``: bytes returned."""
+    PROBE = 9
+    """Within a nest of loops. ``value``: number (31 bits) · round + 1 (30 bits) · closing · last watermark."""
 
 
 class FrameHeader(NamedTuple):
@@ -192,6 +196,8 @@ def control_frame(element: Element) -> tuple[FrameKind, int]:
             return FrameKind.IDLE, int(is_idle)
         case EndOfData():
             return FrameKind.END, 0
+        case Probe():
+            return FrameKind.PROBE, _probe_value(element)
         case BatchElement():
             raise AssertionError("a batch has a payload: use BatchEncoder")
 
@@ -214,7 +220,15 @@ def control_element(header: FrameHeader, source: str = "frame") -> Element:
             return Idle(value == 1)
         case FrameKind.END if value == 0:
             return EndOfData()
+        case FrameKind.PROBE if value >> 32 >= 1:
+            return Probe(value >> 32, ((value >> 2) & _ROUND_MAX) - 1, bool(value & 2), bool(value & 1))
     raise ProtocolViolation("frame", f"{source} sent {header.kind.name} with the impossible value {value}")
+
+
+def _probe_value(probe: Probe) -> int:
+    assert 0 < probe.number < 1 << 31
+    assert -1 <= probe.round_ < _ROUND_MAX
+    return probe.number << 32 | (probe.round_ + 1) << 2 | probe.is_closing << 1 | probe.is_last_watermark
 
 
 class BatchEncoder:

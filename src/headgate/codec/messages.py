@@ -26,6 +26,8 @@ Id: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Checksum: TypeAlias = Annotated[int, Meta(ge=0)]
 Name: TypeAlias = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
+Round: TypeAlias = Annotated[int, Meta(ge=-1, le=(1 << 30) - 2)]
+"""Of a loop; -1: none."""
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
 
 
@@ -134,6 +136,27 @@ class Finished(Struct, frozen=True, tag="finished"):
     index: Id
 
 
+class EntranceEnded(Struct, frozen=True, tag="entrance-ended"):
+    """Nothing will enter a nest of loops at this subtask any more; rounds: of an outermost head."""
+
+    generation: Id
+    vertex: Name
+    index: Id
+    started_round: Round
+    highest_round: Round
+
+
+class ProbeReturned(Struct, frozen=True, tag="probe-returned"):
+    """A probe has come back to a loop head with ``count`` batches, or has ended at a leaf."""
+
+    generation: Id
+    vertex: Name
+    index: Id
+    number: Id
+    count: Id
+    highest_round: Round
+
+
 class Failed(Struct, frozen=True, tag="failed"):
     """The worker cannot go on. Make it with ``failed`` so that long texts are cut."""
 
@@ -182,6 +205,24 @@ class TriggerCheckpoint(Struct, frozen=True, tag="trigger"):
     generation: Id
     checkpoint: Id
     is_final: bool = False
+
+
+class StartProbe(Struct, frozen=True, tag="start-probe"):
+    """Heads of the outermost loop ``nest``: send this probe."""
+
+    generation: Id
+    nest: Name
+    number: Id
+    round: Round
+    is_closing: bool
+    is_last_watermark: bool
+
+
+class EndLoop(Struct, frozen=True, tag="end-loop"):
+    """Heads of ``nest`` and of the loops inside: nothing circulates, send the end of data."""
+
+    generation: Id
+    nest: Name
 
 
 class Complete(Struct, frozen=True, tag="complete"):
@@ -239,8 +280,12 @@ class DataRefused(Struct, frozen=True, tag="data-refused"):
     reason: Text
 
 
-FromWorker: TypeAlias = Register | Ready | Acknowledge | Decline | Finished | Failed | Metrics | Heartbeat
-ToWorker: TypeAlias = Deploy | TriggerCheckpoint | Complete | Abort | Drain | Stop | Refused | HeartbeatReply
+FromWorker: TypeAlias = (
+    Register | Ready | Acknowledge | Decline | Finished | EntranceEnded | ProbeReturned | Failed | Metrics | Heartbeat
+)
+ToWorker: TypeAlias = (
+    Deploy | TriggerCheckpoint | Complete | Abort | Drain | StartProbe | EndLoop | Stop | Refused | HeartbeatReply
+)
 DataGreeting: TypeAlias = DataHello | DataWelcome | DataRefused
 Message: TypeAlias = FromWorker | ToWorker | DataGreeting
 

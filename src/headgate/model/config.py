@@ -122,12 +122,17 @@ class RuntimeConfig:
         flush_ms: most time a partly filled buffer waits while the worker is not busy.
         heartbeat_ms, heartbeat_timeout_ms: period of the control channel's signs of life, and the silence
             after which a worker counts as lost.
+        loop_memory_bytes: what feedback queues and loop logs of one worker keep in memory; more goes to disk, and
+            the loops' regular input waits (L25).
+        loop_disk_bytes_max: what they may take on disk; more fails the pipeline (L25).
     """
 
     credit_bytes: int = 4 << 20
     flush_ms: int = 5
     heartbeat_ms: int = 500
     heartbeat_timeout_ms: int = 5_000
+    loop_memory_bytes: int = 64 << 20
+    loop_disk_bytes_max: int = 16 << 30
 
 
 @dataclass(frozen=True, slots=True)

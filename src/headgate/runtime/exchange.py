@@ -30,9 +30,11 @@ from headgate.errors import CorruptionError, FencedError, ProtocolViolation
 from headgate.model.graph import Partitioner
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge
-from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel, local_channel
+from headgate.runtime.channels import ChannelKey, OutputChannel, local_channel
 from headgate.runtime.connection import Connection, ConnectionLost, Listener, connect
-from headgate.runtime.peer import ExchangeCallbacks, Peer
+from headgate.runtime.feedback import FeedbackChannel, ReceivingChannel, local_feedback_channel
+from headgate.runtime.peer import EdgeOfPeer, ExchangeCallbacks, Peer
+from headgate.runtime.spill import SpillBudget
 from headgate.runtime.stream import Tls
 
 START_SECONDS = 30.0
@@ -62,6 +64,7 @@ class Exchange:
         schemas: of the records on each edge, by edge index.
         secret: of the job.
         callbacks: see there.
+        budget: of the feedback channels; needed when the plan has loops.
         host: interface to listen on, and the name under which others reach it.
     """
 
@@ -73,6 +76,7 @@ class Exchange:
         secret: bytes,
         callbacks: ExchangeCallbacks,
         *,
+        budget: SpillBudget | None = None,
         host: str = "127.0.0.1",
         tls: Tls | None = None,
     ) -> None:
@@ -82,9 +86,10 @@ class Exchange:
         self._schemas = tuple(schemas)
         self._secret = secret
         self._callbacks = callbacks
+        self._budget = budget or SpillBudget(0, 0)
         self._tls = tls
         self._generation: Generation | None = None
-        self._inputs: dict[ChannelKey, InputChannel] = {}
+        self._inputs: dict[ChannelKey, ReceivingChannel] = {}
         self._outputs: dict[ChannelKey, OutputChannel] = {}
         self._peers: dict[WorkerIndex, Peer] = {}
         self._greeting: set[Connection] = set()
@@ -110,7 +115,7 @@ class Exchange:
             frames_refused=sum(peer.frames_refused for peer in peers),
         )
 
-    def inputs(self, subtask: SubtaskId) -> tuple[InputChannel, ...]:
+    def inputs(self, subtask: SubtaskId) -> tuple[ReceivingChannel, ...]:
         """Return the input channels of ``subtask`` (of this worker), by ``ChannelIndex``. After ``start``."""
         assert subtask.index == self._worker
         keys = (
@@ -176,6 +181,9 @@ class Exchange:
             connection.interrupt()
         for peer in self._peers.values():
             peer.close()
+        for channel in self._inputs.values():
+            if isinstance(channel, FeedbackChannel):
+                channel.close()
 
     def _workers(self) -> list[WorkerIndex]:
         return [WorkerIndex(index) for index in range(self._plan.parallelism)]
@@ -183,15 +191,22 @@ class Exchange:
     def _make_channels(self, generation: Generation, credit_bytes: int) -> None:
         for edge in self._plan.edges:
             key = ChannelKey(edge.index, self._worker, self._worker)
-            self._inputs[key], self._outputs[key] = local_channel(
-                key, credit_bytes, self._callbacks.on_ready, self._callbacks.on_credit
-            )
-        shuffles = [edge for edge in self._plan.edges if edge.partitioner is not Partitioner.FORWARD]
-        schemas = {edge.index: self._schemas[edge.index] for edge in shuffles}
-        for other in self._workers() if schemas else []:  # without a shuffle nobody needs to connect
+            ready, credit = self._callbacks.on_ready, self._callbacks.on_credit
+            if edge.is_feedback:
+                self._inputs[key], self._outputs[key] = local_feedback_channel(
+                    key, self._schemas[edge.index], self._budget, ready, credit, f"the loop '{edge.target}'"
+                )
+            else:
+                self._inputs[key], self._outputs[key] = local_channel(key, credit_bytes, ready, credit)
+        edges = {
+            edge.index: EdgeOfPeer(self._schemas[edge.index], f"the loop '{edge.target}'" if edge.is_feedback else "")
+            for edge in self._plan.edges
+            if edge.partitioner is not Partitioner.FORWARD
+        }
+        for other in self._workers() if edges else []:  # without a shuffle nobody needs to connect
             if other == self._worker:
                 continue
-            peer = Peer(self._worker, other, generation, schemas, credit_bytes, self._callbacks)
+            peer = Peer(self._worker, other, generation, edges, credit_bytes, self._callbacks, self._budget)
             self._peers[other] = peer
             self._inputs.update(peer.inputs)
             self._outputs.update(peer.outputs)

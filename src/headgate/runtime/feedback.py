@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from headgate.codec.frames import BatchElement, Element
 from headgate.errors import StorageError
-from headgate.runtime.channels import ChannelKey, OutputChannel
+from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.spill import Extent, Piece, SpillBudget, SpillFile
 
 FEEDBACK_CREDIT_BYTES = 1 << 62
@@ -254,6 +254,10 @@ class FeedbackChannel:
         if type(first) is BatchElement:
             self._memory_bytes -= first.size_bytes
         return first
+
+
+ReceivingChannel: TypeAlias = InputChannel | FeedbackChannel
+"""What a subtask reads from."""
 
 
 def local_feedback_channel(

@@ -33,6 +33,8 @@ from headgate.errors import HeadgateError, ProtocolViolation
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.connection import Connection, ConnectionLost
+from headgate.runtime.feedback import FEEDBACK_CREDIT_BYTES, FeedbackChannel, ReceivingChannel
+from headgate.runtime.spill import SpillBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,17 @@ class ExchangeCallbacks:
         on_lost: the connection with a worker is gone; at most once per worker, never after ``close``.
     """
 
-    on_ready: Callable[[InputChannel], None]
+    on_ready: Callable[[ReceivingChannel], None]
     on_credit: Callable[[OutputChannel], None]
     on_lost: Callable[[WorkerIndex, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeOfPeer:
+    """A shuffled edge: the schema of its batches and, of a feedback edge, the loop's name for messages."""
+
+    schema: pa.Schema
+    loop: str = ""
 
 
 OVERDRAWN_BYTES_MAX = 1 << 30
@@ -58,7 +68,7 @@ OVERDRAWN_BYTES_MAX = 1 << 30
 class _Incoming:
     """This worker's end of a channel from the peer, and of the credit for the channel to it."""
 
-    channel: InputChannel
+    channel: ReceivingChannel
     schema: pa.Schema
     sequence: int = 0
     credit_sequence: int = 0
@@ -82,9 +92,10 @@ class Peer:
         worker: this worker.
         other: the other one.
         generation: of both; frames of any other are dropped and counted (X13).
-        schemas: of the shuffled edges, by edge index.
-        credit_bytes: initial credit of each channel.
+        edges: the shuffled ones, by edge index.
+        credit_bytes: initial credit of each channel; feedback channels need none (L9).
         callbacks: of the exchange.
+        budget: of the feedback channels.
     """
 
     def __init__(
@@ -92,9 +103,10 @@ class Peer:
         worker: WorkerIndex,
         other: WorkerIndex,
         generation: Generation,
-        schemas: Mapping[int, pa.Schema],
+        edges: Mapping[int, EdgeOfPeer],
         credit_bytes: int,
         callbacks: ExchangeCallbacks,
+        budget: SpillBudget,
     ) -> None:
         self.other = other
         self.frames_in = 0
@@ -104,6 +116,7 @@ class Peer:
         self._generation = generation
         self._credit_bytes = credit_bytes
         self._callbacks = callbacks
+        self._budget = budget
         self._incoming: dict[int, _Incoming] = {}
         self._outgoing: dict[int, _Outgoing] = {}
         self._connection: Connection | None = None
@@ -111,11 +124,11 @@ class Peer:
         self._lock = threading.Lock()
         self._is_reserved = False
         self._is_over = False  # lost and reported, or closed
-        for edge, schema in schemas.items():
-            self._add_edge(edge, schema)
+        for index, edge in edges.items():
+            self._add_edge(index, edge)
 
     @property
-    def inputs(self) -> dict[ChannelKey, InputChannel]:
+    def inputs(self) -> dict[ChannelKey, ReceivingChannel]:
         """The channels from the other worker."""
         return {incoming.channel.key: incoming.channel for incoming in self._incoming.values()}
 
@@ -172,17 +185,21 @@ class Peer:
         if connection is not None:
             connection.close()
 
-    def _add_edge(self, edge: int, schema: pa.Schema) -> None:
+    def _add_edge(self, index: int, edge: EdgeOfPeer) -> None:
         inward, outward = (
-            ChannelKey(edge, self.other, self._worker),
-            ChannelKey(edge, self._worker, self.other),
+            ChannelKey(index, self.other, self._worker),
+            ChannelKey(index, self._worker, self.other),
         )
-        receiving = InputChannel(
-            inward, self._credit_bytes, self._callbacks.on_ready, partial(self._return_credit, edge)
-        )
-        sending = OutputChannel(outward, self._credit_bytes, partial(self._transmit, edge), self._callbacks.on_credit)
-        self._incoming[edge] = _Incoming(receiving, schema)
-        self._outgoing[edge] = _Outgoing(sending, BatchEncoder(schema), schema_fingerprint(schema))
+        on_ready, credit_bytes = self._callbacks.on_ready, self._credit_bytes
+        receiving: ReceivingChannel
+        if edge.loop:
+            receiving = FeedbackChannel(inward, edge.schema, self._budget, on_ready, edge.loop)
+            credit_bytes = FEEDBACK_CREDIT_BYTES
+        else:
+            receiving = InputChannel(inward, credit_bytes, on_ready, partial(self._return_credit, index))
+        sending = OutputChannel(outward, credit_bytes, partial(self._transmit, index), self._callbacks.on_credit)
+        self._incoming[index] = _Incoming(receiving, edge.schema)
+        self._outgoing[index] = _Outgoing(sending, BatchEncoder(edge.schema), schema_fingerprint(edge.schema))
 
     def _transmit(self, edge: int, element: Element) -> None:
         outgoing = self._outgoing[edge]
