@@ -9,6 +9,7 @@ import pytest
 
 import headgate as hg
 from headgate.api.running import RunRequested, loading_only, refuse_while_loading, run_to_end
+from headgate.errors import UsageError
 from headgate.model.progress import CheckpointProgress, PipelineState, Progress, RunResult
 
 
@@ -34,7 +35,7 @@ class FakeHandle:
         return None
 
     def stop(self, timeout_s: float | None = None, *, drain: bool = False) -> RunResult | None:
-        self.calls.append("stop")
+        self.calls.append("drain" if drain else "stop")
         if self.stops:
             self.ended.set()
         return None
@@ -63,12 +64,51 @@ def test_a_second_signal_cancels() -> None:
     assert handle.calls == ["stop", "cancel"]
 
 
+def test_sigusr1_drains() -> None:
+    handle = FakeHandle([signal.SIGUSR1, signal.SIGUSR1])
+    run_to_end(lambda: handle)
+    assert handle.calls == ["drain"]
+
+
+def test_a_stop_while_it_drains_is_no_cancel() -> None:
+    handle = FakeHandle([signal.SIGUSR1, signal.SIGTERM])
+    run_to_end(lambda: handle)
+    assert handle.calls[0] == "drain"
+    assert "cancel" not in handle.calls
+
+
+def test_a_signal_during_the_start_is_remembered() -> None:
+    handle = FakeHandle()
+
+    def start() -> FakeHandle:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return handle
+
+    run_to_end(start)
+    assert handle.calls == ["drain"]
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+
+
+def test_the_signal_handlers_are_put_back_when_the_start_fails() -> None:
+    before = handlers()
+
+    def start() -> FakeHandle:
+        raise UsageError("no such master")
+
+    with pytest.raises(UsageError):
+        run_to_end(start)
+    assert handlers() == before
+
+
 def test_the_signal_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    before = handlers()
     handle = FakeHandle()
     handle.ended.set()
     assert run_to_end(lambda: handle) == RunResult(is_finished=True)
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert handlers() == before
 
 
 def test_outside_the_main_thread_signals_are_left_alone() -> None:

@@ -27,7 +27,9 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"headgate {__version__}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["doctor"], ["checkpoints"], ["checkpoints", "list"], ["streams"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["doctor"], ["checkpoints"], ["checkpoints", "list"], ["streams"], ["stop"]]
+)
 def test_every_command_has_help(command: list[str]) -> None:
     result = CliRunner().invoke(cli.app, [*command, "--help"])
     assert result.exit_code == 0

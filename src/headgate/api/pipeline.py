@@ -182,6 +182,8 @@ class Pipeline:
     def run(self, master: str | None = None, *, spark: Any = None, observer: Observer | None = None) -> RunResult:
         """Run until bounded input ends, or until Ctrl-C or SIGTERM stops it after a last checkpoint.
 
+        SIGUSR1 drains it: reading stops, everything in flight is processed, and the pipeline has finished.
+
         Raises:
             PipelineFailed: the restart strategy gave up.
             UsageError, FencedError: see ``start``.

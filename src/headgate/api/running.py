@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import PipelineHandle, Progress, RunResult
+from headgate.runtime.pipelinelock import taking_signals
+from headgate.runtime.stopping import DRAIN
 
 if TYPE_CHECKING:
     from headgate.api.pipeline import Pipeline
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 WAIT_S = 0.2
 """How long a signal may go unnoticed."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, DRAIN)
 _loading = threading.local()
 
 
@@ -83,23 +85,26 @@ class LoggingObserver:
 def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
     """Start, then wait until the pipeline ended or a signal stopped it.
 
-    The first SIGINT or SIGTERM stops with a last checkpoint, the second one cancels. Outside the main thread
-    signals are left alone.
+    The first SIGINT or SIGTERM stops with a last checkpoint, the second one cancels; SIGUSR1 drains. Outside the
+    main thread signals are left alone.
 
     Raises:
         PipelineFailed, FencedError, UsageError
     """
-    handle = start()
     if threading.current_thread() is not threading.main_thread():
-        return _waited(handle)
+        return _waited(start())
     received: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    # After start: PySpark installs a handler of its own when it makes its context.
-    before: dict[int, Any] = {number: signal.signal(number, remember) for number in _SIGNALS}
+    # Before start: whoever reads from the lock that this process takes signals must not kill it with one. SIGINT
+    # after it: until then it may interrupt, and PySpark installs a handler of its own when it makes its context.
+    before: dict[int, Any] = {n: signal.signal(n, remember) for n in _SIGNALS if n is not signal.SIGINT}
     try:
+        with taking_signals():
+            handle = start()
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, remember)
         return _wait_for_end_or_signal(handle, received)
     finally:
         for number, handler in before.items():
@@ -107,23 +112,23 @@ def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
 
 
 def _wait_for_end_or_signal(handle: PipelineHandle, received: list[int]) -> RunResult:
-    stopping: threading.Thread | None = None
+    asked: set[bool] = set()
     cancelled = False
     while True:
         result = handle.wait(WAIT_S)
         if result is not None:
             return result
-        if received and stopping is None:
-            stopping = threading.Thread(target=_stop, args=(handle,), name="headgate-stop", daemon=True)
-            stopping.start()
-        if len(received) > 1 and not cancelled:
+        for drain in sorted({number == DRAIN for number in received} - asked, reverse=True):
+            asked.add(drain)
+            threading.Thread(target=_stop, args=(handle, drain), name="headgate-stop", daemon=True).start()
+        if sum(number != DRAIN for number in received) > 1 and not cancelled:
             cancelled = True
             handle.cancel()
 
 
-def _stop(handle: PipelineHandle) -> None:
+def _stop(handle: PipelineHandle, drain: bool) -> None:
     try:
-        handle.stop()
+        handle.stop(drain=True) if drain else handle.stop()
     except HeadgateError as error:  # the waiting thread gets the same failure from ``wait``
         logging.getLogger("headgate").debug("stop ended with: %s", error)
 

@@ -36,7 +36,8 @@ def run(
 
     The program is loaded, not executed as a script: the pipeline is what it calls 'pipeline' or 'p', or what its
     function pipeline() returns. Ctrl-C or SIGTERM stops after a last checkpoint; the same command continues from
-    there.
+    there. SIGUSR1 drains: reading stops, everything in flight is processed, and the pipeline has finished. 'headgate
+    stop' sends either from another terminal.
     """
     if quiet and as_json:
         raise UsageError("give --quiet or --json, not both")
@@ -53,7 +54,8 @@ def run(
 
 def result_text(result: RunResult) -> str:
     """Return how a run ended, in one sentence."""
-    how = "finished" if result.is_finished else "stopped; the same command continues"
+    ended = "drained" if result.is_drained else "finished"
+    how = ended if result.is_finished else "stopped; the same command continues"
     where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
     return (
         f"{how}{where} after {duration_text(result.duration_ms)}: {count_text(result.records_in)} records in, "

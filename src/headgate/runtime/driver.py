@@ -592,7 +592,17 @@ class Driver:
             self._coordination.close()
         self._storage_pool.shutdown(wait=True)
         self._commit_pool.shutdown(wait=True)
-        self._lock.release()
+        self._release_lock()
+
+    def _release_lock(self) -> None:
+        """Leave word for those who wait for the end of this run (``runtime.stopping``)."""
+        error = self.result.exception()
+        if error is not None:
+            self._lock.release("failed", None, str(error))
+            return
+        result = self.result.result()
+        ending = "drained" if result.is_drained else "finished" if result.is_finished else "stopped"
+        self._lock.release(ending, result.last_checkpoint, "")
 
 
 def owner_text() -> str:

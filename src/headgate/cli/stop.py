@@ -1,0 +1,94 @@
+"""``headgate stop``: stop or drain a pipeline that another process of this machine runs."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
+from headgate.codec.lockholder import LockHolder
+from headgate.errors import PipelineFailed
+from headgate.model.manifest import Manifest
+from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.runtime.stopping import RunningPipeline
+from headgate.store.storage import open_storage
+
+LOOK_S = 0.1
+"""How often the pipeline's process is looked at."""
+
+
+def stop(
+    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    drain: Annotated[
+        bool,
+        typer.Option(
+            "--drain",
+            help="End the sources and process everything in flight; the pipeline is finished and does not continue.",
+        ),
+    ] = False,
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            "--checkpoints", "--dir", help="Directory of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT
+        ),
+    ] = CHECKPOINT_DIR_DEFAULT,
+) -> None:
+    """Stop a pipeline that runs on this machine, and wait until it has ended.
+
+    It takes a last checkpoint; the same command continues from there. With --drain it stops reading, lets windows
+    fire, processes everything in flight and takes the final checkpoint: then it has finished for good. Asking again
+    with another 'headgate stop' makes a pipeline that drains stop at once, after a last checkpoint.
+    """
+    root = absolute_location(checkpoints)
+    running = RunningPipeline.find(root, pipeline)
+    running.ask(drain=drain)
+    how = "draining" if drain else "stopping"
+    typer.echo(f"{pipeline}: {how} {running.holder.owner}", err=True)
+    ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline)
+    typer.echo(f"{pipeline}: {_outcome(ended, drain)}")
+
+
+def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str) -> LockHolder:
+    """Return how the run ended; say meanwhile which checkpoints are completed."""
+    shown = _newest(log)
+    while (ended := running.ended()) is None:
+        time.sleep(LOOK_S)
+        newest = _newest(log)
+        if newest is not None and newest != shown:
+            shown = newest
+            typer.echo(f"{pipeline}: checkpoint {newest} is completed", err=True)
+    return ended
+
+
+def _newest(log: CheckpointLog) -> int | None:
+    contents = [entry.content for entry in log.observe().entries]
+    return max((int(content.checkpoint) for content in contents if isinstance(content, Manifest)), default=None)
+
+
+def _outcome(ended: LockHolder, drain: bool) -> str:
+    """Return one sentence.
+
+    Raises:
+        PipelineFailed: it ended in another way than it was asked to.
+    """
+    at = "" if ended.checkpoint is None else f" from checkpoint {ended.checkpoint}"
+    match ended.ending:
+        case "drained":
+            return f"drained; everything that was read is processed (final checkpoint {ended.checkpoint})"
+        case "finished":
+            return f"finished; all its input had ended (final checkpoint {ended.checkpoint})"
+        case "stopped" if drain:
+            raise PipelineFailed(f"it was stopped before it had drained; the same command continues{at}")
+        case "stopped":
+            return f"stopped; the same command continues{at}"
+        case "replaced":
+            return "ended, and has been started again"
+        case "failed":
+            raise PipelineFailed(f"the pipeline failed before it had ended: {ended.reason}")
+        case _:
+            raise PipelineFailed(
+                "the process of the pipeline died before it had ended; the same command continues from its newest "
+                "completed checkpoint"
+            )

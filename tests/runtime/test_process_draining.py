@@ -1,0 +1,89 @@
+"""Draining real pipelines: what was read comes out completely, windows included, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from test_process_results import events, generator, same, windowed
+
+from headgate.connectors.filecommit import read_committed
+from headgate.model.manifest import Manifest
+from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.store.storage import open_storage
+from running import definition_of
+
+Start = Any
+RATE = 4_000.0
+ROWS = 4_000_000
+
+
+def newest(root: Path) -> Manifest:
+    log = CheckpointLog(open_storage(str(root / "checkpoints")), "p").observe()
+    return max((e.content for e in log.entries if isinstance(e.content, Manifest)), key=lambda m: m.checkpoint)
+
+
+def test_a_drained_pipeline_has_processed_what_it_read_and_does_not_continue(start: Start, tmp_path: Path) -> None:
+    # E7, E8
+    source = generator(ROWS, RATE, splits=2)
+    run = start(definition_of(windowed(tmp_path, source)))
+    run.wait_checkpoints(3)
+    run.driver.drain()
+    result = run.result()
+    assert (result.is_finished, result.is_drained) == (True, True)
+    assert run.restarts == []
+    found = read_committed(str(tmp_path / "out"))
+    assert found["n"].sum() == result.records_in, "windows fired with everything that was read"
+    assert 0 < result.records_in < ROWS
+    assert (newest(tmp_path).is_final, newest(tmp_path).is_draining) == (True, True)
+
+    again = start(definition_of(windowed(tmp_path, source)))
+    assert again.result().is_finished
+    assert any("was drained and does not continue (final checkpoint" in note for note in again.notes)
+    same(read_committed(str(tmp_path / "out")), found)
+
+
+def test_a_drain_asked_before_the_workers_run_is_remembered(start: Start, tmp_path: Path) -> None:  # E7
+    run = start(definition_of(windowed(tmp_path, generator(ROWS, RATE))))
+    run.driver.drain()
+    assert run.result().is_drained
+
+
+def test_input_that_ends_while_it_drains_changes_nothing(start: Start, tmp_path: Path) -> None:  # E7
+    source = generator(2_000, splits=1)
+    run = start(definition_of(windowed(tmp_path, source)))
+    run.wait(lambda: run.driver.running_generation is not None, "it runs")
+    run.driver.drain()
+    assert run.result().is_finished
+    found = read_committed(str(tmp_path / "out"))
+    assert found["n"].sum() <= events(source).height
+
+
+def test_a_worker_killed_in_mid_drain_does_not_end_the_drain(start: Start, tmp_path: Path) -> None:  # E9
+    run = start(definition_of(windowed(tmp_path, generator(ROWS, RATE, splits=2))))
+    run.wait_checkpoints(2)
+    worker = run.pids()[0]
+    run.driver.drain()
+    os.kill(worker, signal.SIGKILL)
+    result = run.result()
+    assert result.is_drained
+    found = read_committed(str(tmp_path / "out"))
+    assert found.select(pl.struct("key", "window_start").n_unique()).item() == found.height, "no window fired twice"
+
+
+def test_a_stop_while_it_drains_ends_and_the_next_run_drains_on(start: Start, tmp_path: Path) -> None:  # E9, E10
+    source = generator(ROWS, RATE, splits=2)
+    run = start(definition_of(windowed(tmp_path, source)))
+    run.wait_checkpoints(2)
+    run.driver.drain()
+    run.driver.stop()
+    result = run.result()
+    if not result.is_finished:  # it may have drained before the stop came
+        assert newest(tmp_path).is_draining
+    again = start(definition_of(windowed(tmp_path, source)))
+    assert again.result().is_finished
+    found = read_committed(str(tmp_path / "out"))
+    assert found.select(pl.struct("key", "window_start").n_unique()).item() == found.height, "no window fired twice"
