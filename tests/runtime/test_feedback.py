@@ -83,6 +83,16 @@ def test_batches_that_fit_into_memory_pass_by_reference() -> None:
     assert (reader.budget.memory_used_bytes, reader.budget.disk_used_bytes) == (0, 0)
 
 
+def test_a_small_slice_does_not_keep_a_large_batch_in_memory() -> None:
+    reader = Reader(PLENTY)
+    before = pa.total_allocated_bytes()
+    for number in range(20):
+        reader.channel.put(batch_element(batch(number, 10_000).slice(number, 100)))
+    assert pa.total_allocated_bytes() - before < 20 * batch(1, 10_000).nbytes / 10
+    assert value_of(reader.channel.poll()) == batch(0, 100).to_pydict()
+    reader.channel.close()
+
+
 # L22
 def test_batches_beyond_the_memory_share_come_back_from_disk_in_their_place() -> None:
     cost = element(1).size_bytes

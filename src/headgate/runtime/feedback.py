@@ -21,7 +21,7 @@ import pyarrow as pa
 from headgate.codec.frames import BatchElement, Element
 from headgate.errors import StorageError
 from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel
-from headgate.runtime.spill import Extent, Piece, SpillBudget, SpillFile
+from headgate.runtime.spill import Extent, Piece, SpillBudget, SpillFile, compacted
 
 FEEDBACK_CREDIT_BYTES = 1 << 62
 """Credit of the sender of a feedback channel: never used up, so it can always send (L9)."""
@@ -164,9 +164,7 @@ class FeedbackChannel:
             raise self._failure
         if self._is_closed:
             return
-        stored: Element | Extent = element
-        if type(element) is BatchElement and not self._budget.take_memory(element.size_bytes):
-            stored = self._spill(element.batch)
+        stored = self._store(element) if type(element) is BatchElement else element
         with self._lock:
             was_empty = not self._queue
             self._append(stored)
@@ -218,9 +216,12 @@ class FeedbackChannel:
         self._budget.release_memory(memory_bytes)
         self._file.close()
 
-    def _spill(self, batch: pa.RecordBatch) -> Extent:
+    def _store(self, element: BatchElement) -> BatchElement | Extent:
+        if self._budget.take_memory(element.size_bytes):
+            batch = compacted(element.batch, element.size_bytes)
+            return element if batch is element.batch else BatchElement(batch, element.size_bytes)
         try:
-            return self._file.write(batch)
+            return self._file.write(element.batch)
         except StorageError as error:
             self._failure = error
             self._on_ready(self)  # even if blocked: the mailbox must hear of it

@@ -26,6 +26,8 @@ PIECE_BYTES_MIN = 32 << 20
 """A spill file is cut into pieces of this size: a piece is closed, and its space free, when all in it was read."""
 PIECES_MAX = 128
 """Larger pieces rather than more: each costs a file descriptor, and 1024 per process is a usual limit."""
+PINNED_FACTOR_MAX = 4
+"""A batch in memory may keep this many times its own bytes alive: a slice of a larger one counts only itself."""
 
 _CHECKSUM = struct.Struct("<Q")
 
@@ -250,6 +252,13 @@ class SpillFile:
             )
             return StorageError(operation, self.name, cause, True)
         return StorageError(operation, self.name, f"{error.strerror or error} in {directory}", True)
+
+
+def compacted(batch: pa.RecordBatch, size_bytes: int) -> pa.RecordBatch:
+    """Return ``batch``, or a copy if it is a slice that keeps far more memory alive than its ``size_bytes``."""
+    if batch.get_total_buffer_size() <= PINNED_FACTOR_MAX * size_bytes:
+        return batch
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
 def _write_all(descriptor: int, parts: tuple[pa.Buffer, bytes], offset: int) -> None:
