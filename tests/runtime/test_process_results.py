@@ -24,7 +24,7 @@ Start = Any
 
 
 def generator(
-    rows: int, rate: float | None = None, *, keys: int = 20, splits: int = 3, batch: int = 500
+    rows: int, rate: float | None = None, *, keys: int = 20, splits: int | None = 3, batch: int = 500
 ) -> hg.Generator:
     return hg.Generator(
         columns={"id": hg.RowNumber(), "key": hg.Uniform(0, keys), "value": hg.Uniform(0, 1_000)},
