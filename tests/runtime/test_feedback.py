@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import tracemalloc
 from collections import deque
 from pathlib import Path
 
@@ -107,6 +108,17 @@ def test_batches_beyond_the_memory_share_come_back_from_disk_in_their_place() ->
     assert [value_of(one) for one in reader.poll_all()] == [value_of(one) for one in sent]
     assert reader.channel.size_bytes == len(reader.channel) == 0
     assert (reader.budget.memory_used_bytes, reader.budget.disk_used_bytes) == (0, 0)
+
+
+def test_a_spilled_batch_costs_a_few_bytes_of_memory_however_small_it_is() -> None:
+    channel, one, count = FeedbackChannel(KEY, SCHEMA, SpillBudget(0, PLENTY), lambda _: None), element(1), 3_000
+    tracemalloc.start()
+    for _ in range(count):
+        channel.put(one)
+    used_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used_bytes < 20 * count
+    channel.close()
 
 
 def test_pieces_that_were_read_are_closed_while_later_ones_fill() -> None:

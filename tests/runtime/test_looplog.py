@@ -278,6 +278,18 @@ def test_a_log_without_a_key_is_replayed_in_the_order_of_arrival() -> None:
     log.close()
 
 
+def test_former_heads_are_replayed_in_their_order_whatever_the_order_of_their_states() -> None:
+    states = []
+    for index in range(3):
+        log = LoopLog("x", SCHEMA, log_owner((), GROUPS, 3, index), SpillBudget(PLENTY, PLENTY))
+        log.open(ONE)
+        log.append(batch([(0, index)]), (ONE,))
+        states.append(RestoredState(index, 3, joined(log.seal(ONE).encode())))
+    mixed = [states[1], states[2], states[0]]
+    found = [row for one in replay_of(mixed, SCHEMA, log_owner((), GROUPS, 1, 0), "x") for row in rows_of(one)]
+    assert found == [(0, 0), (0, 1), (0, 2)]
+
+
 def test_long_logs_are_cut_into_chunks_and_replayed_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(looplog, "CHUNK_ROWS", 10_000)
     log, _ = log_with(memory_bytes=200_000)

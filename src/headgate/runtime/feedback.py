@@ -56,9 +56,10 @@ class _Run:
         self._next = 0
 
     def add(self, extent: Extent) -> bool:
-        """Append ``extent`` if it is directly behind this run."""
-        if extent.piece is not self.piece or extent.offset != self.end:
+        """Append ``extent`` if it is in the piece of this run."""
+        if extent.piece is not self.piece:
             return False
+        assert extent.offset == self.end  # one thread puts, and a put that failed ended the channel
         self._sizes.append(extent.size_bytes)
         self.end = extent.end
         return True
