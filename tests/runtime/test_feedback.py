@@ -236,6 +236,33 @@ def test_any_traffic_is_the_traffic_of_a_plain_queue(memory_bytes: int, moves: l
     assert (reader.budget.memory_used_bytes, reader.budget.disk_used_bytes) == (0, 0)
 
 
+# L21
+@given(
+    st.sampled_from([0, 800, PLENTY]),
+    st.integers(1, 2_000),
+    st.lists(st.one_of(st.integers(1, 6), st.just("mark")), max_size=40),
+)
+def test_merged_batches_keep_their_order_their_size_limit_and_their_place(
+    memory_bytes: int, merge_bytes_max: int, moves: list[int | str]
+) -> None:
+    budget = SpillBudget(memory_bytes, PLENTY, piece_bytes=1_000)
+    channel = FeedbackChannel(KEY, SCHEMA, budget, lambda _: None, merge_bytes_max=merge_bytes_max)
+    sent: list[object] = []
+    for number, move in enumerate(moves):
+        channel.put(Watermark(number) if move == "mark" else element(number, int(move)))
+        sent += [Watermark(number)] if move == "mark" else batch(number, int(move)).to_pylist()
+    found: list[object] = []
+    sizes: list[int] = []
+    while (one := channel.poll()) is not None:
+        found += one.batch.to_pylist() if isinstance(one, BatchElement) else [one]
+        size_bytes = one.size_bytes if isinstance(one, BatchElement) else merge_bytes_max + 1
+        assert size_bytes <= max(merge_bytes_max, element(1, 6).size_bytes) or isinstance(one, Watermark)
+        assert not sizes or sizes[-1] + size_bytes > merge_bytes_max  # as few as the limit allows
+        sizes.append(size_bytes)
+    assert found == sent
+    assert (len(channel), channel.size_bytes, budget.memory_used_bytes, budget.disk_used_bytes) == (0, 0, 0, 0)
+
+
 @pytest.mark.parametrize("memory_bytes", [0, 3_000, PLENTY])
 def test_two_threads_lose_nothing_and_no_wake_up(memory_bytes: int) -> None:
     count, is_ready = 3_000, threading.Event()

@@ -72,6 +72,11 @@ class _Run:
         return extent
 
     @property
+    def next_bytes(self) -> int:
+        """Size of the first."""
+        return self._sizes[self._next]
+
+    @property
     def is_empty(self) -> bool:
         """Whether all were taken."""
         return self._next == len(self._sizes)
@@ -92,6 +97,8 @@ class FeedbackChannel:
         budget: of the worker; shared.
         on_ready: as in ``InputChannel``: called when the channel becomes readable, possibly when it no longer is.
         name: of the loop and the channel, for messages; default: the key.
+        merge_bytes_max: ``poll`` merges batches that follow each other up to this size; 0: never. Each trip through
+            a shuffle cuts batches into smaller ones, until most have one row.
     """
 
     def __init__(
@@ -101,10 +108,13 @@ class FeedbackChannel:
         budget: SpillBudget,
         on_ready: Callable[[FeedbackChannel], None],
         name: str = "",
+        *,
+        merge_bytes_max: int = 0,
     ) -> None:
         self.key = key
         self._budget = budget
         self._on_ready = on_ready
+        self._merge_bytes_max = merge_bytes_max
         self._file = SpillFile(name or f"feedback {key}", schema, budget)
         self._lock = threading.Lock()
         self._queue: deque[_Entry] = deque()
@@ -176,6 +186,8 @@ class FeedbackChannel:
     def poll(self) -> Element | None:
         """Take the next element, or None when there is none or the channel is blocked.
 
+        Batches that follow each other may come as one; nothing else is ever passed or merged.
+
         Raises:
             StorageError: a spilled batch cannot be read, or a put failed: there is a hole at the end of the queue.
             CorruptionError: the disk returned other bytes than were written.
@@ -185,15 +197,19 @@ class FeedbackChannel:
         with self._lock:
             if self._is_blocked or not self._queue:
                 return None
+            size_bytes = self._next_batch_bytes()
             taken = self._take()
-        if type(taken) is Extent:
-            batch = self._file.read(taken)
-            self._file.free(taken)
-            return BatchElement(batch, taken.size_bytes)
-        assert not isinstance(taken, Extent)
-        if type(taken) is BatchElement:
-            self._budget.release_memory(taken.size_bytes)
-        return taken
+            more: list[Element | Extent] = []
+            while size_bytes and (next_bytes := self._next_batch_bytes()):
+                size_bytes += next_bytes
+                if size_bytes > self._merge_bytes_max:
+                    break
+                more.append(self._take())
+        element = self._loaded(taken)
+        if not more:
+            return element
+        batches = [one for one in (element, *map(self._loaded, more)) if isinstance(one, BatchElement)]
+        return BatchElement(pa.concat_batches([one.batch for one in batches]), sum(one.size_bytes for one in batches))
 
     def block(self) -> None:
         """Set the channel aside (L6): ``poll`` returns None; puts go on."""
@@ -243,6 +259,23 @@ class FeedbackChannel:
         self._elements_total += 1
         self._size_bytes_max = max(self._size_bytes_max, self._memory_bytes + self._spilled_bytes)
 
+    def _next_batch_bytes(self) -> int:
+        """Return the size of the next element if it is a batch, else 0."""
+        first = self._queue[0] if self._queue else None
+        if isinstance(first, _Run):
+            return first.next_bytes
+        return first.size_bytes if type(first) is BatchElement else 0
+
+    def _loaded(self, taken: Element | Extent) -> Element:
+        """Return what was taken from the queue, from disk if it is there; give its space back."""
+        if isinstance(taken, Extent):
+            batch = self._file.read(taken)
+            self._file.free(taken)
+            return BatchElement(batch, taken.size_bytes)
+        if type(taken) is BatchElement:
+            self._budget.release_memory(taken.size_bytes)
+        return taken
+
     def _take(self) -> Element | Extent:
         self._elements -= 1
         first = self._queue[0]
@@ -269,7 +302,9 @@ def local_feedback_channel(
     on_ready: Callable[[FeedbackChannel], None],
     on_credit: Callable[[OutputChannel], None],
     name: str = "",
+    *,
+    merge_bytes_max: int = 0,
 ) -> tuple[FeedbackChannel, OutputChannel]:
     """Return both ends of a back edge inside one worker: elements by reference while they fit into memory."""
-    receiving = FeedbackChannel(key, schema, budget, on_ready, name)
+    receiving = FeedbackChannel(key, schema, budget, on_ready, name, merge_bytes_max=merge_bytes_max)
     return receiving, OutputChannel(key, FEEDBACK_CREDIT_BYTES, receiving.put, on_credit)
