@@ -130,6 +130,16 @@ class Link:
         except Exception as error:
             raise NodeError(str(self.node.name), error) from error
 
+    def reenter(self, batch: pa.RecordBatch, forward: Callable[[pa.RecordBatch], None]) -> None:
+        """Count and process one batch that came back to this loop head; name the node in whatever is raised."""
+        self.output._totals.records_in += batch.num_rows
+        try:
+            forward(batch)
+        except (NodeError, BadRecord):
+            raise
+        except Exception as error:
+            raise NodeError(str(self.node.name), error) from error
+
     def on_watermark(self, watermark_ms: int) -> None:
         """Pass a watermark to the operator; name the node in whatever is raised."""
         try:
@@ -236,6 +246,12 @@ class Chain:
         """Flush what belongs in front of the barrier, upstream first."""
         for link in self.links:
             self._guard(link, link.operator.before_barrier)
+
+    def on_round(self, round_: int, nest: NodeName) -> None:
+        """Tell the operators of ``nest`` that a round of it is over, upstream first (L35)."""
+        for link in self.links:
+            if nest in link.node.loops:
+                self._guard(link, partial(link.operator.on_round, round_))
 
     def freeze(self) -> dict[str, FrozenState]:
         """Freeze every stateful operator."""

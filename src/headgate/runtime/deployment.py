@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import pyarrow as pa
 
@@ -19,12 +19,17 @@ from headgate.model.graph import Node, OutputTag, Role
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.operators import badrecords
-from headgate.operators.base import Operator, OperatorContext, OperatorSpec
+from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 from headgate.operators.expressions import ExpressionsSpec, fuse
+from headgate.operators.loophead import LoopHeadOperator, LoopHeadSpec
+from headgate.protocol.looppart import LoopPlace
 from headgate.runtime.chain import Chain, SourceHead
 from headgate.runtime.exchange import Exchange
+from headgate.runtime.loopheadrunner import LoopHeadRunner, LoopState
+from headgate.runtime.looplog import LoopLog, log_owner, replay_of
 from headgate.runtime.outlets import EdgeOutlet
 from headgate.runtime.restoring import RestoredSnapshots, read_restored
+from headgate.runtime.spill import SpillBudget
 from headgate.runtime.subtaskrunner import Reports, SubtaskRunner
 from headgate.runtime.uploads import SnapshotWriter
 from headgate.store.storage import Storage
@@ -61,6 +66,7 @@ class Deployment:
         exchange: Exchange,
         make_writer: Callable[[SubtaskId], SnapshotWriter],
         reports: Reports,
+        budget: SpillBudget,
     ) -> None:
         self._definition = definition
         self._worker = worker
@@ -69,6 +75,7 @@ class Deployment:
         self._exchange = exchange
         self._make_writer = make_writer
         self._reports = reports
+        self._budget = budget
 
     def runners(self) -> list[SubtaskRunner]:
         """Return the subtasks of this worker, opened and restored, downstream vertices first.
@@ -96,8 +103,9 @@ class Deployment:
         outlets = [self._attach(chain, edge, plan, subtask) for edge in plan.outputs(vertex.id)]
         chain.open()
         states = {str(node.name): restored.states(str(node.name), vertex) for node in vertex.nodes}
+        log = states.pop(str(vertex.head.name)) if vertex.is_loop_head else []
         chain.restore({name: found for name, found in states.items() if found})
-        return SubtaskRunner(
+        parts = (
             subtask,
             chain,
             self._exchange.inputs(subtask),
@@ -106,7 +114,27 @@ class Deployment:
             reader,
             lambda: self._make_writer(subtask),
             self._reports,
-            is_restored_finished=restored.is_finished(vertex),
+        )
+        options: dict[str, Any] = {
+            "is_restored_finished": restored.is_finished(vertex),
+            "place": loop_place(plan, subtask),
+            "rounds": restored.rounds(vertex),
+        }
+        if vertex.is_loop_head:
+            return LoopHeadRunner(self._loop_state(chain, subtask, log), *parts, **options)
+        return SubtaskRunner(*parts, **options)
+
+    def _loop_state(self, chain: Chain, subtask: SubtaskId, log: Sequence[RestoredState]) -> LoopState:
+        """Return what a loop head has beside an ordinary subtask; ``log``: of the former heads (L17, L19)."""
+        plan = self._definition.plan
+        spec = cast(LoopHeadSpec, chain.vertex.head.spec)
+        owner = log_owner(spec.keys, plan.max_parallelism, plan.parallelism, subtask.index)
+        name = f"loop '{subtask.vertex}'"
+        return LoopState(
+            cast(LoopHeadOperator, chain.head.operator),
+            LoopLog(name, spec.schema, owner, self._budget),
+            replay_of(log, spec.schema, owner, name),
+            self._budget.memory_bytes,
         )
 
     def _operator(
@@ -127,7 +155,7 @@ class Deployment:
                 writer = cast(Sink, node.spec).open(self._sink_context(node, subtask))
                 sinks[str(node.name)] = writer
                 return SinkHead(writer), None
-            case Role.OPERATOR:
+            case Role.OPERATOR | Role.LOOP_HEAD:
                 if len(group) > 1:
                     return fuse([cast(ExpressionsSpec, n.spec) for n in group]).build(), None
                 return cast(OperatorSpec, node.spec).build(), None
@@ -165,6 +193,20 @@ class Deployment:
         outlet = EdgeOutlet(edge, plan, self._exchange.outputs(edge), subtask.index)
         chain.attach(edge.from_node, edge.tag, outlet)
         return outlet
+
+
+def loop_place(plan: Plan, subtask: SubtaskId) -> LoopPlace | None:
+    """Return where ``subtask`` stands in its nest of loops, or None outside any."""
+    nest = plan.vertex(subtask.vertex).nest
+    if nest is None:
+        return None
+    inputs = plan.inputs(subtask)
+    return LoopPlace(
+        inside=frozenset(i.channel for i in inputs if i.edge.nest is not None and not i.edge.is_feedback),
+        outside=frozenset(i.channel for i in inputs if i.edge.nest is None),
+        feedback=frozenset(i.channel for i in inputs if i.edge.is_feedback),
+        is_leaf=all(edge.nest is None for edge in plan.outputs(subtask.vertex)),
+    )
 
 
 def fused_groups(vertex: Vertex, plan: Plan) -> list[list[Node]]:

@@ -36,6 +36,7 @@ from headgate.runtime.checkpointlog import CheckpointLog
 from headgate.runtime.claims import Finished, NewGeneration, begin_generation
 from headgate.runtime.control import ControlServer, WorkerConnection
 from headgate.runtime.coordination import Coordination
+from headgate.runtime.looping import Looping
 from headgate.runtime.pipelinelock import PipelineLock
 from headgate.runtime.progressbook import ProgressBook
 from headgate.runtime.restoring import restored_by
@@ -112,6 +113,7 @@ class Driver:
         self._deployed: AttemptId | None = None
         self._is_looking = False
         self._coordination: Coordination | None = None
+        self._looping: Looping | None = None
         self._workers: dict[WorkerConnection, WorkerRecord] = {}
         self._attempts = Attempts(definition.plan.parallelism)
         self._book = ProgressBook("bad-records")
@@ -314,6 +316,7 @@ class Driver:
         self._coordination = Coordination(
             self._definition, begun, self._log, self, self._storage_pool, self._commit_pool
         )
+        self._looping = Looping(self._definition, begun.generation, self)
         self._book.begin(begun.generation)
         if begun.restored is not None:
             self._observer.on_note(
@@ -365,6 +368,9 @@ class Driver:
         if self._coordination is not None:
             self._coordination.close()
             self._coordination = None
+        if self._looping is not None:
+            self._looping.close()
+            self._looping = None
         for record in list(self._workers.values()):
             if record.attempt == self._deployed:  # workers of Spark's own retry wait for the next generation
                 record.connection.send(messages.Stop("the generation has ended", effect.is_done))
@@ -458,6 +464,9 @@ class Driver:
             case messages.Finished():
                 subtask = SubtaskId(VertexId(message.vertex), message.index)
                 self._coordinate(coordinator.FinishReported(Generation(message.generation), subtask))
+            case messages.EntranceEnded() | messages.ProbeReturned():
+                if self._looping is not None:
+                    self._looping.on_message(message)
             case messages.Failed():
                 failed = supervisor.WorkerFailed(
                     record.attempt, record.worker, _failure(message), _monotonic_ms(), self._random.random()

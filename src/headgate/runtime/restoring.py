@@ -19,8 +19,9 @@ from headgate.model.ids import WorkerIndex
 from headgate.model.manifest import Manifest
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import RestoredState
+from headgate.protocol.looppart import NO_ROUNDS, RoundProgress
 from headgate.runtime.checkpointlog import read_snapshot
-from headgate.runtime.subtaskrunner import FINISHED_PREFIX, POSITIONS_PREFIX
+from headgate.runtime.subtaskrunner import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
 from headgate.store.storage import NotFound, Storage
 
 STATE_PREFIX = "state/"
@@ -84,6 +85,25 @@ class RestoredSnapshots:
         seen = self._seen_by(vertex, has_own_end=True)
         names = [f"{FINISHED_PREFIX}{node.name}" for node in vertex.nodes]
         return bool(seen) and all(bytes(sections.get(name, b"")) == b"\x01" for _, sections in seen for name in names)
+
+    def rounds(self, vertex: Vertex) -> RoundProgress:
+        """Return how far rounds had come in a subtask of ``vertex`` (L36).
+
+        Raises:
+            UsageError: former subtasks with different progress cannot be merged into one.
+        """
+        name = f"{ROUNDS_PREFIX}{vertex.head.name}"
+        stored = [sections[name] for _, sections in self._seen_by(vertex) if name in sections]
+        found = [msgspec.msgpack.decode(one, type=RoundProgress) for one in stored]
+        if not found:
+            return NO_ROUNDS
+        if len({progress.closed for progress in found}) > 1:
+            raise UsageError(
+                f"the restored checkpoint was taken while a round of loop '{vertex.nest}' was ending, so it can only "
+                f"be restored at parallelism {self._count}; run with that, or go back to another checkpoint"
+            )
+        started, highest = min(p.started for p in found), max(p.highest for p in found)
+        return RoundProgress(found[0].closed, started, highest)
 
     def _seen_by(self, vertex: Vertex, *, has_own_end: bool = False) -> list[tuple[int, Mapping[str, memoryview]]]:
         """Return the former subtasks that a subtask of ``vertex`` continues, ascending.

@@ -19,7 +19,9 @@ from headgate.connectors.base import SinkWriter, SourceBatch, SourceReader
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.manifest import SubtaskEntry
 from headgate.protocol import subtask as machine
+from headgate.protocol.looppart import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.reasons import AbortReason
+from headgate.protocol.rounds import Probe, ProbeReceived
 from headgate.protocol.watermarks import (
     EmitIdle,
     EmitWatermark,
@@ -31,12 +33,13 @@ from headgate.protocol.watermarks import (
     channel_origin,
 )
 from headgate.runtime.chain import Chain
-from headgate.runtime.channels import InputChannel
+from headgate.runtime.feedback import ReceivingChannel
 from headgate.runtime.outlets import EdgeOutlet
 from headgate.runtime.uploads import FrozenSubtask, SnapshotWriter
 
 FINISHED_PREFIX = "finished/"
 POSITIONS_PREFIX = "positions/"
+ROUNDS_PREFIX = "rounds/"
 """Sections of a snapshot are named by node, not by vertex: chaining may differ when the pipeline is edited."""
 ELEMENTS_PER_TURN_MAX = 16
 """Elements one subtask may process before the mailbox looks at the others: bounds a barrier's wait (C48)."""
@@ -53,6 +56,12 @@ class Reports(Protocol):
 
     def finished(self, subtask: SubtaskId) -> None:
         """It has processed all input."""
+
+    def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
+        """Nothing will enter its nest of loops here any more."""
+
+    def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
+        """A probe has come back, or has ended here."""
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
         """Measured: waiting for barriers, and the synchronous part."""
@@ -76,7 +85,7 @@ class SubtaskRunner:
         self,
         subtask: SubtaskId,
         chain: Chain,
-        inputs: Sequence[InputChannel],
+        inputs: Sequence[ReceivingChannel],
         outlets: Sequence[EdgeOutlet],
         sinks: Mapping[str, SinkWriter],
         reader: SourceReader | None,
@@ -84,6 +93,8 @@ class SubtaskRunner:
         reports: Reports,
         *,
         is_restored_finished: bool,
+        place: LoopPlace | None = None,
+        rounds: RoundProgress = NO_ROUNDS,
     ) -> None:
         self.subtask = subtask
         self.chain = chain
@@ -93,9 +104,13 @@ class SubtaskRunner:
         self._source = None if reader is None else Source(reader, is_over=is_restored_finished)
         self._writer = make_writer()
         self._reports = reports
-        self._machine = machine.Subtask(len(self._inputs), is_restored_finished=is_restored_finished)
-        self._merger = WatermarkMerger(max(len(self._inputs), 1))
-        self._origins = [channel_origin(index) for index in range(len(self._inputs))]
+        regular_count = len(self._inputs) - (0 if place is None else len(place.feedback))
+        self._machine = machine.Subtask(
+            regular_count, is_restored_finished=is_restored_finished, place=place, rounds=rounds
+        )
+        self._merger = WatermarkMerger(max(regular_count, 1))
+        self._origins = [channel_origin(index) for index in range(regular_count)]
+        self._nest = chain.vertex.nest
         self._next_input = 0
         self._has_ended = False
         self._align_started: dict[CheckpointId, int] = {}
@@ -206,7 +221,7 @@ class SubtaskRunner:
             self.chain.on_splits(owned)
 
     def _step_input(self) -> bool:
-        count = len(self._inputs)
+        count = len(self._origins)
         for offset in range(count):
             index = (self._next_input + offset) % count
             element = self._inputs[index].poll()
@@ -233,6 +248,8 @@ class SubtaskRunner:
             case EndOfData():
                 self._merge(InputEnded(channel))
                 self.handle(machine.EndReceived(channel))
+            case Probe():
+                self.handle(ProbeReceived(channel, element))
             case _:
                 assert_never(element)
 
@@ -275,8 +292,26 @@ class SubtaskRunner:
                     outlet.send_element(EndOfData())
             case machine.ReportFinished():
                 self._reports.finished(self.subtask)
+            case machine.PassProbe():
+                self._pass_probe(effect.probe)
+            case machine.CloseRound():
+                assert self._nest is not None
+                self.chain.on_round(effect.round_, self._nest)
+            case machine.ReportEntranceEnded():
+                self._reports.entrance_ended(self.subtask, effect)
+            case machine.ReportProbe():
+                self._reports.probe_returned(self.subtask, effect)
             case machine.Ignored():
                 return
+            case _:
+                raise AssertionError(f"only loop heads are given {effect}")
+
+    def _pass_probe(self, probe: Probe) -> None:
+        """Send a probe behind everything that operators hold back (L27); it does not leave its nest (L32)."""
+        self.chain.before_barrier()
+        for outlet in self._outlets:
+            if outlet.edge.nest is not None:
+                outlet.send_element(probe)
 
     def _note_barrier(self, checkpoint: CheckpointId) -> None:
         if checkpoint not in self._align_started:
@@ -290,6 +325,8 @@ class SubtaskRunner:
         flushed_ns = time.perf_counter_ns()
         flag = b"\x01" if self._machine.is_finished else b"\x00"
         plain: dict[str, bytes] = {f"{FINISHED_PREFIX}{node.name}": flag for node in self.chain.vertex.nodes}
+        if self._nest is not None:
+            plain[f"{ROUNDS_PREFIX}{self.chain.vertex.head.name}"] = msgspec.msgpack.encode(self._machine.rounds)
         if self._source is not None:
             plain[f"{POSITIONS_PREFIX}{self.chain.vertex.head.name}"] = msgspec.msgpack.encode(
                 self._source.reader.positions()
@@ -306,4 +343,7 @@ class SubtaskRunner:
             outlet.send_element(Barrier(checkpoint))
         assert self._frozen is not None
         frozen, self._frozen = self._frozen, None
+        self._begin_write(frozen)
+
+    def _begin_write(self, frozen: FrozenSubtask) -> None:
         self._writer.start(frozen)

@@ -25,12 +25,15 @@ from headgate.model.manifest import SubtaskEntry
 from headgate.operators.userfunction import UserFunctionError, user_traceback
 from headgate.protocol import subtask as machine
 from headgate.protocol.reasons import AbortReason
+from headgate.protocol.rounds import Probe
 from headgate.runtime.chain import NodeError
 from headgate.runtime.connection import ConnectionLost
 from headgate.runtime.control import ControlClient
 from headgate.runtime.deployment import Deployment, edge_schemas, now_ms
 from headgate.runtime.exchange import Exchange
+from headgate.runtime.loopheadrunner import LoopHeadRunner
 from headgate.runtime.peer import ExchangeCallbacks
+from headgate.runtime.spill import SpillBudget
 from headgate.runtime.subtaskrunner import SubtaskRunner
 from headgate.runtime.uploads import Destination, SnapshotWriter
 from headgate.runtime.workermetrics import WorkerMetrics
@@ -107,6 +110,8 @@ class Worker:
         sys.setswitchinterval(0.001)  # connection threads must not wait 5 ms for a busy mailbox
         pa.set_cpu_count(1)  # as many workers as cores share the machine
         task = self._task
+        limits = task.definition.config.runtime
+        self._budget = SpillBudget(limits.loop_memory_bytes, limits.loop_disk_bytes_max)
         callbacks = ExchangeCallbacks(lambda _: self._wake.set(), lambda _: self._wake.set(), self._on_peer_lost)
         exchange = self._exchange = Exchange(
             task.worker,
@@ -114,6 +119,7 @@ class Worker:
             edge_schemas(task.definition),
             task.secret,
             callbacks,
+            budget=self._budget,
             host=task.bind_host,
         )
         try:
@@ -196,7 +202,14 @@ class Worker:
         to = Destination(storage, definition.config.name, self._generation, deploy.inline_bytes_max)
         exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
         deployment = Deployment(
-            definition, self._task.worker, deploy, storage, exchange, lambda s: self._snapshot_writer(s, to), self
+            definition,
+            self._task.worker,
+            deploy,
+            storage,
+            exchange,
+            lambda s: self._snapshot_writer(s, to),
+            self,
+            self._budget,
         )
         self._runners = deployment.runners()
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
@@ -259,6 +272,17 @@ class Worker:
                 for runner in self._runners:
                     if runner.is_source:
                         runner.handle(machine.TriggerReceived(CheckpointId(mail.checkpoint)))
+                    elif isinstance(runner, LoopHeadRunner):
+                        runner.expect(CheckpointId(mail.checkpoint))
+            case messages.StartProbe() if mail.generation == self._generation:
+                probe = Probe(mail.number, mail.round, mail.is_closing, mail.is_last_watermark)
+                for runner in self._runners:
+                    if runner.subtask.vertex == mail.nest:
+                        runner.handle(machine.ProbeOrdered(probe))
+            case messages.EndLoop() if mail.generation == self._generation:
+                for runner in self._runners:
+                    if isinstance(runner, LoopHeadRunner) and runner.chain.vertex.nest == mail.nest:
+                        runner.handle(machine.LoopEnded())
             case messages.Complete() if mail.generation == self._generation:
                 for runner in self._runners:
                     runner.handle(machine.CompleteReceived(CheckpointId(mail.checkpoint)))
@@ -292,6 +316,20 @@ class Worker:
         """Report that a subtask has processed all input, with its totals in front."""
         self._report_metrics()
         self._control.send(messages.Finished(self._generation, subtask.vertex, subtask.index))
+
+    def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
+        """Report that nothing enters a nest of loops here any more."""
+        message = messages.EntranceEnded(
+            self._generation, subtask.vertex, subtask.index, effect.started_round, effect.highest_round
+        )
+        self._control.send(message)
+
+    def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
+        """Report what came back with a probe."""
+        message = messages.ProbeReturned(
+            self._generation, subtask.vertex, subtask.index, effect.number, effect.count, effect.highest_round
+        )
+        self._control.send(message)
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
         """Note how long a snapshot held up processing."""

@@ -1,0 +1,226 @@
+"""Runs the head of a loop: replay first, feedback in turns with regular input, and the log of what came back.
+
+Decisions are those of ``protocol.subtask`` with its ``LoopHead`` and ``LoopPart``; here are queues, throttling and
+the log's memory (rules L17–L26 of docs/spec/loops.md). Counterparts: ``runtime.feedback`` (the queues),
+``runtime.looplog`` (the log), the driver's ``runtime.looping``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from headgate import faultpoints
+from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
+from headgate.model.ids import ChannelIndex, CheckpointId
+from headgate.operators.base import WATERMARK_MAX_MS
+from headgate.operators.loophead import LoopHeadOperator
+from headgate.protocol import subtask as machine
+from headgate.protocol.rounds import Probe, ProbeReceived
+from headgate.protocol.watermarks import MergerEvent
+from headgate.runtime.feedback import FeedbackChannel
+from headgate.runtime.looplog import LoopLog
+from headgate.runtime.subtaskrunner import SubtaskRunner
+from headgate.runtime.uploads import FrozenSubtask
+
+TOGETHER_ROWS_MAX = 16_384
+"""Feedback batches that wait are processed together up to this many rows: the later a round, the smaller they are."""
+
+
+@dataclass(slots=True)
+class LoopState:
+    """What a loop head has beside an ordinary subtask.
+
+    Attributes:
+        operator: the live head operator of the chain.
+        log: of what came back.
+        replay: the restored log.
+        high_water_bytes: queued feedback above which regular input waits (L25).
+    """
+
+    operator: LoopHeadOperator
+    log: LoopLog
+    replay: Iterator[pa.RecordBatch]
+    high_water_bytes: int
+
+
+class LoopHeadRunner(SubtaskRunner):
+    """One head subtask in its worker."""
+
+    def __init__(self, loop: LoopState, *args: Any, **options: Any) -> None:
+        """Make the runner; everything but ``loop`` as for ``SubtaskRunner``, with the feedback channels last."""
+        super().__init__(*args, **options)
+        self._loop = loop
+        regular_count = len(self._origins)
+        self._feedback = [channel for channel in self._inputs[regular_count:] if isinstance(channel, FeedbackChannel)]
+        self._first_feedback = regular_count
+        self._is_replaying = True
+        self._quota = 0
+        self._next_feedback = 0
+        self._expected: CheckpointId | None = None
+        self._waiting: dict[CheckpointId, FrozenSubtask] = {}
+
+    @property
+    def queued_bytes(self) -> int:
+        """Feedback that waits, in memory and on disk."""
+        return sum(channel.size_bytes for channel in self._feedback)
+
+    def gauges(self) -> dict[str, float]:
+        """Return what this head measured (§15 of the loops' reference), by name."""
+        metrics = [channel.metrics for channel in self._feedback]
+        rounds = self._machine.rounds
+        return {
+            "queued_batches": sum(m.elements for m in metrics),
+            "queued_bytes": sum(m.size_bytes for m in metrics),
+            "spilled_bytes": sum(m.spilled_bytes for m in metrics),
+            "queued_bytes_max": sum(m.size_bytes_max for m in metrics),
+            "log_bytes": self._loop.log.memory_bytes + self._loop.log.spilled_bytes,
+            "open_logs": len(self._machine.open_logs),
+            "held_channels": sum(channel.is_blocked for channel in self._feedback),
+            "round": rounds.started,
+        }
+
+    def expect(self, checkpoint: CheckpointId) -> None:
+        """A checkpoint was triggered: its barrier must not wait behind throttled input (L25)."""
+        self._expected = max(checkpoint, self._expected or checkpoint)
+
+    def handle(self, event: machine.Event, text: str = "") -> None:
+        """See ``SubtaskRunner``."""
+        if isinstance(event, machine.AbortReceived) and event.checkpoint == self._expected:
+            self._expected = None
+        super().handle(event, text)
+
+    def close(self) -> None:
+        """See ``SubtaskRunner``."""
+        super().close()
+        self._loop.log.close()
+
+    # -- input --------------------------------------------------------------------------------------------------
+
+    def _step_input(self) -> bool:
+        if self._is_replaying:
+            return self._replay_next()  # L17, L18: nothing else is read before
+        if self._quota <= 0:  # L24: a turn is over; one regular element, then what has come back by now
+            self._quota = sum(len(channel) for channel in self._feedback if not channel.is_blocked)
+            if not self._is_throttled() and super()._step_input():
+                return True
+        if self._quota > 0:
+            taken = self._read_feedback()
+            self._quota = self._quota - taken if taken else 0
+            return taken > 0
+        return False
+
+    def _is_throttled(self) -> bool:
+        return self._expected is None and self.queued_bytes > self._loop.high_water_bytes
+
+    def _replay_next(self) -> bool:
+        faultpoints.reach("in-replay")
+        batch = next(self._loop.replay, None)
+        if batch is None:
+            self._is_replaying = False
+            return True
+        self._forward(batch, self._loop.operator.highest_round(batch))
+        return True
+
+    def _read_feedback(self) -> int:
+        """Process what waits in one channel; return how many elements that were."""
+        count = len(self._feedback)
+        for offset in range(count):
+            at = (self._next_feedback + offset) % count
+            channel = self._feedback[at]
+            batches: list[pa.RecordBatch] = []
+            rows = 0
+            while (element := channel.poll()) is not None:
+                if not isinstance(element, BatchElement):
+                    break
+                batches.append(element.batch)
+                rows += element.batch.num_rows
+                if rows >= TOGETHER_ROWS_MAX or len(batches) >= self._quota:
+                    break
+            if not batches and element is None:
+                continue
+            self._next_feedback = (at + 1) % count
+            index = ChannelIndex(self._first_feedback + at)
+            if batches:
+                self._on_feedback(index, batches)
+            if element is not None and not isinstance(element, BatchElement):
+                self._on_feedback_control(index, element)
+                return len(batches) + 1
+            return len(batches)
+        return 0
+
+    def _on_feedback(self, channel: ChannelIndex, batches: Sequence[pa.RecordBatch]) -> None:
+        whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        batch, round_ = self._loop.operator.returning(whole)
+        if batch.num_rows == 0:  # L38
+            return
+        for effect in self._machine.handle(machine.FeedbackReceived(channel)):
+            match effect:
+                case machine.LogFeedback():
+                    self._loop.log.append(batch, effect.checkpoints)
+                case machine.ForwardFeedback():
+                    self._forward(batch, round_)
+                case _:
+                    self._run(effect, "")
+
+    def _forward(self, batch: pa.RecordBatch, round_: int) -> None:
+        self.handle(machine.FeedbackForwarded(round_))
+        self.chain.set_origin("feedback")
+        self.chain.head.reenter(batch, self._loop.operator.forward)
+
+    def _on_feedback_control(self, channel: ChannelIndex, element: Element) -> None:
+        match element:
+            case Barrier():
+                self.handle(machine.BarrierReceived(channel, element.checkpoint))
+            case Cancel():
+                self.handle(machine.CancelReceived(channel, element.checkpoint))
+            case EndOfData():
+                self.handle(machine.EndReceived(channel))
+            case Probe():
+                self.handle(ProbeReceived(channel, element))
+            case Watermark() | Idle():
+                return  # L37: event time does not go round
+            case BatchElement():
+                raise AssertionError("records are not control")
+
+    def _merge(self, event: MergerEvent) -> None:
+        """Event time waits at the head until the loop is empty (L37)."""
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def _run(self, effect: machine.Effect, text: str) -> None:
+        match effect:
+            case machine.OpenLog():
+                faultpoints.reach("log-opened")
+                self._loop.log.open(effect.checkpoint)
+            case machine.SealLog():
+                self._seal(effect.checkpoint)
+            case machine.DropLog():
+                self._drop(effect.checkpoint)
+            case machine.AdvanceToEnd():
+                self.chain.advance(WATERMARK_MAX_MS)
+            case machine.TakeSnapshot() | machine.EmitCancel():
+                if self._expected is not None and effect.checkpoint >= self._expected:
+                    self._expected = None
+                super()._run(effect, text)
+            case _:
+                super()._run(effect, text)
+
+    def _begin_write(self, frozen: FrozenSubtask) -> None:
+        """Not before the log is sealed (L4)."""
+        self._waiting[frozen.checkpoint] = frozen
+
+    def _seal(self, checkpoint: CheckpointId) -> None:
+        faultpoints.reach("log-sealed")
+        frozen = self._waiting.pop(checkpoint)
+        node = str(self.chain.vertex.head.name)
+        self._writer.start(replace(frozen, states={**frozen.states, node: self._loop.log.seal(checkpoint)}))
+
+    def _drop(self, checkpoint: CheckpointId) -> None:
+        """Forget log and state; the writer keeps the sealed output for the next snapshot (L5)."""
+        self._loop.log.drop(checkpoint)
+        self._writer.cancel(checkpoint)
+        self._writer.start(self._waiting.pop(checkpoint))
