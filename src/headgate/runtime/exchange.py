@@ -32,7 +32,7 @@ from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge
 from headgate.runtime.channels import ChannelKey, OutputChannel, local_channel
 from headgate.runtime.connection import Connection, ConnectionLost, Listener, connect
-from headgate.runtime.feedback import FeedbackChannel, ReceivingChannel, local_feedback_channel
+from headgate.runtime.feedback import MERGE_BYTES_MAX, FeedbackChannel, ReceivingChannel, local_feedback_channel
 from headgate.runtime.peer import EdgeOfPeer, ExchangeCallbacks, Peer
 from headgate.runtime.spill import SpillBudget
 from headgate.runtime.stream import Tls
@@ -194,7 +194,13 @@ class Exchange:
             ready, credit = self._callbacks.on_ready, self._callbacks.on_credit
             if edge.is_feedback:
                 self._inputs[key], self._outputs[key] = local_feedback_channel(
-                    key, self._schemas[edge.index], self._budget, ready, credit, f"the loop '{edge.target}'"
+                    key,
+                    self._schemas[edge.index],
+                    self._budget,
+                    ready,
+                    credit,
+                    f"the loop '{edge.target}'",
+                    merge_bytes_max=MERGE_BYTES_MAX,
                 )
             else:
                 self._inputs[key], self._outputs[key] = local_channel(key, credit_bytes, ready, credit)

@@ -7,7 +7,7 @@ the log's memory (rules L17–L26 of docs/spec/loops.md). Counterparts: ``runtim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +25,6 @@ from headgate.runtime.feedback import FeedbackChannel
 from headgate.runtime.looplog import LoopLog
 from headgate.runtime.subtaskrunner import SubtaskRunner
 from headgate.runtime.uploads import FrozenSubtask
-
-TOGETHER_ROWS_MAX = 16_384
-"""Feedback batches that wait are processed together up to this many rows: the later a round, the smaller they are."""
 
 
 @dataclass(slots=True)
@@ -126,35 +123,26 @@ class LoopHeadRunner(SubtaskRunner):
         return True
 
     def _read_feedback(self) -> int:
-        """Process what waits in one channel; return how many elements that were."""
+        """Process the next element that came back, or batches that were merged; return how many that were."""
         count = len(self._feedback)
         for offset in range(count):
             at = (self._next_feedback + offset) % count
             channel = self._feedback[at]
-            batches: list[pa.RecordBatch] = []
-            rows = 0
-            while (element := channel.poll()) is not None:
-                if not isinstance(element, BatchElement):
-                    break
-                batches.append(element.batch)
-                rows += element.batch.num_rows
-                if rows >= TOGETHER_ROWS_MAX or len(batches) >= self._quota:
-                    break
-            if not batches and element is None:
+            waiting = len(channel)
+            element = channel.poll()
+            if element is None:
                 continue
             self._next_feedback = (at + 1) % count
             index = ChannelIndex(self._first_feedback + at)
-            if batches:
-                self._on_feedback(index, batches)
-            if element is not None and not isinstance(element, BatchElement):
+            if isinstance(element, BatchElement):
+                self._on_feedback(index, element.batch)
+            else:
                 self._on_feedback_control(index, element)
-                return len(batches) + 1
-            return len(batches)
+            return max(waiting - len(channel), 1)  # others may have been put meanwhile
         return 0
 
-    def _on_feedback(self, channel: ChannelIndex, batches: Sequence[pa.RecordBatch]) -> None:
-        whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        batch, round_ = self._loop.operator.returning(whole)
+    def _on_feedback(self, channel: ChannelIndex, came_back: pa.RecordBatch) -> None:
+        batch, round_ = self._loop.operator.returning(came_back)
         if batch.num_rows == 0:  # L38
             return
         for effect in self._machine.handle(machine.FeedbackReceived(channel)):

@@ -33,7 +33,7 @@ from headgate.errors import HeadgateError, ProtocolViolation
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.connection import Connection, ConnectionLost
-from headgate.runtime.feedback import FEEDBACK_CREDIT_BYTES, FeedbackChannel, ReceivingChannel
+from headgate.runtime.feedback import FEEDBACK_CREDIT_BYTES, MERGE_BYTES_MAX, FeedbackChannel, ReceivingChannel
 from headgate.runtime.spill import SpillBudget
 
 
@@ -193,7 +193,9 @@ class Peer:
         on_ready, credit_bytes = self._callbacks.on_ready, self._credit_bytes
         receiving: ReceivingChannel
         if edge.loop:
-            receiving = FeedbackChannel(inward, edge.schema, self._budget, on_ready, edge.loop)
+            receiving = FeedbackChannel(
+                inward, edge.schema, self._budget, on_ready, edge.loop, merge_bytes_max=MERGE_BYTES_MAX
+            )
             credit_bytes = FEEDBACK_CREDIT_BYTES
         else:
             receiving = InputChannel(inward, credit_bytes, on_ready, partial(self._return_credit, index))
