@@ -203,3 +203,45 @@ def test_the_choice_of_a_generation_that_was_replaced_meanwhile_is_not_judged() 
     checker = checkers()
     for event in (claim(1, 1), claim(2, 2), *completed(3, 1, generation=2), chosen(1, None, 1)):
         checker.observe(event)
+
+
+# -- draining -------------------------------------------------------------------------------------------------------
+
+SPLIT = Graph(
+    (
+        Node(NodeName("s"), Role.SOURCE, (), Spec(Kind.SOURCE, (("s/0", (FIRST, SECOND)),))),
+        Node(NodeName("out"), Role.SINK, (Edge(NodeName("s")),), Spec(Kind.SINK)),
+    )
+)
+
+
+def drained(*records: Record, read: int) -> Checkers:
+    """Return checkers that saw ``records`` committed after a drain whose final checkpoint says ``read`` records."""
+    workload = Workload(SPLIT, {"out": Counter((FIRST, SECOND))}, {"out": frozenset({"s/0"})})
+    checker = Checkers(workload, make_plan(SPLIT, 1, 8))
+    show(checker, [claim(1, 1), chosen(1, None), history.DrainAsked(), *completed(2, 1, 1), committed(1, *records)])
+    show(checker, [history.Ended((("s/0", read),))])
+    return checker
+
+
+def test_after_a_drain_exactly_what_was_read_is_expected() -> None:  # E8
+    drained(FIRST, read=1).at_end()
+
+
+def test_after_a_drain_more_than_was_read_is_too_much() -> None:
+    with pytest.raises(Violation, match="I1: out shows 1 too many"):
+        drained(FIRST, SECOND, read=1).at_end()
+
+
+def test_after_a_drain_what_was_read_must_be_there() -> None:
+    with pytest.raises(Violation, match="I1: out lost 1 records"):
+        drained(FIRST, read=2).at_end()
+
+
+def test_without_a_drain_a_source_that_ends_early_has_lost_records() -> None:
+    workload = Workload(SPLIT, {"out": Counter((FIRST, SECOND))}, {"out": frozenset({"s/0"})})
+    checker = Checkers(workload, make_plan(SPLIT, 1, 8))
+    show(checker, [claim(1, 1), chosen(1, None), *completed(2, 1, 1), committed(1, FIRST)])
+    show(checker, [history.Ended((("s/0", 1),))])
+    with pytest.raises(Violation, match="I1: out lost 1 records"):
+        checker.at_end()

@@ -42,6 +42,7 @@ class Driver(Process):
         self._links: list[Link] = []
         self._claimed: Claimed | None = None
         self._host: GenerationHost | None = None
+        self._is_drain_wanted = False
         self._timers: dict[machine.Timer, int] = {}
         self._timer_token = 0
 
@@ -93,6 +94,12 @@ class Driver(Process):
             self._host.handle(coordinator.StopRequested())
         else:
             self.request_cancel()
+
+    def request_drain(self) -> None:
+        """The user asks to end the sources: of this generation, and of all that follow in this driver (E9)."""
+        self._is_drain_wanted = True
+        if self._host is not None:
+            self._host.handle(coordinator.DrainRequested())
 
     def request_cancel(self) -> None:
         """The user asks to stop at once."""
@@ -185,9 +192,19 @@ class Driver(Process):
         where = (order.attempt.submission, order.attempt.attempt)
         env.note(history.Deployed(self.name, order.generation, where))
         self._host = GenerationHost(self, claimed, order.attempt)
+        self._drain_on(claimed)
         deployment = network.Deployment(order.generation, claimed.restored, network.Fabric())
         for link in self.links_of(order.attempt):
             link.to_worker(deployment)
+
+    def _drain_on(self, claimed: Claimed) -> None:
+        """A drain outlives generations of this driver, and drivers when a checkpoint tells of it (E9)."""
+        is_restored = claimed.restored is not None and claimed.restored.is_draining
+        if is_restored:
+            self.env.marks.reach(Mark.DRAINED_ON)
+        if self._is_drain_wanted or is_restored:
+            assert self._host is not None
+            self._host.handle(coordinator.DrainRequested())
 
     def _start(self, generation: Generation) -> None:
         host = self._host

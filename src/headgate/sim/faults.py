@@ -47,6 +47,7 @@ class Fault(Enum):
     DAMAGE = ("damage", 0.0)
     STOP = ("stop", 0.0)
     CANCEL = ("cancel", 0.0)
+    DRAIN = ("drain", 0.0)
 
     def __init__(self, title: str, rate: float) -> None:
         self.title = title
@@ -86,10 +87,15 @@ class Faults:
         faults = cls(rng, budget=rng.choice((1, 2, 3, 5, 8)))
         share = rng.choice((0.2, 0.4, 0.6))
         scale = rng.choice((0.5, 1.0, 2.0))
-        for fault in Fault:
+        for fault in [fault for fault in Fault if fault is not Fault.DRAIN]:  # drawn by ``draw_drain``
             if rng.random() < share and not has_none:
                 faults.rates[fault] = min(fault.rate * scale, 0.5)
         return faults
+
+    def draw_drain(self, seed: int) -> None:
+        """Have one run in four drained. A draw of its own, so that what other seeds do stays as it was."""
+        if random.Random(f"drain {seed}").random() < 0.25:
+            self.rates[Fault.DRAIN] = Fault.DRAIN.rate
 
     def has(self, fault: Fault) -> bool:
         """Whether ``fault`` is switched on in this run."""

@@ -102,6 +102,8 @@ class GenerationHost:
             case machine.TriggerSources():
                 env.note(history.Triggered(self.generation, effect.checkpoint))
                 self._send_all(network.Trigger(self.generation, effect.checkpoint))
+            case machine.DrainSources():
+                self._send_all(network.Drain(self.generation))
             case machine.WriteManifest():
                 slow = 250 if env.faults.strikes(Fault.MANIFEST_SLOW) else 10
                 driver.post(env.faults.delay_ms(slow), driver.interruptible, self._write_manifest, effect)
@@ -179,6 +181,7 @@ class GenerationHost:
             carried=order.carried,
             state_texts=env.plan.state_texts(),
             is_final=order.is_final,
+            is_draining=order.is_draining,
         )
         if env.faults.strikes(Fault.MANIFEST_FAILS) or env.faults.is_storage_gone(env.world.now_ms):
             self.handle(machine.ManifestFailed(order.checkpoint))

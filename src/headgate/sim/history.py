@@ -167,6 +167,18 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """The user asked a driver to end the sources where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The final checkpoint: how many records of each split had been read."""
+
+    positions: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Inventory:
     """What is left when everything is over: open or prepared transactions, files nothing refers to."""
 
@@ -192,6 +204,8 @@ HistoryEvent: TypeAlias = (
     | Finished
     | Deployed
     | Level
+    | DrainAsked
+    | Ended
     | Inventory
 )
 

@@ -53,6 +53,9 @@ class Mark(Enum):
     FAILED_EARLY = "a worker failed before its deployment"
     PAUSED_DRIVER = "a driver was paused"
     FINISHED_BEFORE_STARTED = "a subtask finished before the coordinator had started"
+    ENDED_EARLY = "a source was drained before its input had ended"
+    DRAINED_ON = "a generation continued from a checkpoint that was taken while draining"
+    DRAINED_PARTLY = "a drained pipeline ended with a part of its input"
 
 
 class Marks:

@@ -107,6 +107,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Driver → worker: read nothing more (E7)."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Driver → worker."""
 
@@ -119,7 +126,7 @@ class Refused:
 
 
 ToDriver: TypeAlias = Registered | Ready | Acked | Declined | FinishedInput | Failed
-ToWorker: TypeAlias = Deployment | Trigger | Complete | Abort | Stop | Refused
+ToWorker: TypeAlias = Deployment | Trigger | Complete | Abort | Drain | Stop | Refused
 
 REPEATABLE = (Acked, Declined, FinishedInput, Trigger, Complete, Abort)
 """Messages that a reconnecting peer might send again."""

@@ -46,6 +46,25 @@ def decline_aborts() -> None:
     assert not machine.pending
 
 
+def drain_is_remembered() -> None:
+    """E7: a drain before every participant runs is carried out when they do."""
+    machine = coordinator.Coordinator(Generation(2), SUBTASKS, CheckpointConfig(), ONE)
+    machine.handle(coordinator.DrainRequested())
+    assert coordinator.DrainSources() in machine.handle(coordinator.Started(1))
+
+
+def drain_is_marked() -> None:
+    """E9: a checkpoint that began after the sources were told to end says so."""
+    machine = coordinator.Coordinator(Generation(2), SUBTASKS, CheckpointConfig(), ONE)
+    for event in (coordinator.Started(1), coordinator.DrainRequested()):
+        machine.handle(event)
+    _trigger(machine, ONE)
+    effects = []
+    for subtask in SUBTASKS:
+        effects += machine.handle(coordinator.Acknowledged(Generation(2), subtask, ONE, HANDLE))
+    assert [e.is_draining for e in effects if isinstance(e, coordinator.WriteManifest)] == [True]
+
+
 def success_resets() -> None:
     """C22: only failures in a row count."""
     machine = _running(CheckpointConfig(tolerable_failures=1))

@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import msgspec
+
 from headgate.model.manifest import LogEntry
 from headgate.model.plan import make_plan
 from headgate.protocol.supervisor import Finish
@@ -19,7 +21,7 @@ from headgate.sim.env import Env, Options
 from headgate.sim.faults import Fault, Faults
 from headgate.sim.marks import Mark, Marks
 from headgate.sim.storemodel import StoreModel
-from headgate.sim.workload import draw_workload
+from headgate.sim.workload import draw_workload, spec_of
 from headgate.sim.world import Violation, World
 
 MAX_PARALLELISM = 8
@@ -64,10 +66,12 @@ class Simulation:
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         self._events_max = events_max
+        self._drain_dice = random.Random(f"drain at {seed}")
         world = World(seed, is_traced=is_traced)
         rng = world.random
         options = Options.draw(rng)
         faults = Faults.draw(rng, has_none=rng.random() < 0.03)
+        faults.draw_drain(seed)
         workload = draw_workload(rng, options.parallelism)
         plan = make_plan(workload.graph, options.parallelism, MAX_PARALLELISM)
         self.checkers = Checkers(workload, plan)
@@ -111,6 +115,8 @@ class Simulation:
             world.at(rng.randint(1, safety // 2), self._stop)
         if faults.has(Fault.CANCEL):
             world.at(rng.randint(1, safety // 2), self._cancel)
+        if faults.has(Fault.DRAIN):
+            world.at(self._drain_dice.randint(1, safety // 2), self._drain)
         if faults.has(Fault.DAMAGE):
             world.at(rng.randint(50, safety // 2), self._damage)
 
@@ -132,6 +138,12 @@ class Simulation:
             if driver.is_alive and not driver.is_paused:
                 self._was_stopped = True
                 driver.post(0, driver.request_stop)
+
+    def _drain(self) -> None:
+        for driver in self.drivers:
+            if driver.is_alive and not driver.is_paused:
+                self.env.note(history.DrainAsked())
+                driver.post(0, driver.request_drain)
 
     def _cancel(self) -> None:
         for driver in self.drivers:
@@ -257,4 +269,20 @@ class Simulation:
         )
         alive = tuple(p.name for d in self.drivers for p in (d, *d.spark.workers) if p.is_alive)
         env.note(history.Inventory(env.store.undecided(), orphans, alive))
+        self._note_end()
         self.checkers.at_end()
+
+    def _note_end(self) -> None:
+        """Tell how far the sources had read, by the final checkpoint."""
+        env, final = self.env, self.env.disk.manifests()[-1]
+        assert final.is_final
+        read: dict[str, int] = {}
+        for entry in final.entries:
+            data = env.disk.read(entry.handle)
+            if not isinstance(data, bytes):
+                raise Violation("I4", f"the final checkpoint {final.checkpoint} cannot be read: {data}")
+            read.update(msgspec.msgpack.decode(data)["state"]["positions"])
+        env.note(history.Ended(tuple(sorted(read.items()))))
+        sources = [spec_of(node) for node in env.workload.graph.nodes if spec_of(node).splits]
+        if any(read[name] < len(records) for spec in sources for name, records in spec.splits):
+            env.marks.reach(Mark.DRAINED_PARTLY)

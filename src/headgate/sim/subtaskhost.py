@@ -59,6 +59,7 @@ class SubtaskHost:
         self._ended: set[int] = set()
         self._has_source_ended = False
         self.is_source = not inputs
+        self._is_over = self.is_source and is_finished
         self.next_poll_ms = 0
 
     def _attach(self, edges: tuple[PlanEdge, ...], fabric: network.Fabric) -> dict[tuple[int, int], Channel]:
@@ -72,9 +73,15 @@ class SubtaskHost:
 
     def start(self) -> None:
         """Announce the splits."""
-        if self.is_source:
+        if self.is_source and not self._is_over:
             event = watermarks.OriginsAssigned(self._chain.splits, self.env.world.now_ms)
             self._on_event_time(self._tracker.handle(event))
+
+    def drain(self) -> None:
+        """Read nothing more: a source ends with its next poll (E7)."""
+        if self.is_source:
+            self._is_over = True
+            self.next_poll_ms = self.env.world.now_ms
 
     # -- what can be done now -----------------------------------------------------------------------------------
 
@@ -94,7 +101,9 @@ class SubtaskHost:
         now, rng = self.env.world.now_ms, self.env.rng
         self.next_poll_ms = now + rng.randint(1, self.env.options.source_pause_ms)
         splits = self._chain.splits
-        if not splits:
+        if self._is_over or not splits:
+            if splits:
+                self.env.marks.reach(Mark.ENDED_EARLY)
             self._has_source_ended = True
             self.handle(machine.SourceEnded())
             return

@@ -80,6 +80,10 @@ class Worker(Process):
             case network.Abort() if message.generation == self.generation:
                 for host in self._hosts:
                     host.handle(machine.AbortReceived(message.checkpoint))
+            case network.Drain() if message.generation == self.generation:
+                for host in self._hosts:
+                    host.drain()
+                self.wake(self.world.now_ms)
             case _:
                 self.tell("ignores a message of another generation")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -159,6 +160,16 @@ def _edge(rng: random.Random, stream: Stream, kind: Kind) -> Edge:
 
 
 # -- the plain model ------------------------------------------------------------------------------------------------
+
+
+def expected_of_prefixes(graph: Graph, parallelism: int, read: Mapping[str, int]) -> dict[str, Counter[Record]]:
+    """Return what must be committed per sink when only the first ``read[split]`` records of each split were read."""
+    nodes = []
+    for node in graph.nodes:
+        spec = spec_of(node)
+        cut = tuple((name, records[: read[name]]) for name, records in spec.splits)
+        nodes.append(replace(node, spec=replace(spec, splits=cut)))
+    return _expect(Graph(tuple(nodes)), parallelism)[0]
 
 
 def _expect(graph: Graph, parallelism: int) -> tuple[dict[str, Counter[Record]], dict[str, frozenset[str]]]:
