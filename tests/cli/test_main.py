@@ -43,12 +43,15 @@ def test_wrong_use_is_one_sentence_and_exit_code_2(
     assert capsys.readouterr().err == "Error: there is no file nowhere.py\n"
 
 
-@pytest.mark.parametrize("command", ["savepoint", "rescale"])
-def test_later_commands_say_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [("savepoint", "is not there yet"), ("rescale", "start it with headgate run --parallelism N")],
+)
+def test_commands_that_do_not_exist_say_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, answer: str
 ) -> None:
     assert run(monkeypatch, command, "anything", "--to", "x") == 2
-    assert "is not there yet" in capsys.readouterr().err
+    assert answer in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

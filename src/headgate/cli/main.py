@@ -37,8 +37,8 @@ def savepoint() -> None:
 
 @app.command("rescale", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def rescale() -> None:
-    """Rescaling is not there yet."""
-    raise UsageError("changing the parallelism of a pipeline that has checkpoints is not there yet")
+    """There is no command for it."""
+    raise UsageError("to change the parallelism, stop the pipeline and start it with headgate run --parallelism N")
 
 
 def _version(is_wanted: bool) -> None:
