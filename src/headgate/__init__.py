@@ -41,6 +41,14 @@ if TYPE_CHECKING:
     from headgate.connectors.parquet import ParquetFiles
     from headgate.connectors.stream import StreamSink, StreamSource
     from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
+    from headgate.operators.batchstates import (
+        BatchListState,
+        BatchMapState,
+        BatchStateHandle,
+        BatchValueState,
+        Keys,
+    )
+    from headgate.operators.processbatch import BatchContext, BatchProcessFunction
     from headgate.operators.processfunction import (
         ListState,
         MapState,
@@ -75,6 +83,14 @@ _HOMES = {
     "headgate.connectors.parquet": ("ParquetFiles",),
     "headgate.connectors.stream": ("StreamSink", "StreamSource"),
     "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
+    "headgate.operators.batchstates": (
+        "BatchListState",
+        "BatchMapState",
+        "BatchStateHandle",
+        "BatchValueState",
+        "Keys",
+    ),
+    "headgate.operators.processbatch": ("BatchContext", "BatchProcessFunction"),
     "headgate.operators.processfunction": (
         "ListState",
         "MapState",
@@ -89,6 +105,12 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BadRecord",
+    "BatchContext",
+    "BatchListState",
+    "BatchMapState",
+    "BatchProcessFunction",
+    "BatchStateHandle",
+    "BatchValueState",
     "Checkpointing",
     "Choice",
     "CorruptionError",
@@ -106,6 +128,7 @@ __all__ = [
     "HeadgateError",
     "JsonLines",
     "KeyedStream",
+    "Keys",
     "ListState",
     "MapState",
     "NoRestart",

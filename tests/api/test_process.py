@@ -48,6 +48,21 @@ def test_event_time_survives_when_its_column_does() -> None:
     assert rows.key_by("service").process(Count())._time_column is None
 
 
+def test_a_vectorised_function_has_the_same_state_as_one_by_row() -> None:
+    class CountBatches(hg.BatchProcessFunction):
+        schema = Count.schema
+
+        def open(self, state: hg.BatchStateHandle) -> None:
+            self.times = state.value("times", pa.int64())
+
+    texts = []
+    for function in (Count(), CountBatches()):
+        pipeline, rows = made()
+        rows.key_by("service").process(function, name="count").sink(hg.Discard())
+        texts.append(pipeline.definition().graph.node(NodeName("count")).state_text)
+    assert texts[0] == texts[1]
+
+
 def test_process_without_a_key_says_key_by_first() -> None:
     _, rows = made()
     with pytest.raises(hg.UsageError, match=r"call key_by\(...\) first"):
@@ -57,5 +72,5 @@ def test_process_without_a_key_says_key_by_first() -> None:
 @pytest.mark.parametrize("function", [Count, lambda row: row, None])
 def test_process_takes_an_instance_of_a_process_function(function: Any) -> None:
     _, rows = made()
-    with pytest.raises(hg.UsageError, match=r"operator 'process': an instance of a ProcessFunction"):
+    with pytest.raises(hg.UsageError, match="operator 'process': an instance of a ProcessFunction or"):
         rows.key_by("service").process(function)

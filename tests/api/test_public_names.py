@@ -8,8 +8,9 @@ import pytest
 import headgate
 
 NAMES = """
-BadRecord Checkpointing Choice CorruptionError DataFrameSource DeadLetter Discard ExponentialDelay Fail FailureRate
-FencedError FileSink FixedDelay FromRows Generator HeadgateError JsonLines KeyedStream ListState MapState NoRestart
+BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchStateHandle BatchValueState
+Checkpointing Choice CorruptionError DataFrameSource DeadLetter Discard ExponentialDelay Fail FailureRate FencedError
+FileSink FixedDelay FromRows Generator HeadgateError JsonLines KeyedStream Keys ListState MapState NoRestart
 ParquetFiles Pipeline PipelineFailed PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress
 ProtocolViolation RowNumber RunResult Session Sliding StateHandle StorageError Store Stream StreamSink StreamSource
 TextFiles Tumbling Uniform UsageError ValueState WindowedStream __version__

@@ -8,6 +8,7 @@ import pytest
 
 from headgate.operators import catalog
 from headgate.operators.base import OperatorSpec
+from headgate.operators.batchstates import BatchStateHandle
 from headgate.operators.catalog import (
     ExpressionsSpec,
     KeyCheckSpec,
@@ -23,6 +24,7 @@ from headgate.operators.catalog import (
     state_text,
     window_operators,
 )
+from headgate.operators.processbatch import BatchProcessFunction
 from headgate.operators.processfunction import ProcessFunction, StateHandle
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
@@ -38,6 +40,11 @@ def first(left: dict[str, object], right: dict[str, object]) -> dict[str, object
 
 class Counting(ProcessFunction):
     def open(self, state: StateHandle) -> None:
+        self.count = state.value("count", pa.int64())
+
+
+class CountingBatches(BatchProcessFunction):
+    def open(self, state: BatchStateHandle) -> None:
         self.count = state.value("count", pa.int64())
 
 
@@ -57,6 +64,7 @@ SPECS: list[tuple[OperatorSpec, bool]] = [
     (ReduceSpec(("key",), first, SCHEMA), True),
     (process_spec("node", ("key",), Counting(), SCHEMA), True),
     (process_spec("node", ("key",), Stateless(), SCHEMA), False),
+    (process_spec("node", ("key",), CountingBatches(), SCHEMA), True),
     (WithTimestampsSpec("ts", 5), True),
     (window(pl.len(), (pl.col("key") * 2).max().alias("m")), True),
     (window(pl.col("key").median().alias("m")), True),

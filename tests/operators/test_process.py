@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headgate.errors import BadRecord, CorruptionError, UsageError
 from headgate.operators.partition import partition
-from headgate.operators.process import ProcessSpec, process_spec
+from headgate.operators.process import ProcessSpec, row_process_spec
 from headgate.operators.processfunction import ProcessContext, ProcessFunction, StateHandle
 from headgate.operators.userfunction import UserFunctionError
 
@@ -104,7 +104,7 @@ class Model:
 
 
 def spec_of(function: ProcessFunction, keys: tuple[str, ...] = ("key",), schema: pa.Schema = SCHEMA) -> ProcessSpec:
-    return process_spec("node", keys, function, schema)
+    return row_process_spec("node", keys, function, schema)
 
 
 MUTATOR = spec_of(Mutator())

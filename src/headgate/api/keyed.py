@@ -19,6 +19,7 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.operators import catalog
+from headgate.operators.processbatch import BatchProcessFunction
 from headgate.operators.processfunction import ProcessFunction
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.types import schema_text
@@ -92,10 +93,11 @@ class KeyedStream:
             )
         return WindowedStream(self, window, self._time_column)
 
-    def process(self, function: ProcessFunction, *, name: str | None = None) -> Stream:
-        """Process records one by one with state for each key: an instance of a ``ProcessFunction``.
+    def process(self, function: ProcessFunction | BatchProcessFunction, *, name: str | None = None) -> Stream:
+        """Process records with state for each key: one by one (``ProcessFunction``) or many keys a call.
 
-        Its ``schema`` describes the results (default: as the input); one that does not fit is a bad record.
+        The ``schema`` of the function (an instance) describes the results (default: as the input). A result of a
+        ``ProcessFunction`` that does not fit is a bad record.
 
         Raises:
             UsageError: no such instance, or a wrong declaration of state.

@@ -6,15 +6,18 @@ from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
+from headgate.errors import UsageError
 from headgate.operators.base import OperatorSpec
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.keycheck import KeyCheckSpec
 from headgate.operators.mapbatches import MapBatchesSpec
-from headgate.operators.process import ProcessSpec, process_spec
+from headgate.operators.process import ProcessSpec, row_process_spec
+from headgate.operators.processbatch import BatchProcessFunction, BatchProcessSpec, batch_process_spec
+from headgate.operators.processfunction import ProcessFunction
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.rowfunctions import RowFunctionSpec, RowVerb
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.userfunction import UserFunctionError
+from headgate.operators.userfunction import UserFunctionError, shortened
 from headgate.operators.windowbuffer import WindowBufferSpec
 from headgate.operators.windowcombine import WindowCombineSpec
 from headgate.operators.windowmerge import WindowMergeSpec
@@ -22,6 +25,7 @@ from headgate.operators.windowplan import TumblingAggregate
 from headgate.operators.windows import WindowOperators, window_operators
 
 __all__ = [
+    "BatchProcessSpec",
     "ExpressionsSpec",
     "KeyCheckSpec",
     "MapBatchesSpec",
@@ -69,6 +73,23 @@ def output_schema(spec: OperatorSpec, schema: pa.Schema, node: str) -> pa.Schema
         UsageError: naming the operator, what is wrong, and the columns there are.
     """
     return cast(SchemaSpec, spec).output_schema(schema, node)
+
+
+def process_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.Schema) -> OperatorSpec:
+    """Return the spec of a process function by row or by batch; its states are learned from a copy.
+
+    Raises:
+        UsageError: it is neither, or a wrong declaration of state.
+        UserFunctionError: its ``open`` raised.
+    """
+    if isinstance(function, ProcessFunction):
+        return row_process_spec(node, keys, function, schema)
+    if isinstance(function, BatchProcessFunction):
+        return batch_process_spec(node, keys, function, schema)
+    raise UsageError(
+        f"operator '{node}': an instance of a ProcessFunction or BatchProcessFunction is needed, such as Step(), "
+        f"not {shortened(function)}"
+    )
 
 
 def state_text(spec: OperatorSpec) -> str:

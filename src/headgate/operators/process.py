@@ -34,7 +34,7 @@ _ROUND_KEYS = 8_192
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """Call a function with state for each key. Made by ``process_spec``, which learns ``descriptors``."""
+    """Call a function with state for each key. Made by ``row_process_spec``, which learns ``descriptors``."""
 
     keys: tuple[str, ...]
     function: ProcessFunction
@@ -90,17 +90,13 @@ def opened(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tup
     return states.close()
 
 
-def process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction, schema: pa.Schema) -> ProcessSpec:
+def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction, schema: pa.Schema) -> ProcessSpec:
     """Return the spec of ``function`` on a stream of ``schema``, learning its states from a copy.
 
     Raises:
         UsageError: a wrong declaration.
         UserFunctionError: its ``open`` raised.
     """
-    if not isinstance(function, ProcessFunction):
-        raise UsageError(
-            f"operator '{node}': an instance of a ProcessFunction is needed, such as Step(), not {shortened(function)}"
-        )
     check_keys(node, schema, keys)
     learning = Declarations(node, RowStates(node, Cursor(), lambda _: MemoryCells()))
     descriptors = opened(node, copied(node, function), learning)

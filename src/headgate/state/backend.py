@@ -16,7 +16,9 @@ import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns, StateDescriptor, section_schema
 from headgate.state.ipc import decode_batches
+from headgate.state.keyindex import Slots
 from headgate.state.ownership import owned_rows
+from headgate.state.slotarray import Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,98 @@ class RowBackend(StateBackend, Protocol):
 
     def all_keys(self) -> list[Any]:
         """Return all keys that have any state."""
+
+
+class ValueColumns(Protocol):
+    """A value state by column. Rows have a slot each; values have no nulls. Masks are over the rows."""
+
+    def get(self, slots: Slots) -> pa.Array:
+        """Return the value of each slot, or null."""
+
+    def contains(self, slots: Slots) -> Mask:
+        """Return which slots have a value."""
+
+    def put(self, slots: Slots, values: pa.Array) -> None:
+        """Set values; the last row of a slot wins."""
+
+    def clear(self, slots: Slots) -> None:
+        """Forget the values of ``slots``."""
+
+    def replace(self, slots: Slots, values: pa.Array) -> Mask:
+        """Set values as ``put`` does; return the last row of each slot whose value changed."""
+
+    def extreme(self, slots: Slots, values: pa.Array, *, is_min: bool) -> Mask:
+        """Keep the smaller (or larger) of each slot's value and the rows'; NaN never counts.
+
+        Returns:
+            One row, with the new value, of each slot whose value changed.
+        """
+
+    def add(self, slots: Slots, values: pa.Array) -> Mask:
+        """Add to the slots' values, an absent one being 0; return the last row of each slot whose value changed."""
+
+
+class ListColumns(Protocol):
+    """A list state by column."""
+
+    def counts(self, slots: Slots) -> Slots:
+        """Return the length of each slot's list."""
+
+    def append(self, slots: Slots, values: pa.Array) -> None:
+        """Append one element per row, in the order of the rows."""
+
+    def explode(self, slots: Slots) -> tuple[Slots, pa.Array]:
+        """Return all elements of the rows' lists: the row of each, ascending, and the element."""
+
+    def clear(self, slots: Slots) -> None:
+        """Forget the lists of ``slots``."""
+
+
+class MapColumns(Protocol):
+    """A map state by column. Map keys have neither null nor NaN."""
+
+    def get(self, slots: Slots, map_keys: pa.Array) -> pa.Array:
+        """Return the value of each row's key and map key, or null."""
+
+    def contains(self, slots: Slots, map_keys: pa.Array) -> Mask:
+        """Return which rows' map keys have a value."""
+
+    def put(self, slots: Slots, map_keys: pa.Array, values: pa.Array) -> None:
+        """Set values; the last row of an entry wins."""
+
+    def remove(self, slots: Slots, map_keys: pa.Array) -> None:
+        """Remove the rows' map keys."""
+
+    def items(self, slots: Slots) -> tuple[Slots, pa.Array, pa.Array]:
+        """Return all entries of the rows' maps: the row of each, ascending, the map key and the value."""
+
+    def clear(self, slots: Slots) -> None:
+        """Forget the maps of ``slots``."""
+
+
+class ColumnBackend(StateBackend, Protocol):
+    """State by column: keys are slots of the backend's own index, and states are read and written by slots."""
+
+    def slots(self, columns: Sequence[pa.Array]) -> Slots:
+        """Return the slot of each row's key; they hold until ``prepare``."""
+
+    def key_columns(self, slots: Slots) -> list[pa.Array]:
+        """Return the key columns of ``slots``."""
+
+    def all_slots(self) -> Slots:
+        """Return the slots of all keys that have any state."""
+
+    def prepare(self) -> None:
+        """Called between batches, when nobody holds slots: they may be numbered anew."""
+
+    def values(self, descriptor: StateDescriptor) -> ValueColumns:
+        """Return a declared value state."""
+
+    def lists(self, descriptor: StateDescriptor) -> ListColumns:
+        """Return a declared list state."""
+
+    def maps(self, descriptor: StateDescriptor) -> MapColumns:
+        """Return a declared map state."""
 
 
 def restored_batches(
