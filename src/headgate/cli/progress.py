@@ -22,7 +22,7 @@ from rich.text import Text
 
 from headgate.cli.text import count_text, duration_text, size_text, time_text
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import Observer, Progress, SilentObserver
+from headgate.model.progress import LoopProgress, Observer, Progress, SilentObserver
 
 LINE_PERIOD_S = 5.0
 """Between two lines of progress where there is no terminal."""
@@ -93,6 +93,8 @@ class PlainProgress(Quiet):
             return
         self._next_s, self._state = now + self._period_s, progress.state
         self._print(summary_text(progress))
+        for loop in progress.loops:
+            self._print(loop_text(loop))
 
     def on_restart(self, reason: str, delay_ms: int) -> None:
         """Print it."""
@@ -144,7 +146,8 @@ class LiveProgress(Quiet):
         if progress is None:
             return Group(Text(f"{self._pipeline}: starting Spark …"))
         head = Text.from_markup(f"[bold]{escape(self._pipeline)}[/bold]  {escape(summary_text(progress))}")
-        return Group(head, nodes_table(progress), *(Text(note, style="yellow") for note in tuple(self._notes)))
+        loops = (Text(loop_text(loop)) for loop in progress.loops)
+        return Group(head, nodes_table(progress), *loops, *(Text(note, style="yellow") for note in tuple(self._notes)))
 
 
 def nodes_table(progress: Progress) -> Table:
@@ -162,6 +165,20 @@ def nodes_table(progress: Progress) -> Table:
             count_text(node.records_out),
         )
     return table
+
+
+def loop_text(loop: LoopProgress) -> str:
+    """Return a line about a loop: what circulates, and what it costs."""
+    parts = [f"loop {loop.loop}: {count_text(loop.came_back)} came back"]
+    waiting = f"{count_text(loop.queued_batches)} batches ({size_text(loop.queued_bytes)}) wait"
+    parts.append(waiting + (f", {size_text(loop.spilled_bytes)} on disk" if loop.spilled_bytes else ""))
+    if loop.trip_ms:
+        parts.append(f"trip {duration_text(loop.trip_ms)}")
+    if loop.throttled_ms:
+        parts.append(f"input held back for {duration_text(loop.throttled_ms)}")
+    if loop.round_ >= 0:
+        parts.append(f"round {loop.round_}")
+    return " · ".join(parts)
 
 
 def summary_text(progress: Progress) -> str:

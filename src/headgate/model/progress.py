@@ -45,6 +45,34 @@ class NodeProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopProgress:
+    """One loop over all its head subtasks, in the current generation.
+
+    Attributes:
+        queued_batches, queued_bytes: feedback that waits to go round again, in memory and on disk.
+        queued_bytes_max: the most that ever waited; ``spilled_bytes`` is what waits on disk now.
+        log_bytes: feedback kept for checkpoints under way.
+        held_channels: feedback channels that wait for a barrier (L6).
+        came_back: records that came back.
+        throttled_ms: time in which regular input waited for the loop to drain (L25).
+        trip_ms: the slowest head's time from the last barrier to its last sentinel: one trip under load.
+        round_: the round under way once all input has ended, or -1.
+    """
+
+    loop: NodeName
+    queued_batches: int = 0
+    queued_bytes: int = 0
+    queued_bytes_max: int = 0
+    spilled_bytes: int = 0
+    log_bytes: int = 0
+    held_channels: int = 0
+    came_back: int = 0
+    throttled_ms: int = 0
+    trip_ms: int = 0
+    round_: int = -1
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointProgress:
     """A completed checkpoint. ``trigger_wall_ms`` is milliseconds since 1970."""
 
@@ -88,6 +116,7 @@ class Progress:
     late_records: int = 0
     bad_records: int = 0
     uptime_ms: int = 0
+    loops: tuple[LoopProgress, ...] = ()
 
 
 class Observer(Protocol):

@@ -7,6 +7,7 @@ the log's memory (rules L17–L26 of docs/spec/loops.md). Counterparts: ``runtim
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,6 +60,11 @@ class LoopHeadRunner(SubtaskRunner):
         self._next_feedback = 0
         self._expected: CheckpointId | None = None
         self._waiting: dict[CheckpointId, FrozenSubtask] = {}
+        self._came_back = 0
+        self._throttled_since_ns = 0
+        self._throttled_ns = 0
+        self._opened: dict[CheckpointId, int] = {}
+        self._trip_ns = 0
 
     @property
     def queued_bytes(self) -> int:
@@ -66,18 +72,19 @@ class LoopHeadRunner(SubtaskRunner):
         return sum(channel.size_bytes for channel in self._feedback)
 
     def gauges(self) -> dict[str, float]:
-        """Return what this head measured (§15 of the loops' reference), by name."""
+        """Return what this head measured, by the names of ``model.progress.LoopProgress``."""
         metrics = [channel.metrics for channel in self._feedback]
-        rounds = self._machine.rounds
         return {
             "queued_batches": sum(m.elements for m in metrics),
             "queued_bytes": sum(m.size_bytes for m in metrics),
-            "spilled_bytes": sum(m.spilled_bytes for m in metrics),
             "queued_bytes_max": sum(m.size_bytes_max for m in metrics),
+            "spilled_bytes": sum(m.spilled_bytes for m in metrics),
             "log_bytes": self._loop.log.memory_bytes + self._loop.log.spilled_bytes,
-            "open_logs": len(self._machine.open_logs),
             "held_channels": sum(channel.is_blocked for channel in self._feedback),
-            "round": rounds.started,
+            "came_back": self._came_back,
+            "throttled_ms": self._throttled_ns // 1_000_000,
+            "trip_ms": self._trip_ns // 1_000_000,
+            "round": self._machine.rounds.started,
         }
 
     def expect(self, checkpoint: CheckpointId) -> None:
@@ -111,7 +118,13 @@ class LoopHeadRunner(SubtaskRunner):
         return False
 
     def _is_throttled(self) -> bool:
-        return self._expected is None and self.queued_bytes > self._loop.high_water_bytes
+        """Whether regular input waits for the loop to drain (L25)."""
+        is_throttled = self._expected is None and self.queued_bytes > self._loop.high_water_bytes
+        now_ns = time.monotonic_ns()
+        if self._throttled_since_ns:
+            self._throttled_ns += now_ns - self._throttled_since_ns
+        self._throttled_since_ns = now_ns if is_throttled else 0
+        return is_throttled
 
     def _replay_next(self) -> bool:
         faultpoints.reach("in-replay")
@@ -155,6 +168,7 @@ class LoopHeadRunner(SubtaskRunner):
                     self._run(effect, "")
 
     def _forward(self, batch: pa.RecordBatch, round_: int) -> None:
+        self._came_back += batch.num_rows
         self.handle(machine.FeedbackForwarded(round_))
         self.chain.set_origin("feedback")
         self.chain.head.reenter(batch, self._loop.operator.forward)
@@ -183,6 +197,7 @@ class LoopHeadRunner(SubtaskRunner):
         match effect:
             case machine.OpenLog():
                 faultpoints.reach("log-opened")
+                self._opened[effect.checkpoint] = time.monotonic_ns()
                 self._loop.log.open(effect.checkpoint)
             case machine.SealLog():
                 self._seal(effect.checkpoint)
@@ -203,12 +218,14 @@ class LoopHeadRunner(SubtaskRunner):
 
     def _seal(self, checkpoint: CheckpointId) -> None:
         faultpoints.reach("log-sealed")
+        self._trip_ns = time.monotonic_ns() - self._opened.pop(checkpoint)
         frozen = self._waiting.pop(checkpoint)
         node = str(self.chain.vertex.head.name)
         self._writer.start(replace(frozen, states={**frozen.states, node: self._loop.log.seal(checkpoint)}))
 
     def _drop(self, checkpoint: CheckpointId) -> None:
         """Forget log and state; the writer keeps the sealed output for the next snapshot (L5)."""
+        self._opened.pop(checkpoint)
         self._loop.log.drop(checkpoint)
         self._writer.cancel(checkpoint)
         self._writer.start(self._waiting.pop(checkpoint))

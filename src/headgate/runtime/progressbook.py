@@ -9,11 +9,13 @@ from headgate.codec import messages
 from headgate.model.ids import CheckpointId, Generation, NodeName
 from headgate.model.progress import (
     CheckpointProgress,
+    LoopProgress,
     NodeProgress,
     PendingCheckpoint,
     PipelineState,
     Progress,
 )
+from headgate.runtime.workermetrics import LOOP_PREFIX
 
 CHECKPOINTS_MAX = 1_000
 ALIGNMENTS_MAX = 100_000
@@ -85,6 +87,24 @@ class ProgressBook:
             late,
             bad,
             round((time.monotonic() - self._begun_s) * 1000),
+            self._loops(),
+        )
+
+    def _loops(self) -> tuple[LoopProgress, ...]:
+        heads: dict[str, dict[str, list[int]]] = {}
+        for metrics in self._workers.values():
+            for gauge, value in metrics.gauges.items():
+                if gauge.startswith(LOOP_PREFIX):
+                    _, loop, name = gauge.split("/")
+                    heads.setdefault(loop, {}).setdefault(name, []).append(int(value))
+        return tuple(
+            LoopProgress(
+                NodeName(loop),
+                **{name: sum(values) for name, values in found.items() if name not in ("trip_ms", "round")},
+                trip_ms=max(found["trip_ms"]),
+                round_=max(found["round"]),
+            )
+            for loop, found in heads.items()
         )
 
     def _totals(self) -> dict[NodeName, tuple[int, int]]:

@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from headgate.codec.messages import AlignmentMetrics, Metrics, NodeMetrics
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.runtime.exchange import ExchangeMetrics
+from headgate.runtime.loopheadrunner import LoopHeadRunner
 from headgate.runtime.subtaskrunner import SubtaskRunner
 
 ALIGNMENTS_MAX = 1_000
 """Kept between two reports; a report twice a second never needs so many."""
+
+LOOP_PREFIX = "loop/"
+"""Gauges of a loop head: ``loop/<head>/<name>``."""
 
 
 class WorkerMetrics:
@@ -67,4 +71,7 @@ class WorkerMetrics:
             for link in runner.chain.links
         ]
         gauges = {"wall_s": time.time()}
+        for runner in runners:
+            if isinstance(runner, LoopHeadRunner):
+                gauges |= {f"{LOOP_PREFIX}{runner.subtask.vertex}/{name}": v for name, v in runner.gauges().items()}
         return Metrics(generation, busy, nodes, alignments, exchange.bytes_in, exchange.bytes_out, gauges)
