@@ -144,7 +144,7 @@ BAD: dict[str, tuple[str, list[history.HistoryEvent]]] = {
     "a snapshot after giving up": ("I7", [barrier(1, is_barrier=False), barrier(1)]),
     "a second cancel marker": ("I7", [barrier(1, is_barrier=False), barrier(1, is_barrier=False)]),
     "a watermark that goes back": ("I7", [history.WatermarkSent(Generation(1), SUBTASK, w) for w in (5, 4)]),
-    "an attempt deployed twice": ("I7", [history.Deployed("d", Generation(g), (1, 0)) for g in (1, 2)]),
+    "an attempt deployed twice": ("I7", [history.Deployed("d", Generation(g), (1, 0), 1) for g in (1, 2)]),
     "a manifest after a newer claim": ("I8", [claim(1, 1), claim(2, 2), *completed(3, 1)]),
     "a prepare after the fence": (
         "I8",

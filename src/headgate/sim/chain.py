@@ -5,7 +5,7 @@ Counterpart: ``workload``, whose plain model says what must come out. Knows noth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headgate.model.graph import Node, OutputTag, Partitioner
@@ -175,8 +175,13 @@ class Chain:
         """Return a copy of the state."""
         return {"positions": dict(self._positions), "keyed": {name: dict(s) for name, s in self._keyed.items()}}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a frozen state."""
-        self._positions.update(state["positions"])
-        for name, keyed in state["keyed"].items():
-            self._keyed[name] = dict(keyed)
+    def restore(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Continue from the frozen states of former subtasks: positions of the splits and state of the keys owned."""
+        for state in states:
+            self._positions.update({s: at for s, at in state["positions"].items() if s in self._positions})
+            for name, keyed in state["keyed"].items():
+                self._keyed[name].update({key: value for key, value in keyed.items() if self._owns(key)})
+
+    def _owns(self, text: str) -> bool:
+        """Whether this subtask owns a key of keyed state: ``key`` or ``key:window`` (KG8)."""
+        return self._owner(int(text.split(":")[0])) == self._index

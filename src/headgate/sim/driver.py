@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headgate.model.ids import Generation, WorkerIndex
+from headgate.model.plan import Plan
 from headgate.protocol import coordinator
 from headgate.protocol import supervisor as machine
 from headgate.protocol.machine import Ignored
@@ -31,14 +32,15 @@ if TYPE_CHECKING:
 class Driver(Process):
     """One run of the user's program."""
 
-    def __init__(self, env: Env, simulation: Simulation, number: int) -> None:
+    def __init__(self, env: Env, simulation: Simulation, number: int, plan: Plan) -> None:
         super().__init__(env.world, f"driver{number}")
         self.env = env
+        self.plan = plan
         self.spark = SparkApp(env, self)
         self.was_refused = False
         self.last_generation: Generation | None = None
         self._simulation = simulation
-        self._supervisor = machine.Supervisor(env.options.parallelism, env.options.restart)
+        self._supervisor = machine.Supervisor(plan.parallelism, env.options.restart)
         self._links: list[Link] = []
         self._claimed: Claimed | None = None
         self._host: GenerationHost | None = None
@@ -190,7 +192,9 @@ class Driver(Process):
         if any(w.generation for d in self._simulation.drivers for w in d.spark.workers):
             env.marks.reach(Mark.ZOMBIE_WORKER)
         where = (order.attempt.submission, order.attempt.attempt)
-        env.note(history.Deployed(self.name, order.generation, where))
+        env.note(history.Deployed(self.name, order.generation, where, self.plan.parallelism))
+        if claimed.restored is not None and claimed.restored.parallelism != self.plan.parallelism:
+            env.marks.reach(Mark.RESCALED)
         self._host = GenerationHost(self, claimed, order.attempt)
         self._drain_on(claimed)
         deployment = network.Deployment(order.generation, claimed.restored, network.Fabric())

@@ -45,7 +45,7 @@ class GenerationHost:
         self.is_started = False
         self._coordinator = machine.Coordinator(
             claimed.generation,
-            self._env.plan.subtasks(),
+            driver.plan.subtasks(),
             self._env.options.checkpoints,
             claimed.first_checkpoint,
             claimed.retained,
@@ -175,7 +175,7 @@ class GenerationHost:
         manifest = Manifest(
             checkpoint=order.checkpoint,
             generation=self.generation,
-            parallelism=env.plan.parallelism,
+            parallelism=self._driver.plan.parallelism,
             max_parallelism=env.plan.max_parallelism,
             entries=order.entries,
             carried=order.carried,

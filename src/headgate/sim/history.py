@@ -155,6 +155,7 @@ class Deployed:
     driver: str
     generation: Generation
     attempt: tuple[int, int]
+    parallelism: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import StateHandle
 from headgate.model.plan import Plan
@@ -51,7 +53,8 @@ class WholeCheckpoints:
     """C7–C9, C12: a manifest holds one snapshot of every subtask, written for it by its own generation."""
 
     def __init__(self, plan: Plan) -> None:
-        self._subtasks = plan.subtasks()
+        self._plan = plan
+        self._parallelism: dict[Generation, int] = {}
         self._wrote: dict[tuple[Generation, SubtaskId, CheckpointId], set[StateHandle]] = {}
 
     def observe(self, event: HistoryEvent) -> None:
@@ -59,10 +62,14 @@ class WholeCheckpoints:
         if isinstance(event, history.SnapshotWrote):
             key = (event.generation, event.subtask, event.checkpoint)
             self._wrote.setdefault(key, set()).add(event.handle)
+        if isinstance(event, history.Deployed):
+            self._parallelism[event.generation] = event.parallelism
         if not isinstance(event, history.ManifestAppended):
             return
         manifest = event.manifest
-        if tuple(e.subtask for e in manifest.entries) != self._subtasks:
+        parallelism = self._parallelism.get(manifest.generation, self._plan.parallelism)
+        subtasks = replace(self._plan, parallelism=parallelism).subtasks()
+        if manifest.parallelism != parallelism or tuple(e.subtask for e in manifest.entries) != subtasks:
             raise Violation("I4", f"the manifest of {manifest.checkpoint} does not list every subtask once")
         for entry in manifest.entries:
             if entry.handle not in self._wrote.get((manifest.generation, entry.subtask, manifest.checkpoint), ()):

@@ -44,6 +44,8 @@ class Mark(Enum):
     LOST_ENTRY = "the newest entry of the log was missing and noticed by the hint"
     ALREADY_FINISHED = "a driver found the pipeline finished"
     RESTORED_FINISHED = "a subtask was restored that had finished before"
+    RESCALED = "a checkpoint was restored at another parallelism"
+    RESCALED_PARTLY_FINISHED = "a subtask was restored at another parallelism of which some had finished and some not"
     STARTED_FRESH_AGAIN = "a generation died before the first checkpoint and the next started fresh"
     FINAL_CHECKPOINT_FAILED = "a final checkpoint failed and was taken again"
     STOPPED_AND_CONTINUED = "a stopped pipeline was continued by a new driver"

@@ -125,7 +125,7 @@ def _violation(seed: int) -> Violation | None:
 
 def all_mutants() -> dict[str, Mutant]:
     """Return every mutant by name."""
-    for module in ("mutations_subtask", "mutations_outer", "mutations_drain"):
+    for module in ("mutations_subtask", "mutations_outer", "mutations_drain", "mutations_rescale"):
         importlib.import_module(f"headgate.sim.{module}")
     return MUTANTS
 

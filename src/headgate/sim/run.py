@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from headgate.model.graph import Partitioner
 from headgate.model.manifest import LogEntry
-from headgate.model.plan import make_plan
+from headgate.model.plan import Plan, make_plan
 from headgate.protocol.supervisor import Finish
 from headgate.sim import history
 from headgate.sim.checkers import Checkers
@@ -36,6 +37,11 @@ DRIVERS_AFTER_HEAL_MAX = 6
 """Drivers that may end without success after the faults are over: leftovers of the safety phase."""
 
 DRIVERS_MAX = 40
+
+PARALLELISM_MAX = 4
+
+RESCALE_RATE = 0.7
+"""How often a driver that follows another one has another parallelism."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,12 @@ class Simulation:
         disk, store = Disk(world, faults, note), StoreModel(note)
         self.env = Env(world, faults, Marks(), options, workload, plan, disk, store, note)
         self.drivers: list[Driver] = []
+        self._sizes = random.Random(f"parallelism of {seed}")
+        self._parallelism = options.parallelism
+        # The copies of a broadcast are as many as its receivers: no plain model knows when the number changed.
+        self._may_rescale = not any(
+            e.partitioner is Partitioner.BROADCAST for n in workload.graph.nodes for e in n.inputs
+        )
         self.is_finished = False
         self._is_healed = False
         self._ended_after_heal = 0
@@ -123,9 +135,15 @@ class Simulation:
     def _start_driver(self) -> None:
         if len(self.drivers) >= DRIVERS_MAX:
             raise Violation("I5", f"{DRIVERS_MAX} drivers in a row did not finish the pipeline")
-        driver = Driver(self.env, self, len(self.drivers))
+        driver = Driver(self.env, self, len(self.drivers), self._plan())
         self.drivers.append(driver)
         driver.post(0, driver.begin)
+
+    def _plan(self) -> Plan:
+        """Return what the next driver runs: now and then at another parallelism than the one before."""
+        if self.drivers and self._may_rescale and self._sizes.random() < RESCALE_RATE:
+            self._parallelism = self._sizes.randint(1, PARALLELISM_MAX)
+        return make_plan(self.env.workload.graph, self._parallelism, MAX_PARALLELISM)
 
     def _start_second(self) -> None:
         if not self.is_finished:

@@ -62,7 +62,7 @@ class SparkApp:
         job.is_failing = False
         job.returned.clear()
         attempt = AttemptId(job.submission, job.attempt)
-        for index in range(self._env.options.parallelism):
+        for index in range(self._driver.plan.parallelism):
             worker = Worker(self._env, self._driver, attempt, index)
             job.workers.append(worker)
             worker.post(self._env.faults.delay_ms(10), worker.start)
@@ -74,7 +74,7 @@ class SparkApp:
             return
         if is_success:
             job.returned.add(worker.index)
-            if len(job.returned) == self._env.options.parallelism:
+            if len(job.returned) == self._driver.plan.parallelism:
                 self._end(job, None)
             return
         job.is_failing = True

@@ -6,7 +6,9 @@ sinks' transactions under the checkpoint's id; the barrier goes out in line with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,16 +31,25 @@ if TYPE_CHECKING:
     from headgate.sim.worker import Worker
 
 
+@dataclass(frozen=True, slots=True)
+class Former:
+    """The snapshot of one former subtask of a vertex, at the parallelism of its time."""
+
+    index: int
+    parallelism: int
+    data: bytes
+
+
 class SubtaskHost:
     """One subtask in its worker."""
 
-    def __init__(self, worker: Worker, vertex: Vertex, fabric: network.Fabric, restored: bytes | None) -> None:
+    def __init__(self, worker: Worker, vertex: Vertex, fabric: network.Fabric, formers: Sequence[Former]) -> None:
         self.worker = worker
         self.env = worker.env
-        plan = self.env.plan
+        plan = worker.plan
         self.subtask = SubtaskId(vertex.id, worker.index)
-        snapshot = {} if restored is None else msgspec.msgpack.decode(restored)
-        is_finished = bool(snapshot.get("is_finished", False))
+        snapshots = {former.index: msgspec.msgpack.decode(former.data) for former in formers}
+        is_finished = self._had_finished(formers, snapshots)
         if is_finished:
             self.env.marks.reach(Mark.RESTORED_FINISHED)
         inputs = plan.inputs(self.subtask)
@@ -50,9 +61,9 @@ class SubtaskHost:
         self._merger = watermarks.WatermarkMerger(max(len(inputs), 1))
         self._chain = Chain(plan, vertex, self._send, self._write, worker.index)
         self._tracker = watermarks.WatermarkTracker(OUT_OF_ORDER_MS, None)
-        if restored is not None:
-            self._chain.restore(snapshot["state"])
-            self._tracker.restore(snapshot["tracker"])
+        if formers:
+            self._chain.restore([snapshot["state"] for snapshot in snapshots.values()])
+            self._tracker.restore(newest_times([snapshot["tracker"] for snapshot in snapshots.values()]))
         self._open: dict[NodeName, Transaction] = {}
         self._uploads = Uploads(self)
         self.blocked: set[int] = set()
@@ -62,10 +73,18 @@ class SubtaskHost:
         self._is_over = self.is_source and is_finished
         self.next_poll_ms = 0
 
+    def _had_finished(self, formers: Sequence[Former], snapshots: Mapping[int, Mapping[str, Any]]) -> bool:
+        """Whether all former subtasks had finished; at the same parallelism only this one counts (R17)."""
+        is_moved = any(former.parallelism != self.worker.plan.parallelism for former in formers)
+        flags = [bool(s["is_finished"]) for index, s in snapshots.items() if is_moved or index == self.subtask.index]
+        if is_moved and any(flags) and not all(flags):
+            self.env.marks.reach(Mark.RESCALED_PARTLY_FINISHED)
+        return bool(flags) and all(flags)
+
     def _attach(self, edges: tuple[PlanEdge, ...], fabric: network.Fabric) -> dict[tuple[int, int], Channel]:
         found = {}
         for edge in edges:
-            everybody = range(self.env.plan.parallelism)
+            everybody = range(self.worker.plan.parallelism)
             receivers = (self.worker.index,) if edge.partitioner is Partitioner.FORWARD else tuple(everybody)
             for receiver in receivers:
                 found[edge.index, receiver] = fabric.channel(edge.index, self.worker.index, receiver)
@@ -238,6 +257,15 @@ class SubtaskHost:
         """Abandon what is open; what is prepared stays."""
         for transaction in self._open.values():
             self.env.store.discard(transaction)
+
+
+def newest_times(trackers: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """Merge the latest event times of splits; what a former owner kept of one is older (W9)."""
+    latest: dict[str, int] = {}
+    for tracker in trackers:
+        for split, max_ms in tracker.items():
+            latest[split] = max(max_ms, latest.get(split, max_ms))
+    return latest
 
 
 def _short(thing: object) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headgate.errors import FencedError, StorageError
+from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import Generation
+from headgate.model.manifest import Manifest
+from headgate.model.plan import Vertex
 from headgate.protocol import subtask as machine
 from headgate.protocol.recovery import Damage
 from headgate.protocol.supervisor import AttemptId, Failure, FailureKind
@@ -17,7 +19,7 @@ from headgate.sim import network
 from headgate.sim.faults import Fault
 from headgate.sim.marks import Mark
 from headgate.sim.network import Link, ToDriver, ToWorker
-from headgate.sim.subtaskhost import SubtaskHost
+from headgate.sim.subtaskhost import Former, SubtaskHost
 from headgate.sim.world import Process
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class Worker(Process):
         self.env = env
         self.index = index
         self.attempt = attempt
+        self.plan = driver.plan
         self.generation = Generation(0)
         self._driver = driver
         self._link: Link | None = None
@@ -89,25 +92,40 @@ class Worker(Process):
 
     def _restore(self, deployment: network.Deployment) -> None:
         self.env.faults.crash_point(self, Fault.WORKER_CRASH)
-        restored = deployment.restored
-        handles = {} if restored is None else {e.subtask: e.handle for e in restored.entries}
         hosts = []
-        for vertex in self.env.plan.vertices:
-            subtask = next(s for s in self.env.plan.subtasks() if s.vertex == vertex.id and s.index == self.index)
+        for vertex in self.plan.vertices:
             try:
-                data = self.env.disk.read(handles[subtask]) if restored is not None else None
-            except StorageError as error:
+                formers = self._formers(deployment.restored, vertex)
+            except (StorageError, CorruptionError) as error:
                 self.fail(Failure(FailureKind.LOST, str(error)))
                 return
-            if isinstance(data, Damage):
-                self.fail(Failure(FailureKind.LOST, f"{data.path}: {data.problem}"))
-                return
-            hosts.append(SubtaskHost(self, vertex, deployment.fabric, data))
+            hosts.append(SubtaskHost(self, vertex, deployment.fabric, formers))
         self._hosts = hosts
         self.send(network.Ready(self.generation))
         for host in hosts:
             host.start()
         self.wake(self.world.now_ms)
+
+    def _formers(self, restored: Manifest | None, vertex: Vertex) -> list[Former]:
+        """Read what the subtask of ``vertex`` continues from (R15), as ``runtime.restoring`` does.
+
+        Raises:
+            StorageError: a file cannot be read now.
+            CorruptionError: one is damaged.
+        """
+        found: list[Former] = []
+        entries = () if restored is None else restored.entries
+        for entry in entries:
+            assert restored is not None
+            is_moved = restored.parallelism != self.plan.parallelism
+            is_needed = is_moved or vertex.is_source or entry.subtask.index == self.index
+            if entry.subtask.vertex != vertex.id or not is_needed:
+                continue
+            data = self.env.disk.read(entry.handle)
+            if isinstance(data, Damage):
+                raise CorruptionError(data.path, 0, "a whole snapshot", data.problem)
+            found.append(Former(entry.subtask.index, restored.parallelism, data))
+        return found
 
     def fail(self, failure: Failure) -> None:
         """Report that this worker cannot go on, and leave."""
