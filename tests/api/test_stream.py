@@ -174,7 +174,6 @@ def test_without_a_dead_letter_sink_there_is_no_such_node() -> None:
 
 
 LATER: list[Callable[[hg.Stream], object]] = [
-    lambda s: s.iterate(lambda loop: loop),
     lambda s: s.side_output("late"),
     lambda s: s.join(s),
     lambda s: s.with_timestamps("ts").key_by("service").window(hg.Tumbling("5s"), allowed_lateness="1s"),

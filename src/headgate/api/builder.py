@@ -6,15 +6,19 @@ Never runs anything. ``headgate.api.stream`` adds nodes; ``headgate.api.pipeline
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
+from headgate.api.loopchecks import check_listener
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import badrecords
+from headgate.operators.loophead import LoopHeadSpec
 from headgate.operators.types import canonical_schema, schema_text
 
 BAD_RECORDS_NODE = NodeName("bad-records")
@@ -44,11 +48,21 @@ class GraphBuilder:
     Attributes:
         schemas: main output of each node (of a sink: what it receives).
         refusing: nodes that may hand over bad records.
+        bodies: the loops whose bodies are being written right now, outermost first.
     """
 
     nodes: list[Node] = field(default_factory=list)
     schemas: dict[NodeName, pa.Schema] = field(default_factory=dict)
     refusing: list[NodeName] = field(default_factory=list)
+    bodies: list[NodeName] = field(default_factory=list)
+
+    def node(self, name: NodeName) -> Node:
+        """Return the node called ``name`` (it must exist)."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def loops_of(self, name: NodeName) -> tuple[NodeName, ...]:
+        """Return the loops that node ``name`` is in, outermost first."""
+        return next((node.loops for node in self.nodes if node.name == name), ())
 
     def claim_name(self, kind: str, name: str | None) -> NodeName:
         """Return the name of a new node: ``name``, or ``kind``, ``kind-2``, … in order of appearance.
@@ -82,18 +96,50 @@ class GraphBuilder:
         state_text: str = "",
         refuses: bool = False,
     ) -> NodeName:
-        """Add a node and return its name; ``name`` comes from ``claim_name``."""
-        self.nodes.append(Node(name, role, edges, spec, schema_text(schema), state_text))
+        """Add a node and return its name; ``name`` comes from ``claim_name``.
+
+        It is in those loops whose bodies are being written and whose records it gets.
+
+        Raises:
+            UsageError: it wants to hear of finished rounds, and cannot.
+        """
+        entered = {loop for edge in edges for loop in self.loops_of(edge.upstream)} | {name}
+        loops = tuple(loop for loop in self.bodies if loop in entered)
+        node = Node(name, role, edges, spec, schema_text(schema), state_text, loops=loops)
+        check_listener(name, spec, loops, has_rounds=self._counts_rounds(node))
+        self.nodes.append(node)
         self.schemas[name] = schema
         if refuses:
             self.refusing.append(name)
         return name
 
+    @contextmanager
+    def loop(self, name: NodeName, edges: tuple[Edge, ...], spec: LoopHeadSpec) -> Iterator[None]:
+        """Add the head of a loop; within the context its body is written. If that fails, nothing of it remains.
+
+        Afterwards: the body must have called ``feed_back``.
+        """
+        before = len(self.nodes)
+        self.bodies.append(name)
+        try:
+            self.add(name, Role.LOOP_HEAD, edges, spec, spec.schema, state_text=spec.state_text())
+            yield
+        except BaseException:
+            self._forget({node.name for node in self.nodes[before:]})
+            raise
+        finally:
+            self.bodies.pop()
+
+    def feed_back(self, name: NodeName, edges: tuple[Edge, ...]) -> None:
+        """Tie the body's ``edges`` to the head ``name``."""
+        self.nodes = [replace(node, feedback=edges) if node.name == name else node for node in self.nodes]
+
     def finished(self, dead_letters: Sink | None) -> tuple[Graph, dict[NodeName, pa.Schema]]:
         """Return the graph, with the sink of diverted records if there is one, and every node's schema.
 
         Raises:
-            UsageError: the pipeline is empty, has no sink, or has a stream that leads nowhere.
+            UsageError: the pipeline is empty, has no sink, has a stream that leads nowhere, or the body of a loop is
+                being written.
         """
         self._check()
         nodes, schemas = list(self.nodes), dict(self.schemas)
@@ -104,12 +150,26 @@ class GraphBuilder:
             schemas[BAD_RECORDS_NODE] = schema
         return Graph(tuple(nodes)), schemas
 
+    def _counts_rounds(self, node: Node) -> bool:
+        spec = node.spec if node.role is Role.LOOP_HEAD else self.node(node.loops[0]).spec if node.loops else None
+        return isinstance(spec, LoopHeadSpec) and spec.round_column is not None
+
+    def _forget(self, names: set[NodeName]) -> None:
+        self.nodes = [node for node in self.nodes if node.name not in names]
+        self.schemas = {name: schema for name, schema in self.schemas.items() if name not in names}
+        self.refusing = [name for name in self.refusing if name not in names]
+
     def _check(self) -> None:
+        if self.bodies:
+            raise UsageError(
+                f"the body of loop '{self.bodies[-1]}' is still being written; return the stream as output of the "
+                "loop, and run or describe the pipeline behind it"
+            )
         if not self.nodes:
             raise UsageError("the pipeline is empty; begin with .source(...) and end with .sink(...)")
         if not any(node.role is Role.SINK for node in self.nodes):
             raise UsageError("the pipeline has no sink; end at least one stream with .sink(...)")
-        read = {edge.upstream for node in self.nodes for edge in node.inputs}
+        read = {edge.upstream for node in self.nodes for edge in node.inputs + node.feedback}
         for node in self.nodes:
             if node.role is not Role.SINK and node.name not in read:
                 raise UsageError(

@@ -7,7 +7,7 @@ it. That is decided here, once, from the expressions (docs/spec/windows.md).
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -27,7 +27,11 @@ from headgate.operators.windowplan import START_COLUMN, TumblingAggregate
 from headgate.operators.windows import window_operators
 
 if TYPE_CHECKING:
+    from headgate.api.loops import Feedback
     from headgate.api.pipeline import Pipeline
+
+Output = TypeVar("Output")
+"""What the body of a loop gives out: a stream or a tuple of streams."""
 
 
 class KeyedStream:
@@ -85,9 +89,15 @@ class KeyedStream:
             raise UsageError(f"window needs a window such as headgate.Tumbling('5m'), not {window!r}")
         if allowed_lateness is not None:
             not_there_yet("allowed_lateness", "wait longer with with_timestamps(..., out_of_orderness=...)")
+        upstream = self._edges[0].upstream
+        if self._time_column is None and self._pipeline._builder.loops_of(upstream):  # L37
+            raise UsageError(
+                f"window after '{upstream}' needs event times, which no loop carries round; call "
+                f".with_timestamps(column) within its body or behind it, then key_by and window"
+            )
         if self._time_column is None:
             raise UsageError(
-                f"window after '{self._edges[0].upstream}' needs event times; call "
+                f"window after '{upstream}' needs event times; call "
                 f".with_timestamps(column) before key_by and keep that column (the columns are "
                 f"{schema_text(self._schema)})"
             )
@@ -110,6 +120,27 @@ class KeyedStream:
         builder.add(node, Role.OPERATOR, self._edges, spec, output, state_text=text, refuses=True)
         time_column = Stream(self._pipeline, self._edges, self._schema, self._time_column)._time_column_in(output)
         return Stream(self._pipeline, (Edge(node),), output, time_column)
+
+    def iterate(
+        self,
+        body: Callable[[KeyedStream], tuple[Feedback, Output]],
+        *,
+        max_rounds: int | None = None,
+        round_column: str | None = None,
+        on_round: Callable[[int], object] | None = None,
+        name: str | None = None,
+    ) -> Output:
+        """Build a loop whose records are always where their key belongs; else as ``Stream.iterate``.
+
+        ``loop`` has the key of this stream, so that the body can begin with ``loop.process(...)``. Feedback is a stream
+        (or several) with the columns of ``loop`` and without a key: the loop brings each record to its own.
+
+        Raises:
+            UsageError: the body's result does not fit the loop.
+        """
+        from headgate.api.loops import LoopOptions, iterate
+
+        return iterate(self, body, LoopOptions(max_rounds, round_column, on_round, name))
 
     def join(self, *args: object, **options: object) -> NoReturn:
         """Joins are not there yet."""

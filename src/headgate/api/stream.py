@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -24,7 +24,11 @@ from headgate.operators.types import schema_text
 
 if TYPE_CHECKING:
     from headgate.api.keyed import KeyedStream
+    from headgate.api.loops import Feedback
     from headgate.api.pipeline import Pipeline
+
+Output = TypeVar("Output")
+"""What the body of a loop gives out: a stream or a tuple of streams."""
 
 Row = dict[str, Any]
 
@@ -199,9 +203,37 @@ class Stream:
 
         return run_to_dataframe(self._pipeline, self, spark, name)
 
-    def iterate(self, *args: object, **options: object) -> NoReturn:
-        """Loops are not there yet."""
-        not_there_yet("a loop (iterate)")
+    def iterate(
+        self,
+        body: Callable[[Stream], tuple[Feedback, Output]],
+        *,
+        max_rounds: int | None = None,
+        round_column: str | None = None,
+        on_round: Callable[[int], object] | None = None,
+        name: str | None = None,
+    ) -> Output:
+        """Build a loop: records go through ``body``, and what it feeds back goes through it again.
+
+        ``body(loop)`` is called once, now, with the stream of all records in the loop, and returns
+        ``(feedback, output)``. The loop ends by itself when bounded input has ended and nothing circulates any more.
+        Loops nest. Neither ``loop`` nor the output has event time; ``with_timestamps`` gives it to them.
+
+        Args:
+            body: returns the feedback, a stream or a sequence of streams with the columns of ``loop``, and the
+                output, a stream or a tuple of streams.
+            max_rounds: a record that comes back so many times is dropped.
+            round_column: ``loop`` gets this int64 column: 0 when a record enters, one more each time it comes back;
+                the body passes it on unchanged. Default: "round" if rounds are needed, else none.
+            on_round: called in the driver with the number of each round that is finished everywhere: at least once,
+                in an outermost loop only.
+            name: of the loop.
+
+        Raises:
+            UsageError: the body's result does not fit the loop.
+        """
+        from headgate.api.loops import LoopOptions, iterate
+
+        return iterate(self, body, LoopOptions(max_rounds, round_column, on_round, name))
 
     def process(self, *args: object, **options: object) -> NoReturn:
         """State belongs to keys: ``key_by(...).process(...)``.
