@@ -88,8 +88,32 @@ def standard(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def slowly_counted(so_far: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.001)
+    return counted(so_far, row)
+
+
+def backlog(spec: dict[str, Any]) -> Pipeline:
+    """``standard``, except that every record passes a slow reduce: much is in flight behind the shuffle."""
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    source = pipeline.source(generator(spec["rows"], spec["rate"])).with_timestamps("ts")
+    rows = source.map(doubled, {"id": pa.int64(), "twice": pa.int64()})
+    rows.sink(rows_sink(spec), name="rows")
+    windows = source.key_by("key").window(hg.Tumbling("5s")).agg(n=pl.len(), total=pl.col("value").sum())
+    windows.sink(hg.FileSink(root / "windows", "parquet"), name="windows")
+    ones = source.select("key", n=pl.lit(1, pl.Int64))
+    ones.key_by("key").reduce(slowly_counted).sink(hg.FileSink(root / "counts"), name="counts")
+    return pipeline
+
+
 def expected_standard(rows: int) -> dict[str, pl.DataFrame]:
     """Recount what ``standard`` must write, plainly."""
+    return recounted(generated(rows), REDUCED_EVERY)
+
+
+def generated(rows: int) -> pl.DataFrame:
+    """Return the first ``rows`` records that the source delivers."""
     from headgate.connectors.base import SourceContext
 
     batches = []
@@ -98,10 +122,14 @@ def expected_standard(rows: int) -> dict[str, pl.DataFrame]:
         polled = reader.poll()
         if polled is not None:
             batches.append(polled.batch)
-    events = pl.from_arrow(pa.Table.from_batches(batches)).sort("id")
+    return pl.from_arrow(pa.Table.from_batches(batches)).sort("id")
+
+
+def recounted(events: pl.DataFrame, reduced_every: int) -> dict[str, pl.DataFrame]:
+    """Return what the three sinks must hold after ``events``."""
     start = pl.col("ts").dt.truncate("5s")
     windows = events.group_by("key", window_start=start).agg(n=pl.len().cast(pl.Int64), total=pl.col("value").sum())
-    thin = events.filter(pl.col("id") % REDUCED_EVERY == 0)
+    thin = events.filter(pl.col("id") % reduced_every == 0)
     return {
         "rows": events.select("id", twice=pl.col("value") * 2),
         "windows": windows,
@@ -238,6 +266,7 @@ def every_operator(spec: dict[str, Any]) -> Pipeline:
 BUILDERS = {
     "every_operator": every_operator,
     "standard": standard,
+    "backlog": backlog,
     "failing": failing,
     "dead_letters": dead_letters,
     "stream_to_stream": stream_to_stream,

@@ -73,6 +73,7 @@ def result_fields(result: Any) -> dict[str, Any]:
         "last_checkpoint": result.last_checkpoint,
         "records_in": result.records_in,
         "records_out": result.records_out,
+        "is_drained": result.is_drained,
     }
 
 
@@ -97,7 +98,11 @@ class Host:
         tell("", "host")
         for line in sys.stdin:
             command = json.loads(line)
-            if "stop" in command:
+            if "drain" in command:
+                threading.Thread(
+                    target=self.handles[command["drain"]].stop, kwargs={"drain": True}, daemon=True
+                ).start()
+            elif "stop" in command:
                 threading.Thread(target=self.handles[command["stop"]].stop, daemon=True).start()
             else:
                 threading.Thread(target=self.run, args=(command,), daemon=True).start()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+from pyspark import cloudpickle
 from test_process_results import events, generator, same, windowed
 
+import headgate as hg
 from headgate.connectors.filecommit import read_committed
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpointlog import CheckpointLog
 from headgate.store.storage import open_storage
-from running import definition_of
+from running import Run, definition_of, pipeline_at
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 Start = Any
 RATE = 4_000.0
@@ -41,7 +47,7 @@ def test_a_drained_pipeline_has_processed_what_it_read_and_does_not_continue(sta
     assert (newest(tmp_path).is_final, newest(tmp_path).is_draining) == (True, True)
 
     again = start(definition_of(windowed(tmp_path, source)))
-    assert again.result().is_finished
+    assert again.result().is_drained
     assert any("was drained and does not continue (final checkpoint" in note for note in again.notes)
     same(read_committed(str(tmp_path / "out")), found)
 
@@ -72,6 +78,37 @@ def test_a_worker_killed_in_mid_drain_does_not_end_the_drain(start: Start, tmp_p
     assert result.is_drained
     found = read_committed(str(tmp_path / "out"))
     assert found.select(pl.struct("key", "window_start").n_unique()).item() == found.height, "no window fired twice"
+
+
+def slowly(row: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.0005)
+    return row
+
+
+def test_a_restart_from_a_checkpoint_taken_while_draining_drains_on(start: Start, tmp_path: Path) -> None:  # E9
+    pipeline = pipeline_at(tmp_path, interval="20ms")
+    stream = pipeline.source(generator(ROWS, RATE, splits=2)).rebalance().map(slowly)
+    stream.sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
+    run = start(definition_of(pipeline))
+    run.wait_checkpoints(2)
+    killed: list[int] = []
+
+    def kill_at_the_first_marked_checkpoint(checkpoint: int, duration_ms: int, size_bytes: int) -> None:
+        manifest = newest(tmp_path)
+        if manifest.is_draining and not manifest.is_final and not killed:
+            killed.append(checkpoint)
+            os.kill(run.driver.worker_pids()[1], signal.SIGKILL)
+        Run.on_checkpoint(run, checkpoint, duration_ms, size_bytes)
+
+    run.on_checkpoint = kill_at_the_first_marked_checkpoint  # type: ignore[method-assign]
+    run.driver.drain()
+    result = run.result()
+    assert result.is_drained
+    if result.restarts:  # else, or if it was not noticed, the final checkpoint was complete before the worker died
+        notes = " ".join(run.notes)
+        assert f"continues from checkpoint {killed[0]}" in notes or "was drained and does not continue" in notes
+    found = read_committed(str(tmp_path / "out"))
+    assert found["id"].n_unique() == found.height, "nothing came out twice"
 
 
 def test_a_stop_while_it_drains_ends_and_the_next_run_drains_on(start: Start, tmp_path: Path) -> None:  # E9, E10

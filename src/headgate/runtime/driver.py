@@ -308,6 +308,7 @@ class Driver:
                 f"pipeline '{self._definition.config.name}' {how} (final checkpoint "
                 f"{checkpoint}); give it another name, or remove {self._log.url}, to run it again"
             )
+            self._is_drained = begun.manifest.is_draining
             self._handle(supervisor.AlreadyFinished(checkpoint))
             return
         self._begun = begun

@@ -1,0 +1,125 @@
+"""Draining on Spark: what was read comes out completely and once, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from crash.pipelines import generated, recounted
+from crash.processes import STARTED_S, Child, Life, environment, kill
+from crash.results import assert_clean, assert_equal, read_rows
+from crash.test_stopping import PROGRAM, checkpoints, command_line
+from headgate.connectors.filecommit import read_committed
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+
+ROWS = 400_000
+"""Far more than is read before the drain."""
+
+RATE = 4_000
+"""Twice what the slow reduce of ``backlog`` can take: the drain lasts as long as the reading before it."""
+
+Spec = Callable[..., dict[str, Any]]
+
+
+def assert_drained(root: Path, *, reduced_every: int = 1) -> None:
+    """Everything that was read, as the plain copy tells, went into the windows and the counts once; splits are
+    prefixes."""
+    rows = read_rows(root)
+    assert 0 < rows.height < ROWS, "it was drained in the middle"
+    events = generated(ROWS).filter(pl.col("id").is_in(rows["id"].implode()))
+    expected = recounted(events, reduced_every)
+    assert_equal(rows, expected["rows"], "rows")
+    assert_equal(read_committed(str(root / "windows")), expected["windows"], "windows")
+    assert_equal(read_committed(str(root / "counts")), expected["counts"], "counts")
+    assert_clean(root)
+
+
+def draining(life: Life) -> None:
+    life.wait("draining", lambda e: e["event"] == "progress" and e["state"] == "draining")
+
+
+def test_a_worker_killed_in_mid_drain_loses_and_doubles_nothing(
+    spec: Spec, run: Callable[[dict[str, Any]], Life], tmp_path: Path, told: Callable[[Life], None]
+) -> None:  # E7, E8, E9
+    life = run(spec("backlog", rows=ROWS, rate=RATE))
+    running = life.running()
+    life.checkpoint(2)
+    life.child.send({"drain": life.name})
+    draining(life)
+    kill(next(iter(running["workers"].values())))
+    life.restart()
+    result = life.result()
+    told(life)
+    assert (result["is_finished"], result["is_drained"], result["restarts"]) == (True, True, 1)
+    assert_drained(tmp_path)
+
+
+def test_a_driver_killed_in_mid_drain_forgets_it_and_the_next_one_continues_until_it_is_drained(
+    spec: Spec, launch: Callable[..., Life], tmp_path: Path
+) -> None:  # E9
+    what = spec("backlog", rows=ROWS, rate=RATE)
+    life = launch(what)
+    life.running()
+    life.checkpoint(2)
+    life.child.signal(signal.SIGUSR1)
+    draining(life)
+    life.child.signal(signal.SIGKILL)
+    life.child.assert_gone()
+    life = launch(what)
+    life.running()
+    life.checkpoint()
+    life.child.signal(signal.SIGUSR1)
+    result = life.result()
+    assert (result["is_finished"], result["is_drained"]) == (True, True)
+    assert life.child.exit_code() == 0
+    assert_drained(tmp_path)
+
+
+def stop(root: Path, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run ``headgate stop``."""
+    command = [sys.executable, "-m", "headgate.cli.main", "stop", name, "--checkpoints", str(root / "checkpoints")]
+    return subprocess.run(
+        [*command, *options], env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False
+    )
+
+
+def test_headgate_stop_stops_and_later_drains_a_pipeline_of_another_terminal(spec: Spec, tmp_path: Path) -> None:
+    what = spec("standard", rows=ROWS)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    children: list[Child] = []
+    try:
+        for options, outcome in (
+            ((), "stopped; the same command continues from checkpoint "),
+            (("--drain",), "drained; "),
+        ):
+            child = Child(command_line(program, what), tmp_path / "driver")
+            children.append(child)
+            checkpoints(child, 2)
+            asked = stop(tmp_path, what["name"], *options)
+            assert asked.returncode == 0, asked.stderr
+            assert asked.stdout.startswith(f"{what['name']}: {outcome}")
+            assert "process" in asked.stderr.splitlines()[0]
+            assert child.exit_code() == 0, child.tale("exit code")
+            child.assert_gone()
+        again = Child(command_line(program, what), tmp_path / "driver")
+        children.append(again)
+        assert again.exit_code() == 0
+        notes = [e["text"] for e in again.events if e["event"] == "note"]
+        assert any("was drained and does not continue" in text for text in notes), json.dumps(notes)
+    finally:
+        for child in children:
+            child.close()
+    assert_drained(tmp_path, reduced_every=20)
+    gone = stop(tmp_path, what["name"])
+    assert (gone.returncode, gone.stderr.count("\n")) == (2, 1)
+    assert f"Error: no pipeline '{what['name']}' runs" in gone.stderr
