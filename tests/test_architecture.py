@@ -24,8 +24,9 @@ SPECS = [
     "plan",
     "final-checkpoint",
     "restart",
+    "state",
 ]
-_RULE = re.compile(r"^- \*\*([A-Z]\d+)\*\* (.*)$", re.MULTILINE)
+_RULE = re.compile(r"^- \*\*([A-Z]+\d+)\*\* (.*)$", re.MULTILINE)
 _TEST = re.compile(r"`(test_\w+)`")
 
 

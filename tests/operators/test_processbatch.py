@@ -408,7 +408,7 @@ def test_state_outside_a_call_says_what_to_do() -> None:
         spec_of(Early())
 
 
-def test_large_results_are_sent_on_in_parts() -> None:
+def test_large_results_are_sent_on_in_parts() -> None:  # ST14
     run = use(lambda f, b, c: pl.DataFrame({"key": range(150_000), "op": "", "n": 0}))
     assert [part.num_rows for part in run.out.batches] == [65_536, 65_536, 18_928]
 

@@ -192,7 +192,7 @@ class ProcessOperator(Operator):
 
 
 def _each(found: Any) -> Iterable[Any]:
-    """Return the rows of a function's result."""
+    """Return the rows of a function's result (ST8)."""
     if isinstance(found, dict):
         raise TypeError("a process function must return an iterable of dicts, but returned one dict; return [row]")
     return found  # type: ignore[no-any-return]

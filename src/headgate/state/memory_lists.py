@@ -1,6 +1,6 @@
 """A list of elements per key, for many keys at once: blocks in one pool, doubled when they are full.
 
-Appending costs O(rows) amortised, because a block is moved only when its list has doubled; reading lists costs
+Appending costs O(rows) amortised (ST12), because a block is moved only when its list has doubled; reading lists costs
 O(rows + elements). A position of the pool is written once and then never again until the pool is rebuilt into new
 memory, so a snapshot needs no copy of the elements (ST5). Counterpart: ``operators.batchstates.BatchListState``.
 """

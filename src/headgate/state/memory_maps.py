@@ -1,7 +1,7 @@
 """A map per key, for many keys at once: entries numbered by (key slot, map key slot), and a list of them per key.
 
 Counterpart: ``operators.batchstates.BatchMapState``. A removed entry keeps its number until there are more removed
-than living ones; then all are numbered anew, which is O(1) per change.
+than living ones (ST13); then all are numbered anew, which is O(1) per change.
 """
 
 from __future__ import annotations

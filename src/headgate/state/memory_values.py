@@ -1,6 +1,6 @@
 """One value per key, for many keys at once: a vector by slot and which slots have one.
 
-Counterpart: ``operators.batchstates.BatchValueState``. Arguments have no nulls; rows are in the batch's order.
+Counterpart: ``operators.batchstates.BatchValueState`` (ST11). Arguments have no nulls; rows are in the batch's order.
 """
 
 from __future__ import annotations

@@ -60,13 +60,17 @@ def mismatch(value: object, error: Exception) -> str:
 def _scalar_store(dtype: pa.DataType) -> Callable[[Any], Any]:
     """Return a check that lets exact Python types pass quickly and leaves all others to Arrow."""
 
+    is_integer = pa.types.is_integer(dtype)
+
     def by_arrow(value: Any) -> Any:
         stored = python_values(pa.array([value], dtype))[0]
         if stored is None:
             raise ValueError("it is null")
+        if is_integer and stored != value:  # Arrow truncates floats
+            raise ValueError("it is not whole")
         return stored
 
-    if pa.types.is_integer(dtype):
+    if is_integer:
         limits = np.iinfo(dtype.to_pandas_dtype())
         low, high = int(limits.min), int(limits.max)
         return lambda value: value if type(value) is int and low <= value <= high else by_arrow(value)
@@ -78,9 +82,13 @@ def _scalar_store(dtype: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_large_string(dtype):
         return lambda value: value if type(value) is str and value.isascii() else by_arrow(value)
     if pa.types.is_timestamp(dtype):
-        return lambda value: value if type(value) is datetime and value.tzinfo is None else by_arrow(value)
+        return lambda value: value if type(value) is datetime and _is_plain(value) else by_arrow(value)
     exact = _exact_type(dtype)
     return by_arrow if exact is None else (lambda value: value if type(value) is exact else by_arrow(value))
+
+
+def _is_plain(value: datetime) -> bool:
+    return value.tzinfo is None and value.fold == 0
 
 
 def _exact_type(dtype: pa.DataType) -> type | None:
