@@ -1,0 +1,109 @@
+"""Connected components of a growing graph: every vertex learns the smallest vertex that it is connected with.
+
+    headgate run examples/connected_components.py
+
+``python examples/connected_components.py`` also checks the result. Each vertex keeps its neighbours and the smallest
+label it has heard of. When an edge arrives, or a label becomes smaller, the neighbours are told: what one vertex tells
+another is fed back and goes through the loop again, until nobody learns anything new. ``out/components`` gets every
+change of a label; the smallest one of a vertex is its component.
+"""
+
+import sys
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+import headgate as hg
+
+VERTICES, EDGES = 20_000, 15_000
+
+
+class Labels(hg.BatchProcessFunction):
+    """A row with ``to`` is a new edge, one without is news of a label. In results ``to`` is whom to tell."""
+
+    def open(self, state: hg.BatchStateHandle) -> None:
+        """Declare what a vertex keeps."""
+        self.label = state.value("label", pa.int64())
+        self.neighbours = state.list("neighbours", pa.int64())
+
+    def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
+        """Take the labels that are smaller; return whom to tell, and the changes themselves (``to`` is null)."""
+        changed = self.label.update(batch["label"], "min")
+        changes = batch.filter(changed).with_columns(to=pl.lit(None, pl.Int64))
+        rows, to = self.neighbours.explode(where=changed)
+        is_edge = batch["to"].is_not_null()
+        self.neighbours.append(batch["to"], where=is_edge)
+        new_edges = batch.with_columns(label=self.label.get()).filter(is_edge)
+        return pl.concat([changes, batch[rows].with_columns(to=to), new_edges])
+
+
+def smallest(news: pl.DataFrame) -> pl.DataFrame:
+    """Keep one label for each vertex: of what a batch tells it, only the smallest can matter."""
+    return news.group_by("vertex").agg(pl.col("label").min(), pl.col("to").first())
+
+
+def spread(loop: hg.KeyedStream) -> tuple[hg.Stream, hg.Stream]:
+    """The body of the loop: feed back what vertices tell each other, put out changes."""
+    told = loop.process(Labels(), name="labels")
+    news = told.filter(pl.col("to").is_not_null()).select(
+        vertex="to", label="label", to=pl.lit(None, pl.Int64)
+    )
+    return news.map_batches(smallest), told.filter(pl.col("to").is_null()).select("vertex", "label")
+
+
+def both_ways(edges: pl.DataFrame) -> pl.DataFrame:
+    """Give each edge to both of its ends; an end's first label is its own number."""
+    there = edges.select(vertex="a", label="a", to="b")
+    return pl.concat([there, edges.select(vertex="b", label="b", to="a")])
+
+
+def build(edges: hg.Stream) -> hg.Stream:
+    """Return all changes of labels (``vertex``, ``label``), for edges between ``a`` and ``b`` (int64)."""
+    return edges.map_batches(both_ways).key_by("vertex").iterate(spread, name="components")
+
+
+def random_edges(vertices: int = VERTICES, edges: int = EDGES, seed: int = 7) -> pl.DataFrame:
+    """Return edges between random vertices; there are many components as long as edges are few."""
+    return pl.DataFrame(np.random.default_rng(seed).integers(0, vertices, (edges, 2)), schema=["a", "b"])
+
+
+def component_of(edges: pl.DataFrame) -> dict[int, int]:
+    """Return the smallest connected vertex of each vertex, by union-find: what the pipeline must find."""
+    parent: dict[int, int] = {}
+
+    def root(vertex: int) -> int:
+        while (above := parent.setdefault(vertex, vertex)) != vertex:
+            parent[vertex] = vertex = parent[above]
+        return vertex
+
+    for a, b in edges.iter_rows():
+        low, high = sorted((root(a), root(b)))
+        parent[high] = low
+    return {vertex: root(vertex) for vertex in parent}
+
+
+def final(changes: pl.DataFrame) -> dict[int, int]:
+    """Return the component of each vertex, from all changes of its label."""
+    return dict(changes.group_by("vertex").agg(pl.col("label").min()).iter_rows())
+
+
+def pipeline() -> hg.Pipeline:
+    """Return the pipeline; ``headgate run`` calls this."""
+    p = hg.Pipeline("connected-components", parallelism=2, checkpointing=hg.Checkpointing(interval="1s"))
+    edges = p.source(hg.FromRows(random_edges(), splits=4, batch_rows=500))
+    build(edges).sink(hg.FileSink("out/components", "parquet"))
+    return p
+
+
+def main() -> int:
+    """Run to the end and compare with union-find."""
+    pipeline().run()
+    found, expected = final(pl.read_parquet("out/components/*.parquet")), component_of(random_edges())
+    is_right = found == expected
+    print(f"{len(set(found.values()))} components of {len(found)} vertices: {'right' if is_right else 'WRONG'}")
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
