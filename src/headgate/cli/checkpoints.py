@@ -92,10 +92,10 @@ def _print_entries(log: ObservedLog) -> None:
     for entry in log.entries:
         match entry.content:
             case Manifest() as m:
-                remark = "final" if m.is_final else ""
+                remark = ("final" if m.is_final else "") + (" (draining)" if m.is_draining else "")
                 moment, size = time_text(m.trigger_wall_ms), size_text(m.size_bytes)
                 duration = duration_text(m.duration_ms)
-                table.add_row(str(m.checkpoint), str(m.generation), moment, duration, size, remark)
+                table.add_row(str(m.checkpoint), str(m.generation), moment, duration, size, remark.strip())
             case Damage() as damage:
                 damaged.append(damage)
             case Claim():
@@ -149,6 +149,7 @@ def _manifest_fields(manifest: Manifest) -> dict[str, Any]:
         "parallelism": manifest.parallelism,
         "key_groups": manifest.max_parallelism,
         "is_final": manifest.is_final,
+        "is_draining": manifest.is_draining,
         "committables": len(manifest.committables),
         "state": {node: text for node, text in manifest.state_texts.items() if text},
     }
