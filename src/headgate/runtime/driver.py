@@ -320,8 +320,10 @@ class Driver:
         self._looping = Looping(self._definition, begun.generation, self)
         self._book.begin(begun.generation)
         if begun.restored is not None:
+            before, now = begun.restored.parallelism, self._definition.plan.parallelism
+            moved = "" if before == now else f", which parallelism {before} wrote, at parallelism {now}"
             self._observer.on_note(
-                f"generation {begun.generation} continues from checkpoint {begun.restored.checkpoint}"
+                f"generation {begun.generation} continues from checkpoint {begun.restored.checkpoint}{moved}"
             )
         if self._is_drain_wanted or (begun.restored is not None and begun.restored.is_draining):  # E9
             self._coordinate(coordinator.DrainRequested())
