@@ -200,11 +200,26 @@ def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:  # P5
             if edge.upstream not in seen:
                 raise UsageError(f"operator '{node.name}' reads from unknown operator '{edge.upstream}'")
         seen.add(node.name)
-    for node in graph.nodes:  # L31
+    _check_loops(graph, seen)
+    if not any(node.role is Role.SINK for node in graph.nodes):
+        raise UsageError("the pipeline has no sink; end at least one stream with .sink(...)")
+
+
+def _check_loops(graph: Graph, names: set[NodeName]) -> None:  # L31
+    for node in graph.nodes:
         if (node.role is Role.LOOP_HEAD) != bool(node.feedback):
             raise UsageError(f"operator '{node.name}' must be a loop head with feedback, or neither")
         for edge in node.feedback:
-            if edge.upstream not in seen or node.name not in graph.node(edge.upstream).loops:
+            if edge.upstream not in names or node.name not in graph.node(edge.upstream).loops:
                 raise UsageError(f"the feedback '{edge.upstream}' of loop '{node.name}' does not come from the loop")
-    if not any(node.role is Role.SINK for node in graph.nodes):
-        raise UsageError("the pipeline has no sink; end at least one stream with .sink(...)")
+    behind: dict[NodeName, set[NodeName]] = {}  # the loops whose records may reach a node
+    for node in graph.nodes:
+        reached = {loop for edge in node.inputs for loop in behind[edge.upstream]}
+        inputs = [graph.node(edge.upstream) for edge in node.inputs]
+        for loop in node.loops:
+            if loop != node.name and not any(loop in upstream.loops for upstream in inputs):
+                raise UsageError(f"operator '{node.name}' is in loop '{loop}', but reads nothing from it")
+            for upstream in inputs:  # it would wait for the loop's end, and the loop for its end
+                if loop in behind[upstream.name] and loop not in upstream.loops:
+                    raise UsageError(f"operator '{node.name}' brings output '{upstream.name}' of loop '{loop}' back")
+        behind[node.name] = reached | set(node.loops)

@@ -8,6 +8,7 @@ Source: ABS paper, Algorithm 2; FLIP-16.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -98,6 +99,9 @@ Effect: TypeAlias = (
 class LoopHead(Machine):
     """Which feedback records belong to which pending checkpoint."""
 
+    RELEASED_MAX = 128
+    """Checkpoints remembered that were given up before anything of them came here; as many as the ``Aligner`` does."""
+
     def __init__(self, channels: Iterable[ChannelIndex]) -> None:
         super().__init__()
         self._sentinels = {channel: CheckpointId(0) for channel in channels}
@@ -105,6 +109,7 @@ class LoopHead(Machine):
         self._pending: dict[CheckpointId, set[ChannelIndex]] = {}
         self._held: dict[ChannelIndex, CheckpointId] = {}
         self._current = CheckpointId(0)
+        self._released: OrderedDict[CheckpointId, None] = OrderedDict()
 
     @property
     def pending(self) -> tuple[CheckpointId, ...]:
@@ -162,7 +167,7 @@ class LoopHead(Machine):
             if not mine:
                 del self._pending[checkpoint]
                 effects.append(SealLog(checkpoint))
-        if checkpoint > self._current:  # L6
+        if checkpoint > self._current and checkpoint not in self._released:  # L6
             self._held[channel] = checkpoint
             effects.append(BlockChannel(channel))
         return effects or [Ignored("a sentinel that no log waits for")]
@@ -175,6 +180,10 @@ class LoopHead(Machine):
 
     def _on_released(self, checkpoint: CheckpointId) -> list[Effect]:  # L5
         effects: list[Effect] = []
+        if checkpoint > self._current:  # its sentinel may still come, its barrier perhaps never
+            self._released[checkpoint] = None
+            if len(self._released) > self.RELEASED_MAX:
+                self._released.popitem(last=False)
         if checkpoint in self._pending:
             del self._pending[checkpoint]
             effects.append(DropLog(checkpoint))
@@ -184,6 +193,8 @@ class LoopHead(Machine):
     def _advance(self, checkpoint: CheckpointId) -> list[Effect]:
         """The head is past ``checkpoint``: what came behind its sentinel may be read."""
         self._current = max(self._current, checkpoint)
+        for old in [c for c in self._released if c <= self._current]:
+            del self._released[old]
         return self._release([c for c, held in self._held.items() if held <= self._current])
 
     def _release(self, channels: list[ChannelIndex]) -> list[Effect]:

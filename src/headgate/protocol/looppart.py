@@ -110,7 +110,7 @@ class LoopPart(Machine):
         self._outside = set(place.outside)
         self._count = 0
         self._number = 0
-        self._missing: set[ChannelIndex] = set()
+        self._returned = dict.fromkeys(place.feedback, 0)
 
     @property
     def progress(self) -> RoundProgress:
@@ -147,21 +147,28 @@ class LoopPart(Machine):
         probe, effects = effect.probe, list[Effect]()
         if self._place.feedback:
             self._number, self._count = probe.number, 0  # L34: counts what comes back from here on
-            self._missing = set(self._place.feedback)
             self._started = max(self._started, probe.round_)
             if probe.is_last_watermark:
                 effects.append(AdvanceToEnd())
         effects.append(effect)
-        if self._place.is_leaf:
+        if self._place.feedback:
+            effects += self._report()
+        elif self._place.is_leaf:
             effects.append(ReportProbe(probe.number, 0, -1))
         return effects
 
     def _on_returned(self, event: ProbeReceived) -> list[Effect]:
-        if event.probe.number != self._number or event.channel not in self._missing:
-            raise self._violation(f"probe {event.probe.number} came back on channel {event.channel} unasked")
-        self._missing.remove(event.channel)
-        if self._missing:
-            return [Ignored("other feedback channels have not brought the probe back")]
+        number, channel = event.probe.number, event.channel
+        if number != self._returned[channel] + 1 or number > self._number + 1:
+            raise self._violation(f"probe {number} came back on channel {channel} unasked")
+        self._returned[channel] = number
+        if number > self._number:  # a body without a shuffle: another head passed it earlier than this one
+            return [Ignored("the probe came back before it passed this head")]
+        return self._report() or [Ignored("other feedback channels have not brought the probe back")]
+
+    def _report(self) -> list[Effect]:
+        if min(self._returned.values()) < self._number:
+            return []
         return [ReportProbe(self._number, self._count, self._highest)]
 
     def _on_outside_ended(self, event: OutsideEnded) -> list[Effect]:

@@ -225,7 +225,7 @@ class LoopProber(Machine):
         """Advance by one event; return the effects to run, in order.
 
         Raises:
-            ProtocolViolation: an answer that was not asked for.
+            ProtocolViolation: an answer to a probe that was never started.
         """
         self._begin(event)
         match event:
@@ -251,8 +251,10 @@ class LoopProber(Machine):
         return self._next_probe()
 
     def _on_returned(self, event: ProbeReturned) -> list[ProberEffect]:
-        if event.subtask not in self._waiting or event.number != self._probe.number:
-            raise self._violation(f"{event.subtask} answered probe {event.number}, which it was not asked")
+        if not 1 <= event.number <= self._probe.number:
+            raise self._violation(f"{event.subtask} answered probe {event.number}, which was never started")
+        if event.number < self._probe.number or event.subtask not in self._waiting:
+            return [Ignored("answered before")]
         self._waiting.remove(event.subtask)
         if event.subtask in self._outer_heads:
             self._answers.outer_count += event.count
@@ -269,7 +271,7 @@ class LoopProber(Machine):
             self._is_closed = True
             effects.append(RoundFinished(self._round))
         if self._phase is Phase.FLUSHING:
-            if is_empty:
+            if is_empty and (self._round >= self._round_max or not self._has_rounds):  # L35: none is left out
                 self._phase = Phase.ENDED
                 return [*effects, EndLoop()]
             self._phase = Phase.PROBING

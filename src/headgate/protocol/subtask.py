@@ -244,6 +244,8 @@ class Subtask(Machine):
         return effects if self._head is not None else [*effects, ReportFinished()]  # L29: when the end is back
 
     def _on_written(self, event: SnapshotWritten) -> list[Effect]:
+        if event.checkpoint in self.open_logs:
+            raise self._violation(f"the snapshot of {event.checkpoint} was written before its log was complete (L4)")
         self._precommit.prepared(event.committables)  # kept even when the checkpoint is gone (T5)
         if event.checkpoint not in self._writing and not event.handle.path:
             return [Ignored("written after the checkpoint was aborted")]
@@ -255,8 +257,9 @@ class Subtask(Machine):
     def _on_failed(self, event: SnapshotFailed) -> list[Effect]:
         if event.checkpoint not in self._writing:
             return [Ignored("failed after the checkpoint was aborted")]
-        self._writing.remove(event.checkpoint)
-        return [Decline(event.checkpoint, AbortReason.SNAPSHOT_FAILED)]  # T4
+        released = self._released(event.checkpoint)  # L5: its log may have failed while it was open
+        self._writing.discard(event.checkpoint)
+        return [*released, Decline(event.checkpoint, AbortReason.SNAPSHOT_FAILED)]  # T4
 
     def _on_abort(self, event: AbortReceived) -> list[Effect]:
         released = self._released(event.checkpoint)
