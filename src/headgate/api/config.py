@@ -17,7 +17,7 @@ CHECKPOINT_DIR_DEFAULT = ".headgate/checkpoints"
 """Below the working directory of the driver."""
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*://")
-_LATER_MODES = ("at-least-once", "unaligned", "at-most-once")
+_LATER_MODES = ("at-least-once", "at-most-once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,9 @@ class Checkpointing:
         Raises:
             UsageError: a value is out of range, or a mode is not there yet.
         """
+        if self.mode == "unaligned":  # refused before there can be a loop, so the sentence covers both
+            instead = "use mode='exactly-once' (unaligned checkpoints cannot cross a loop)"
+            not_there_yet("checkpointing mode 'unaligned'", instead)
         if self.mode in _LATER_MODES:
             not_there_yet(f"checkpointing mode '{self.mode}'", "use mode='exactly-once'")
         if self.mode != "exactly-once":

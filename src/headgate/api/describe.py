@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from headgate.model.definition import PipelineDefinition
-from headgate.model.graph import Node, OutputTag, Partitioner
+from headgate.model.graph import Node, OutputTag, Partitioner, Role
 from headgate.model.plan import PlanEdge
+from headgate.operators.loophead import LoopHeadSpec
 
 
 def describe_plan(definition: PipelineDefinition) -> str:
-    """Return one block a chain: where its records come from, then its operators with their schemas."""
+    """Return one block a chain: where its records come from, then its operators with their schemas.
+
+    Of an operator in a loop it names the loop, or the loops, outermost first.
+    """
     config, plan = definition.config, definition.plan
     lines = [
         f"pipeline {config.name}: {len(plan.vertices)} chains, parallelism {config.parallelism}, "
@@ -26,9 +30,22 @@ def _edge(edge: PlanEdge) -> str:
     how = edge.partitioner.value
     if edge.partitioner is Partitioner.HASH:
         how += f" on {', '.join(edge.keys)}"
-    return f"{edge.from_node}{tag}, {how}"
+    back = ", comes back" if edge.is_feedback else ""
+    return f"{edge.from_node}{tag}, {how}{back}"
 
 
 def _node(node: Node) -> str:
-    state = ", keeps state" if node.state_text and node.role.value == "operator" else ""
-    return f"{node.name} [{node.role.value}{state}] {node.schema_text}"
+    return f"{node.name} [{', '.join([node.role.value, *_facts(node)])}] {node.schema_text}"
+
+
+def _facts(node: Node) -> list[str]:
+    facts: list[str] = []
+    if isinstance(node.spec, LoopHeadSpec):
+        spec = node.spec
+        facts += [f"by {', '.join(spec.keys)}"] if spec.keys else []
+        facts += [f"rounds in {spec.round_column}"] if spec.round_column else []
+        facts += [f"at most {spec.max_rounds}"] if spec.max_rounds else []
+    elif node.state_text and node.role is Role.OPERATOR:
+        facts.append("keeps state")
+    around = [str(loop) for loop in node.loops if loop != node.name]
+    return [*facts, f"in {' > '.join(around)}"] if around else facts

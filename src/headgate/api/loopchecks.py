@@ -13,8 +13,10 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.model.graph import Node
 from headgate.model.ids import NodeName
-from headgate.operators.base import OperatorSpec
 from headgate.operators.loophead import LoopHeadSpec
+from headgate.operators.process import ProcessSpec
+from headgate.operators.processbatch import BatchProcessFunction, BatchProcessSpec
+from headgate.operators.processfunction import ProcessFunction
 from headgate.operators.types import schema_text
 
 ROUND_COLUMN_DEFAULT = "round"
@@ -120,7 +122,7 @@ def check_feedback_place(loop: Node, upstream: NodeName, loops: tuple[NodeName, 
             f"loop '{loop.name}' feeds back its own stream as it is, so every record would circulate for ever; feed "
             "back what still has to be done, such as loop.filter(...), or set max_rounds="
         )
-    around = [name for name in loops if name not in loop.loops]
+    around = [name for name in loops[: loops.index(loop.name)] if name not in loop.loops]
     if around:  # L33: an inner head gets its probes from the loop around it
         raise UsageError(
             f"loop '{loop.name}': the feedback '{upstream}' also comes from loop '{around[0]}' around it, while the "
@@ -164,8 +166,6 @@ def _listens(spec: object) -> bool:
     """Whether ``spec`` is a loop's with a callback, or holds a process function that overrides ``on_round``."""
     if isinstance(spec, LoopHeadSpec):
         return spec.on_round is not None
-    kinds = type(getattr(cast(OperatorSpec, spec), "function", None)).__mro__
-    if not any(kind.__module__.startswith("headgate.operators.") for kind in kinds):
-        return False
-    definer = next((kind for kind in kinds if "on_round" in vars(kind)), None)
-    return definer is not None and not definer.__module__.startswith("headgate.operators.")
+    if isinstance(spec, ProcessSpec):
+        return type(spec.function).on_round is not ProcessFunction.on_round
+    return isinstance(spec, BatchProcessSpec) and type(spec.function).on_round is not BatchProcessFunction.on_round
