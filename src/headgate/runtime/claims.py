@@ -83,7 +83,7 @@ def begin_generation(
             raise UsageError(problem)
     commits = SinkCommits(definition, generation)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
-    keep = () if restored is None else restored.committables
+    keep = () if restored is None else restored.committables  # R18: whatever the parallelism was
     try:
         _retrying(lambda: commits.recover(permit, keep))
     except FencedError as error:
