@@ -228,6 +228,25 @@ def test_keys_of_several_columns_are_tuples_and_results_may_be_none() -> None:  
     assert run.out.rows() == [{"key": "a", "n": 2}]
 
 
+def test_changing_what_was_got_or_put_does_not_change_state() -> None:  # ST6
+    class Changing(ProcessFunction):
+        def open(self, state: StateHandle) -> None:
+            self.numbers = state.list("numbers", pa.int64())
+            self.point = state.value("point", POINT)
+
+        def process(self, row: dict[str, Any], context: ProcessContext) -> None:
+            given_numbers, given_point = [1, 2], point(1)
+            self.numbers.put(given_numbers)
+            self.point.put(given_point)
+            given_numbers.append(3)
+            given_point["tags"].append("x")
+            self.numbers.get().append(4)
+            self.point.get()["tags"].append("y")
+            assert (self.numbers.get(), self.point.get(), len(self.numbers)) == ([1, 2], point(1), 2)
+
+    Harness(spec_of(Changing())).send(batch(("a", 1)))
+
+
 class Putting(ProcessFunction):
     """Puts what its test wants into one of its states."""
 
