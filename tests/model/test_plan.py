@@ -118,3 +118,56 @@ def test_a_graph_that_cannot_run_is_refused(nodes: tuple[Node, ...], parallelism
 def test_a_node_is_found_by_its_name() -> None:
     graph = Graph((source("in"), sink("out", edge("in"))))
     assert graph.node(NodeName("out")).role is Role.SINK
+
+
+# -- loops (more in test_plan_loops.py) -----------------------------------------------------------------------------
+
+
+def in_loop(name: str, *inputs: Edge, loops: str = "loop") -> Node:
+    return Node(NodeName(name), Role.OPERATOR, inputs, spec=None, loops=tuple(map(NodeName, loops.split())))
+
+
+def loop_head(name: str, *inputs: Edge, feedback: str, outer: str = "") -> Node:
+    loops = tuple(map(NodeName, [*outer.split(), name]))
+    return Node(NodeName(name), Role.LOOP_HEAD, inputs, spec=None, feedback=(edge(feedback, HASH),), loops=loops)
+
+
+def test_a_feedback_channel_is_numbered_behind_the_regular_ones_and_carries_probes() -> None:  # P7, P8
+    body = in_loop("body", edge("loop"))
+    made = plan(source("in"), loop_head("loop", edge("in"), feedback="body"), body, sink("out", edge("body")))
+    inputs = made.inputs(SubtaskId(vertex("loop"), 1))
+    assert [(c.channel, c.edge.is_feedback, c.edge.nest) for c in inputs] == [
+        (0, False, None),
+        (1, True, "loop"),
+        (2, True, "loop"),
+    ]
+
+
+def test_an_operator_that_a_loop_does_not_reach_is_refused() -> None:  # P9
+    """No probe would ever come to 'lost', so 'body' would wait for it for ever."""
+    lost = in_loop("lost", edge("in", HASH))
+    body = in_loop("body", edge("loop"), edge("lost"))
+    with pytest.raises(UsageError, match="operator 'lost' is in loop 'loop', but reads nothing from it"):
+        plan(source("in"), loop_head("loop", edge("in"), feedback="body"), lost, body, sink("out", edge("body")))
+
+
+def test_output_of_a_loop_does_not_come_back_beside_the_feedback() -> None:  # P9
+    """'outside' ends when the loop has, which would wait for its end."""
+    outside = node("outside", edge("loop", HASH))
+    body = in_loop("body", edge("loop"), edge("outside"))
+    with pytest.raises(UsageError, match="operator 'body' brings output 'outside' of loop 'loop' back"):
+        plan(source("in"), loop_head("loop", edge("in"), feedback="body"), outside, body, sink("out", edge("body")))
+
+
+def test_what_leaves_an_inner_loop_stays_in_the_outer_one() -> None:  # P8, P9
+    made = plan(
+        source("in"),
+        loop_head("outer", edge("in"), feedback="after"),
+        loop_head("inner", edge("outer"), feedback="step", outer="outer"),
+        in_loop("step", edge("inner", HASH), edge("outer", HASH), loops="outer inner"),
+        in_loop("after", edge("step", HASH), loops="outer"),
+        sink("out", edge("after")),
+    )
+    assert [e.nest for e in made.edges] == [None, "outer", "outer", "outer", "outer", "outer", "outer"]
+    (nest,) = made.nests()
+    assert (nest.heads, nest.leaves) == (("outer", "inner"), ())

@@ -105,7 +105,7 @@ class Plan:
     def inputs(self, subtask: SubtaskId) -> tuple[InputChannel, ...]:
         """Return the input channels of ``subtask``, edges in plan order, upstream index ascending (P2).
 
-        Feedback edges come last.
+        Feedback edges come last (P7).
         """
         channels: list[InputChannel] = []
         for edge in self.edges:
@@ -185,7 +185,7 @@ def make_plan(graph: Graph, parallelism: int, max_parallelism: int) -> Plan:
 
 
 def _common_nest(source: Node, target: Node) -> NodeName | None:
-    """Return the outermost loop that both are in. Loops nest, so two nodes share it or share none."""
+    """Return the outermost loop that both are in (P8). Loops nest, so two nodes share it or share none."""
     return target.loops[0] if target.loops and target.loops[0] in source.loops else None
 
 
@@ -205,7 +205,7 @@ def _check(graph: Graph, parallelism: int, max_parallelism: int) -> None:  # P5
         raise UsageError("the pipeline has no sink; end at least one stream with .sink(...)")
 
 
-def _check_loops(graph: Graph, names: set[NodeName]) -> None:  # L31
+def _check_loops(graph: Graph, names: set[NodeName]) -> None:  # L31, P9
     for node in graph.nodes:
         if (node.role is Role.LOOP_HEAD) != bool(node.feedback):
             raise UsageError(f"operator '{node.name}' must be a loop head with feedback, or neither")
