@@ -23,7 +23,7 @@ from headgate.errors import StorageError
 from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.spill import Extent, Piece, SpillBudget, SpillFile, compacted
 
-MERGE_BYTES_MAX = 512 << 10
+MERGE_BYTES_MAX = 2 << 20
 """Batches that wait are read together up to this size: each shuffle cuts them, and late rounds are small anyway."""
 FEEDBACK_CREDIT_BYTES = 1 << 62
 """Credit of the sender of a feedback channel: never used up, so it can always send (L9)."""
