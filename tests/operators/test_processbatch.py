@@ -191,7 +191,7 @@ def restored(frozen: Any) -> list[tuple[int, str]]:
 ROWS = st.lists(st.tuples(st.integers(-2, 4), st.sampled_from(OPS.split("; ")), st.integers(0, 8)), max_size=12)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(batches=st.lists(ROWS, min_size=1, max_size=8), data=st.data())
 def test_every_kind_of_state_does_what_plain_objects_do_with_snapshots_anywhere(
     batches: list[list[Row]], data: st.DataObject

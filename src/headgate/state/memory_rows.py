@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -195,19 +196,22 @@ def _owned(cells: MemoryCells, key: Any, make: type) -> Any:
 
 def _batches(schema: pa.Schema, descriptor: StateDescriptor, objects: dict[Any, Any]) -> Iterator[pa.RecordBatch]:
     """Return the rows of a section: one per value, element or entry (ST3)."""
-    items = list(objects.items())
-    load = conversion(descriptor.type).loaded
-    for start in range(0, len(items), _ENCODE_KEYS):
-        rows: list[tuple[Any, ...]] = []
-        for key, found in items[start : start + _ENCODE_KEYS]:
-            head = key if isinstance(key, tuple) else (key,)
-            match descriptor.kind:
-                case StateKind.VALUE:
-                    rows.append((*head, load(found)))
-                case StateKind.LIST:
-                    rows.extend((*head, load(element)) for element in found)
-                case StateKind.MAP:
-                    rows.extend((*head, map_key, load(value)) for map_key, value in found.items())
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
+    load = conversion(descriptor.type).load
+    items = iter(objects.items())
+    while part := list(islice(items, _ENCODE_KEYS)):  # in parts, because each holds up the processing thread
+        keys: list[Any] = []
+        inner: list[list[Any]] = []
+        match descriptor.kind:
+            case StateKind.VALUE:
+                keys, values = [key for key, _ in part], [found for _, found in part]
+            case StateKind.LIST:
+                keys = [key for key, found in part for _ in found]
+                values = [element for _, found in part for element in found]
+            case StateKind.MAP:
+                keys = [key for key, found in part for _ in found]
+                inner = [[map_key for _, found in part for map_key in found]]
+                values = [value for _, found in part for value in found.values()]
+        outer = [keys] if len(schema) == len(inner) + 2 else [list(column) for column in zip(*keys, strict=True)]
+        columns = [*outer, *inner, values if load is None else list(map(load, values))]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
