@@ -1,8 +1,9 @@
-"""What ``loopworld`` is made of: records, what else travels, channels, and subtasks."""
+"""What ``loopworld`` is made of: records, what else travels, channels, subtasks, and the checks of a cut."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headgate.model.ids import CheckpointId
@@ -90,3 +91,19 @@ class LiveSubtask:
     writing: set[CheckpointId] = field(default_factory=set)
     is_over: bool = False
     has_reported: bool = False
+
+
+def check_logs(subtask: LiveSubtask, checkpoint: CheckpointId, logs: list[list[Record]]) -> None:
+    """The log of each channel: sent before its sentinel, and not processed before the head's barrier."""
+    for channel, log in zip(subtask.inputs, logs, strict=True):
+        if channel.edge.is_feedback and checkpoint in channel.cut_sent:
+            transit = channel.sent[channel.cut_taken[checkpoint] : channel.cut_sent[checkpoint]]
+            assert [r.name for r in log] == [r.name for r in transit]
+
+
+def check_cut(subtasks: Iterable[LiveSubtask], checkpoint: CheckpointId) -> None:
+    """Every channel is cut: nothing was processed that the sender's snapshot does not know to be sent."""
+    for subtask in subtasks:
+        for channel in subtask.inputs:
+            sent, taken = channel.cut_sent[checkpoint], channel.cut_taken[checkpoint]
+            assert taken <= sent if channel.edge.is_feedback else taken == sent

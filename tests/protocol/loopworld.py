@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from loopparts import Barrier, Cancel, Channel, Element, End, LiveSubtask, Record, State
+from loopparts import Barrier, Cancel, Channel, Element, End, LiveSubtask, Record, State, check_cut, check_logs
 from loopshapes import place_of
 from making import inline_handle
 
@@ -240,7 +240,7 @@ class World:
             case machine.SealLog():
                 logs = [channel.logs.pop(effect.checkpoint) for channel in subtask.inputs]
                 subtask.frozen[effect.checkpoint].log = [record for log in logs for record in log]
-                self._check_logs(subtask, effect.checkpoint, logs)
+                check_logs(subtask, effect.checkpoint, logs)
                 subtask.writing.add(effect.checkpoint)
             case machine.DropLog():
                 del subtask.frozen[effect.checkpoint]
@@ -317,7 +317,7 @@ class World:
             return
         self._acknowledged[checkpoint][name] = state
         if len(self._acknowledged[checkpoint]) == len(self.subtasks):
-            self._check_cut(checkpoint)
+            check_cut(self.subtasks.values(), checkpoint)
             self.completed[checkpoint] = self._acknowledged.pop(checkpoint)
             for older in [c for c in self._acknowledged if c < checkpoint]:  # subsumed
                 del self._acknowledged[older]
@@ -354,22 +354,6 @@ class World:
                     records = (e for e in channel.queue if isinstance(e, Record))
                     found += [replace(r, round_=r.round_ + is_back) for r in records]
         return found
-
-    # -- checks -------------------------------------------------------------------------------------------------
-
-    def _check_logs(self, subtask: LiveSubtask, checkpoint: CheckpointId, logs: list[list[Record]]) -> None:
-        """The log of each channel: sent before its sentinel, and not processed before the head's barrier."""
-        for channel, log in zip(subtask.inputs, logs, strict=True):
-            if channel.edge.is_feedback and checkpoint in channel.cut_sent:
-                transit = channel.sent[channel.cut_taken[checkpoint] : channel.cut_sent[checkpoint]]
-                assert [r.name for r in log] == [r.name for r in transit]
-
-    def _check_cut(self, checkpoint: CheckpointId) -> None:
-        """Every channel is cut: nothing was processed that the sender's snapshot does not know to be sent."""
-        for subtask in self.subtasks.values():
-            for channel in subtask.inputs:
-                sent, taken = channel.cut_sent[checkpoint], channel.cut_taken[checkpoint]
-                assert taken <= sent if channel.edge.is_feedback else taken == sent
 
     @property
     def pending(self) -> bool:
