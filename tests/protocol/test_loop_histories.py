@@ -50,7 +50,7 @@ def assert_rounds_were_closed_in_order_and_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     parallelism=st.integers(1, 3),
