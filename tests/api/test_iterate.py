@@ -439,3 +439,22 @@ def test_unaligned_checkpoints_cannot_cross_a_loop() -> None:
     with pytest.raises(hg.UsageError, match=r"unaligned checkpoints cannot cross a loop") as caught:
         hg.Checkpointing(mode="unaligned")
     assert "\n" not in str(caught.value)
+
+
+def test_a_listener_outside_any_loop_is_refused() -> None:
+    pipeline = hg.Pipeline("p")
+    keyed = pipeline.source(hg.FromRows([{"k": 1}])).key_by("k")
+    with pytest.raises(hg.UsageError, match="'listener' has on_round, but is in no loop"):
+        keyed.process(_ListensOutside(), name="listener").sink(hg.Print())
+
+
+class _ListensOutside(hg.ProcessFunction):
+    def on_round(self, round: int, context: hg.ProcessContext) -> None:
+        return None
+
+
+def test_limits_of_loops_are_numbers_of_bytes() -> None:
+    runtime = hg.Pipeline("p", loop_memory_bytes=0)._runtime
+    assert runtime.loop_memory_bytes == 0
+    with pytest.raises(hg.UsageError, match="loop_disk_bytes_max must be a number of bytes"):
+        hg.Pipeline("p", loop_disk_bytes_max=-1)

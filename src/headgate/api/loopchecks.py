@@ -146,10 +146,15 @@ def check_listener(node: NodeName, spec: object, loops: tuple[NodeName, ...], ha
     """Check that an operator or a head in ``loops`` that wants to hear of finished rounds can be told.
 
     Raises:
-        UsageError: rounds are not counted, or it is in an inner loop.
+        UsageError: it is in no loop, rounds are not counted, or it is in an inner loop.
     """
-    if not loops or not _listens(spec):
+    if not _listens(spec):
         return
+    if not loops:
+        raise UsageError(
+            f"operator '{node}' has on_round, but is in no loop, so nobody would call it; use it in the body of an "
+            "iterate, or take on_round out"
+        )
     if len(loops) > 1:
         raise UsageError(
             f"operator '{node}' has on_round, but loop '{loops[-1]}' is inside loop '{loops[0]}', and a round "

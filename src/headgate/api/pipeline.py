@@ -30,7 +30,13 @@ from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_e
 from headgate.api.stream import Stream
 from headgate.connectors.base import Source
 from headgate.errors import UsageError
-from headgate.model.config import DamagedCheckpoint, PipelineConfig
+from headgate.model.config import (
+    LOOP_DISK_BYTES_MAX,
+    LOOP_MEMORY_BYTES,
+    DamagedCheckpoint,
+    PipelineConfig,
+    RuntimeConfig,
+)
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Edge, Graph, Role
 from headgate.model.keygroups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
@@ -62,6 +68,8 @@ class Pipeline:
         max_parallelism: int = MAX_PARALLELISM_DEFAULT,
         on_damaged_checkpoint: str = "previous",
         state_backend: str = "memory",
+        loop_memory_bytes: int = LOOP_MEMORY_BYTES,
+        loop_disk_bytes_max: int = LOOP_DISK_BYTES_MAX,
     ) -> None:
         """Configure; nothing is started or written.
 
@@ -74,6 +82,9 @@ class Pipeline:
             max_parallelism: number of key groups; fixed for the life of the pipeline.
             on_damaged_checkpoint: "previous" restores the one before a damaged checkpoint, "fail" does not start.
             state_backend: "memory".
+            loop_memory_bytes: what the loops of one worker keep in memory of the records that circulate; beyond it
+                they go to disk, and new input of the loops waits.
+            loop_disk_bytes_max: what they may take on disk; beyond it the pipeline fails.
 
         Raises:
             UsageError: a value is wrong.
@@ -89,6 +100,10 @@ class Pipeline:
         self._on_damaged = _damaged_policy(on_damaged_checkpoint)
         if state_backend != "memory":
             not_there_yet(f"state backend '{state_backend}'", "use state_backend='memory'")
+        self._runtime = RuntimeConfig(
+            loop_memory_bytes=_bytes(loop_memory_bytes, "loop_memory_bytes"),
+            loop_disk_bytes_max=_bytes(loop_disk_bytes_max, "loop_disk_bytes_max"),
+        )
         self._builder = GraphBuilder()
 
     def __repr__(self) -> str:
@@ -134,6 +149,7 @@ class Pipeline:
             checkpoints=self._checkpointing.to_config(),
             restart=self._restart,
             on_damaged=self._on_damaged,
+            runtime=self._runtime,
         )
         graph = _placed(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
@@ -241,6 +257,12 @@ def _slots(master: str | None, spark: Any) -> int | None:
     if match.group(1) == "*":
         return os.cpu_count() or 1
     return int(match.group(1) or 1)
+
+
+def _bytes(value: int, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise UsageError(f"{what} must be a number of bytes, 0 or more, but is {value!r}")
+    return value
 
 
 def _whole(value: int, most: int, what: str) -> int:

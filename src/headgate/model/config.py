@@ -113,6 +113,10 @@ class DamagedCheckpoint(Enum):
     FAIL = "fail"
 
 
+LOOP_MEMORY_BYTES = 64 << 20
+LOOP_DISK_BYTES_MAX = 16 << 30
+
+
 @dataclass(frozen=True, slots=True)
 class RuntimeConfig:
     """Limits and periods of the runtime.
@@ -131,8 +135,8 @@ class RuntimeConfig:
     flush_ms: int = 5
     heartbeat_ms: int = 500
     heartbeat_timeout_ms: int = 5_000
-    loop_memory_bytes: int = 64 << 20
-    loop_disk_bytes_max: int = 16 << 30
+    loop_memory_bytes: int = LOOP_MEMORY_BYTES
+    loop_disk_bytes_max: int = LOOP_DISK_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)

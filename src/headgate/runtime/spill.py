@@ -239,7 +239,7 @@ class SpillFile:
             f"the loops of this worker hold {_text(budget.memory_used_bytes)} in memory and "
             f"{_text(budget.disk_used_bytes)} on disk ({_text(here_bytes)} of it here), and the limit on disk is "
             f"{_text(budget.disk_bytes_max)}: let the loop's body emit fewer records, limit its rounds, "
-            "or raise the limit"
+            "or raise the limit with Pipeline(loop_disk_bytes_max=…)"
         )
 
     def _failed(self, operation: str, error: OSError) -> StorageError:

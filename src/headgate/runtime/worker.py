@@ -14,6 +14,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -68,6 +69,8 @@ class WorkerTask:
     secret: bytes
     bind_host: str
     fingerprint: str
+    spill_directory: str | None = None
+    """Where loops put what does not fit into memory; None: the system's directory for temporary files."""
 
 
 class WorkerStopped(Exception):  # noqa: N818 - not an error of ours: it tells Spark that this task must not succeed
@@ -111,7 +114,8 @@ class Worker:
         pa.set_cpu_count(1)  # as many workers as cores share the machine
         task = self._task
         limits = task.definition.config.runtime
-        self._budget = SpillBudget(limits.loop_memory_bytes, limits.loop_disk_bytes_max)
+        directory = None if task.spill_directory is None else Path(task.spill_directory)
+        self._budget = SpillBudget(limits.loop_memory_bytes, limits.loop_disk_bytes_max, directory)
         callbacks = ExchangeCallbacks(lambda _: self._wake.set(), lambda _: self._wake.set(), self._on_peer_lost)
         exchange = self._exchange = Exchange(
             task.worker,

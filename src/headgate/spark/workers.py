@@ -5,6 +5,7 @@ The function travels in Spark's own closure (never over our sockets); everything
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -51,6 +52,7 @@ class WorkerMain:
             self.secret,
             host,
             self.fingerprint,
+            spill_directory(),
         )
         for _ in batches:  # the one row that made this partition
             pass
@@ -59,3 +61,9 @@ class WorkerMain:
         except WorkerStopped as stopped:
             raise RuntimeError(f"headgate worker {task.worker} stopped: {stopped}") from None
         yield from ()
+
+
+def spill_directory() -> str | None:
+    """Return the first of the directories that Spark was given for its own temporary files, if there is one."""
+    first = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0].strip()
+    return first if first and os.path.isdir(first) else None
