@@ -46,9 +46,7 @@ def smallest(news: pl.DataFrame) -> pl.DataFrame:
 def spread(loop: hg.KeyedStream) -> tuple[hg.Stream, hg.Stream]:
     """The body of the loop: feed back what vertices tell each other, put out changes."""
     told = loop.process(Labels(), name="labels")
-    news = told.filter(pl.col("to").is_not_null()).select(
-        vertex="to", label="label", to=pl.lit(None, pl.Int64)
-    )
+    news = told.filter(pl.col("to").is_not_null()).select(vertex="to", label="label", to=pl.lit(None, pl.Int64))
     return news.map_batches(smallest), told.filter(pl.col("to").is_null()).select("vertex", "label")
 
 

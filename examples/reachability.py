@@ -102,7 +102,9 @@ def explore(loop: hg.KeyedStream) -> tuple[hg.Stream, hg.Stream]:
     """The body of the loop: feed back paths and deleted versions, put out what sources reach."""
     found, is_news = loop.process(Paths(), name="paths"), pl.col("what").is_in(["path", "deleted"])
     change = pl.when(pl.col("what") == "reached").then(1).otherwise(-1).cast(pl.Int64)
-    return found.filter(is_news), found.filter(~is_news).select("vertex", source=pl.col("path").list.first(), change=change)
+    return found.filter(is_news), found.filter(~is_news).select(
+        "vertex", source=pl.col("path").list.first(), change=change
+    )
 
 
 def build(changes: hg.Stream) -> hg.Stream:
@@ -112,9 +114,9 @@ def build(changes: hg.Stream) -> hg.Stream:
         changes: ``vertex``, ``to``, ``version`` (int64) and ``what``: "link" or "unlink". A link from a vertex to
             itself makes it a source. Each link has a version of its own, which its deletion repeats.
     """
-    entering = changes.select("vertex", "what", "to", "version", **{
-        name: pl.lit(None, pl.List(pl.Int64)) for name in ("path", "versions")
-    })
+    entering = changes.select(
+        "vertex", "what", "to", "version", **{name: pl.lit(None, pl.List(pl.Int64)) for name in ("path", "versions")}
+    )
     return entering.key_by("vertex").iterate(explore, name="reachability")
 
 

@@ -12,7 +12,16 @@ from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-KNOWN = {"log_errors.py", "row_functions.py", "windowed_counts.py"}
+KNOWN = {
+    "connected_components.py",
+    "log_errors.py",
+    "online_learning.py",
+    "pagerank.py",
+    "reachability.py",
+    "row_functions.py",
+    "shortest_paths.py",
+    "windowed_counts.py",
+}
 
 
 def arguments(example: str, tmp_path: Path) -> list[str]:
