@@ -28,7 +28,7 @@ class Pipeline(hg.Pipeline):
         inline = self.spec.get("inline_bytes_max", found.config.checkpoints.inline_bytes_max)
         config = replace(
             found.config,
-            runtime=replace(found.config.runtime, heartbeat_timeout_ms=timeout_ms),
+            runtime=replace(found.config.runtime, heartbeat_timeout_ms=timeout_ms, **self.spec.get("runtime", {})),
             checkpoints=replace(found.config.checkpoints, inline_bytes_max=inline),
         )
         return replace(found, config=config)

@@ -13,12 +13,13 @@ import time
 import traceback
 from typing import Any
 
-from crash import pipelines
+from crash import looppipelines, pipelines
 from headgate.api.running import run_to_end
 from headgate.cli.failures import report
 from headgate.errors import HeadgateError, UsageError
 
 LOOK_S = 0.02
+BUILDERS = {**pipelines.BUILDERS, **looppipelines.BUILDERS}
 _output = threading.Lock()
 
 
@@ -60,7 +61,7 @@ def watch(run: str, handle: Any) -> None:
 
 
 def start(spec: dict[str, Any], spark: Any) -> Any:
-    pipeline = pipelines.BUILDERS[spec["pipeline"]](spec)
+    pipeline = BUILDERS[spec["pipeline"]](spec)
     handle = pipeline.start(spec.get("master"), spark=spark, observer=Teller(spec["name"]))
     threading.Thread(target=watch, args=(spec["name"], handle), daemon=True).start()
     return handle

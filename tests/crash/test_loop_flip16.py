@@ -1,0 +1,51 @@
+"""FLIP-16's own scenario on Spark: add 2, feed back "subtract 1"; whatever is killed, 2n - n = n (loops.md A1)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.loopkills import TIMES, kill_and_finish
+from crash.loopresults import assert_flip16
+from crash.processes import Life
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]
+
+Spec = Callable[..., dict[str, Any]]
+ROWS = 1_000 * (TIMES + 2)
+RATE = 700
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "repartitioned"), [(1, False), (2, False), (2, True)], ids=["p1", "p2", "p2-repartitioned"]
+)
+def test_two_n_minus_n_is_n_whatever_is_killed(
+    spec: Spec,
+    run: Callable[[dict[str, Any]], Life],
+    tmp_path: Path,
+    dice: random.Random,
+    told: Callable[[Life], None],
+    parallelism: int,
+    repartitioned: bool,
+) -> None:
+    what = spec("flip16", rows=ROWS, rate=RATE, parallelism=parallelism, repartitioned=repartitioned)
+    life = run(what)
+    kill_and_finish(life, dice, what)
+    told(life)
+    assert_flip16(tmp_path, ROWS)
+
+
+def test_two_n_minus_n_is_n_with_four_heads(
+    spec: Spec, launch: Callable[..., Life], tmp_path: Path, dice: random.Random, told: Callable[[Life], None]
+) -> None:
+    what = spec("flip16", rows=ROWS, rate=RATE, parallelism=4, repartitioned=True, master="local[4]")
+    life = launch(what)
+    kill_and_finish(life, dice, what)
+    told(life)
+    assert life.child.exit_code() == 0
+    life.child.assert_gone()
+    assert_flip16(tmp_path, ROWS)
