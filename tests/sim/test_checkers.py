@@ -13,8 +13,9 @@ from headgate.model.plan import make_plan
 from headgate.sim import history
 from headgate.sim.checkers import Checkers
 from headgate.sim.history import Record, TransactionId
+from headgate.sim.kinds import Kind, Spec
 from headgate.sim.storemodel import payload_of
-from headgate.sim.workload import Kind, Spec, Workload
+from headgate.sim.workload import Workload
 from headgate.sim.world import Violation
 
 GRAPH = Graph(

@@ -72,4 +72,4 @@ def test_the_file_of_a_snapshot_that_was_written_too_late_is_reported() -> None:
 
 
 def test_a_driver_stopped_during_its_claim_does_not_report_damage() -> None:  # X11
-    assert run_seed(3134).violation is None
+    assert run_seed(3134, loops=False).violation is None

@@ -7,10 +7,11 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from multiprocessing import Pool
 
 from headgate.sim.marks import Mark
-from headgate.sim.run import Result, run_seed
+from headgate.sim.run import Result, has_loops, run_seed
 
 STORY_LINES = 60
 """Lines of a failing run's story that are printed."""
@@ -25,6 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="run this seed only")
     parser.add_argument("--trace", action="store_true", help="print the whole story of the seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--loops", dest="loops", action="store_true", default=None, help="only graphs with loops")
+    shape.add_argument("--no-loops", dest="loops", action="store_false", help="only graphs without")
     parser.add_argument("--marks", action="store_true", help="print how many seeds reached each mark")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first violation")
     chosen = parser.parse_args(arguments)
@@ -33,15 +37,15 @@ def main(arguments: list[str] | None = None) -> int:
 
         return print_table()
     if chosen.seed is not None:
-        return _one(chosen.seed, is_traced=chosen.trace)
+        return _one(chosen.seed, chosen.loops, is_traced=chosen.trace)
     if chosen.what == "cover":
-        return _cover(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs)
+        return _cover(range(chosen.first, chosen.first + chosen.seeds), chosen.loops, chosen.jobs)
     seeds = range(chosen.first, chosen.first + chosen.seeds)
-    return _many(seeds, chosen.jobs, shows_marks=chosen.marks, keeps_going=chosen.keep_going)
+    return _many(seeds, chosen.loops, chosen.jobs, shows_marks=chosen.marks, keeps_going=chosen.keep_going)
 
 
-def _one(seed: int, *, is_traced: bool) -> int:
-    result = run_seed(seed, is_traced=is_traced)
+def _one(seed: int, loops: bool | None, *, is_traced: bool) -> int:
+    result = run_seed(seed, loops=loops, is_traced=is_traced)
     if is_traced:
         print("\n".join(result.story))
     print(f"seed {seed}: {result.events_count} events, {result.virtual_ms} virtual ms, digest {result.digest}")
@@ -51,13 +55,13 @@ def _one(seed: int, *, is_traced: bool) -> int:
     return 0
 
 
-def _many(seeds: range, jobs: int, *, shows_marks: bool, keeps_going: bool) -> int:
+def _many(seeds: range, loops: bool | None, jobs: int, *, shows_marks: bool, keeps_going: bool) -> int:
     started, events, slowest = time.monotonic(), 0, (0.0, 0)
     reached: Counter[Mark] = Counter()
     failed: list[int] = []
     done = 0
     before = started
-    for result in _results(seeds, jobs):
+    for result in _results(seeds, loops, jobs):
         done += 1
         now = time.monotonic()
         slowest = max(slowest, (now - before, result.seed))
@@ -84,9 +88,9 @@ def _many(seeds: range, jobs: int, *, shows_marks: bool, keeps_going: bool) -> i
     return 1 if failed else 0
 
 
-def _cover(seeds: range, jobs: int) -> int:
+def _cover(seeds: range, loops: bool | None, jobs: int) -> int:
     """Print few seeds that together reach every mark: the list for tests/sim/test_runs.py."""
-    reached = {result.seed: set(result.marks) for result in _results(seeds, jobs)}
+    reached = {result.seed: set(result.marks) for result in _results(seeds, loops, jobs)}
     missing, chosen = set(Mark), []
     while missing and reached:
         best = max(reached, key=lambda seed: (len(reached[seed] & missing), -seed))
@@ -98,17 +102,19 @@ def _cover(seeds: range, jobs: int) -> int:
     return 1 if missing else 0
 
 
-def _results(seeds: Iterable[int], jobs: int) -> Iterator[Result]:
+def _results(seeds: Iterable[int], loops: bool | None, jobs: int) -> Iterator[Result]:
+    run = partial(run_seed, loops=loops)
     if jobs <= 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     with Pool(jobs) as pool:
-        yield from pool.imap(run_seed, seeds, chunksize=8)
+        yield from pool.imap(run, seeds, chunksize=8)
 
 
 def _explain(result: Result, *, with_story: bool) -> None:
     print(f"\nseed {result.seed} violates {result.violation}")
-    print(f"repeat it: python -m headgate.sim --seed {result.seed} --trace")
+    shape = "" if result.loops == has_loops(result.seed) else " --loops" if result.loops else " --no-loops"
+    print(f"repeat it: python -m headgate.sim --seed {result.seed}{shape} --trace")
     if with_story:
         print("\n".join(result.story[-STORY_LINES:]))
 

@@ -12,9 +12,9 @@ from headgate.model.graph import Node, OutputTag, Partitioner
 from headgate.model.ids import NodeName
 from headgate.model.keygroups import subtask_of_key_group
 from headgate.model.plan import Plan, PlanEdge, Vertex
-from headgate.sim import workload
+from headgate.sim import kinds
 from headgate.sim.history import Record
-from headgate.sim.workload import Kind, spec_of
+from headgate.sim.kinds import KEYED, STATELESS, Kind, spec_of
 
 State = dict[str, Any]
 """JSON-like: what a snapshot file holds."""
@@ -46,9 +46,8 @@ class Chain:
             self._edges.setdefault((out.from_node, out.tag), []).append(out)
         self._turn = 0
         self._watermark_ms = -(1 << 63)
-        self._keyed: dict[str, State] = {
-            str(n.name): {} for n in vertex.nodes if spec_of(n).kind in (Kind.COUNT, Kind.WINDOW)
-        }
+        self._keyed: dict[str, State] = {str(n.name): {} for n in vertex.nodes if spec_of(n).kind in KEYED}
+        self._held: dict[str, list[Record]] = {}
         self._positions: dict[str, int] = {}
         if spec_of(vertex.head).kind is Kind.SOURCE:
             splits = spec_of(vertex.head).splits[subtask_index :: plan.parallelism]
@@ -76,8 +75,23 @@ class Chain:
         """Process records that came in."""
         self._apply(self._vertex.head, list(records))
 
+    def flush(self) -> None:
+        """Let operators send what they keep back, in chain order."""
+        for node in self._vertex.nodes:
+            if spec_of(node).kind is Kind.HOLD:
+                self._release(node)
+
+    def close_round(self, round_: int) -> None:
+        """A round of the loops around is over: operators within sum it up, in chain order."""
+        for node in self._vertex.nodes:
+            if spec_of(node).kind is Kind.HOLD:
+                self._release(node)
+            elif node.loops and spec_of(node).kind is Kind.ROUND_SUM:
+                self._sum_up(node, round_)
+
     def advance(self, watermark_ms: int) -> None:
         """Event time advanced: windows fire, in chain order."""
+        self.flush()
         self._watermark_ms = watermark_ms
         for node in self._vertex.nodes:
             if spec_of(node).kind is Kind.WINDOW:
@@ -87,8 +101,10 @@ class Chain:
         """All input has ended: every node emits the rest, in chain order."""
         for node in self._vertex.nodes:
             name, kind = str(node.name), spec_of(node).kind
-            if kind is Kind.COUNT:
-                sums = [workload.summed(name, int(k), c, t) for k, (c, t) in sorted(self._keyed[name].items())]
+            if kind is Kind.HOLD:
+                self._release(node)
+            if kind in (Kind.COUNT, Kind.TALLY, Kind.VISITS):
+                sums = [kinds.summed(name, int(k), c, t) for k, (c, t) in sorted(self._keyed[name].items())]
                 self._emit(node.name, OutputTag.MAIN, sums)
 
     def _apply(self, node: Node, records: list[Record]) -> None:
@@ -96,11 +112,11 @@ class Chain:
         main, bad = records, []
         match spec.kind:
             case Kind.MAP:
-                main = [workload.mapped(r, name) for r in records if not (spec.diverts and workload.is_bad(r))]
+                main = [kinds.mapped(r, name) for r in records if not (spec.diverts and kinds.is_bad(r))]
                 if spec.diverts:
-                    bad = [workload.rejected(r, name) for r in records if workload.is_bad(r)]
+                    bad = [kinds.rejected(r, name) for r in records if kinds.is_bad(r)]
             case Kind.FILTER:
-                main = [(f"{r[0]}.{name}", *r[1:]) for r in records if workload.passes(r)]
+                main = [(f"{r[0]}.{name}", *r[1:]) for r in records if kinds.passes(r)]
             case Kind.COUNT:
                 main = self._count(name, records)
             case Kind.WINDOW:
@@ -111,6 +127,19 @@ class Chain:
                 return
             case Kind.SOURCE:
                 raise AssertionError("a source has no input")
+            case Kind.HEAD:
+                pass
+            case Kind.TALLY | Kind.VISITS:
+                main = self._tally(node, records)
+            case Kind.ROUND_SUM:
+                self._add_up(node, records)
+                return
+            case Kind.HOLD:
+                self._hold(node, records)
+                return
+            case _:
+                assert spec.kind in STATELESS
+                main = [made for r in records for made in kinds.transformed(spec.kind, name, r, spec.trips_max)]
         self._emit(node.name, OutputTag.MAIN, main)
         if bad:
             self._emit(node.name, OutputTag.BAD_RECORDS, bad)
@@ -120,23 +149,69 @@ class Chain:
         for record in records:
             count, total = state.get(str(record[2]), (0, 0))
             state[str(record[2])] = [count + 1, total + record[3]]
-            out.append(workload.counted(name, record[2], count + 1))
+            out.append(kinds.counted(name, record[2], count + 1))
         return out
+
+    def _tally(self, node: Node, records: list[Record]) -> list[Record]:
+        """Count and sum up, passing the records on (TALLY) or their numbers (VISITS); summaries are passed by."""
+        name, state, out = str(node.name), self._keyed[str(node.name)], list[Record]()
+        for record in records:
+            counts = not kinds.is_summary(record)
+            if counts:
+                count, total = state.get(str(record[2]), (0, 0))
+                state[str(record[2])] = [count + 1, total + record[3]]
+            if counts and spec_of(node).kind is Kind.VISITS:
+                out.append(kinds.counted(name, record[2], count + 1))
+            else:
+                out.append((f"{record[0]}.{name}", *record[1:]))
+        return out
+
+    def _add_up(self, node: Node, records: list[Record]) -> None:
+        """Sum up by key and round until the round is over."""
+        state = self._keyed[str(node.name)]
+        for record in records:
+            if not kinds.is_summary(record):
+                key = f"{record[2]}:{kinds.trips(record, str(node.loops[0]))}"
+                count, total = state.get(key, (0, 0))
+                state[key] = [count + 1, total + record[3]]
+
+    def _sum_up(self, node: Node, round_: int) -> None:
+        name, state, out = str(node.name), self._keyed[str(node.name)], list[Record]()
+        for round_of, key, text in sorted((int(k.split(":")[1]), int(k.split(":")[0]), k) for k in state):
+            if round_of <= round_:
+                out.append(kinds.round_sum(name, str(node.loops[0]), round_of, key, *state.pop(text)))
+        if spec_of(node).marks_rounds:
+            out.append(kinds.round_mark(name, round_, self._index))
+        self._emit(node.name, OutputTag.MAIN, out)
+
+    HELD_MAX = 2
+    """Records that a HOLD keeps back, as an operator that fills batches does."""
+
+    def _hold(self, node: Node, records: list[Record]) -> None:
+        held = self._held.setdefault(str(node.name), [])
+        held += records
+        if len(held) > self.HELD_MAX:
+            self._release(node)
+
+    def _release(self, node: Node) -> None:
+        name, records = str(node.name), self._held.pop(str(node.name), [])
+        out = [made for r in records for made in kinds.transformed(Kind.HOLD, name, r, 0)]
+        self._emit(node.name, OutputTag.MAIN, out)
 
     def _collect(self, name: str, records: list[Record]) -> None:
         state = self._keyed[name]
         for record in records:
-            start = workload.window_start(record[4])
-            if start + workload.WINDOW_MS - 1 <= self._watermark_ms:
-                continue  # late: never with correct watermarks, so the model would miss it
+            start = kinds.window_start(record[4])
+            if start + kinds.WINDOW_MS - 1 <= self._watermark_ms or kinds.is_summary(record):
+                continue  # late: never with correct watermarks, so the model would miss it; summaries always are
             key = f"{record[2]}:{start}"
             state[key] = state.get(key, 0) + 1
 
     def _fire(self, name: str, node: NodeName) -> None:
         state = self._keyed[name]
         ripe = [(int(k.split(":")[1]), int(k.split(":")[0]), k) for k in state]
-        ripe = sorted(r for r in ripe if r[0] + workload.WINDOW_MS - 1 <= self._watermark_ms)
-        out = [workload.windowed(name, key, start, state.pop(text)) for start, key, text in ripe]
+        ripe = sorted(r for r in ripe if r[0] + kinds.WINDOW_MS - 1 <= self._watermark_ms)
+        out = [kinds.windowed(name, key, start, state.pop(text)) for start, key, text in ripe]
         if out:
             self._emit(node, OutputTag.MAIN, out)
 
@@ -165,9 +240,12 @@ class Chain:
                 for receiver in range(self._plan.parallelism):
                     self._send(edge, receiver, tuple(records))
 
+    def group_of(self, key: int) -> int:
+        """Return the key group of ``key``."""
+        return (key * 7) % self._plan.max_parallelism
+
     def _owner(self, key: int) -> int:
-        group = (key * 7) % self._plan.max_parallelism
-        return subtask_of_key_group(group, self._plan.max_parallelism, self._plan.parallelism)
+        return subtask_of_key_group(self.group_of(key), self._plan.max_parallelism, self._plan.parallelism)
 
     # -- state --------------------------------------------------------------------------------------------------
 

@@ -21,8 +21,10 @@ from headgate.sim.lifecheckers import (
     StaleChangesNothing,
     WholeCheckpoints,
 )
+from headgate.sim.loopcheckers import LogHoldsWhatCirculated, ReplayFirst, RoundsInOrder
+from headgate.sim.plainmodel import expected_of_prefixes
 from headgate.sim.storemodel import payload_of
-from headgate.sim.workload import Workload, expected_of_prefixes
+from headgate.sim.workload import Workload
 from headgate.sim.world import Violation
 
 
@@ -195,6 +197,9 @@ class Checkers:
             StaleChangesNothing(),
             FinishOnce(),
             Bounded(),
+            LogHoldsWhatCirculated(plan),
+            ReplayFirst(),
+            RoundsInOrder(plan),
         )
 
     def observe(self, event: HistoryEvent) -> None:

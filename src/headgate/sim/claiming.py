@@ -20,9 +20,10 @@ from headgate.protocol.supervisor import Failure, FailureKind
 from headgate.sim import history
 from headgate.sim.faults import Fault
 from headgate.sim.generation import commit_all
+from headgate.sim.kinds import Kind, spec_of
 from headgate.sim.marks import Mark
+from headgate.sim.restoring import may_move
 from headgate.sim.storemodel import Status, payload_of
-from headgate.sim.workload import Kind, spec_of
 
 if TYPE_CHECKING:
     from headgate.sim.driver import Driver
@@ -150,6 +151,11 @@ class Claiming:
             plan = env.plan
             problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
             assert problem is None, problem
+            if restored.parallelism != self._driver.plan.parallelism and not may_move(restored, env.disk):
+                env.marks.reach(Mark.ROUNDS_DIFFER)
+                self._driver.former_parallelism = restored.parallelism
+                self._fail(FailureKind.DETERMINISTIC, "a round was ending: it needs its former parallelism")
+                return
         is_finished = isinstance(choice, recovery.AlreadyFinished)
         self._step(self._recover, log, claim, restored, is_finished)
 

@@ -38,6 +38,7 @@ class Driver(Process):
         self.plan = plan
         self.spark = SparkApp(env, self)
         self.was_refused = False
+        self.former_parallelism: int | None = None
         self.last_generation: Generation | None = None
         self._simulation = simulation
         self._supervisor = machine.Supervisor(plan.parallelism, env.options.restart)
@@ -123,7 +124,7 @@ class Driver(Process):
     def on_message(self, link: Link, message: ToDriver) -> None:
         """Handle a message of a worker."""
         worker = WorkerIndex(link.worker.index)
-        if isinstance(message, network.Acked | network.Declined | network.FinishedInput):
+        if isinstance(message, network.OfGeneration):
             if self._host is not None:
                 self._host.on_message(message)
             return
@@ -224,6 +225,8 @@ class Driver(Process):
             return
         assert host.generation == order.generation
         host.is_over = True
+        if host.loops.has_ended_one and not order.is_done:
+            self.env.marks.reach(Mark.DIED_AFTER_LOOP)
         for link in self.links_of(host.attempt):
             link.to_worker(network.Stop(order.is_done))
 

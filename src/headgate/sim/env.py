@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from headgate.model.config import (
     CheckpointConfig,
@@ -14,6 +14,7 @@ from headgate.model.config import (
     NoRestart,
     RestartStrategy,
 )
+from headgate.model.ids import CheckpointId, Generation
 from headgate.model.plan import Plan
 from headgate.sim.disk import Disk
 from headgate.sim.faults import Faults
@@ -38,6 +39,20 @@ class Options:
     message_delay_ms: int
     heartbeat_timeout_ms: int
     safety_ms: int
+    feedback_elements: int = 0
+    """Loops: feedback above which the head's regular input waits."""
+    actions_per_turn_max: int = 4
+    """What a worker does at most before others get their turn."""
+
+    def with_loops(self, rng: random.Random) -> Options:
+        """Return settings that suit loops: a checkpoint takes at least one trip round, so it needs time."""
+        timeout_ms = self.checkpoints.timeout_ms * rng.choice((3, 6, 10))
+        return replace(
+            self,
+            checkpoints=replace(self.checkpoints, timeout_ms=timeout_ms),
+            feedback_elements=rng.choice((2, 8, 1_000)),
+            actions_per_turn_max=12,
+        )
 
     @classmethod
     def draw(cls, rng: random.Random) -> Options:
@@ -84,6 +99,8 @@ class Env:
     disk: Disk
     store: StoreModel
     note: Observer
+    inner_logs: set[tuple[Generation, CheckpointId]] = field(default_factory=set)
+    """Snapshots of heads of inner loops whose log is not empty; for marks only."""
 
     @property
     def rng(self) -> random.Random:

@@ -97,6 +97,11 @@ class Faults:
         if random.Random(f"drain {seed}").random() < 0.25:
             self.rates[Fault.DRAIN] = Fault.DRAIN.rate
 
+    def spread(self, share: float) -> None:
+        """Have the faults that end a generation strike less often at each opportunity."""
+        for fault in DISRUPTIVE & self.rates.keys():
+            self.rates[fault] *= share
+
     def has(self, fault: Fault) -> bool:
         """Whether ``fault`` is switched on in this run."""
         return fault in self.rates and not self.is_healed

@@ -19,6 +19,7 @@ from headgate.protocol.reasons import AbortReason
 from headgate.protocol.supervisor import AttemptId, Failure, FailureKind
 from headgate.sim import history, network
 from headgate.sim.faults import Fault
+from headgate.sim.looptraffic import LoopTraffic
 from headgate.sim.marks import Mark
 from headgate.sim.storemodel import Undecidable
 from headgate.sim.world import Violation
@@ -33,8 +34,8 @@ class GenerationHost:
     """The coordinator of one generation and everything it ordered."""
 
     def __init__(self, driver: Driver, claimed: Claimed, attempt: AttemptId) -> None:
-        self._driver = driver
-        self._env = driver.env
+        self.driver = driver
+        self.env = driver.env
         self._claimed = claimed
         self.attempt = attempt
         self.generation = claimed.generation
@@ -43,10 +44,11 @@ class GenerationHost:
         self._timer_token = 0
         self.is_over = False
         self.is_started = False
+        self.loops = LoopTraffic(self, driver.plan)
         self._coordinator = machine.Coordinator(
             claimed.generation,
             driver.plan.subtasks(),
-            self._env.options.checkpoints,
+            self.env.options.checkpoints,
             claimed.first_checkpoint,
             claimed.retained,
         )
@@ -62,10 +64,10 @@ class GenerationHost:
             return
         effects = self._coordinator.handle(event)
         if isinstance(event, machine.Acknowledged) and any(isinstance(e, machine.DeleteHandles) for e in effects):
-            self._env.marks.reach(Mark.LATE_ACK_DELETED)
-        self._driver.tell(f"coordinator g{self.generation} {short(event)} → {', '.join(short(e) for e in effects)}")
+            self.env.marks.reach(Mark.LATE_ACK_DELETED)
+        self.driver.tell(f"coordinator g{self.generation} {short(event)} → {', '.join(short(e) for e in effects)}")
         for effect in effects:
-            self._env.faults.crash_point(self._driver, Fault.DRIVER_CRASH)
+            self.env.faults.crash_point(self.driver, Fault.DRIVER_CRASH)
             self._run(effect)
 
     def on_message(self, message: network.ToDriver) -> None:
@@ -73,24 +75,26 @@ class GenerationHost:
         if message.__class__ is network.Acked:
             assert isinstance(message, network.Acked)
             if message.generation != self.generation:
-                self._env.marks.reach(Mark.STALE_ACK)
+                self.env.marks.reach(Mark.STALE_ACK)
             self.handle(
                 machine.Acknowledged(
                     message.generation, message.subtask, message.checkpoint, message.handle, message.committables
                 )
             )
         elif isinstance(message, network.Declined):
-            self._env.marks.reach(Mark.DECLINED)
+            self.env.marks.reach(Mark.DECLINED)
             self.handle(machine.Declined(message.generation, message.subtask, message.checkpoint, message.reason))
         elif isinstance(message, network.FinishedInput):
             if not self.is_started:
-                self._env.marks.reach(Mark.FINISHED_BEFORE_STARTED)
+                self.env.marks.reach(Mark.FINISHED_BEFORE_STARTED)
             self.handle(machine.FinishReported(message.generation, message.subtask))
+        elif isinstance(message, network.EntranceEnded | network.ProbeReturned):
+            self.loops.on_message(message)
 
     # -- effects ------------------------------------------------------------------------------------------------
 
     def _run(self, effect: machine.Effect) -> None:
-        env, driver = self._env, self._driver
+        env, driver = self.env, self.driver
         match effect:
             case machine.ArmTimer():
                 self._arm(effect.timer, effect.after_ms)
@@ -101,17 +105,17 @@ class GenerationHost:
                 driver.post(env.faults.delay_ms(5), self._reserve, effect.checkpoint)
             case machine.TriggerSources():
                 env.note(history.Triggered(self.generation, effect.checkpoint))
-                self._send_all(network.Trigger(self.generation, effect.checkpoint))
+                self.send_all(network.Trigger(self.generation, effect.checkpoint))
             case machine.DrainSources():
-                self._send_all(network.Drain(self.generation))
+                self.send_all(network.Drain(self.generation))
             case machine.WriteManifest():
                 slow = 250 if env.faults.strikes(Fault.MANIFEST_SLOW) else 10
                 driver.post(env.faults.delay_ms(slow), driver.interruptible, self._write_manifest, effect)
             case machine.NotifyComplete():
-                self._send_all(network.Complete(self.generation, effect.checkpoint))
+                self.send_all(network.Complete(self.generation, effect.checkpoint))
             case machine.NotifyAbort():
                 self._mark_abort(effect)
-                self._send_all(network.Abort(self.generation, effect.checkpoint))
+                self.send_all(network.Abort(self.generation, effect.checkpoint))
             case machine.DeleteHandles():
                 for handle in effect.handles:
                     env.disk.delete(handle.path)
@@ -132,7 +136,7 @@ class GenerationHost:
                     env.marks.reach(Mark.DUPLICATE_ACK)
 
     def _mark_abort(self, effect: machine.NotifyAbort) -> None:
-        marks = self._env.marks
+        marks = self.env.marks
         match effect.reason:
             case AbortReason.SUBSUMED:
                 marks.reach(Mark.SUBSUMED)
@@ -146,36 +150,37 @@ class GenerationHost:
     def _arm(self, timer: machine.Timer, after_ms: int) -> None:
         self._timer_token += 1
         self._timers[timer] = self._timer_token
-        self._driver.post(after_ms, self._fire, timer, self._timer_token)
-        self._env.level("coordinator timers", len(self._timers), 40)
+        self.driver.post(after_ms, self._fire, timer, self._timer_token)
+        self.env.level("coordinator timers", len(self._timers), 40)
 
     def _fire(self, timer: machine.Timer, token: int) -> None:
         if self._timers.get(timer) == token:
             del self._timers[timer]
             self.handle(machine.TimerFired(timer))
 
-    def _send_all(self, message: network.ToWorker) -> None:
-        for link in self._driver.links_of(self.attempt):
+    def send_all(self, message: network.ToWorker) -> None:
+        """Send ``message`` to every worker of this generation."""
+        for link in self.driver.links_of(self.attempt):
             link.to_worker(message)
 
     # -- storage ------------------------------------------------------------------------------------------------
 
     def _reserve(self, checkpoint: CheckpointId) -> None:
         try:
-            self._env.disk.reserve(checkpoint)
+            self.env.disk.reserve(checkpoint)
         except StorageError:
             self.handle(machine.ReserveFailed(checkpoint))
             return
         self.handle(machine.IdReserved(checkpoint))
 
     def _write_manifest(self, order: machine.WriteManifest) -> None:
-        env, disk = self._env, self._env.disk
+        env, disk = self.env, self.env.disk
         if order.carried:
             env.marks.reach(Mark.CARRIED)
         manifest = Manifest(
             checkpoint=order.checkpoint,
             generation=self.generation,
-            parallelism=self._driver.plan.parallelism,
+            parallelism=self.driver.plan.parallelism,
             max_parallelism=env.plan.max_parallelism,
             entries=order.entries,
             carried=order.carried,
@@ -196,7 +201,7 @@ class GenerationHost:
 
     def _lose_answer(self, manifest: Manifest) -> None:
         """The write reported an error: it took effect, did not, or will (X10)."""
-        env, sequence = self._env, self._next_sequence
+        env, sequence = self.env, self._next_sequence
         fate = env.rng.randrange(4)
         if fate == 0:
             env.marks.reach(Mark.MANIFEST_LATE)
@@ -212,26 +217,30 @@ class GenerationHost:
 
     def _land(self, sequence: int, manifest: Manifest) -> None:
         """A write that was given up reaches the storage after all."""
-        disk = self._env.disk
+        disk = self.env.disk
         if disk.put_if_absent(sequence, manifest) and not disk.is_tail(sequence):
             del disk.log[sequence]
 
     def _after_append(self, manifest: Manifest) -> None:
-        disk, sequence = self._env.disk, self._next_sequence
+        disk, sequence = self.env.disk, self._next_sequence
         if disk.is_tail(sequence):
             self._on_written(manifest)
             return
-        self._env.marks.reach(Mark.PRUNED_NUMBER)
+        self.env.marks.reach(Mark.PRUNED_NUMBER)
         del disk.log[sequence]
         self.handle(machine.GenerationReplaced(disk.log[max(disk.log)].generation))
 
     def _on_written(self, manifest: Manifest) -> None:
-        self._env.disk.write_hint(self._next_sequence)
+        if self.loops.is_draining:
+            self.env.marks.reach(Mark.COMPLETED_WHILE_DRAINING)
+        if (self.generation, manifest.checkpoint) in self.env.inner_logs:
+            self.env.marks.reach(Mark.COMPLETED_IN_INNER_LOOP)
+        self.env.disk.write_hint(self._next_sequence)
         self._next_sequence += 1
         self.handle(machine.ManifestWritten(manifest.checkpoint))
 
     def _on_conflict(self, manifest: Manifest) -> None:
-        found = self._env.disk.log[self._next_sequence]
+        found = self.env.disk.log[self._next_sequence]
         if found == manifest:
             self._on_written(manifest)
             return
@@ -242,21 +251,21 @@ class GenerationHost:
         self.handle(machine.GenerationReplaced(newest))
 
     def _drop(self, checkpoint: CheckpointId) -> None:
-        newer = [m.checkpoint for m in self._env.disk.manifests() if m.checkpoint > checkpoint]
+        newer = [m.checkpoint for m in self.env.disk.manifests() if m.checkpoint > checkpoint]
         if newer:
-            self._env.disk.drop(checkpoint, min(newer))
+            self.env.disk.drop(checkpoint, min(newer))
 
     def _sweep(self) -> None:
         """Remove what late writes of aborted checkpoints left: nothing else will, when no generation follows."""
-        retained = tuple(m.checkpoint for m in self._env.disk.manifests())
+        retained = tuple(m.checkpoint for m in self.env.disk.manifests())
         if retained:
-            self._env.disk.sweep(retained, max(retained))
+            self.env.disk.sweep(retained, max(retained))
 
     # -- targets ------------------------------------------------------------------------------------------------
 
     def _commit(self, order: Commit) -> None:
         """Commit sink by sink, checkpoint by checkpoint; anything may go wrong in between."""
-        env, checkpoint = self._env, order.permit.checkpoint
+        env, checkpoint = self.env, order.permit.checkpoint
         if len({c.checkpoint for c in order.committables}) > 1:
             env.marks.reach(Mark.SEVERAL_CHECKPOINTS_COMMITTED)
         try:
@@ -271,7 +280,7 @@ class GenerationHost:
         self.handle(machine.CommitSucceeded(checkpoint))
 
     def _commit_point(self) -> None:
-        self._env.faults.crash_point(self._driver, Fault.DRIVER_CRASH)
+        self.env.faults.crash_point(self.driver, Fault.DRIVER_CRASH)
 
 
 def commit_all(env: Env, order: Commit, point: Callable[[], None]) -> None:

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId
 from headgate.model.manifest import Manifest, StateHandle
 
 Record: TypeAlias = tuple[str, int, int, int, int]
 """origin, number (rises within origin and key where order is promised), key, value, event time."""
+
+FeedbackChannel: TypeAlias = tuple[int, int, int]
+"""Edge, and the indices of the subtasks that send and receive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +191,71 @@ class Inventory:
     processes: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FeedbackSent:
+    """An element was sent on a feedback channel: the ``position``-th. ``sentinel``: it is the barrier of this id."""
+
+    generation: Generation
+    channel: FeedbackChannel
+    position: int
+    records: tuple[Record, ...] = ()
+    sentinel: CheckpointId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackRead:
+    """A loop head took the ``position``-th element from a feedback channel."""
+
+    generation: Generation
+    subtask: SubtaskId
+    channel: FeedbackChannel
+    position: int
+    is_records: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogSealed:
+    """A loop head completed a log: edge, sender, position on that channel, and the records."""
+
+    generation: Generation
+    subtask: SubtaskId
+    checkpoint: CheckpointId
+    entries: tuple[tuple[int, int, int, tuple[Record, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A loop head processed a part of a restored log."""
+
+    generation: Generation
+    subtask: SubtaskId
+
+
+@dataclass(frozen=True, slots=True)
+class InputRead:
+    """A loop head read something from one of its channels."""
+
+    generation: Generation
+    subtask: SubtaskId
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFinished:
+    """The driver told the user that a round is over."""
+
+    generation: Generation
+    nest: NodeName
+    round_: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoopFoundEmpty:
+    """The driver decided that nothing circulates in a nest of loops and nothing will."""
+
+    generation: Generation
+    nest: NodeName
+
+
 HistoryEvent: TypeAlias = (
     Prepared
     | Committed
@@ -208,6 +276,13 @@ HistoryEvent: TypeAlias = (
     | DrainAsked
     | Ended
     | Inventory
+    | FeedbackSent
+    | FeedbackRead
+    | LogSealed
+    | Replayed
+    | InputRead
+    | RoundFinished
+    | LoopFoundEmpty
 )
 
 Observer: TypeAlias = Callable[[HistoryEvent], None]

@@ -58,6 +58,21 @@ class Mark(Enum):
     ENDED_EARLY = "a source was drained before its input had ended"
     DRAINED_ON = "a generation continued from a checkpoint that was taken while draining"
     DRAINED_PARTLY = "a drained pipeline ended with a part of its input"
+    LOGGED = "a loop log was sealed that was not empty"
+    TWO_LOGS = "the logs of two checkpoints were open at once"
+    LOG_RELEASED = "a log was dropped because its checkpoint was aborted or subsumed"
+    LOG_OVERTAKEN = "a log was dropped because its sentinel never came"
+    CHANNEL_HELD = "a sentinel came before the barrier, and its channel was held"
+    THROTTLED = "regular input waited because much feedback was queued"
+    REPLAYED = "a loop log was restored that was not empty"
+    RESCALED_LOG = "a loop log was restored at another parallelism"
+    REPLAY_CRASHED = "a worker died while it replayed"
+    ROUND_DROPPED = "records were dropped that came back after the last round"
+    RESTORED_IN_ROUND = "a loop head was restored in the middle of a round"
+    COMPLETED_WHILE_DRAINING = "a checkpoint completed after the input of a loop had ended and before the loop had"
+    COMPLETED_IN_INNER_LOOP = "a checkpoint completed that holds records of an inner loop"
+    DIED_AFTER_LOOP = "a generation died after a loop had ended and before the final checkpoint"
+    ROUNDS_DIFFER = "a checkpoint was not restored at another parallelism because a round was ending"
 
 
 class Marks:

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 from headgate.errors import HeadgateError
 from headgate.sim.run import run_seed
-from headgate.sim.world import Violation
 
 Patch: TypeAlias = Callable[[object, str, Any], None]
 """``patch(owner, attribute, value)``: set until the end of the ``with`` block."""
@@ -30,7 +29,7 @@ EVENTS_MAX = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One broken rule.
+    """One broken rule, in runs whose graphs have loops or have none.
 
     ``seed``: one that catched it when it was written. ``probe``: raises AssertionError when the rule is broken.
     """
@@ -41,19 +40,26 @@ class Mutant:
     apply: Callable[[Patch], None]
     seed: int = 0
     probe: Callable[[], None] | None = None
+    loops: bool = False
 
 
 MUTANTS: dict[str, Mutant] = {}
 
 
 def mutant(
-    name: str, rule: str, description: str, *, seed: int = 0, probe: Callable[[], None] | None = None
+    name: str,
+    rule: str,
+    description: str,
+    *,
+    seed: int = 0,
+    probe: Callable[[], None] | None = None,
+    loops: bool = False,
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """Register the decorated patch."""
 
     def register(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
         assert name not in MUTANTS
-        MUTANTS[name] = Mutant(name, description, rule, apply, seed, probe)
+        MUTANTS[name] = Mutant(name, description, rule, apply, seed, probe, loops)
         return apply
 
     return register
@@ -113,14 +119,10 @@ def catch(mutant: Mutant) -> Catch | None:
                 return Catch("probe", str(error) or "assertion")
             return None
         for seed in (mutant.seed, *range(SEEDS_MAX)):
-            violation = _violation(seed)
+            violation = run_seed(seed, loops=mutant.loops, events_max=EVENTS_MAX).violation
             if violation is not None:
                 return Catch(f"seed {seed}", str(violation).splitlines()[0])
     return None
-
-
-def _violation(seed: int) -> Violation | None:
-    return run_seed(seed, events_max=EVENTS_MAX).violation
 
 
 def all_mutants() -> dict[str, Mutant]:

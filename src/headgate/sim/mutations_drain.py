@@ -53,7 +53,7 @@ def _(patch: Patch) -> None:
 @mutant("drain-drops-what-is-in-flight", "E7", "records that were read and not yet processed are dropped", seed=4)
 def _(patch: Patch) -> None:
     def drain(call: Any, self: Any) -> Any:
-        for channel in self._outputs.values():
+        for channel in self._outlets.channels.values():
             channel.queue = type(channel.queue)(e for e in channel.queue if e[1][0] != "records")
         return call()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.sim import subtaskhost
+from headgate.sim import restoring, subtaskhost
 from headgate.sim.chain import Chain
 from headgate.sim.mutants import Patch, around, mutant
 from headgate.sim.subtaskhost import SubtaskHost
@@ -56,7 +56,7 @@ def _(patch: Patch) -> None:
 
 @mutant("time-of-a-split-from-the-future", "W9", "a split continues with the latest time of any other", seed=44)
 def _(patch: Patch) -> None:
-    original = subtaskhost.newest_times
+    original = restoring.newest_times
 
     def change(trackers: Any) -> dict[str, int]:
         latest = original(trackers)

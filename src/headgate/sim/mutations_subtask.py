@@ -111,8 +111,8 @@ def _(patch: Patch) -> None:
 
 @mutant("finish-twice", "T8", "a restored subtask finishes its operators again", seed=503)
 def _(patch: Patch) -> None:
-    def change(call: Any, self: Any, channels: int, *, is_restored_finished: bool = False) -> Any:
-        return call(channels)
+    def change(call: Any, self: Any, channels: int, *, is_restored_finished: bool = False, **options: Any) -> Any:
+        return call(channels, **options)
 
     around(patch, subtask.Subtask, "__init__", change)
 

@@ -10,11 +10,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId
 from headgate.model.manifest import Committable, Manifest, StateHandle
 from headgate.protocol.reasons import AbortReason
+from headgate.protocol.rounds import Probe
 from headgate.protocol.supervisor import AttemptId, Failure
 from headgate.sim.faults import Fault
+from headgate.sim.history import FeedbackChannel
 
 if TYPE_CHECKING:
     from headgate.sim.driver import Driver
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from headgate.sim.worker import Worker
 
 Element: TypeAlias = tuple[str, Any]
-"""Kind and value: ``records`` a tuple, ``barrier`` and ``cancel`` an id, ``watermark`` ms, ``idle`` a bool, ``end``."""
+"""Kind and value: ``records`` a tuple, ``barrier`` and ``cancel`` an id, ``watermark`` ms, ``idle`` a bool, ``probe``
+one of ``protocol.rounds``, ``end`` nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +128,51 @@ class Refused:
     """Driver → worker."""
 
 
-ToDriver: TypeAlias = Registered | Ready | Acked | Declined | FinishedInput | Failed
-ToWorker: TypeAlias = Deployment | Trigger | Complete | Abort | Drain | Stop | Refused
+@dataclass(frozen=True, slots=True)
+class EntranceEnded:
+    """Worker → driver: nothing will enter the nest of loops any more at this subtask."""
 
-REPEATABLE = (Acked, Declined, FinishedInput, Trigger, Complete, Abort)
+    generation: Generation
+    subtask: SubtaskId
+    started_round: int
+    highest_round: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReturned:
+    """Worker → driver."""
+
+    generation: Generation
+    subtask: SubtaskId
+    number: int
+    count: int
+    highest_round: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeOrdered:
+    """Driver → worker: the outermost head of ``nest`` sends ``probe``."""
+
+    generation: Generation
+    nest: NodeName
+    probe: Probe
+
+
+@dataclass(frozen=True, slots=True)
+class LoopEnded:
+    """Driver → worker: nothing circulates in ``nest`` and nothing will."""
+
+    generation: Generation
+    nest: NodeName
+
+
+ToDriver: TypeAlias = Registered | Ready | Acked | Declined | FinishedInput | EntranceEnded | ProbeReturned | Failed
+ToWorker: TypeAlias = Deployment | Trigger | Complete | Abort | Drain | ProbeOrdered | LoopEnded | Stop | Refused
+
+OfGeneration: TypeAlias = Acked | Declined | FinishedInput | EntranceEnded | ProbeReturned
+"""What a worker tells the generation it runs."""
+
+REPEATABLE = (Acked, Declined, FinishedInput, EntranceEnded, ProbeReturned, Trigger, Complete, Abort)
 """Messages that a reconnecting peer might send again."""
 
 
@@ -199,13 +243,23 @@ class Channel:
     queue: deque[tuple[int, Element]] = field(default_factory=deque)
     last_ms: int = 0
     receiver: Worker | None = None
+    name: FeedbackChannel = (0, 0, 0)
+    is_feedback: bool = False
+    sent_count: int = 0
+    taken_count: int = 0
 
     def push(self, element: Element, now_ms: int, delay_ms: int) -> None:
         """Send ``element``."""
         self.last_ms = max(self.last_ms, now_ms + delay_ms)
         self.queue.append((self.last_ms, element))
+        self.sent_count += 1
         if self.receiver is not None:
             self.receiver.wake(self.last_ms)
+
+    def take(self) -> Element:
+        """Remove the element at the head."""
+        self.taken_count += 1
+        return self.queue.popleft()[1]
 
 
 class Fabric:
@@ -216,4 +270,5 @@ class Fabric:
 
     def channel(self, edge: int, sender: int, receiver: int) -> Channel:
         """Return the channel of ``edge`` from subtask ``sender`` to subtask ``receiver``."""
-        return self.channels.setdefault((edge, sender, receiver), Channel())
+        name = (edge, sender, receiver)
+        return self.channels.setdefault(name, Channel(name=name))

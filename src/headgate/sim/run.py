@@ -20,9 +20,11 @@ from headgate.sim.disk import Disk, checkpoint_of
 from headgate.sim.driver import Driver
 from headgate.sim.env import Env, Options
 from headgate.sim.faults import Fault, Faults
+from headgate.sim.kinds import spec_of
+from headgate.sim.loopgraphs import draw_loops
 from headgate.sim.marks import Mark, Marks
 from headgate.sim.storemodel import StoreModel
-from headgate.sim.workload import draw_workload, spec_of
+from headgate.sim.workload import draw_workload
 from headgate.sim.world import Violation, World
 
 MAX_PARALLELISM = 8
@@ -32,6 +34,9 @@ LIVENESS_MS = 900_000
 
 EVENTS_MAX = 150_000
 """Events of one run, both phases; reaching it is a hang (I5). Usual runs need less than a tenth."""
+
+LOOPS_RATE = 0.15
+"""How often faults that end a generation strike where graphs have loops: there is more to do until a checkpoint."""
 
 DRIVERS_AFTER_HEAL_MAX = 6
 """Drivers that may end without success after the faults are over: leftovers of the safety phase."""
@@ -55,30 +60,44 @@ class Result:
     virtual_ms: int
     marks: dict[Mark, int] = field(default_factory=dict)
     story: tuple[str, ...] = ()
+    loops: bool = False
 
 
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one simulation."""
-    simulation = Simulation(seed, is_traced=is_traced, events_max=events_max)
+def has_loops(seed: int) -> bool:
+    """Whether the graph of ``seed`` has loops, unless somebody says otherwise: every second one has."""
+    return seed % 2 == 1
+
+
+def run_seed(seed: int, *, loops: bool | None = None, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
+    """Run one simulation; ``loops`` forces a graph with or without loops."""
+    simulation = Simulation(seed, loops=loops, is_traced=is_traced, events_max=events_max)
     violation = simulation.run()
     world = simulation.env.world
     story = tuple(world.story) if violation or is_traced else ()
     marks = simulation.env.marks.reached
-    return Result(seed, violation, world.digest, world.events_count, world.now_ms, marks, story)
+    return Result(seed, violation, world.digest, world.events_count, world.now_ms, marks, story, simulation.has_loops)
 
 
 class Simulation:
     """The user of the pipeline: starts drivers, stops them, and damages files."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+    def __init__(
+        self, seed: int, *, loops: bool | None = None, is_traced: bool = False, events_max: int = EVENTS_MAX
+    ) -> None:
         self._events_max = events_max
+        self.has_loops = has_loops(seed) if loops is None else loops
         self._drain_dice = random.Random(f"drain at {seed}")
         world = World(seed, is_traced=is_traced)
         rng = world.random
         options = Options.draw(rng)
         faults = Faults.draw(rng, has_none=rng.random() < 0.03)
         faults.draw_drain(seed)
-        workload = draw_workload(rng, options.parallelism)
+        if self.has_loops:
+            options = options.with_loops(rng)
+            faults.spread(LOOPS_RATE)
+            workload = draw_loops(rng, options.parallelism)
+        else:
+            workload = draw_workload(rng, options.parallelism)
         plan = make_plan(workload.graph, options.parallelism, MAX_PARALLELISM)
         self.checkers = Checkers(workload, plan)
         note = self.checkers.observe
@@ -88,8 +107,10 @@ class Simulation:
         self._sizes = random.Random(f"parallelism of {seed}")
         self._parallelism = options.parallelism
         # The copies of a broadcast are as many as its receivers: no plain model knows when the number changed.
+        # The same holds for records that each subtask emits at the end of a round.
         self._may_rescale = not any(
-            e.partitioner is Partitioner.BROADCAST for n in workload.graph.nodes for e in n.inputs
+            spec_of(n).marks_rounds or any(e.partitioner is Partitioner.BROADCAST for e in (*n.inputs, *n.feedback))
+            for n in workload.graph.nodes
         )
         self.is_finished = False
         self._is_healed = False
@@ -143,6 +164,8 @@ class Simulation:
         """Return what the next driver runs: now and then at another parallelism than the one before."""
         if self.drivers and self._may_rescale and self._sizes.random() < RESCALE_RATE:
             self._parallelism = self._sizes.randint(1, PARALLELISM_MAX)
+        if self.drivers and self.drivers[-1].former_parallelism is not None:
+            self._parallelism = self.drivers[-1].former_parallelism
         return make_plan(self.env.workload.graph, self._parallelism, MAX_PARALLELISM)
 
     def _start_second(self) -> None:

@@ -6,38 +6,30 @@ sinks' transactions under the checkpoint's id; the barrier goes out in line with
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headgate.model.graph import Partitioner
-from headgate.model.ids import ChannelIndex, CheckpointId, NodeName, SubtaskId
-from headgate.model.plan import PlanEdge, Vertex
+from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
+from headgate.model.plan import Vertex
 from headgate.protocol import subtask as machine
 from headgate.protocol import watermarks
 from headgate.sim import history, network
 from headgate.sim.chain import Chain
 from headgate.sim.faults import Fault
+from headgate.sim.headside import HeadSide
 from headgate.sim.history import Record
+from headgate.sim.kinds import OUT_OF_ORDER_MS
 from headgate.sim.marks import Mark
-from headgate.sim.network import Channel, Element
-from headgate.sim.storemodel import Transaction
+from headgate.sim.network import Channel
+from headgate.sim.outlets import Outlets
+from headgate.sim.restoring import Former, newest_times, place_of, restored_rounds
 from headgate.sim.uploads import Job, Uploads
-from headgate.sim.workload import OUT_OF_ORDER_MS
 
 if TYPE_CHECKING:
     from headgate.sim.worker import Worker
-
-
-@dataclass(frozen=True, slots=True)
-class Former:
-    """The snapshot of one former subtask of a vertex, at the parallelism of its time."""
-
-    index: int
-    parallelism: int
-    data: bytes
 
 
 class SubtaskHost:
@@ -47,7 +39,8 @@ class SubtaskHost:
         self.worker = worker
         self.env = worker.env
         plan = worker.plan
-        self.subtask = SubtaskId(vertex.id, worker.index)
+        self.vertex: Vertex = vertex
+        self.subtask: SubtaskId = SubtaskId(vertex.id, worker.index)
         snapshots = {former.index: msgspec.msgpack.decode(former.data) for former in formers}
         is_finished = self._had_finished(formers, snapshots)
         if is_finished:
@@ -56,15 +49,27 @@ class SubtaskHost:
         self.inputs = [fabric.channel(i.edge.index, i.upstream.index, worker.index) for i in inputs]
         for channel in self.inputs:
             channel.receiver = worker
-        self._outputs = self._attach(plan.outputs(vertex.id), fabric)
-        self._machine = machine.Subtask(len(inputs), is_restored_finished=is_finished)
-        self._merger = watermarks.WatermarkMerger(max(len(inputs), 1))
-        self._chain = Chain(plan, vertex, self._send, self._write, worker.index)
+        self._outlets = Outlets(worker, self.subtask, plan.outputs(vertex.id), fabric)
+        regular_count = sum(not i.edge.is_feedback for i in inputs)
+        self._feedback = range(regular_count, len(inputs))
+        self._machine = machine.Subtask(
+            regular_count,
+            is_restored_finished=is_finished,
+            place=place_of(plan, vertex, self.subtask),
+            rounds=restored_rounds(snapshots),
+        )
+        self._merger = watermarks.WatermarkMerger(max(regular_count, 1))
+        self.head = HeadSide(self) if vertex.is_loop_head else None
+        self._chain = Chain(plan, vertex, self._outlets.send, self._outlets.write, worker.index)
         self._tracker = watermarks.WatermarkTracker(OUT_OF_ORDER_MS, None)
         if formers:
             self._chain.restore([snapshot["state"] for snapshot in snapshots.values()])
             self._tracker.restore(newest_times([snapshot["tracker"] for snapshot in snapshots.values()]))
-        self._open: dict[NodeName, Transaction] = {}
+        if self.head is not None:
+            is_moved = any(former.parallelism != plan.parallelism for former in formers)
+            self.head.restore({index: s["log"] for index, s in snapshots.items()}, is_moved=is_moved)
+            if self._machine.rounds.started >= 0 and not is_finished:
+                self.env.marks.reach(Mark.RESTORED_IN_ROUND)
         self._uploads = Uploads(self)
         self.blocked: set[int] = set()
         self._ended: set[int] = set()
@@ -80,15 +85,6 @@ class SubtaskHost:
         if is_moved and any(flags) and not all(flags):
             self.env.marks.reach(Mark.RESCALED_PARTLY_FINISHED)
         return bool(flags) and all(flags)
-
-    def _attach(self, edges: tuple[PlanEdge, ...], fabric: network.Fabric) -> dict[tuple[int, int], Channel]:
-        found = {}
-        for edge in edges:
-            everybody = range(self.worker.plan.parallelism)
-            receivers = (self.worker.index,) if edge.partitioner is Partitioner.FORWARD else tuple(everybody)
-            for receiver in receivers:
-                found[edge.index, receiver] = fabric.channel(edge.index, self.worker.index, receiver)
-        return found
 
     def start(self) -> None:
         """Announce the splits."""
@@ -107,8 +103,17 @@ class SubtaskHost:
     @property
     def is_stalled(self) -> bool:
         """Whether an output channel is full."""
-        limit = self.env.options.credit_elements
-        return any(len(channel.queue) >= limit for channel in self._outputs.values())
+        return self._outlets.is_stalled
+
+    def readable(self) -> list[int]:
+        """Return the inputs that may be read now, if something is in them."""
+        if self.head is None:
+            return [i for i in range(len(self.inputs)) if i not in self.blocked]
+        if self.head.is_replaying:
+            return []
+        queued = sum(len(self.inputs[i].queue) for i in self._feedback)
+        first = self._feedback.start if self.head.is_throttled(queued) else 0
+        return [i for i in range(first, len(self.inputs)) if i not in self.blocked]
 
     @property
     def has_source_input(self) -> bool:
@@ -135,12 +140,18 @@ class SubtaskHost:
     def read(self, index: int) -> None:
         """Take the element at the head of input ``index``."""
         channel = self.inputs[index]
-        _, element = channel.queue.popleft()
-        kind, value = element
+        kind, value = channel.take()
         at = ChannelIndex(index)
+        if self.head is not None:
+            self._note_read(index, channel, is_records=kind == "records")
         match kind:
+            case "records" if index in self._feedback:
+                assert self.head is not None
+                self.head.receive(at, channel.taken_count, value)
             case "records":
-                self._chain.process(value)
+                self.process(value)
+            case "probe":
+                self.handle(machine.ProbeReceived(at, value))
             case "barrier":
                 if index in self._ended:
                     self.env.marks.reach(Mark.BARRIER_AFTER_END)
@@ -148,14 +159,37 @@ class SubtaskHost:
             case "cancel":
                 self.env.marks.reach(Mark.CANCEL_MARKER)
                 self.handle(machine.CancelReceived(at, value))
+            case "watermark" | "idle" if index in self._feedback:
+                pass
             case "watermark":
-                self._on_event_time(self._merger.handle(watermarks.WatermarkReceived(at, value)))
+                self._merge(self._merger.handle(watermarks.WatermarkReceived(at, value)))
             case "idle":
-                self._on_event_time(self._merger.handle(watermarks.IdleReceived(at, value)))
+                self._merge(self._merger.handle(watermarks.IdleReceived(at, value)))
             case _:
                 self._ended.add(index)
-                self._on_event_time(self._merger.handle(watermarks.InputEnded(at)))
+                if index not in self._feedback:
+                    self._merge(self._merger.handle(watermarks.InputEnded(at)))
                 self.handle(machine.EndReceived(at))
+
+    def process(self, records: tuple[Record, ...]) -> None:
+        """Let the operators process records."""
+        self._chain.process(records)
+
+    def group_of(self, record: Record) -> int:
+        """Return the key group of ``record``."""
+        return self._chain.group_of(record[2])
+
+    def _note_read(self, index: int, channel: Channel, *, is_records: bool) -> None:
+        generation = self.worker.generation
+        self.env.note(history.InputRead(generation, self.subtask))
+        if index in self._feedback:
+            read = history.FeedbackRead(generation, self.subtask, channel.name, channel.taken_count, is_records)
+            self.env.note(read)
+
+    def _merge(self, effects: list[watermarks.Effect]) -> None:
+        """Advance event time; a loop head waits until the loop is empty (L37)."""
+        if self.head is None:
+            self._on_event_time(effects)
 
     # -- the machine --------------------------------------------------------------------------------------------
 
@@ -163,6 +197,9 @@ class SubtaskHost:
         """Give ``event`` to the machine and run its effects, in order; the worker may die between any two."""
         effects = self._machine.handle(event)
         self.worker.tell(f"{self.subtask} {_short(event)} → {', '.join(_short(e) for e in effects)}")
+        if any(isinstance(effect, machine.DropLog) for effect in effects):
+            is_overtaken = any(isinstance(effect, machine.Decline) for effect in effects)
+            self.env.marks.reach(Mark.LOG_OVERTAKEN if is_overtaken else Mark.LOG_RELEASED)
         for effect in effects:
             self.env.faults.crash_point(self.worker, Fault.WORKER_CRASH)
             self._run(effect)
@@ -174,17 +211,19 @@ class SubtaskHost:
         marks, worker = self.env.marks, self.worker
         match effect:
             case machine.BlockChannel():
-                marks.reach(Mark.ALIGNED)
+                marks.reach(Mark.CHANNEL_HELD if effect.channel in self._feedback else Mark.ALIGNED)
                 self.blocked.add(effect.channel)
             case machine.UnblockChannels():
                 self.blocked.difference_update(effect.channels)
             case machine.TakeSnapshot():
                 self._freeze(effect.checkpoint)
             case machine.EmitBarrier():
-                self._broadcast(("barrier", effect.checkpoint))
+                self._outlets.broadcast(("barrier", effect.checkpoint))
                 self.env.note(history.BarrierPassed(worker.generation, self.subtask, effect.checkpoint, True))
             case machine.EmitCancel():
-                self._broadcast(("cancel", effect.checkpoint))
+                if self.head is not None:
+                    self.head.is_past(effect.checkpoint)
+                self._outlets.broadcast(("cancel", effect.checkpoint))
                 self.env.note(history.BarrierPassed(worker.generation, self.subtask, effect.checkpoint, False))
             case machine.Decline():
                 message = network.Declined(worker.generation, self.subtask, effect.checkpoint, effect.reason)
@@ -202,25 +241,74 @@ class SubtaskHost:
                 self._chain.finish()
                 self.env.note(history.Finished(worker.generation, self.subtask))
             case machine.EmitEnd():
-                self._broadcast(("end", None))
+                self._outlets.broadcast(("end", None))
             case machine.ReportFinished():
                 worker.send(network.FinishedInput(worker.generation, self.subtask))
             case machine.Ignored():
                 self._note_ignored(effect.reason)
+            case _:
+                self._run_loop(effect)
+
+    def _run_loop(self, effect: machine.Effect) -> None:
+        """Run an effect that only subtasks in loops have."""
+        worker = self.worker
+        match effect:
+            case machine.PassProbe():
+                self._chain.flush()
+                self._outlets.pass_probe(effect.probe)
+            case machine.CloseRound():
+                self._chain.close_round(effect.round_)
+            case machine.AdvanceToEnd():
+                self._on_event_time([watermarks.EmitWatermark(watermarks.WATERMARK_MAX_MS)])
+            case machine.ReportEntranceEnded():
+                worker.send(
+                    network.EntranceEnded(worker.generation, self.subtask, effect.started_round, effect.highest_round)
+                )
+            case machine.ReportProbe():
+                worker.send(
+                    network.ProbeReturned(
+                        worker.generation, self.subtask, effect.number, effect.count, effect.highest_round
+                    )
+                )
+            case _:
+                self._run_log(effect)
+
+    def _run_log(self, effect: machine.Effect) -> None:
+        """Run an effect about the log of a loop head."""
+        assert self.head is not None
+        match effect:
+            case machine.OpenLog():
+                self.head.open(effect.checkpoint)
+            case machine.LogFeedback():
+                self.head.log(effect.checkpoints)
+            case machine.ForwardFeedback():
+                self.head.forward()
+            case machine.SealLog():
+                self._uploads.start(self.head.seal(effect.checkpoint))
+            case machine.DropLog():
+                self._uploads.keep(effect.checkpoint, self.head.drop(effect.checkpoint))
+            case _:
+                raise AssertionError(f"nobody runs {effect}")
 
     def _note_ignored(self, reason: str) -> None:
         if "remembered until the barrier" in reason:
             self.env.marks.reach(Mark.ABORT_BEFORE_BARRIER)
 
     def _freeze(self, checkpoint: CheckpointId) -> None:
-        content = {
+        self._chain.flush()
+        content: dict[str, Any] = {
             "is_finished": self._machine.is_finished,
             "state": self._chain.freeze(),
             "tracker": self._tracker.snapshot(),
         }
-        sealed = [self._open[node] for node in sorted(self._open)]
-        self._open.clear()
-        self._uploads.start(Job(checkpoint, msgspec.msgpack.encode(content), sealed))
+        if self.vertex.nest is not None:
+            content["rounds"] = dataclasses.astuple(self._machine.rounds)
+        sealed = self._outlets.seal()
+        if self.head is None:
+            self._uploads.start(Job(checkpoint, msgspec.msgpack.encode(content), sealed))
+        else:
+            self.head.is_past(checkpoint)
+            self.head.freeze(checkpoint, content, sealed)
 
     # -- what leaves --------------------------------------------------------------------------------------------
 
@@ -229,43 +317,14 @@ class SubtaskHost:
             match effect:
                 case watermarks.EmitWatermark():
                     self._chain.advance(effect.watermark_ms)
-                    self._broadcast(("watermark", effect.watermark_ms))
+                    self._outlets.broadcast(("watermark", effect.watermark_ms))
                     self.env.note(history.WatermarkSent(self.worker.generation, self.subtask, effect.watermark_ms))
                 case watermarks.EmitIdle():
-                    self._broadcast(("idle", effect.is_idle))
-
-    def _send(self, edge: PlanEdge, receiver: int, records: tuple[Record, ...]) -> None:
-        self._push(self._outputs[edge.index, receiver], ("records", records))
-
-    def _broadcast(self, element: Element) -> None:
-        for channel in self._outputs.values():
-            self._push(channel, element)
-
-    def _push(self, channel: Channel, element: Element) -> None:
-        channel.push(element, self.env.world.now_ms, self.env.message_delay_ms())
-        limit = self.env.options.credit_elements + 200
-        self.env.level(f"{self.subtask} elements in flight", len(channel.queue), limit)
-
-    def _write(self, node: NodeName, records: list[Record]) -> None:
-        transaction = self._open.get(node)
-        if transaction is None:
-            transaction = self.env.store.begin(str(node), self.worker.index, self.worker.generation)
-            self._open[node] = transaction
-        transaction.records.extend(records)
+                    self._outlets.broadcast(("idle", effect.is_idle))
 
     def close(self) -> None:
         """Abandon what is open; what is prepared stays."""
-        for transaction in self._open.values():
-            self.env.store.discard(transaction)
-
-
-def newest_times(trackers: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """Merge the latest event times of splits; what a former owner kept of one is older (W9)."""
-    latest: dict[str, int] = {}
-    for tracker in trackers:
-        for split, max_ms in tracker.items():
-            latest[split] = max(max_ms, latest.get(split, max_ms))
-    return latest
+        self._outlets.close()
 
 
 def _short(thing: object) -> str:

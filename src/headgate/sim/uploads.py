@@ -52,10 +52,15 @@ class Uploads:
 
     def start(self, job: Job) -> None:
         """Queue ``job``; its sealed transactions wait behind those of earlier jobs."""
-        self._unprepared.extend((job.checkpoint, t) for t in job.sealed)
+        self.keep(job.checkpoint, job.sealed)
         self._jobs.append(job)
         if len(self._jobs) == 1:
             self._later(self._step)
+
+    def keep(self, checkpoint: CheckpointId, sealed: list[Transaction]) -> None:
+        """Leave what was sealed for a snapshot that is not written to the next write, in order of checkpoints (C17)."""
+        waiting = [*self._unprepared, *((checkpoint, transaction) for transaction in sealed)]
+        self._unprepared = deque(sorted(waiting, key=lambda waits: waits[0]))
 
     def cancel(self, checkpoint: CheckpointId) -> None:
         """Stop the write of ``checkpoint`` at its next step."""

@@ -19,14 +19,13 @@ from headgate.sim import network
 from headgate.sim.faults import Fault
 from headgate.sim.marks import Mark
 from headgate.sim.network import Link, ToDriver, ToWorker
-from headgate.sim.subtaskhost import Former, SubtaskHost
+from headgate.sim.restoring import Former
+from headgate.sim.subtaskhost import SubtaskHost
 from headgate.sim.world import Process
 
 if TYPE_CHECKING:
     from headgate.sim.driver import Driver
     from headgate.sim.env import Env
-
-ACTIONS_PER_TURN_MAX = 4
 
 
 class Worker(Process):
@@ -77,12 +76,25 @@ class Worker(Process):
                 for host in self._hosts:
                     if host.is_source:
                         host.handle(machine.TriggerReceived(message.checkpoint))
+                    if host.head is not None:
+                        host.head.expect(message.checkpoint)
+                        self.wake(self.world.now_ms)
             case network.Complete() if message.generation == self.generation:
                 for host in self._hosts:
                     host.handle(machine.CompleteReceived(message.checkpoint))
             case network.Abort() if message.generation == self.generation:
                 for host in self._hosts:
                     host.handle(machine.AbortReceived(message.checkpoint))
+                    if host.head is not None:
+                        host.head.is_past(message.checkpoint)
+            case network.ProbeOrdered() if message.generation == self.generation:
+                for host in self._hosts:
+                    if host.vertex.head.name == message.nest:
+                        host.handle(machine.ProbeOrdered(message.probe))
+            case network.LoopEnded() if message.generation == self.generation:
+                for host in self._hosts:
+                    if host.head is not None and host.vertex.nest == message.nest:
+                        host.handle(machine.LoopEnded())
             case network.Drain() if message.generation == self.generation:
                 for host in self._hosts:
                     host.drain()
@@ -144,6 +156,8 @@ class Worker(Process):
 
     def on_death(self) -> None:
         """The kernel closes the connection; Spark notices the dead process."""
+        if any(host.head is not None and host.head.is_replaying for host in self._hosts):
+            self.env.marks.reach(Mark.REPLAY_CRASHED)
         self._gone("process died", False)
 
     def _gone(self, why: str, is_success: bool) -> None:
@@ -174,7 +188,7 @@ class Worker(Process):
             self.wake(self.world.now_ms)
             return
         faults.crash_point(self, Fault.WORKER_CRASH)
-        for _ in range(self.env.rng.randint(1, ACTIONS_PER_TURN_MAX)):
+        for _ in range(self.env.rng.randint(1, self.env.options.actions_per_turn_max)):
             actions, next_ms = self._actions()
             if not actions:
                 if next_ms is not None:
@@ -194,7 +208,9 @@ class Worker(Process):
             self.fail(Failure(FailureKind.LOST, "the connection to another worker broke"))
             return False
         try:
-            if index < 0:
+            if host.head is not None and host.head.is_replaying:
+                host.head.replay_next()
+            elif index < 0:
                 host.poll()
             else:
                 host.read(index)
@@ -217,8 +233,12 @@ class Worker(Process):
                     actions.append((host, -1))
                 else:
                     times.append(host.next_poll_ms)
-            for index, channel in enumerate(host.inputs):
-                if channel.queue and index not in host.blocked:
+            if host.head is not None and host.head.is_replaying:
+                actions.append((host, -1))
+                continue
+            for index in host.readable():
+                channel = host.inputs[index]
+                if channel.queue:
                     if channel.queue[0][0] <= now:
                         actions.append((host, index))
                     else:

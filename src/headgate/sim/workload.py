@@ -1,50 +1,20 @@
-"""Random graphs with bounded input, and a plain model of what they must produce.
+"""Random acyclic graphs with bounded input; what their nodes do is in ``kinds``, what they produce in ``plainmodel``.
 
-Every record is ``(origin, number, key, value, event time)``. The origin grows by the name of each operator that the
-record passes, so equal records met on two paths stay distinguishable. The model runs the graph on all input at once,
-with no subtasks, barriers or time.
+The origin of a record grows by the name of each operator that it passes, so equal records met on two paths stay
+distinguishable.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import Enum
-from typing import TypeAlias
+from dataclasses import dataclass
 
 from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.sim.history import Record
-
-WINDOW_MS = 40
-"""Width of the tumbling windows of WINDOW nodes."""
-
-OUT_OF_ORDER_MS = 20
-"""Records of a split are at most this late."""
-
-Stream: TypeAlias = tuple[NodeName, OutputTag]
-
-
-class Kind(Enum):
-    """What a node does."""
-
-    SOURCE = "source"
-    MAP = "map"
-    FILTER = "filter"
-    COUNT = "count"
-    WINDOW = "window"
-    SINK = "sink"
-
-
-@dataclass(frozen=True, slots=True)
-class Spec:
-    """Configuration of a node. ``splits`` (sources): the input. ``diverts`` (MAP): every fifth record is bad."""
-
-    kind: Kind
-    splits: tuple[tuple[str, tuple[Record, ...]], ...] = ()
-    diverts: bool = False
+from headgate.sim.kinds import OUT_OF_ORDER_MS, Kind, Spec, Stream, spec_of
+from headgate.sim.plainmodel import expect
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,53 +24,6 @@ class Workload:
     graph: Graph
     expected: dict[str, Counter[Record]]
     ordered: dict[str, frozenset[str]]
-
-
-def spec_of(node: Node) -> Spec:
-    """Return the node's configuration."""
-    assert isinstance(node.spec, Spec)
-    return node.spec
-
-
-def mapped(record: Record, name: str) -> Record:
-    """What a MAP called ``name`` makes of ``record``."""
-    origin, number, key, value, time = record
-    return f"{origin}.{name}", number, key, (value * 31 + 7) % 1009, time
-
-
-def is_bad(record: Record) -> bool:
-    """Whether a diverting MAP refuses ``record``."""
-    return record[1] % 5 == 0
-
-
-def rejected(record: Record, name: str) -> Record:
-    """What a MAP called ``name`` diverts instead of ``record``."""
-    return f"{record[0]}!{name}", *record[1:]
-
-
-def passes(record: Record) -> bool:
-    """Whether a FILTER keeps ``record``."""
-    return (record[1] + record[3]) % 3 != 0
-
-
-def counted(name: str, key: int, number: int) -> Record:
-    """What a COUNT emits for the ``number``-th record of ``key``."""
-    return f"#{name}", number, key, number, 0
-
-
-def summed(name: str, key: int, count: int, total: int) -> Record:
-    """What a COUNT emits for ``key`` when its input has ended."""
-    return f"={name}", count, key, total, 0
-
-
-def windowed(name: str, key: int, start_ms: int, count: int) -> Record:
-    """What a WINDOW emits for ``key`` and the window that starts at ``start_ms``."""
-    return f"w{name}", start_ms, key, count, 0
-
-
-def window_start(time_ms: int) -> int:
-    """Return the start of the window that ``time_ms`` falls into."""
-    return time_ms - time_ms % WINDOW_MS
 
 
 def draw_workload(rng: random.Random, parallelism: int) -> Workload:
@@ -128,7 +51,7 @@ def draw_workload(rng: random.Random, parallelism: int) -> Workload:
         edges = tuple(_edge(rng, stream, Kind.SINK) for stream in streams)
         nodes.append(Node(NodeName(f"out{index}"), Role.SINK, edges, Spec(Kind.SINK)))
     graph = Graph(tuple(nodes))
-    return Workload(graph, *_expect(graph, parallelism))
+    return Workload(graph, *expect(graph, parallelism))
 
 
 def _source(rng: random.Random, name: str) -> Node:
@@ -157,75 +80,3 @@ def _edge(rng: random.Random, stream: Stream, kind: Kind) -> Edge:
         (Partitioner.FORWARD, Partitioner.HASH, Partitioner.REBALANCE, Partitioner.BROADCAST), (5, 4, 2, 1)
     )[0]
     return Edge(stream[0], partitioner, ("key",) if partitioner is Partitioner.HASH else (), stream[1])
-
-
-# -- the plain model ------------------------------------------------------------------------------------------------
-
-
-def expected_of_prefixes(graph: Graph, parallelism: int, read: Mapping[str, int]) -> dict[str, Counter[Record]]:
-    """Return what must be committed per sink when only the first ``read[split]`` records of each split were read."""
-    nodes = []
-    for node in graph.nodes:
-        spec = spec_of(node)
-        cut = tuple((name, records[: read[name]]) for name, records in spec.splits)
-        nodes.append(replace(node, spec=replace(spec, splits=cut)))
-    return _expect(Graph(tuple(nodes)), parallelism)[0]
-
-
-def _expect(graph: Graph, parallelism: int) -> tuple[dict[str, Counter[Record]], dict[str, frozenset[str]]]:
-    out: dict[Stream, Counter[Record]] = {}
-    unordered: dict[Stream, frozenset[str]] = {}
-    expected: dict[str, Counter[Record]] = {}
-    ordered: dict[str, frozenset[str]] = {}
-    for node in graph.nodes:
-        records: Counter[Record] = Counter()
-        loose: frozenset[str] = frozenset()
-        for edge in node.inputs:
-            stream = (edge.upstream, edge.tag)
-            copies = parallelism if edge.partitioner is Partitioner.BROADCAST else 1
-            for record, times in out[stream].items():
-                records[record] += times * copies
-            keeps = edge.partitioner in (Partitioner.FORWARD, Partitioner.HASH)
-            loose |= unordered[stream] if keeps else frozenset(r[0] for r in out[stream])
-        name = str(node.name)
-        if spec_of(node).kind is Kind.SINK:
-            expected[name] = records
-            ordered[name] = frozenset(r[0] for r in records) - loose
-            continue
-        main, bad = _apply(node, records)
-        for tag, found in ((OutputTag.MAIN, main), (OutputTag.BAD_RECORDS, bad)):
-            out[node.name, tag] = found
-            grown = frozenset(f"{origin}{sign}{name}" for origin in loose for sign in ".!")
-            unordered[node.name, tag] = grown & frozenset(r[0] for r in found)
-    return expected, ordered
-
-
-def _apply(node: Node, records: Counter[Record]) -> tuple[Counter[Record], Counter[Record]]:
-    name, spec = str(node.name), spec_of(node)
-    main: Counter[Record] = Counter()
-    bad: Counter[Record] = Counter()
-    match spec.kind:
-        case Kind.SOURCE:
-            main.update(record for _, split in spec.splits for record in split)
-        case Kind.MAP:
-            for record, times in records.items():
-                if spec.diverts and is_bad(record):
-                    bad[rejected(record, name)] += times
-                else:
-                    main[mapped(record, name)] += times
-        case Kind.FILTER:
-            main.update({(f"{r[0]}.{name}", *r[1:]): times for r, times in records.items() if passes(r)})
-        case Kind.COUNT:
-            for key in {r[2] for r in records}:
-                mine = [(r[3], times) for r, times in records.items() if r[2] == key]
-                count = sum(times for _, times in mine)
-                main.update(counted(name, key, i) for i in range(1, count + 1))
-                main[summed(name, key, count, sum(value * times for value, times in mine))] += 1
-        case Kind.WINDOW:
-            windows: Counter[tuple[int, int]] = Counter()
-            for record, times in records.items():
-                windows[record[2], window_start(record[4])] += times
-            main.update(windowed(name, key, start, count) for (key, start), count in windows.items())
-        case Kind.SINK:
-            raise AssertionError("a sink emits nothing")
-    return main, bad
