@@ -70,9 +70,11 @@ def test_several_streams_feed_one_head_and_loops_stand_side_by_side(start: Start
         same(read_committed(str(tmp_path / out)), counted_down(3_000))
 
 
-def circling(root: Path, parallelism: int, rows: int, rate: int) -> PipelineDefinition:
+def circling(
+    root: Path, parallelism: int, rows: int, rate: int, pipeline: hg.Pipeline | None = None
+) -> PipelineDefinition:
     """A keyed loop whose records take many trips, so that a stop finds them under way."""
-    pipeline = pipeline_at(root, parallelism=parallelism)
+    pipeline = pipeline or pipeline_at(root, parallelism=parallelism)
     records = pipeline.source(numbers(rows, rate)).select(
         "id", key=pl.col("key").cast(pl.Int64), left=TRIPS * 40, trips=pl.lit(0, pl.Int64)
     )
@@ -107,6 +109,19 @@ def test_records_under_way_are_restored_at_another_parallelism(
     run = start(circling(tmp_path, after, 3_000, 3_000))
     run.wait_checkpoints(1)
     run.kill(0)
+    assert run.result().is_finished
+    expected = pl.DataFrame({"id": range(3_000)}).select("id", trips=pl.max_horizontal(TRIPS * 40, 1))
+    same(read_committed(str(tmp_path / "out")), expected)
+
+
+def test_checkpoints_that_overlap_each_keep_what_circulates(start: Start, tmp_path: Path) -> None:
+    overlapping = hg.Checkpointing(interval="5ms", max_concurrent=4, dir=tmp_path / "checkpoints", retained=5)
+    pipeline = hg.Pipeline("p", parallelism=2, checkpointing=overlapping, restart=hg.FixedDelay(delay="20ms"))
+    run = start(circling(tmp_path, 2, 3_000, 2_000, pipeline))
+    for kill in range(4):
+        run.wait_checkpoints(7 + kill)
+        run.kill(kill % 2)
+        run.wait_restarts(kill + 1)
     assert run.result().is_finished
     expected = pl.DataFrame({"id": range(3_000)}).select("id", trips=pl.max_horizontal(TRIPS * 40, 1))
     same(read_committed(str(tmp_path / "out")), expected)
