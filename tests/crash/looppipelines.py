@@ -5,6 +5,7 @@ Oracles are in ``loopresults.py``; nothing here is taken from ``examples/``, so 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -98,20 +99,36 @@ ROUNDS = 5
 PER_SOURCE = 1_000
 
 
+class RaisesOnce:
+    """Raises when it has seen so many records in one life, once for all lives."""
+
+    def __init__(self, points: list[int], root: str) -> None:
+        self.points, self.root, self.seen = points, root, 0
+
+    def one_more(self) -> None:
+        self.seen += 1
+        if self.seen not in self.points:
+            return
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(Path(self.root) / f"raised-{self.seen}", os.O_CREAT | os.O_EXCL))
+            raise ValueError(f"has seen {self.seen} records")
+
+
 class SumOfRound(hg.ProcessFunction):
     """Sums each round; at its end feeds the sum back once, which is then all that the next round has."""
 
     schema = {"key": pa.int64(), "value": pa.int64(), "what": pa.string(), "round": pa.int64()}
-    on_round_s = 0.0
 
-    def __init__(self, on_round_s: float) -> None:
-        self.on_round_s = on_round_s
+    def __init__(self, fault: RaisesOnce, on_round_s: float) -> None:
+        self.fault, self.on_round_s = fault, on_round_s
 
     def open(self, state: hg.StateHandle) -> None:
         self.sums = state.map("sums", pa.int64(), pa.int64())
 
-    def process(self, row: Row, context: hg.ProcessContext) -> None:
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row] | None:
+        self.fault.one_more()
         self.sums.put(row["round"], self.sums.get(row["round"], 0) + row["value"])
+        return None
 
     def on_round(self, round: int, context: hg.ProcessContext) -> Iterator[Row]:
         time.sleep(self.on_round_s)
@@ -126,23 +143,6 @@ class SumAndPassOn(SumOfRound):
         yield row
 
 
-class RaisesOnce:
-    """Raises when it has seen so many records in one life, once for all lives."""
-
-    def __init__(self, points: list[int], root: str) -> None:
-        self.points, self.root, self.seen = points, root, 0
-
-    def __call__(self, row: Row) -> Row:
-        self.seen += 1
-        if self.seen in self.points:
-            try:
-                os.close(os.open(Path(self.root) / f"raised-{self.seen}", os.O_CREAT | os.O_EXCL))
-            except FileExistsError:
-                return row
-            raise ValueError(f"has seen {self.seen} records")
-        return row
-
-
 def rounds(spec: Spec) -> Pipeline:
     pipeline = make(spec)
     numbers = pl.DataFrame({"value": range(PER_SOURCE)})
@@ -150,11 +150,11 @@ def rounds(spec: Spec) -> Pipeline:
         pipeline.source(Paced.of([numbers], spec["rate"] / 4, spec["root"]), name=f"source-{n}") for n in range(4)
     )
     values = first.union(*others).select(key=pl.lit(0, pl.Int64), value="value", what=pl.lit("record"))
-    function = (SumAndPassOn if spec.get("each_record") else SumOfRound)(spec.get("on_round_s", 0.0))
+    fault = RaisesOnce(spec.get("raises_at", []), spec["root"])
+    function = (SumAndPassOn if spec.get("each_record") else SumOfRound)(fault, spec.get("on_round_s", 0.0))
 
     def body(loop: hg.KeyedStream) -> Body:
-        seen = loop.map(RaisesOnce(spec.get("raises_at", []), spec["root"])) if spec.get("raises_at") else loop
-        summed = (seen.key_by("key") if spec.get("raises_at") else loop).process(function, name="sum")
+        summed = loop.process(function, name="sum")
         sums = summed.filter(pl.col("what") == "sum")
         return summed.filter(pl.col("what") == "record") if spec.get("each_record") else sums, sums
 
@@ -241,13 +241,15 @@ PARTS = 3
 def reachability_events(count: int, seed: int, *, deletes: bool) -> list[Row]:
     """Sources and links come and, if wanted, go. A link that comes again has another id. Link ids are never 0."""
     dice = random.Random(seed)
+    nodes = NODES if deletes else count  # few enough links that paths do not multiply without end
+    few, many = nodes * 85 // 100, nodes * (110 if deletes else 70) // 100
     sources: set[int] = set()
     links: dict[tuple[int, int], int] = {}
     events: list[Row] = []
     while len(events) < count:
         kind = dice.random()
         if kind < 0.10:
-            node = dice.randrange(NODES)
+            node = dice.randrange(nodes)
             if node not in sources:
                 sources.add(node)
                 events.append({"node": node, "what": "add-source", "link": 0, "to": node})
@@ -256,13 +258,11 @@ def reachability_events(count: int, seed: int, *, deletes: bool) -> list[Row]:
             sources.remove(node)
             events.append({"node": node, "what": "delete-source", "link": 0, "to": node})
         elif kind < 0.55 or not deletes:
-            node, to = dice.randrange(NODES), dice.randrange(NODES)
-            if node != to and (node, to) not in links and len(links) < NODES * 1.1:
+            node, to = dice.randrange(nodes), dice.randrange(nodes)
+            if node != to and (node, to) not in links and len(links) < many:
                 links[node, to] = len(events) + 1
                 events.append({"node": node, "what": "add-link", "link": len(events) + 1, "to": to})
-            elif not deletes and len(links) >= NODES * 1.1 and len(sources) > NODES // 3:
-                break
-        elif links and len(links) > NODES // 2:
+        elif len(links) > few:
             node, to = dice.choice(list(links))
             events.append({"node": node, "what": "delete-link", "link": links.pop((node, to)), "to": to})
     return events
@@ -289,7 +289,7 @@ class Reach(hg.ProcessFunction):
             else:
                 self.links.remove(row["link"])
             told = "reached" if what == "add-link" else "lost"
-            for path in self.paths.keys():
+            for path, _ in self.paths.items():
                 yield from self.joined(told, path, row["link"], row["to"])
             return
         told = "reached" if what in ("add-source", "reached") else "lost"
