@@ -58,7 +58,7 @@ def both_ways(edges: pl.DataFrame) -> pl.DataFrame:
 
 def build(edges: hg.Stream) -> hg.Stream:
     """Return all changes of labels (``vertex``, ``label``), for edges between ``a`` and ``b`` (int64)."""
-    return edges.map_batches(both_ways).key_by("vertex").iterate(spread, name="components")
+    return edges.map_batches(both_ways, name="both-ways").key_by("vertex").iterate(spread, name="components")
 
 
 def random_edges(vertices: int = VERTICES, edges: int = EDGES, seed: int = 7) -> pl.DataFrame:

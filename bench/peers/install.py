@@ -1,6 +1,6 @@
-"""Installs the peers of the benchmarks into an environment of their own: ``make bench-peers``.
+"""Installs the peers of the benchmarks into environments of their own: ``make bench-peers``.
 
-PyFlink needs other versions of pyarrow and numpy than Headgate, so it never shares an environment with it.
+PyFlink needs other versions of pyarrow and numpy than Headgate or Pathway, so none shares an environment.
 Structured Streaming is part of the project's own environment and needs nothing here. Standard library only,
 so that any Python can run it.
 """
@@ -17,10 +17,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-peers"
-REQUIREMENTS = Path(__file__).with_name("requirements.txt")
+PATHWAY_ENVIRONMENT = ROOT / ".venv-peers-pathway"
+REQUIREMENTS = {
+    ENVIRONMENT: Path(__file__).with_name("requirements.txt"),
+    PATHWAY_ENVIRONMENT: Path(__file__).with_name("requirements-pathway.txt"),
+}
 
 PYTHONS = ((3, 11), (3, 12), (3, 10))
-"""Versions of Python that PyFlink supports, the preferred first."""
+"""Versions of Python that all peers support, the preferred first."""
 
 
 def environment_python(environment: Path = ENVIRONMENT) -> Path:
@@ -29,7 +33,7 @@ def environment_python(environment: Path = ENVIRONMENT) -> Path:
 
 
 def interpreter() -> str | None:
-    """Return a Python that PyFlink supports: the running one if possible, else one found on the path."""
+    """Return a Python that the peers support: the running one if possible, else one found on the path."""
     if sys.version_info[:2] in PYTHONS:
         return sys.executable
     for major, minor in PYTHONS:
@@ -40,36 +44,38 @@ def interpreter() -> str | None:
 
 
 def install(environment: Path = ENVIRONMENT) -> str | None:
-    """Create the environment and install the pinned peers; return what prevented it, or None.
+    """Create the environment and install its pinned peers; return what prevented it, or None.
 
     Running it again brings an existing environment up to the pinned versions.
     """
     python = interpreter()
     if python is None:
         supported = ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
-        return f"apache-flink needs Python {supported} and none of them was found on the path"
+        return f"the peers need Python {supported} and none of them was found on the path"
     if not environment_python(environment).exists():
         if python == sys.executable:
             venv.create(environment, with_pip=True)
         else:
             subprocess.run([python, "-m", "venv", str(environment)], check=True)
-    command = [str(environment_python(environment)), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS)]
+    requirements = REQUIREMENTS[environment]
+    command = [str(environment_python(environment)), "-m", "pip", "install", "--quiet", "-r", str(requirements)]
     finished = subprocess.run(command, capture_output=True, text=True)
     if finished.returncode:
-        return f"pip could not install {REQUIREMENTS.name}: {_last_line(finished.stderr)}"
+        return f"pip could not install {requirements.name}: {_last_line(finished.stderr)}"
     return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Install and say in one sentence how it went; 0 also when a peer cannot be installed here."""
     if arguments:
-        print("install.py takes no arguments; it installs what requirements.txt beside it names")
+        print("install.py takes no arguments; it installs what the requirements beside it name")
         return 2
-    problem = install()
-    if problem:
-        print(f"Flink SQL will be missing from the benchmarks: {problem}")
-    else:
-        print(f"The peers are installed in {ENVIRONMENT.name}/")
+    for environment, peer in ((ENVIRONMENT, "Flink SQL"), (PATHWAY_ENVIRONMENT, "Pathway")):
+        problem = install(environment)
+        if problem:
+            print(f"{peer} will be missing from the benchmarks: {problem}")
+        else:
+            print(f"{peer} is installed in {environment.name}/")
     return 0
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.peers.install import ROOT, environment_python
+from bench.peers.install import PATHWAY_ENVIRONMENT, ROOT, environment_python
 
 TIMEOUT_SECONDS = 900
 """Longer than any sweep; a peer that hangs must not hang the benchmark."""
@@ -81,10 +81,39 @@ def measure_flink(
 
 def flink_is_installed(python: Path) -> bool:
     """Return whether ``python`` exists and finds PyFlink (without importing it, which takes seconds)."""
-    if not python.exists():
-        return False
-    probe = "import importlib.util as u, sys; sys.exit(not (u.find_spec('pyflink') and u.find_spec('psutil')))"
-    return subprocess.run([str(python), "-c", probe], capture_output=True).returncode == 0
+    return _finds(python, "pyflink")
+
+
+def measure_components_streaming(
+    edges: int, vertices: int, batch_rows: Sequence[int], cores: int = 2
+) -> dict[str, Any]:
+    """Find the components of random edges with ``foreachBatch``, for each size of micro-batches, in a fresh JVM.
+
+    Returns:
+        ``edges_per_s_best``, ``is_right``, and ``sizes``: the figures of every size.
+
+    Raises:
+        PeerFailedError: it ended without a result.
+    """
+    arguments = ["--edges", str(edges), "--vertices", str(vertices), "--cores", str(cores)]
+    arguments += ["--batch-rows", *map(str, batch_rows)]
+    return run_peer(Path(sys.executable), "bench.peers.components_streaming", arguments)
+
+
+def measure_components_pathway(edges: int, vertices: int, cores: int = 2) -> dict[str, Any] | NotInstalled:
+    """Find the components of random edges with Pathway's ``iterate``, all of them at once.
+
+    Returns:
+        ``edges_per_s_best``, ``is_right``, …, or ``NotInstalled``.
+
+    Raises:
+        PeerFailedError: it is installed and ended without a result.
+    """
+    python = environment_python(PATHWAY_ENVIRONMENT)
+    if not _finds(python, "pathway"):
+        return NotInstalled("Pathway is not installed: run `make bench-peers`")
+    arguments = ["--edges", str(edges), "--vertices", str(vertices), "--cores", str(cores)]
+    return run_peer(python, "bench.peers.components_pathway", arguments)
 
 
 def run_peer(
@@ -141,6 +170,13 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _finds(python: Path, package: str) -> bool:
+    if not python.exists():
+        return False
+    probe = f"import importlib.util as u, sys; sys.exit(not (u.find_spec('{package}') and u.find_spec('psutil')))"
+    return subprocess.run([str(python), "-c", probe], capture_output=True).returncode == 0
 
 
 def _scratch_env(scratch: str) -> dict[str, str]:

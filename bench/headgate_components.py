@@ -1,0 +1,193 @@
+"""Headgate's half of connected components: random edges → the loop of ``examples/connected_components.py`` → files.
+
+One run inserts every edge, drains the loop and ends; the clock runs from the first edges that leave the source, by the
+worker's clock, to the end of the pipeline, final checkpoint and commit included. Every run's labels are checked.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import polars as pl
+import psutil
+import pyarrow as pa
+
+import headgate as hg
+from bench.components import smallest_connected
+from bench.harness import median
+from bench.running import wrapped
+from headgate.connectors.filecommit import read_committed
+from headgate.model.definition import PipelineDefinition
+from headgate.model.progress import SilentObserver
+from headgate.operators.base import Operator, OperatorSpec
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "connected_components.py"
+FIRST = "both-ways"
+STARTED = "first-edges-us"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstEdges:
+    """The first operator with a clock in front of it."""
+
+    spec: OperatorSpec
+
+    def build(self) -> Operator:
+        """Return the operator; it reports when it got its first batch."""
+        operator = self.spec.build()
+        process = operator.process
+
+        def clocked(batch: pa.RecordBatch) -> None:
+            operator.process = process  # type: ignore[method-assign]
+            operator.context.metrics.add(STARTED, time.time_ns() // 1_000)
+            process(batch)
+
+        operator.process = clocked  # type: ignore[method-assign]
+        return operator
+
+
+def pipeline(edges: int, vertices: int, interval_ms: int | None, directory: str) -> hg.Pipeline:
+    """Return the pipeline under test; labels go to ``directory``/labels."""
+    checkpoints = hg.Checkpointing(interval=interval_ms or "1d", dir=f"{directory}/checkpoints")
+    p = hg.Pipeline("components", parallelism=2, checkpointing=checkpoints)
+    columns = {"a": hg.Uniform(0, vertices), "b": hg.Uniform(0, vertices)}
+    source = hg.Generator(columns=columns, rows=edges, timestamp=None, pool_rows=pool_rows(edges))
+    _example().build(p.source(source)).sink(hg.FileSink(f"{directory}/labels", "parquet"))
+    return p
+
+
+def pool_rows(edges: int) -> int:
+    """Return a size of the generator's pool in which no edge occurs twice."""
+    return 1 << max(edges - 1, 1).bit_length()
+
+
+def expected_labels(edges: int, vertices: int) -> np.ndarray[Any, Any]:
+    """Return the smallest connected vertex of each vertex, for the edges of ``pipeline``."""
+    found = _generated(edges, vertices)
+    return smallest_connected(found["a"].to_numpy(), found["b"].to_numpy(), vertices)
+
+
+def is_right(changes: pl.DataFrame, expected: np.ndarray[Any, Any], edges: int) -> bool:
+    """Return whether ``changes`` end with the ``expected`` label for each vertex that has an edge."""
+    found = changes.group_by("vertex").agg(pl.col("label").min())
+    ends = _generated(edges, len(expected))
+    vertices = np.unique(np.concatenate([ends["a"].to_numpy(), ends["b"].to_numpy()]))
+    right = bool((expected[found["vertex"].to_numpy()] == found["label"].to_numpy()).all())
+    return right and np.array_equal(np.sort(found["vertex"].to_numpy()), vertices)
+
+
+@contextmanager
+def spark() -> Iterator[Any]:
+    """One local Spark for all runs, as Headgate makes it."""
+    from pyspark import cloudpickle
+
+    import bench
+    from headgate.spark.session import make_session
+
+    cloudpickle.register_pickle_by_value(bench)  # workers need not find these directories
+    cloudpickle.register_pickle_by_value(_example())
+    session = make_session("components", 2, None)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def measure(session: Any, edges: int, vertices: int, interval_ms: int | None, expected: Any) -> dict[str, Any]:
+    """Insert all edges once; return the rate and what it took.
+
+    Raises:
+        RuntimeError: the labels are wrong.
+    """
+    directory = tempfile.mkdtemp(prefix="headgate-bench-")
+    try:
+        definition = wrapped(pipeline(edges, vertices, interval_ms, directory).definition(), FIRST, FirstEdges)
+        measured = _measure(session, definition, edges)
+        changes = read_committed(f"{directory}/labels")
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if not is_right(changes, expected, edges):
+        raise RuntimeError(f"labels of {edges} edges are not those that numpy finds ({changes.height} changes)")
+    return measured | {"label_changes": changes.height}
+
+
+class _Sampled(SilentObserver):
+    """Notes sizes and times of checkpoints, and the CPU time of the workers."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.durations_ms: list[int] = []
+
+    def on_checkpoint(self, checkpoint: Any, duration_ms: int, size_bytes: int) -> None:
+        self.sizes.append(size_bytes)
+        self.durations_ms.append(duration_ms)
+
+
+def _measure(session: Any, definition: PipelineDefinition, edges: int) -> dict[str, Any]:
+    from headgate.spark.session import start_pipeline
+
+    seen, ended = _Sampled(), []
+    handle = start_pipeline(definition, spark=session, observer=seen)
+    handle.driver.result.add_done_callback(lambda _: ended.append(time.time()))
+    before: dict[int, float] = {}
+    after: dict[int, float] = {}
+    while handle.wait(0.05) is None:
+        after |= _cpu_seconds(list(handle.driver.worker_pids().values()))
+        before = after | before  # Spark uses processes again: what they did before does not count
+    reports = handle.driver.book.reports()
+    started = min(n.counters[STARTED] for r in reports.values() for n in r.nodes if STARTED in n.counters) / 1e6
+    seconds = ended[0] - started
+    news = sum(n.records_out for r in reports.values() for n in r.nodes if n.node == "components")
+    return {
+        "edges_per_s": edges / seconds,
+        "seconds": seconds,
+        "workers_cpu_s": sum(after.values()) - sum(before.values()),
+        "labels_told": news - 2 * edges,
+        "checkpoints": len(seen.sizes),
+        "checkpoint_ms_median": median([float(d) for d in seen.durations_ms]),
+        "checkpoint_bytes_max": max(seen.sizes),
+    }
+
+
+def _cpu_seconds(pids: list[int]) -> dict[int, float]:
+    found = {}
+    for pid in pids:
+        try:
+            times = psutil.Process(pid).cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        found[pid] = times.user + times.system
+    return found
+
+
+def _generated(edges: int, vertices: int) -> pl.DataFrame:
+    """Return the edges that the generator makes."""
+    rows = pool_rows(edges)
+    a, b = (hg.Uniform(0, vertices).pool(rows, seed) for seed in (0, SECOND_SEED))
+    return pl.DataFrame({"a": pl.from_arrow(a), "b": pl.from_arrow(b)}).head(edges)
+
+
+SECOND_SEED = 7_919
+"""Seed of the generator's second column, when its first has 0."""
+
+
+def _example() -> ModuleType:
+    name = "bench_connected_components"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, EXAMPLE)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
