@@ -20,7 +20,9 @@ VERTICES, EDGES = 20_000, 15_000
 
 
 class Labels(hg.BatchProcessFunction):
-    """A row with ``to`` is a new edge, one without is news of a label. In results ``to`` is whom to tell."""
+    """A row with ``to`` is a new edge, one without is news of a label. Results are news for others, and changes."""
+
+    schema = {"vertex": pa.int64(), "label": pa.int64(), "is_news": pa.bool_()}
 
     def open(self, state: hg.BatchStateHandle) -> None:
         """Declare what a vertex keeps."""
@@ -28,26 +30,24 @@ class Labels(hg.BatchProcessFunction):
         self.neighbours = state.list("neighbours", pa.int64())
 
     def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
-        """Take the labels that are smaller; return whom to tell, and the changes themselves (``to`` is null)."""
+        """Take the labels that are smaller; tell old neighbours of the changes, and new ones of the label."""
         changed = self.label.update(batch["label"], "min")
-        changes = batch.filter(changed).with_columns(to=pl.lit(None, pl.Int64))
-        rows, to = self.neighbours.explode(where=changed)
+        rows, old = self.neighbours.explode(where=changed)
         is_edge = batch["to"].is_not_null()
         self.neighbours.append(batch["to"], where=is_edge)
-        new_edges = batch.with_columns(label=self.label.get()).filter(is_edge)
-        return pl.concat([changes, batch[rows].with_columns(to=to), new_edges])
-
-
-def smallest(news: pl.DataFrame) -> pl.DataFrame:
-    """Keep one label for each vertex: of what a batch tells it, only the smallest can matter."""
-    return news.group_by("vertex").agg(pl.col("label").min(), pl.col("to").first())
+        told = pl.DataFrame({"vertex": old, "label": batch["label"][rows]})
+        new = pl.DataFrame({"vertex": batch["to"], "label": self.label.get()}).filter(is_edge)
+        # Of what a batch tells a vertex only the smallest can matter.
+        news = pl.concat([told, new]).group_by("vertex").agg(pl.col("label").min())
+        changes = batch.filter(changed).select("vertex", "label", is_news=pl.lit(False))
+        return pl.concat([changes, news.with_columns(is_news=pl.lit(True))])
 
 
 def spread(loop: hg.KeyedStream) -> tuple[hg.Stream, hg.Stream]:
     """The body of the loop: feed back what vertices tell each other, put out changes."""
-    told = loop.process(Labels(), name="labels")
-    news = told.filter(pl.col("to").is_not_null()).select(vertex="to", label="label", to=pl.lit(None, pl.Int64))
-    return news.map_batches(smallest), told.filter(pl.col("to").is_null()).select("vertex", "label")
+    found = loop.process(Labels(), name="labels")
+    news = found.filter(pl.col("is_news")).select("vertex", "label", to=pl.lit(None, pl.Int64))
+    return news, found.filter(~pl.col("is_news")).select("vertex", "label")
 
 
 def both_ways(edges: pl.DataFrame) -> pl.DataFrame:

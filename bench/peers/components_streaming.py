@@ -177,11 +177,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--vertices", type=int, default=500_000)
     parser.add_argument("--batch-rows", type=int, nargs="+", default=[100_000])
     parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--warm-up", type=int, default=50_000, help="edges of a loop that is not measured")
     options = parser.parse_args(arguments)
     spark = session(options.cores)
     try:
         # The first loop of a JVM pays for class loading and compilation; it is thrown away.
-        measure(spark, count=100_000, vertices=50_000, batch_rows=50_000, cores=options.cores)
+        if options.warm_up:
+            warm_up = options.warm_up
+            measure(spark, count=warm_up, vertices=warm_up // 2, batch_rows=warm_up // 2, cores=options.cores)
         sizes = []
         for rows in options.batch_rows:
             sizes.append(
