@@ -22,9 +22,18 @@ _numbers = itertools.count(1)
 @pytest.fixture(scope="session")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     """One process with one SparkSession, for pipelines whose driver is not harmed."""
-    directory = tmp_path_factory.mktemp("host")
+    yield from hosting(tmp_path_factory.mktemp("host"), 2)
+
+
+@pytest.fixture(scope="module")
+def wide_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """As ``host``, for pipelines of up to five subtasks."""
+    yield from hosting(tmp_path_factory.mktemp("wide"), 5)
+
+
+def hosting(directory: Path, slots: int) -> Iterator[Child]:
     fault = {"HEADGATE_TEST_STORAGE_FAULT": str(directory / "fault.json")}
-    child = Child([sys.executable, "-u", str(PROGRAM)], directory, fault)
+    child = Child([sys.executable, "-u", str(PROGRAM), str(slots)], directory, fault)
     try:
         child.wait_event(lambda e: e["event"] == "host", 0, STARTED_S, "the SparkSession")
         yield child
@@ -60,6 +69,16 @@ def spec(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def run(host: Child) -> Iterator[Callable[[dict[str, Any]], Life]]:
     """Run a pipeline in the host."""
+    yield from running_in(host)
+
+
+@pytest.fixture
+def run_wide(wide_host: Child) -> Iterator[Callable[[dict[str, Any]], Life]]:
+    """Run a pipeline in the host with more slots."""
+    yield from running_in(wide_host)
+
+
+def running_in(host: Child) -> Iterator[Callable[[dict[str, Any]], Life]]:
     lives: list[Life] = []
 
     def begin(spec: dict[str, Any]) -> Life:

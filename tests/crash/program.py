@@ -1,7 +1,7 @@
 """The process under test: runs pipelines as a user's program would, and tells what happens as JSON lines.
 
 ``program.py SPEC`` runs one pipeline in the foreground and ends with the exit code of the command line.
-``program.py`` alone makes a SparkSession, then runs every spec that comes in on standard input, one thread each.
+``program.py SLOTS`` makes a SparkSession, then runs every spec that comes in on standard input, one thread each.
 """
 
 from __future__ import annotations
@@ -146,11 +146,12 @@ ACTIONS = {"dataframes": dataframes}
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        sys.exit(run_one(json.loads(sys.argv[1])))
+    argument = sys.argv[1]
+    if not argument.isdigit():
+        sys.exit(run_one(json.loads(argument)))
     from headgate.spark.session import make_session
 
-    Host(make_session("tests", 2, None)).serve()
+    Host(make_session("tests", int(argument), None)).serve()
 
 
 if __name__ == "__main__":
