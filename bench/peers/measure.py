@@ -90,7 +90,7 @@ def measure_components_streaming(
     """Find the components of random edges with ``foreachBatch``, for each size of micro-batches, in a fresh JVM.
 
     Returns:
-        ``edges_per_s_best``, ``is_right``, and ``sizes``: the figures of every size.
+        ``edges_per_s_growing`` (smallest micro-batches), ``edges_per_s_at_once`` (largest), ``is_right``, ``sizes``.
 
     Raises:
         PeerFailedError: it ended without a result.
@@ -104,7 +104,7 @@ def measure_components_pathway(edges: int, vertices: int, cores: int = 2) -> dic
     """Find the components of random edges with Pathway's ``iterate``, all of them at once.
 
     Returns:
-        ``edges_per_s_best``, ``is_right``, …, or ``NotInstalled``.
+        ``edges_per_s_at_once``, ``is_right``, …, or ``NotInstalled``.
 
     Raises:
         PeerFailedError: it is installed and ended without a result.

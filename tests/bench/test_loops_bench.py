@@ -17,8 +17,8 @@ from bench.peers.measure import NotInstalled, measure_components_pathway, run_pe
 from bench.running import wrapped
 
 HEADGATE = {"edges_per_s": 300_000.0, "slowdowns": [0.02, 0.09, 0.3]}
-STREAMING = {"edges_per_s_best": 20_000.0, "is_right": True}
-PATHWAY = {"edges_per_s_best": 15_000.0, "is_right": True}
+STREAMING = {"edges_per_s_growing": 20_000.0, "edges_per_s_at_once": 60_000.0, "is_right": True}
+PATHWAY = {"edges_per_s_at_once": 15_000.0, "is_right": True}
 SIZE = {"edges": 1_000_000, "vertices": 500_000}
 
 
@@ -89,6 +89,7 @@ def test_all_targets_are_judged() -> None:
         "ratio_pathway": "met",
     }
     assert result.figures["ratio_streaming"] == pytest.approx(15)
+    assert result.figures["ratio_streaming_at_once"] == pytest.approx(5)
     slow = compare(SIZE, HEADGATE | {"edges_per_s": 74_999.0, "slowdowns": [0.11]}, STREAMING, PATHWAY)
     assert {slow.verdict(name) for name in slow.targets} == {"missed"}
 
@@ -111,6 +112,8 @@ def test_the_micro_batch_loop_finds_the_components() -> None:
     found = run_peer(Path(sys.executable), "bench.peers.components_streaming", arguments)
     assert found["is_right"]
     assert found["sizes"][0]["edges"] == 600
+    assert len(found["sizes"][0]["rounds"]) == 2
+    assert found["edges_per_s_growing"] == found["edges_per_s_at_once"] == found["sizes"][0]["edges_per_s"]
 
 
 @pytest.mark.spark
