@@ -25,7 +25,7 @@ from headgate.codec.frames import (
 )
 from headgate.codec.handshake import Purpose
 from headgate.codec.messages import DataHello, DataRefused, DataWelcome, decode_greeting, encode_message
-from headgate.errors import FencedError
+from headgate.errors import FencedError, HeadgateError
 from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.plan import Plan, make_plan
@@ -52,6 +52,18 @@ def plan_of(parallelism: int, partitioner: Partitioner = Partitioner.HASH) -> Pl
     return make_plan(Graph(nodes), parallelism, 128)
 
 
+def loop_plan(parallelism: int) -> Plan:
+    """source ─► loop ─► sink, with the loop fed back from itself by hash: edge 2."""
+    source, loop, sink = NodeName("source"), NodeName("loop"), NodeName("sink")
+    by_value = (Partitioner.HASH, ("value",))
+    nodes = (
+        Node(source, Role.SOURCE, (), None),
+        Node(loop, Role.LOOP_HEAD, (Edge(source, *by_value),), None, feedback=(Edge(loop, *by_value),), loops=(loop,)),
+        Node(sink, Role.SINK, (Edge(loop, *by_value),), None),
+    )
+    return make_plan(Graph(nodes), parallelism, 128)
+
+
 def batch_of(*values: int) -> BatchElement:
     return batch_element(pa.record_batch([list(values)], schema=SCHEMA))
 
@@ -64,7 +76,8 @@ class Worker:
         self.index = WorkerIndex(index)
         self.changed = threading.Condition()
         self.lost: queue.Queue[tuple[WorkerIndex, str]] = queue.Queue()
-        callbacks = ExchangeCallbacks(self._wake, self._wake, lambda worker, why: self.lost.put((worker, why)))
+        self.errors: queue.Queue[HeadgateError] = queue.Queue()
+        callbacks = ExchangeCallbacks(self._wake, self._wake, lambda worker, why: self.lost.put((worker, why)), self.errors.put)
         self.exchange = Exchange(self.index, plan, [schema] * len(plan.edges), secret, callbacks)
 
     def _wake(self, channel: InputChannel | OutputChannel) -> None:
@@ -403,5 +416,35 @@ def test_closing_frees_a_sender_that_is_blocked_by_a_stopped_peer() -> None:
     worker.exchange.close()
     sending.join(WAIT)
     assert not sending.is_alive()
+    assert worker.lost.empty()
+    peer.close()
+
+
+FEEDBACK = 1
+
+
+# L22
+def test_credit_for_feedback_is_a_violation() -> None:
+    plan = loop_plan(2)
+    assert plan.edges[FEEDBACK].is_feedback
+    worker = Worker(0, plan)
+    peer = start_with_hand_made_peer(worker)
+    peer.send(frame(FrameKind.CREDIT, 0, 10, edge=FEEDBACK))
+    assert "without credit (L22)" in worker.lost.get(timeout=WAIT)[1]
+    worker.exchange.close()
+    peer.close()
+
+
+# L25
+def test_feedback_beyond_the_disk_limit_is_an_error_of_this_worker_and_not_a_lost_peer() -> None:
+    worker = Worker(0, loop_plan(2))  # without memory or disk for feedback, and nobody polls
+    peer = start_with_hand_made_peer(worker)
+    peer.send(frame(FrameKind.OPEN, 0, OPENING, edge=FEEDBACK))
+    payload = bytes(batch_of(1).batch.serialize())
+    peer.send([encode_header(FrameKind.BATCH, FEEDBACK, GENERATION, 1, 1, [payload]), payload])
+    error = worker.errors.get(timeout=WAIT)
+    assert "the loop 'loop'" in str(error)
+    assert "loop_disk_bytes_max" in str(error)
+    worker.exchange.close()
     assert worker.lost.empty()
     peer.close()

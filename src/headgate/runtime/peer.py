@@ -29,7 +29,7 @@ from headgate.codec.frames import (
     encode_header,
     schema_fingerprint,
 )
-from headgate.errors import HeadgateError, ProtocolViolation
+from headgate.errors import HeadgateError, ProtocolViolation, StorageError
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.connection import Connection, ConnectionLost
@@ -45,11 +45,13 @@ class ExchangeCallbacks:
         on_ready: an input channel became readable (spurious calls are possible).
         on_credit: an output channel can send (spurious calls are possible).
         on_lost: the connection with a worker is gone; at most once per worker, never after ``close``.
+        on_error: this worker cannot take what comes (the disk share of its loops is used up, L25); the peer is well.
     """
 
     on_ready: Callable[[ReceivingChannel], None]
     on_credit: Callable[[OutputChannel], None]
     on_lost: Callable[[WorkerIndex, str], None]
+    on_error: Callable[[HeadgateError], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +253,8 @@ class Peer:
             self._receive_frames(connection)
         except ConnectionLost as lost:
             self._lose(lost.reason)
+        except StorageError as error:  # ours, not the peer's; the mailbox may have no credit to find out by itself
+            self._callbacks.on_error(error)
         except HeadgateError as error:
             self._lose(str(error))
         except (Exception, MemoryError) as error:  # X12: whatever it is, the worker must hear of it
@@ -296,6 +300,8 @@ class Peer:
         incoming.channel.put(decode_batch(header, payload, incoming.schema, source))
 
     def _on_credit(self, header: FrameHeader, incoming: _Incoming) -> None:
+        if isinstance(incoming.channel, FeedbackChannel):
+            raise self._violation(header, "feedback is sent without credit (L22)")
         if header.sequence != incoming.credit_sequence or header.value <= 0:
             raise self._violation(header, f"credit {header.sequence} of {header.value} bytes was not due")
         incoming.credit_sequence += 1

@@ -116,7 +116,9 @@ class Worker:
         limits = task.definition.config.runtime
         directory = None if task.spill_directory is None else Path(task.spill_directory)
         self._budget = SpillBudget(limits.loop_memory_bytes, limits.loop_disk_bytes_max, directory)
-        callbacks = ExchangeCallbacks(lambda _: self._wake.set(), lambda _: self._wake.set(), self._on_peer_lost)
+        callbacks = ExchangeCallbacks(
+            lambda _: self._wake.set(), lambda _: self._wake.set(), self._on_peer_lost, self._post
+        )
         exchange = self._exchange = Exchange(
             task.worker,
             task.definition.plan,
