@@ -382,24 +382,32 @@ def side_by_side(spec: Spec) -> Pipeline:
     """Two loops behind one source, and a third behind one of them."""
     pipeline = make(spec)
     records = entering(spec, pipeline)
-    out(spec, records.iterate(countdown, name="left").select("id", "trips"), "left")
-    first = records.iterate(countdown, name="right").with_columns(left=TRIPS)
-    out(spec, first.iterate(countdown, name="behind").select("id", "trips"), "behind")
+    out(spec, records.iterate(countdown, name="first").select("id", "trips"), "beside")
+    again = records.iterate(countdown, name="second").with_columns(left=TRIPS)
+    out(spec, again.iterate(countdown, name="third").select("id", "trips"), "behind")
     return pipeline
 
 
+SHORT = 200
+
+
+def short_input(first: int) -> pl.DataFrame:
+    """Return records with ids of their own, which are there at once."""
+    ids = pl.DataFrame({"id": range(first, first + SHORT)})
+    return ids.select(id=-1 - pl.col("id"), left=TRIPS, trips=pl.lit(0, pl.Int64))
+
+
 def outside(spec: Spec) -> Pipeline:
-    """The operator in the body has an input from outside the loop, which ends long before the other (L14, F23)."""
+    """The operator in the body has an input from outside the loop (L14); two sources end long before the third."""
     pipeline = make(spec)
-    records = entering(spec, pipeline)
-    few = trips_input(spec["rows"]).with_columns(id=-1 - pl.col("id")).head(200)
-    others = pipeline.source(Paced.of(dealt(few, 2), 1_000, ""), name="short")
+    before = pipeline.source(Paced.of(dealt(short_input(0), 2), 1_000, ""), name="short")
+    within = pipeline.source(Paced.of(dealt(short_input(SHORT), 2), 1_000, ""), name="short-within")
 
     def body(loop: hg.Stream) -> Body:
-        stepped = step(loop.union(others).rebalance()).map_batches(lagging)
+        stepped = step(loop.union(within).rebalance()).map_batches(lagging)
         return stepped.filter(pl.col("left") > 0).rebalance(), stepped.filter(pl.col("left") <= 0)
 
-    out(spec, records.iterate(body, name="loop").select("id", "trips"))
+    out(spec, entering(spec, pipeline).union(before).iterate(body, name="loop").select("id", "trips"))
     return pipeline
 
 

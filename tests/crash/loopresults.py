@@ -185,13 +185,27 @@ def assert_reachability(root: Path, spec: dict[str, Any]) -> None:
 # -- shapes ---------------------------------------------------------------------------------------------------------
 
 
-def assert_trips(root: Path, rows: int, name: str = "out", *, is_nested: bool = False, short: int = 0) -> None:
-    """Every record came out once, after as many trips as it says. ``short``: of a second source, with negative ids."""
-    trips = looppipelines.TRIPS
-    once = trips * (trips + 1) // 2 if is_nested else trips
-    expected = looppipelines.trips_input(rows).select("id", trips=once)
-    if short:
-        few = looppipelines.trips_input(rows).head(short).select(id=-1 - pl.col("id"))
-        others = few.select("id", trips=1 + ((-1 - pl.col("id")) * 7) % 11)
-        expected = pl.concat([expected, others])
-    assert_equal(committed(root, name), expected, f"{name}")
+def assert_trips(root: Path, rows: int, name: str = "out", *, is_nested: bool = False, has_short: bool = False) -> None:
+    """Every record came out once, after as many trips as it says."""
+    came_in = looppipelines.trips_input(rows)
+    if has_short:
+        came_in = pl.concat([came_in, *(looppipelines.short_input(n * looppipelines.SHORT) for n in range(2))])
+    expected = came_in.select("id", trips=pl.col("left") * (pl.col("left") + 1) // 2 if is_nested else pl.col("left"))
+    assert_equal(committed(root, name), expected, name)
+
+
+def assert_amplified(root: Path, rows: int) -> None:
+    """Each record became a thousand."""
+    found = committed(root)
+    assert found.height == 1_000 * rows
+    assert (found["id"].min(), found["id"].max(), found["id"].n_unique()) == (0, 1_000 * rows - 1, 1_000 * rows)
+
+
+def assert_drained(root: Path, splits: int) -> None:
+    """What came out is what was read: of each split the records up to one, all of them, after all their trips."""
+    found = committed(root).sort("id")
+    for split in range(splits):
+        mine = found.filter(pl.col("id") % splits == split)
+        assert mine["id"].to_list() == list(range(split, split + splits * mine.height, splits))
+    expected = found.select("id").with_columns(trips=looppipelines.TRIPS)
+    assert_equal(found, expected, "drained")

@@ -1,0 +1,96 @@
+"""Shapes of loops that exist only for real, on Spark: what they do when they are killed, stopped, moved (A7)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.loopkills import TIMES, kill_and_finish
+from crash.loopresults import assert_amplified, assert_drained, assert_flip16, assert_trips
+from crash.pacing import hurry
+from crash.processes import Life, kill
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]
+
+Spec = Callable[..., dict[str, Any]]
+Run = Callable[[dict[str, Any]], Life]
+Told = Callable[[Life], None]
+
+ROWS = 400 * (TIMES + 2)
+RATE = 300
+CREDIT_OF_ONE_BATCH = {"credit_bytes": 1_024, "loop_memory_bytes": 64 << 10}
+
+
+@pytest.mark.parametrize("shape", ["nested", "side_by_side", "outside"])
+def test_a_shape_loses_and_doubles_nothing_whatever_is_killed(
+    spec: Spec, run: Run, tmp_path: Path, dice: random.Random, told: Told, shape: str
+) -> None:
+    runtime = CREDIT_OF_ONE_BATCH if shape == "outside" else {}
+    what = spec(shape, rows=ROWS, rate=RATE, runtime=runtime)
+    life = run(what)
+    kill_and_finish(life, dice, what)
+    told(life)
+    for name in ("beside", "behind") if shape == "side_by_side" else ("out",):
+        assert_trips(tmp_path, ROWS, name, is_nested=shape == "nested", has_short=shape == "outside")
+
+
+def test_a_loop_that_makes_a_thousand_of_one_with_credits_of_one_batch(
+    spec: Spec, run: Run, tmp_path: Path, dice: random.Random, told: Told
+) -> None:  # L22, L25
+    rows = 30 * (TIMES + 2)
+    what = spec("amplifying", rows=rows, rate=30, runtime=CREDIT_OF_ONE_BATCH)
+    life = run(what)
+    kill_and_finish(life, dice, what)
+    told(life)
+    assert_amplified(tmp_path, rows)
+
+
+PARALLELISMS = [1, 2, 1, 3, 1, 5, 2, 3, 2, 5, 3, 5, 1] if TIMES > 3 else [2, 5, 3, 1]
+"""The long form moves from each of 1, 2, 3 and 5 to each other one."""
+
+
+@pytest.mark.parametrize("pipeline", ["flip16", "trips", "nested"])
+def test_a_loop_stopped_with_records_under_way_goes_on_at_another_parallelism(
+    spec: Spec, run_wide: Run, tmp_path: Path, dice: random.Random, pipeline: str
+) -> None:  # L19
+    rows = 700 * len(PARALLELISMS)
+    what = spec(pipeline, rows=rows, rate=500)
+    for parallelism in PARALLELISMS[:-1]:
+        life = run_wide({**what, "parallelism": parallelism})
+        running = life.running(workers=parallelism)
+        if dice.random() < 0.5:
+            kill(dice.choice(list(running["workers"].values())))
+            life.restart()
+            life.running(after=running["generation"], workers=parallelism)
+        life.checkpoint()
+        life.child.send({"stop": what["name"]})
+        assert not life.result()["is_finished"]
+    hurry(tmp_path)
+    last = run_wide({**what, "parallelism": PARALLELISMS[-1]})
+    last.note("continues from checkpoint")
+    assert last.result()["is_finished"]
+    if pipeline == "flip16":
+        assert_flip16(tmp_path, rows)
+    else:
+        assert_trips(tmp_path, rows, is_nested=pipeline == "nested")
+
+
+def test_a_drained_loop_brings_everything_out_that_was_read(
+    spec: Spec, run: Run, tmp_path: Path, dice: random.Random, told: Told
+) -> None:  # E7
+    what = spec("trips", rows=40_000, rate=2_000)
+    life = run(what)
+    running = life.running()
+    life.checkpoint(2)
+    life.child.send({"drain": life.name})
+    life.wait("draining", lambda e: e["event"] == "progress" and e["state"] == "draining")
+    kill(dice.choice(list(running["workers"].values())))
+    result = life.result()
+    told(life)
+    assert (result["is_finished"], result["is_drained"]) == (True, True)
+    assert 0 < result["records_in"] < 40_000
+    assert_drained(tmp_path, 4)
