@@ -121,6 +121,7 @@ class FeedbackChannel:
         self._lock = threading.Lock()
         self._queue: deque[_Entry] = deque()
         self._elements = 0
+        self._taken_total = 0
         self._memory_bytes = 0
         self._spilled_bytes = 0
         self._size_bytes_max = 0
@@ -145,6 +146,11 @@ class FeedbackChannel:
     def is_blocked(self) -> bool:
         """Whether the channel is set aside."""
         return self._is_blocked
+
+    @property
+    def taken_total(self) -> int:
+        """Elements that were read so far: what ``poll`` merged counts as often as it was put (L24)."""
+        return self._taken_total
 
     @property
     def metrics(self) -> FeedbackMetrics:
@@ -280,6 +286,7 @@ class FeedbackChannel:
 
     def _take(self) -> Element | Extent:
         self._elements -= 1
+        self._taken_total += 1
         first = self._queue[0]
         if isinstance(first, _Run):
             extent = first.take()

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from headgate import faultpoints
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
+from headgate.errors import UsageError
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.loophead import LoopHeadOperator
@@ -56,10 +57,13 @@ class LoopHeadRunner(SubtaskRunner):
         self._feedback = [channel for channel in self._inputs[regular_count:] if isinstance(channel, FeedbackChannel)]
         self._first_feedback = regular_count
         self._is_replaying = True
-        self._quota = 0
+        self._turn = [0] * len(self._feedback)
         self._next_feedback = 0
-        self._expected: CheckpointId | None = None
+        self._expected: set[CheckpointId] = set()
+        self._last_snapshot = CheckpointId(0)
+        self._is_end_out = False
         self._waiting: dict[CheckpointId, FrozenSubtask] = {}
+        self._released: set[CheckpointId] = set()
         self._came_back = 0
         self._throttled_since_ns = 0
         self._throttled_ns = 0
@@ -88,38 +92,42 @@ class LoopHeadRunner(SubtaskRunner):
         }
 
     def expect(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint was triggered: its barrier must not wait behind throttled input (L25)."""
-        self._expected = max(checkpoint, self._expected or checkpoint)
+        """A checkpoint was triggered: its barrier must not wait behind throttled input (L25).
+
+        The barrier may have been quicker than the message.
+        """
+        if checkpoint > self._last_snapshot:
+            self._expected.add(checkpoint)
 
     def handle(self, event: machine.Event, text: str = "") -> None:
         """See ``SubtaskRunner``."""
-        if isinstance(event, machine.AbortReceived) and event.checkpoint == self._expected:
-            self._expected = None
+        if isinstance(event, machine.AbortReceived):
+            self._expected.discard(event.checkpoint)
         super().handle(event, text)
 
     def close(self) -> None:
         """See ``SubtaskRunner``."""
-        super().close()
-        self._loop.log.close()
+        try:
+            super().close()
+        finally:
+            self._loop.log.close()
 
     # -- input --------------------------------------------------------------------------------------------------
 
     def _step_input(self) -> bool:
         if self._is_replaying:
             return self._replay_next()  # L17, L18: nothing else is read before
-        if self._quota <= 0:  # L24: a turn is over; one regular element, then what has come back by now
-            self._quota = sum(len(channel) for channel in self._feedback if not channel.is_blocked)
-            if not self._is_throttled() and super()._step_input():
-                return True
-        if self._quota > 0:
-            taken = self._read_feedback()
-            self._quota = self._quota - taken if taken else 0
-            return taken > 0
-        return False
+        if self._read_feedback():
+            return True
+        # L24: a turn is over; one regular element, then what has come back by now
+        self._turn = [0 if channel.is_blocked else len(channel) for channel in self._feedback]
+        if not self._is_throttled() and super()._step_input():
+            return True
+        return self._read_feedback()
 
     def _is_throttled(self) -> bool:
         """Whether regular input waits for the loop to drain (L25)."""
-        is_throttled = self._expected is None and self.queued_bytes > self._loop.high_water_bytes
+        is_throttled = not self._expected and self.queued_bytes > self._loop.high_water_bytes
         now_ns = time.monotonic_ns()
         if self._throttled_since_ns:
             self._throttled_ns += now_ns - self._throttled_since_ns
@@ -135,29 +143,39 @@ class LoopHeadRunner(SubtaskRunner):
         self._forward(batch, self._loop.operator.highest_round(batch))
         return True
 
-    def _read_feedback(self) -> int:
-        """Process the next element that came back, or batches that were merged; return how many that were."""
+    def _read_feedback(self) -> bool:
+        """Process the next element of this turn that came back, or batches that were merged; False: there is none."""
         count = len(self._feedback)
         for offset in range(count):
             at = (self._next_feedback + offset) % count
-            channel = self._feedback[at]
-            waiting = len(channel)
-            element = channel.poll()
-            if element is None:
+            if not self._turn[at]:
                 continue
+            channel = self._feedback[at]
+            taken_before = channel.taken_total
+            element = channel.poll()
+            if element is None:  # it is held since the turn began: its share would delay the barrier that it waits for
+                self._turn[at] = 0
+                continue
+            self._turn[at] = max(self._turn[at] - (channel.taken_total - taken_before), 0)
             self._next_feedback = (at + 1) % count
             index = ChannelIndex(self._first_feedback + at)
             if isinstance(element, BatchElement):
                 self._on_feedback(index, element.batch)
             else:
                 self._on_feedback_control(index, element)
-            return max(waiting - len(channel), 1)  # others may have been put meanwhile
-        return 0
+            return True
+        return False
 
     def _on_feedback(self, channel: ChannelIndex, came_back: pa.RecordBatch) -> None:
         batch, round_ = self._loop.operator.returning(came_back)
         if batch.num_rows == 0:  # L38
             return
+        if self._is_end_out:
+            raise UsageError(
+                f"loop '{self.subtask.vertex}': {batch.num_rows} records came back after the loop had ended, so they "
+                "cannot go round any more; an operator of its body sends them in finish(), where nothing may be fed "
+                "back: let it send them because of a record, of the last watermark, or of the end of a round"
+            )
         for effect in self._machine.handle(machine.FeedbackReceived(channel)):
             match effect:
                 case machine.LogFeedback():
@@ -206,8 +224,11 @@ class LoopHeadRunner(SubtaskRunner):
             case machine.AdvanceToEnd():
                 self.chain.advance(WATERMARK_MAX_MS)
             case machine.TakeSnapshot() | machine.EmitCancel():
-                if self._expected is not None and effect.checkpoint >= self._expected:
-                    self._expected = None
+                self._last_snapshot = max(self._last_snapshot, effect.checkpoint)
+                self._expected = {c for c in self._expected if c > effect.checkpoint}
+                super()._run(effect, text)
+            case machine.EmitEnd():
+                self._is_end_out = True
                 super()._run(effect, text)
             case _:
                 super()._run(effect, text)
@@ -219,13 +240,24 @@ class LoopHeadRunner(SubtaskRunner):
     def _seal(self, checkpoint: CheckpointId) -> None:
         faultpoints.reach("log-sealed")
         self._trip_ns = time.monotonic_ns() - self._opened.pop(checkpoint)
-        frozen = self._waiting.pop(checkpoint)
+        frozen = self._waiting[checkpoint]
         node = str(self.chain.vertex.head.name)
-        self._writer.start(replace(frozen, states={**frozen.states, node: self._loop.log.seal(checkpoint)}))
+        states = {**frozen.states, node: self._loop.log.seal(checkpoint)}
+        self._release(replace(frozen, states=states))
 
     def _drop(self, checkpoint: CheckpointId) -> None:
         """Forget log and state; the writer keeps the sealed output for the next snapshot (L5)."""
-        self._opened.pop(checkpoint)
+        del self._opened[checkpoint]
         self._loop.log.drop(checkpoint)
         self._writer.cancel(checkpoint)
-        self._writer.start(self._waiting.pop(checkpoint))
+        self._release(replace(self._waiting[checkpoint], states={}))
+
+    def _release(self, frozen: FrozenSubtask) -> None:
+        """Hand over to the writer, not before what was frozen earlier: output is prepared in its order (K3)."""
+        self._waiting[frozen.checkpoint] = frozen
+        self._released.add(frozen.checkpoint)
+        for checkpoint in sorted(self._waiting):
+            if checkpoint not in self._released:
+                return
+            self._released.remove(checkpoint)
+            self._writer.start(self._waiting.pop(checkpoint))
