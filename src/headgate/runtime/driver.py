@@ -36,7 +36,7 @@ from headgate.runtime.checkpointlog import CheckpointLog
 from headgate.runtime.claims import Finished, NewGeneration, begin_generation
 from headgate.runtime.control import ControlServer, WorkerConnection
 from headgate.runtime.coordination import Coordination
-from headgate.runtime.looping import Looping
+from headgate.runtime.looping import Looping, RoundCallbacks
 from headgate.runtime.pipelinelock import PipelineLock
 from headgate.runtime.progressbook import ProgressBook
 from headgate.runtime.restoring import restored_by
@@ -114,6 +114,7 @@ class Driver:
         self._is_looking = False
         self._coordination: Coordination | None = None
         self._looping: Looping | None = None
+        self._callbacks = RoundCallbacks(self.note)
         self._workers: dict[WorkerConnection, WorkerRecord] = {}
         self._attempts = Attempts(definition.plan.parallelism)
         self._book = ProgressBook("bad-records")
@@ -317,7 +318,7 @@ class Driver:
         self._coordination = Coordination(
             self._definition, begun, self._log, self, self._storage_pool, self._commit_pool
         )
-        self._looping = Looping(self._definition, begun.generation, self)
+        self._looping = Looping(self._definition, begun.generation, self, self._callbacks)
         self._book.begin(begun.generation)
         if begun.restored is not None:
             before, now = begun.restored.parallelism, self._definition.plan.parallelism
@@ -391,8 +392,8 @@ class Driver:
             self._finish(self._is_fenced)
         elif effect.failure is not None:
             self._finish(PipelineFailed(effect.failure.reason, effect.failure.detail))
-        else:
-            self._finish(None, effect.is_final)
+        else:  # behind the callbacks of the last rounds, and behind what they had to say
+            self._callbacks.when_done(lambda: self.post(lambda: self._finish(None, effect.is_final)))
 
     # -- what coordinations ask for (``coordination.Surroundings``) -------------------------------------------------
 
@@ -600,6 +601,7 @@ class Driver:
 
     def _close(self) -> None:
         self._server.close()
+        self._callbacks.close()
         if self._coordination is not None:
             self._coordination.close()
         self._storage_pool.shutdown(wait=True)

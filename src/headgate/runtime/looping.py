@@ -1,13 +1,15 @@
 """The driver's side of loops in one generation: hosts a ``LoopProber`` per nest and carries out what it decides.
 
 Counterparts: the ``LoopPart`` machines in the workers. All methods are called in the driver's event thread; the
-user's callback runs in a thread of its own, because it may take its time. Rules L27–L37: docs/spec/loops.md.
+user's callbacks run in a thread of their own, because they may take their time, one after another in all generations.
+Rules L27–L37: docs/spec/loops.md.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, cast
 
 from headgate.codec import messages
@@ -28,17 +30,61 @@ class Surroundings(Protocol):
     def arm(self, timer: object, after_ms: int, fire: Callable[[], None]) -> None:
         """Call ``fire`` in the event thread after ``after_ms``."""
 
-    def post(self, call: Callable[[], None]) -> None:
-        """Have ``call`` run in the event thread. From any thread."""
 
-    def note(self, text: str) -> None:
-        """A sentence for the user."""
+class RoundCallbacks:
+    """Calls ``on_round`` of all loops in all generations of a run, one call after another.
+
+    The thread is a daemon: a callback that never returns must not keep the process of a pipeline that has failed.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        """``note`` shows the user a sentence; called from the callbacks' thread."""
+        self._note = note
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, loop: NodeName, callback: Callable[[int], object], round_: int) -> None:
+        """Call ``callback`` when those before it have returned; what it raises becomes a note."""
+        self._put(lambda: self._call(loop, callback, round_))
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call`` when all callbacks so far have returned: in their thread, or at once if there were none."""
+        if self._thread is None:
+            call()
+        else:
+            self._put(call)
+
+    def close(self) -> None:
+        """End the thread behind the callbacks that wait; does not wait for them."""
+        self._calls.put(None)
+
+    def _put(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="headgate-rounds", daemon=True)
+            self._thread.start()
+
+    def _loop(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+    def _call(self, loop: NodeName, callback: Callable[[int], object], round_: int) -> None:
+        try:
+            callback(round_)
+        except (Exception, SystemExit) as error:  # whatever it is, the run's end waits for this thread
+            self._note(f"on_round of loop '{loop}' failed in round {round_}: {type(error).__name__}: {error}")
 
 
 class Looping:
     """All nests of one generation."""
 
-    def __init__(self, definition: PipelineDefinition, generation: Generation, surroundings: Surroundings) -> None:
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        generation: Generation,
+        surroundings: Surroundings,
+        callbacks: RoundCallbacks,
+    ) -> None:
         plan = definition.plan
         self._generation = generation
         self._around = surroundings
@@ -46,7 +92,7 @@ class Looping:
         self._nest_of = {vertex.id: vertex.nest for vertex in plan.vertices}
         self._specs = {nest.name: cast(LoopHeadSpec, definition.graph.node(nest.name).spec) for nest in plan.nests()}
         self._probers = {nest.name: _prober(plan, nest, self._specs[nest.name]) for nest in plan.nests()}
-        self._callbacks = ThreadPoolExecutor(1, thread_name_prefix="headgate-rounds") if self._specs else None
+        self._callbacks = callbacks
 
     def on_message(self, message: messages.EntranceEnded | messages.ProbeReturned) -> None:
         """Take a report of a worker of this generation."""
@@ -63,10 +109,8 @@ class Looping:
             self._run(nest, effect)
 
     def close(self) -> None:
-        """The generation is over."""
+        """The generation is over. Callbacks that wait still run: the next generation may not finish those rounds."""
         self._is_closed = True
-        if self._callbacks is not None:
-            self._callbacks.shutdown(wait=False)
 
     def _run(self, nest: NodeName, effect: rounds.ProberEffect) -> None:
         match effect:
@@ -76,8 +120,8 @@ class Looping:
                 self._around.broadcast(messages.EndLoop(self._generation, str(nest)))
             case rounds.RoundFinished():
                 callback = self._specs[nest].on_round
-                if callback is not None and self._callbacks is not None:
-                    self._callbacks.submit(self._call_back, nest, callback, effect.round_)
+                if callback is not None:
+                    self._callbacks.submit(nest, callback, effect.round_)
             case Ignored():
                 return
 
@@ -95,13 +139,6 @@ class Looping:
             self._around.arm((self._generation, "probe", nest), effect.after_ms, send)
         else:
             send()
-
-    def _call_back(self, nest: NodeName, callback: Callable[[int], object], round_: int) -> None:
-        try:
-            callback(round_)
-        except Exception as error:
-            text = f"on_round of loop '{nest}' failed in round {round_}: {type(error).__name__}: {error}"
-            self._around.post(lambda: self._around.note(text))
 
 
 def _prober(plan: Plan, nest: LoopNest, spec: LoopHeadSpec) -> rounds.LoopProber:
