@@ -77,7 +77,8 @@ class Worker:
         self.changed = threading.Condition()
         self.lost: queue.Queue[tuple[WorkerIndex, str]] = queue.Queue()
         self.errors: queue.Queue[HeadgateError] = queue.Queue()
-        callbacks = ExchangeCallbacks(self._wake, self._wake, lambda worker, why: self.lost.put((worker, why)), self.errors.put)
+        lost, error = (lambda worker, why: self.lost.put((worker, why))), self.errors.put
+        callbacks = ExchangeCallbacks(self._wake, self._wake, lost, error)
         self.exchange = Exchange(self.index, plan, [schema] * len(plan.edges), secret, callbacks)
 
     def _wake(self, channel: InputChannel | OutputChannel) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pyspark import cloudpickle
 import headgate as hg
 from headgate.connectors.filecommit import read_committed
 from headgate.errors import PipelineFailed
+from headgate.model.progress import PipelineState
 from running import definition_of, pipeline_at
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
@@ -141,7 +143,6 @@ def test_two_n_minus_n_is_n_after_a_kill(start: Start, tmp_path: Path) -> None:
 class SumOfRound(hg.ProcessFunction):
     """Adds up round 0; at the end of each round emits the sum."""
 
-
     def open(self, state: hg.StateHandle) -> None:
         self.sum = state.value("sum", pa.int64())
 
@@ -173,6 +174,28 @@ def test_the_sum_of_each_round_comes_out_once(start: Start, tmp_path: Path, kill
 def rounds_body(loop: hg.KeyedStream) -> tuple[hg.Stream, hg.Stream]:
     summed = loop.process(SumOfRound())
     return summed, summed
+
+
+def test_a_run_ends_when_its_last_callback_has_returned(start: Start, tmp_path: Path) -> None:  # L35
+    heard: list[int] = []
+    gate = threading.Event()
+
+    def told(round_: int) -> None:
+        heard.append(round_)
+        if round_ == 2:
+            gate.wait(30)
+            raise ValueError("the printer is on fire")
+
+    pipeline = pipeline_at(tmp_path)
+    records = pipeline.source(numbers(20)).select("id")
+    records.iterate(lambda loop: (loop.rebalance(), loop), max_rounds=3, on_round=told).sink(hg.Discard(), name="out")
+    run = start(definition_of(pipeline))
+    run.wait(lambda: run.driver.progress.state is PipelineState.FINISHED, "the end of the pipeline")
+    assert not run.driver.result.done()
+    gate.set()
+    assert run.result().is_finished
+    assert heard == [0, 1, 2]
+    assert any("failed in round 2: ValueError: the printer is on fire" in note for note in run.notes)
 
 
 def tenfold(row: dict[str, Any]) -> list[dict[str, Any]]:
