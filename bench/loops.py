@@ -7,7 +7,7 @@ given for edges that were read and not yet worked off. All labels are checked in
 
 A micro-batch is Structured Streaming's checkpoint: it gets about as many as Headgate takes checkpoints for the same
 edges. What it reaches with all edges in one micro-batch, which is no stream any more, stands beside it without a
-target. Pathway gets all edges at once, which is best for it.
+target. Pathway gets all edges at once, so that it goes through its loop once.
 Settings: ``edges``, ``vertices``, ``pairs`` (of runs with checkpoints off and on), ``peer_share`` (of the edges, for
 peers too slow for all of them; the average degree stays), ``peer_batches`` (number of micro-batches).
 """
