@@ -139,7 +139,7 @@ class Chain:
                 return
             case _:
                 assert spec.kind in STATELESS
-                main = [made for r in records for made in kinds.transformed(spec.kind, name, r, spec.trips_max)]
+                main = [made for r in records for made in kinds.transformed(spec, name, r)]
         self._emit(node.name, OutputTag.MAIN, main)
         if bad:
             self._emit(node.name, OutputTag.BAD_RECORDS, bad)
@@ -195,15 +195,15 @@ class Chain:
 
     def _release(self, node: Node) -> None:
         name, records = str(node.name), self._held.pop(str(node.name), [])
-        out = [made for r in records for made in kinds.transformed(Kind.HOLD, name, r, 0)]
+        out = [made for r in records for made in kinds.transformed(spec_of(node), name, r)]
         self._emit(node.name, OutputTag.MAIN, out)
 
     def _collect(self, name: str, records: list[Record]) -> None:
         state = self._keyed[name]
         for record in records:
             start = kinds.window_start(record[4])
-            if start + kinds.WINDOW_MS - 1 <= self._watermark_ms or kinds.is_summary(record):
-                continue  # late: never with correct watermarks, so the model would miss it; summaries always are
+            if start + kinds.WINDOW_MS - 1 <= self._watermark_ms or kinds.is_timeless(record):
+                continue  # late: never with correct watermarks, so the model would miss it
             key = f"{record[2]}:{start}"
             state[key] = state.get(key, 0) + 1
 

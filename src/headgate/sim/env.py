@@ -47,10 +47,12 @@ class Options:
     def with_loops(self, rng: random.Random) -> Options:
         """Return settings that suit loops: a checkpoint takes at least one trip round, so it needs time."""
         timeout_ms = self.checkpoints.timeout_ms * rng.choice((3, 6, 10))
+        interval_ms = rng.choice((0, 8, 12, 12, 20, 20, 40, 40))
         return replace(
             self,
-            checkpoints=replace(self.checkpoints, timeout_ms=timeout_ms),
+            checkpoints=replace(self.checkpoints, timeout_ms=timeout_ms, interval_ms=interval_ms),
             feedback_elements=rng.choice((2, 8, 1_000)),
+            safety_ms=rng.choice((1_500, 3_000, 5_000)),
             actions_per_turn_max=12,
         )
 
@@ -99,8 +101,10 @@ class Env:
     disk: Disk
     store: StoreModel
     note: Observer
-    inner_logs: set[tuple[Generation, CheckpointId]] = field(default_factory=set)
-    """Snapshots of heads of inner loops whose log is not empty; for marks only."""
+    logged: set[tuple[Generation, CheckpointId]] = field(default_factory=set)
+    """Checkpoints with a loop log that is not empty; for marks and faults only."""
+    logged_inside: set[tuple[Generation, CheckpointId]] = field(default_factory=set)
+    """The same for logs of inner loops."""
 
     @property
     def rng(self) -> random.Random:

@@ -48,6 +48,7 @@ class Fault(Enum):
     STOP = ("stop", 0.0)
     CANCEL = ("cancel", 0.0)
     DRAIN = ("drain", 0.0)
+    LOG_CRASH = ("crash-with-a-log", 0.4)
 
     def __init__(self, title: str, rate: float) -> None:
         self.title = title
@@ -66,9 +67,14 @@ DISRUPTIVE = frozenset(
         Fault.WORKER_PAUSE,
         Fault.DRIVER_PAUSE,
         Fault.NO_RETRY_NOTICE,
+        Fault.LOG_CRASH,
     }
 )
 """Faults that (may) end a generation: they share ``Faults.budget``."""
+
+
+DRAWN_ELSEWHERE = frozenset({Fault.DRAIN, Fault.LOG_CRASH})
+"""Faults with a draw of their own, so that what other seeds do stays as it was."""
 
 
 @dataclass(slots=True)
@@ -87,7 +93,7 @@ class Faults:
         faults = cls(rng, budget=rng.choice((1, 2, 3, 5, 8)))
         share = rng.choice((0.2, 0.4, 0.6))
         scale = rng.choice((0.5, 1.0, 2.0))
-        for fault in [fault for fault in Fault if fault is not Fault.DRAIN]:  # drawn by ``draw_drain``
+        for fault in [fault for fault in Fault if fault not in DRAWN_ELSEWHERE]:
             if rng.random() < share and not has_none:
                 faults.rates[fault] = min(fault.rate * scale, 0.5)
         return faults
@@ -97,10 +103,13 @@ class Faults:
         if random.Random(f"drain {seed}").random() < 0.25:
             self.rates[Fault.DRAIN] = Fault.DRAIN.rate
 
-    def spread(self, share: float) -> None:
-        """Have the faults that end a generation strike less often at each opportunity."""
+    def draw_loops(self, share: float) -> None:
+        """Have the faults that end a generation strike less often, but then while loop logs are not empty."""
         for fault in DISRUPTIVE & self.rates.keys():
             self.rates[fault] *= share
+        if self.rates and self.rng.random() < 0.6:
+            self.rates[Fault.LOG_CRASH] = Fault.LOG_CRASH.rate
+            self.budget += 3
 
     def has(self, fault: Fault) -> bool:
         """Whether ``fault`` is switched on in this run."""

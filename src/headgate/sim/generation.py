@@ -22,7 +22,7 @@ from headgate.sim.faults import Fault
 from headgate.sim.looptraffic import LoopTraffic
 from headgate.sim.marks import Mark
 from headgate.sim.storemodel import Undecidable
-from headgate.sim.world import Violation
+from headgate.sim.world import Process, Violation
 
 if TYPE_CHECKING:
     from headgate.sim.claiming import Claimed
@@ -233,8 +233,10 @@ class GenerationHost:
     def _on_written(self, manifest: Manifest) -> None:
         if self.loops.is_draining:
             self.env.marks.reach(Mark.COMPLETED_WHILE_DRAINING)
-        if (self.generation, manifest.checkpoint) in self.env.inner_logs:
+        if (self.generation, manifest.checkpoint) in self.env.logged_inside:
             self.env.marks.reach(Mark.COMPLETED_IN_INNER_LOOP)
+        if (self.generation, manifest.checkpoint) in self.env.logged and self.env.faults.strikes(Fault.LOG_CRASH):
+            self._crash_one()
         self.env.disk.write_hint(self._next_sequence)
         self._next_sequence += 1
         self.handle(machine.ManifestWritten(manifest.checkpoint))
@@ -249,6 +251,12 @@ class GenerationHost:
             kind = "claim" if isinstance(found, Claim) else "manifest"
             raise Violation("I7", f"generation {self.generation} met the {kind} of generation {newest} in its way")
         self.handle(machine.GenerationReplaced(newest))
+
+    def _crash_one(self) -> None:
+        """Kill a worker or the driver soon: what the log of a loop holds, only a replay brings back."""
+        victims: list[Process] = [*(link.worker for link in self.driver.links_of(self.attempt)), self.driver]
+        victim = self.env.rng.choice(victims)
+        self.env.world.at(self.env.rng.randint(0, 60), victim.kill, "after a checkpoint with a loop log")
 
     def _drop(self, checkpoint: CheckpointId) -> None:
         newer = [m.checkpoint for m in self.env.disk.manifests() if m.checkpoint > checkpoint]

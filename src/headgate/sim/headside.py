@@ -17,6 +17,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.keygroups import key_groups_of_subtask
 from headgate.protocol import subtask as machine
 from headgate.sim import history, kinds
+from headgate.sim.faults import Fault
 from headgate.sim.history import Record
 from headgate.sim.kinds import spec_of
 from headgate.sim.marks import Mark
@@ -84,6 +85,7 @@ class HeadSide:
     def replay_next(self) -> None:
         """Process the next part of the restored log."""
         host = self._host
+        host.env.faults.crash_point(host.worker, Fault.LOG_CRASH)
         batch = self._replay.pop(0)
         host.env.note(history.Replayed(host.worker.generation, host.subtask))
         host.handle(machine.FeedbackForwarded(self._round_of(batch)))
@@ -162,8 +164,9 @@ class HeadSide:
         host.env.note(history.LogSealed(host.worker.generation, host.subtask, checkpoint, entries))
         if entries:
             host.env.marks.reach(Mark.LOGGED)
+            host.env.logged.add((host.worker.generation, checkpoint))
             if not self._is_outermost:
-                host.env.inner_logs.add((host.worker.generation, checkpoint))
+                host.env.logged_inside.add((host.worker.generation, checkpoint))
         content = {**waiting.content, "log": self._encoded([batch for _, _, batch in waiting.entries])}
         return Job(checkpoint, msgspec.msgpack.encode(content), waiting.sealed)
 

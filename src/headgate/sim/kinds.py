@@ -53,6 +53,7 @@ class Spec:
         splits: sources: the input.
         diverts: MAP: every fifth record is bad.
         trips_max: AGAIN: how often a record goes round at most, all loops together.
+        sends_all: AGAIN: until then every record goes round.
         has_rounds: HEAD of an outermost loop: it counts rounds.
         rounds_max: HEAD with rounds: records that come back with this round are dropped.
         marks_rounds: ROUND_SUM: each subtask emits a record at the end of each round, whatever came.
@@ -62,6 +63,7 @@ class Spec:
     splits: tuple[tuple[str, tuple[Record, ...]], ...] = ()
     diverts: bool = False
     trips_max: int = 0
+    sends_all: bool = False
     has_rounds: bool = False
     rounds_max: int | None = None
     marks_rounds: bool = False
@@ -132,13 +134,15 @@ def is_dropped(record: Record, head: str, spec: Spec) -> bool:
     return spec.rounds_max is not None and trips(record, head) >= spec.rounds_max
 
 
-def goes_again(record: Record, trips_max: int) -> bool:
+def goes_again(record: Record, spec: Spec) -> bool:
     """Whether an AGAIN sends ``record`` round: a pure function of it, so every schedule gives the same multiset.
 
     What COUNT makes goes round for two numbers per key only, and sums never: every loop comes to its end.
     """
-    if is_summary(record) or trips(record) >= trips_max:
+    if is_summary(record) or trips(record) >= spec.trips_max:
         return False
+    if spec.sends_all:
+        return True
     if record[0].startswith("#"):
         return record[1] in (3, 6)
     return (record[1] * 7 + record[3]) % 4 != 0
@@ -149,9 +153,14 @@ def is_summary(record: Record) -> bool:
     return record[0][0] in "=%"
 
 
+def is_timeless(record: Record) -> bool:
+    """Whether a WINDOW passes ``record`` by: what the end made of others comes behind the last watermark."""
+    return record[0][0] in "=%w"
+
+
 def round_sum(name: str, head: str, round_: int, key: int, count: int, total: int) -> Record:
     """What a ROUND_SUM emits for ``key`` at the end of ``round_``: a record of that round."""
-    return f"r{name}" + f"@{head}" * round_, count, key, total % 1009, 0
+    return f"r{name}" + f"@{head}" * round_, count, key, total % 10**9, 0
 
 
 def round_mark(name: str, round_: int, subtask_index: int) -> Record:
@@ -159,12 +168,12 @@ def round_mark(name: str, round_: int, subtask_index: int) -> Record:
     return f"%{name}", round_, subtask_index, 0, 0
 
 
-def transformed(kind: Kind, name: str, record: Record, trips_max: int) -> list[Record]:
+def transformed(spec: Spec, name: str, record: Record) -> list[Record]:
     """What the stateless kinds of loops make of ``record``."""
     origin, number, key, value, time = record
-    match kind:
+    match spec.kind:
         case Kind.AGAIN:
-            return [record] if goes_again(record, trips_max) else []
+            return [record] if goes_again(record, spec) else []
         case Kind.REKEY:
             return [(f"{origin}.{name}", number, (key * 3 + 1) % 5, value, time)]
         case Kind.SPLIT:

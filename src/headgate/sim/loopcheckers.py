@@ -48,6 +48,7 @@ class LogHoldsWhatCirculated:
                 mine = self._channels(event.generation, event.subtask)
                 begun = {channel: traffic.read for channel, traffic in mine.items()}
                 self._begun[event.generation, event.subtask, event.checkpoint] = begun
+                self._refuse_overtaking(event, mine)
             case history.LogSealed():
                 self._judge(event)
             case _:
@@ -59,6 +60,14 @@ class LogHoldsWhatCirculated:
     def _channels(self, generation: Generation, head: SubtaskId) -> dict[history.FeedbackChannel, _Traffic]:
         everything = self._traffic.get(generation, {})
         return {c: t for c, t in everything.items() if self._edges[c[0]] == head.vertex and c[2] == head.index}
+
+    def _refuse_overtaking(self, event: history.BarrierPassed, mine: dict[history.FeedbackChannel, _Traffic]) -> None:
+        """L6: what is behind a sentinel must not be processed in front of the barrier."""
+        for channel, traffic in mine.items():
+            sentinel = traffic.sentinels.get(event.checkpoint)
+            if sentinel is not None and any(sentinel < at <= traffic.read for at in traffic.records):
+                where = f"behind sentinel {event.checkpoint} on channel {channel}"
+                raise Violation("L6", f"{event.subtask} read what is {where} before it passed the barrier")
 
     def _judge(self, event: history.LogSealed) -> None:
         head, who = str(event.subtask.vertex), f"the log of {event.checkpoint} at {event.subtask}"

@@ -19,7 +19,7 @@ from headgate.sim.workload import Workload
 
 MAIN = OutputTag.MAIN
 
-BODY = (Kind.MAP, Kind.REKEY, Kind.REKEY, Kind.SPLIT, Kind.TALLY, Kind.TALLY, Kind.VISITS, Kind.HOLD, Kind.FILTER)
+BODY = (Kind.MAP, Kind.REKEY, Kind.REKEY, Kind.SPLIT, Kind.TALLY, Kind.TALLY, Kind.HOLD, Kind.FILTER)
 
 
 def draw_loops(rng: random.Random, parallelism: int) -> Workload:
@@ -39,9 +39,10 @@ class _Drawing:
         self._rng = rng
         self._nodes: list[Node] = []
         self._used: set[Stream] = set()
-        self._trips_max = rng.choice((1, 2, 3, 4))
+        self._trips_max = rng.choice((1, 2, 3, 4, 6, 9))
         self._may_broadcast = rng.random() < 0.2
         self._has_rounds = False
+        self._rest = rng.choice((Kind.VISITS, Kind.VISITS, Kind.WINDOW))
 
     def graph(self) -> Graph:
         """Draw everything."""
@@ -51,15 +52,20 @@ class _Drawing:
         if rng.random() < 0.3:
             streams.append(self._operator(rng.choice((Kind.MAP, Kind.COUNT)), [rng.choice(streams)], ())[0])
         returned: list[Stream] = []
+        begun = len(self._nodes)
         for name in ("P", "Q")[: rng.choice((1, 1, 2))]:
             outputs = self._loop(name, (), streams + returned, streams)
             returned += outputs
+        in_time = returned + timed  # what loops send may be late only behind the last watermark
         for _ in range(rng.choice((0, 1, 2))):
             kind = rng.choice((Kind.MAP, Kind.COUNT, Kind.WINDOW))
-            pool = returned + (timed if kind is Kind.WINDOW else streams)
+            pool = in_time if kind is Kind.WINDOW else returned + streams
             returned += self._operator(kind, rng.sample(pool, min(len(pool), rng.choice((1, 2)))), ())
         for index in range(rng.choice((1, 2))):
             self._sink(f"out{index}", returned, streams)
+        head = self._nodes[begun]
+        if rng.random() < 0.3:  # a sink in the head's own chain: what it seals waits for the log, too
+            self._add(Node(NodeName("at"), Role.SINK, (Edge(head.name),), Spec(Kind.SINK)))
         return Graph(tuple(self._nodes))
 
     def _source(self, name: str) -> Stream:
@@ -97,8 +103,11 @@ class _Drawing:
         pool = [self._add(Node(NodeName(name), Role.LOOP_HEAD, edges, spec, state_text=state_text, loops=path))]
         if is_keyed and rng.random() < 0.5:
             pool += self._operator(Kind.TALLY, [pool[0]], path, is_chained=True)
+        kinds: tuple[Kind, ...] = BODY
+        if not has_rounds:  # a second count of what a window sent would depend on time
+            kinds += (self._rest,)
         for _ in range(rng.choice((1, 2, 3))):
-            kind = rng.choice([k for k in BODY if k is not Kind.VISITS or not has_rounds])
+            kind = rng.choice(kinds)
             pool += self._operator(kind, self._from(pool, outside), path)
         if is_outermost and rng.random() < 0.35:
             pool += self._loop(name.lower(), path, pool, outside)

@@ -14,6 +14,7 @@ from headgate.protocol.machine import Ignored
 from headgate.sim import history, network
 from headgate.sim.faults import Fault
 from headgate.sim.kinds import spec_of
+from headgate.sim.marks import Mark
 
 if TYPE_CHECKING:
     from headgate.sim.generation import GenerationHost
@@ -49,7 +50,10 @@ class LoopTraffic:
             event = rounds.EntranceEnded(message.subtask, message.started_round, message.highest_round)
         else:
             event = rounds.ProbeReturned(message.subtask, message.number, message.count, message.highest_round)
+        was_flushing = self._probers[nest].phase is rounds.Phase.FLUSHING
         effects = self._probers[nest].handle(event)
+        if was_flushing and self._probers[nest].phase is rounds.Phase.PROBING:
+            self._host.env.marks.reach(Mark.AGAIN_AFTER_WATERMARK)
         self._host.driver.tell(f"prober {nest} {event} → {effects}")
         for effect in effects:
             self._host.env.faults.crash_point(self._host.driver, Fault.DRIVER_CRASH)

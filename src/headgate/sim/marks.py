@@ -71,6 +71,7 @@ class Mark(Enum):
     RESTORED_IN_ROUND = "a loop head was restored in the middle of a round"
     COMPLETED_WHILE_DRAINING = "a checkpoint completed after the input of a loop had ended and before the loop had"
     COMPLETED_IN_INNER_LOOP = "a checkpoint completed that holds records of an inner loop"
+    AGAIN_AFTER_WATERMARK = "the last watermark made records that went round"
     DIED_AFTER_LOOP = "a generation died after a loop had ended and before the final checkpoint"
     ROUNDS_DIFFER = "a checkpoint was not restored at another parallelism because a round was ending"
 

@@ -127,8 +127,8 @@ def catch(mutant: Mutant) -> Catch | None:
 
 def all_mutants() -> dict[str, Mutant]:
     """Return every mutant by name."""
-    for module in ("mutations_subtask", "mutations_outer", "mutations_drain", "mutations_rescale"):
-        importlib.import_module(f"headgate.sim.{module}")
+    for part in ("subtask", "outer", "drain", "rescale", "loops", "rounds"):
+        importlib.import_module(f"headgate.sim.mutations_{part}")
     return MUTANTS
 
 

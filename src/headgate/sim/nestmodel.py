@@ -39,6 +39,7 @@ def run_nest(
         nest.arrive(node, arrivals.get(node.name, Counter()))
     nest.settle()
     nest.close_rounds()
+    nest.fire()
     nest.finish()
     return nest.sent
 
@@ -93,6 +94,15 @@ class _Nest:
                     self.settle()
             round_ += 1
 
+    def fire(self) -> None:
+        """Let windows fire, in order: event time has ended. What comes of that may go round, but not into windows."""
+        for node in self._nodes:
+            if spec_of(node).kind is Kind.WINDOW:
+                name, state = str(node.name), self._keyed[node.name]
+                fired = [kinds.windowed(name, key, start, count) for (key, start), (count, _) in state.items()]
+                self._send(node, Counter(fired))
+                self.settle()
+
     def finish(self) -> None:
         """Let the nodes sum up, in order."""
         for node in self._nodes:
@@ -127,9 +137,11 @@ class _Nest:
                 main.update({(f"{r[0]}.{name}", *r[1:]): t for r, t in records.items() if kinds.passes(r)})
             case Kind.TALLY | Kind.VISITS | Kind.ROUND_SUM:
                 main = self._collect(node, records)
+            case Kind.WINDOW:
+                self._gather(node, records)
             case _:
                 for record, times in records.items():
-                    for made in kinds.transformed(spec.kind, name, record, spec.trips_max):
+                    for made in kinds.transformed(spec, name, record):
                         main[made] += times
         self._send(node, main)
 
@@ -150,6 +162,14 @@ class _Nest:
             elif kind is Kind.VISITS:
                 out.update(kinds.counted(name, record[2], count + i) for i in range(1, times + 1))
         return out
+
+    def _gather(self, node: Node, records: Batch) -> None:
+        """Put records into their windows."""
+        state = self._keyed[node.name]
+        for record, times in records.items():
+            if not kinds.is_timeless(record):
+                window = (record[2], kinds.window_start(record[4]))
+                state[window] = (state.get(window, (0, 0))[0] + times, 0)
 
     def _send(self, node: Node, records: Batch, tag: OutputTag = OutputTag.MAIN) -> None:
         if not records:

@@ -37,6 +37,7 @@ class Outlets:
                 channel = fabric.channel(edge.index, worker.index, receiver)
                 channel.is_feedback = edge.is_feedback
                 self.channels[edge.index, receiver] = channel
+        self._bounded = [channel for channel in self.channels.values() if not channel.is_feedback]
 
     # -- channels -----------------------------------------------------------------------------------------------
 
@@ -44,7 +45,10 @@ class Outlets:
     def is_stalled(self) -> bool:
         """Whether a channel is full. Feedback channels never are (L22)."""
         limit = self._env.options.credit_elements
-        return any(len(channel.queue) >= limit for channel in self.channels.values() if not channel.is_feedback)
+        for channel in self._bounded:  # noqa: SIM110 - asked for every action of every run, and twice as fast
+            if len(channel.queue) >= limit:
+                return True
+        return False
 
     def send(self, edge: PlanEdge, receiver: int, records: tuple[Record, ...]) -> None:
         """Send records to one receiver of an edge."""

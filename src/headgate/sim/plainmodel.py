@@ -132,7 +132,7 @@ def _apply(node: Node, records: Counter[Record]) -> tuple[Counter[Record], Count
         case Kind.WINDOW:
             windows: Counter[tuple[int, int]] = Counter()
             for record, times in records.items():
-                if kinds.is_summary(record):  # emitted after the last watermark
+                if kinds.is_timeless(record):
                     continue
                 windows[record[2], window_start(record[4])] += times
             main.update(windowed(name, key, start, count) for (key, start), count in windows.items())

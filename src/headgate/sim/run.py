@@ -6,7 +6,9 @@ A run is repeated exactly by its seed: ``python -m headgate.sim --seed N --trace
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import msgspec
 
@@ -24,7 +26,7 @@ from headgate.sim.kinds import spec_of
 from headgate.sim.loopgraphs import draw_loops
 from headgate.sim.marks import Mark, Marks
 from headgate.sim.storemodel import StoreModel
-from headgate.sim.workload import draw_workload
+from headgate.sim.workload import Workload, draw_workload
 from headgate.sim.world import Violation, World
 
 MAX_PARALLELISM = 8
@@ -35,7 +37,7 @@ LIVENESS_MS = 900_000
 EVENTS_MAX = 150_000
 """Events of one run, both phases; reaching it is a hang (I5). Usual runs need less than a tenth."""
 
-LOOPS_RATE = 0.15
+LOOPS_RATE = 0.06
 """How often faults that end a generation strike where graphs have loops: there is more to do until a checkpoint."""
 
 DRIVERS_AFTER_HEAL_MAX = 6
@@ -47,6 +49,10 @@ PARALLELISM_MAX = 4
 
 RESCALE_RATE = 0.7
 """How often a driver that follows another one has another parallelism."""
+
+
+Drawing: TypeAlias = Callable[[random.Random, int], Workload]
+"""Makes a workload for a parallelism."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +74,16 @@ def has_loops(seed: int) -> bool:
     return seed % 2 == 1
 
 
-def run_seed(seed: int, *, loops: bool | None = None, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
-    """Run one simulation; ``loops`` forces a graph with or without loops."""
-    simulation = Simulation(seed, loops=loops, is_traced=is_traced, events_max=events_max)
+def run_seed(
+    seed: int,
+    *,
+    loops: bool | None = None,
+    draw: Drawing | None = None,
+    is_traced: bool = False,
+    events_max: int = EVENTS_MAX,
+) -> Result:
+    """Run one simulation; ``loops`` forces a graph with or without loops, ``draw`` a certain one with loops."""
+    simulation = Simulation(seed, loops=loops, draw=draw, is_traced=is_traced, events_max=events_max)
     violation = simulation.run()
     world = simulation.env.world
     story = tuple(world.story) if violation or is_traced else ()
@@ -82,10 +95,16 @@ class Simulation:
     """The user of the pipeline: starts drivers, stops them, and damages files."""
 
     def __init__(
-        self, seed: int, *, loops: bool | None = None, is_traced: bool = False, events_max: int = EVENTS_MAX
+        self,
+        seed: int,
+        *,
+        loops: bool | None = None,
+        draw: Drawing | None = None,
+        is_traced: bool = False,
+        events_max: int = EVENTS_MAX,
     ) -> None:
         self._events_max = events_max
-        self.has_loops = has_loops(seed) if loops is None else loops
+        self.has_loops = draw is not None or (has_loops(seed) if loops is None else loops)
         self._drain_dice = random.Random(f"drain at {seed}")
         world = World(seed, is_traced=is_traced)
         rng = world.random
@@ -94,8 +113,8 @@ class Simulation:
         faults.draw_drain(seed)
         if self.has_loops:
             options = options.with_loops(rng)
-            faults.spread(LOOPS_RATE)
-            workload = draw_loops(rng, options.parallelism)
+            faults.draw_loops(LOOPS_RATE)
+            workload = (draw or draw_loops)(rng, options.parallelism)
         else:
             workload = draw_workload(rng, options.parallelism)
         plan = make_plan(workload.graph, options.parallelism, MAX_PARALLELISM)

@@ -105,15 +105,14 @@ class SubtaskHost:
         """Whether an output channel is full."""
         return self._outlets.is_stalled
 
-    def readable(self) -> list[int]:
-        """Return the inputs that may be read now, if something is in them."""
+    def is_held_back(self, index: int) -> bool:
+        """Whether input ``index``, which is not blocked, must wait: for the replay, or because of throttling."""
         if self.head is None:
-            return [i for i in range(len(self.inputs)) if i not in self.blocked]
+            return False
         if self.head.is_replaying:
-            return []
+            return True
         queued = sum(len(self.inputs[i].queue) for i in self._feedback)
-        first = self._feedback.start if self.head.is_throttled(queued) else 0
-        return [i for i in range(first, len(self.inputs)) if i not in self.blocked]
+        return index < self._feedback.start and self.head.is_throttled(queued)
 
     @property
     def has_source_input(self) -> bool:

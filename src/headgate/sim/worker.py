@@ -236,9 +236,8 @@ class Worker(Process):
             if host.head is not None and host.head.is_replaying:
                 actions.append((host, -1))
                 continue
-            for index in host.readable():
-                channel = host.inputs[index]
-                if channel.queue:
+            for index, channel in enumerate(host.inputs):
+                if channel.queue and index not in host.blocked and not host.is_held_back(index):
                     if channel.queue[0][0] <= now:
                         actions.append((host, index))
                     else:
