@@ -7,6 +7,7 @@ was written by this very test through a pipe that nobody else has.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -90,6 +91,11 @@ class Stage:
     is_cancelled: bool = False
 
 
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended already; the zygote's word is on its way
+        os.kill(pid, signal.SIGKILL)
+
+
 class ProcessLauncher:
     """Starts one process per worker; a stage ends when all of them are gone.
 
@@ -134,7 +140,7 @@ class ProcessLauncher:
                 if pid in self.spared:
                     self._gone(submission, pid, -signal.SIGKILL)
                 else:
-                    os.kill(pid, signal.SIGKILL)
+                    _kill(pid)
 
     def alive(self) -> set[int]:
         """Return the processes that run, zombies included."""
@@ -177,7 +183,7 @@ class ProcessLauncher:
                 stage.unborn -= 1
                 stage.alive.add(pid)
                 if stage.is_cancelled:
-                    os.kill(pid, signal.SIGKILL)
+                    _kill(pid)
 
         self._zygote.fork(call, born, lambda code: self._exited(submission, pids[0], code))
 

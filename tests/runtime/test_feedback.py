@@ -65,7 +65,7 @@ def value_of(found: Element | None) -> object:
     return found.batch.to_pydict() if isinstance(found, BatchElement) else found
 
 
-# L9
+# L22
 def test_a_sender_of_feedback_is_never_out_of_credit_and_never_overdrawn() -> None:
     reader = Reader(memory_bytes=0)
     for _ in range(100):

@@ -64,7 +64,7 @@ def log_with(memory_bytes: int = PLENTY, disk_bytes: int = PLENTY) -> tuple[Loop
     return LoopLog("loop 'ranks', head 0", SCHEMA, ALL, budget), budget
 
 
-# L15
+# L12
 def test_overlapping_checkpoints_share_one_copy_of_a_batch() -> None:
     log, budget = log_with()
     log.open(ONE)

@@ -1,7 +1,7 @@
 """The feedback channel: the receiving end of a back edge, unbounded, in memory first and then on disk.
 
 Takes the place of ``runtime.channels.InputChannel`` where a back edge ends; counterpart: an ``OutputChannel`` with
-``FEEDBACK_CREDIT_BYTES`` of credit. Rules L9, L22, L25, L26 of the loops' rules: a put never waits for the reader,
+``FEEDBACK_CREDIT_BYTES`` of credit. Rules L22, L25, L26 of docs/spec/loops.md: a put never waits for the reader,
 because a loop whose channels are all bounded deadlocks. Only batches cost anything; all other elements stay in
 memory, in their place. Nothing in the queue is state: see ``runtime.looplog`` for what a checkpoint keeps.
 Never gives credit back, and never reorders.
@@ -26,7 +26,7 @@ from headgate.runtime.spill import Extent, Piece, SpillBudget, SpillFile, compac
 MERGE_BYTES_MAX = 2 << 20
 """Batches that wait are read together up to this size: each shuffle cuts them, and late rounds are small anyway."""
 FEEDBACK_CREDIT_BYTES = 1 << 62
-"""Credit of the sender of a feedback channel: never used up, so it can always send (L9)."""
+"""Credit of the sender of a feedback channel: never used up, so it can always send (L22)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class FeedbackChannel:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Always 0: a sender of feedback cannot overdraw, it has unlimited credit (L9)."""
+        """Always 0: a sender of feedback cannot overdraw, it has unlimited credit (L22)."""
         return 0
 
     @property

@@ -2,7 +2,7 @@
 
 Counterpart: the loop head's machine, which says for each feedback batch which pending checkpoints it goes into
 (L2, L11); ``codec.looplog`` has the bytes. There is one physical sequence of batches: the logs of overlapping
-checkpoints (L15) share them by reference, in memory within the worker's share, beyond it on disk (T2). Batches are
+checkpoints (L12) share them by reference, in memory within the worker's share, beyond it on disk (T2). Batches are
 never changed by operators, so a reference is enough. Never decides which log a batch belongs to.
 """
 

@@ -95,7 +95,7 @@ class Peer:
         other: the other one.
         generation: of both; frames of any other are dropped and counted (X13).
         edges: the shuffled ones, by edge index.
-        credit_bytes: initial credit of each channel; feedback channels need none (L9).
+        credit_bytes: initial credit of each channel; feedback channels need none (L22).
         callbacks: of the exchange.
         budget: of the feedback channels.
     """
