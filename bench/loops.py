@@ -71,6 +71,8 @@ def measure_pairs(measure: Measure, pairs: int) -> dict[str, Any]:
         "labels_told": median([run["labels_told"] for run in on]),
         "checkpoint_bytes_max": max(run["checkpoint_bytes_max"] for run in on),
         "slowdowns": [1 - b["edges_per_s"] / a["edges_per_s"] for a, b in zip(off, on, strict=True)],
+        # How many labels circulate differs from run to run; what one costs, less so.
+        "slowdowns_per_label": [1 - _labels_per_s(b) / _labels_per_s(a) for a, b in zip(off, on, strict=True)],
         "runs": on,
         "runs_no_checkpoints": off,
     }
@@ -88,6 +90,7 @@ def compare(
         **size,
         "edges_per_s": rate,
         "slowdown_by_checkpoints": median(headgate["slowdowns"]),
+        "slowdown_per_label": median(headgate["slowdowns_per_label"]),
         "headgate": dict(headgate),
         "structured_streaming": dict(streaming),
         "ratio_streaming": _ratio(rate, streaming, "edges_per_s_growing"),
@@ -105,6 +108,10 @@ def compare(
     else:
         figures |= {"pathway": dict(pathway), "ratio_pathway": _ratio(rate, pathway, "edges_per_s_at_once")}
     return Result(figures, targets)
+
+
+def _labels_per_s(run: Mapping[str, Any]) -> float:
+    return float(run["labels_told"]) / float(run["seconds"])
 
 
 def _ratio(rate: float, peer: Mapping[str, Any], figure: str) -> float | None:

@@ -16,7 +16,7 @@ from bench.peers.install import PATHWAY_ENVIRONMENT, environment_python
 from bench.peers.measure import NotInstalled, measure_components_pathway, run_peer
 from bench.running import wrapped
 
-HEADGATE = {"edges_per_s": 300_000.0, "slowdowns": [0.02, 0.09, 0.3]}
+HEADGATE = {"edges_per_s": 300_000.0, "slowdowns": [0.02, 0.09, 0.3], "slowdowns_per_label": [0.01]}
 STREAMING = {"edges_per_s_growing": 20_000.0, "edges_per_s_at_once": 60_000.0, "is_right": True}
 PATHWAY = {"edges_per_s_at_once": 15_000.0, "is_right": True}
 SIZE = {"edges": 1_000_000, "vertices": 500_000}
@@ -68,7 +68,7 @@ def test_checkpoints_off_and_on_alternate_after_a_first_run_that_does_not_count(
             "edges_per_s": rate,
             "seconds": 10.0,
             "workers_cpu_s": 20.0,
-            "labels_told": 5,
+            "labels_told": 2 * rate,
             "checkpoint_bytes_max": int(rate),
         }
 
@@ -76,6 +76,7 @@ def test_checkpoints_off_and_on_alternate_after_a_first_run_that_does_not_count(
     assert calls == [1_000, *[None, 1_000] * 3]
     assert (figures["edges_per_s"], figures["edges_per_s_no_checkpoints"]) == (90.0, 110.0)
     assert figures["slowdowns"] == pytest.approx([0.1, 1 / 11, 0.5])
+    assert figures["slowdowns_per_label"] == pytest.approx([0.1, 1 / 11, 0.5])
     assert figures["checkpoint_bytes_max"] == 100
     assert figures["edges_per_cpu_s"] == 45.0
 
