@@ -25,6 +25,7 @@ SPECS = [
     "final-checkpoint",
     "restart",
     "state",
+    "loops",
 ]
 _RULE = re.compile(r"^- \*\*([A-Z]+\d+)\*\* (.*)$", re.MULTILINE)
 _TEST = re.compile(r"`(test_\w+)`")

@@ -41,7 +41,7 @@ class CancelReceived:
 
 @dataclass(frozen=True, slots=True)
 class EndReceived:
-    """EVENT: the end of data reached the head of input ``channel``. Barriers may still follow on it (T6)."""
+    """EVENT: the end of data reached the head of input ``channel``. Barriers may still follow on it (T6, L28)."""
 
     channel: ChannelIndex
 

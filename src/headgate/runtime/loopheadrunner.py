@@ -117,7 +117,7 @@ class LoopHeadRunner(SubtaskRunner):
     def _step_input(self) -> bool:
         if self._is_replaying:
             return self._replay_next()  # L17, L18: nothing else is read before
-        if self._read_feedback():
+        if self._read_feedback():  # L23
             return True
         # L24: a turn is over; one regular element, then what has come back by now
         self._turn = [0 if channel.is_blocked else len(channel) for channel in self._feedback]

@@ -338,7 +338,10 @@ class SubtaskRunner:
         self._reports.snapshot_taken(self.subtask, checkpoint, align_us, freeze_us)
 
     def _emit_barrier(self, checkpoint: CheckpointId) -> None:
-        """Barrier first, then the write: the barrier is on the critical path of everybody downstream."""
+        """Barrier first, then the write: the barrier is on the critical path of everybody downstream.
+
+        On a feedback edge it is the sentinel (L8).
+        """
         for outlet in self._outlets:
             outlet.send_element(Barrier(checkpoint))
         assert self._frozen is not None
