@@ -352,10 +352,26 @@ def countdown(loop: hg.Stream) -> Body:
     return stepped.filter(pl.col("left") > 0).rebalance(), stepped.filter(pl.col("left") <= 0)
 
 
+class Lag:
+    """``lagging``, for longer."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, batch: pl.DataFrame) -> pl.DataFrame:
+        time.sleep(self.seconds)
+        return batch
+
+
 def trips(spec: Spec) -> Pipeline:
     """A loop without a key: its log moves to other heads as it is."""
     pipeline = make(spec)
-    out(spec, entering(spec, pipeline).iterate(countdown, name="loop").select("id", "trips"))
+
+    def body(loop: hg.Stream) -> Body:
+        stepped = step(loop).map_batches(Lag(spec.get("lag_s", LAG_S)))
+        return stepped.filter(pl.col("left") > 0).rebalance(), stepped.filter(pl.col("left") <= 0)
+
+    out(spec, entering(spec, pipeline).iterate(body, name="loop").select("id", "trips"))
     return pipeline
 
 
@@ -383,7 +399,7 @@ def side_by_side(spec: Spec) -> Pipeline:
     pipeline = make(spec)
     records = entering(spec, pipeline)
     out(spec, records.iterate(countdown, name="first").select("id", "trips"), "beside")
-    again = records.iterate(countdown, name="second").with_columns(left=TRIPS)
+    again = records.iterate(countdown, name="second").with_columns(left=TRIPS, trips=pl.lit(0, pl.Int64))
     out(spec, again.iterate(countdown, name="third").select("id", "trips"), "behind")
     return pipeline
 
