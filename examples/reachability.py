@@ -71,8 +71,9 @@ class Paths(hg.ProcessFunction):
 
     def _without(self, vertex: int, deleted: int) -> Iterator[Row]:
         self.deleted.put(deleted, True)
-        for to in {to for _, to in self.links.items()}:  # the end of the deleted link included
-            yield _row(to, "deleted", version=deleted)
+        own_end = self.links.get(deleted)
+        ends = [to for _, to in self.links.items()] if own_end is None else [own_end]
+        yield from (_row(to, "deleted", version=deleted) for to in sorted(set(ends)))
         self.links.remove(deleted)
         dropped = [(text, path) for text, path in self.paths.items() if deleted in _numbers(text)]
         for text, _ in dropped:
@@ -102,9 +103,8 @@ def explore(loop: hg.KeyedStream) -> tuple[hg.Stream, hg.Stream]:
     """The body of the loop: feed back paths and deleted versions, put out what sources reach."""
     found, is_news = loop.process(Paths(), name="paths"), pl.col("what").is_in(["path", "deleted"])
     change = pl.when(pl.col("what") == "reached").then(1).otherwise(-1).cast(pl.Int64)
-    return found.filter(is_news), found.filter(~is_news).select(
-        "vertex", source=pl.col("path").list.first(), change=change
-    )
+    changes = found.filter(~is_news).select("vertex", source=pl.col("path").list.first(), change=change)
+    return found.filter(is_news), changes
 
 
 def build(changes: hg.Stream) -> hg.Stream:
