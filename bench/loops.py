@@ -14,6 +14,7 @@ peers too slow for all of them; the average degree stays), ``peer_batches`` (num
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,6 +48,8 @@ def run(options: Options) -> Result:
             lambda interval_ms: measure(session, edges, vertices, interval_ms, expected),
             int(options.number("pairs", 5, quick=2)),
         )
+    shown = {name: value for name, value in headgate.items() if not name.startswith("runs")}
+    print(json.dumps({"headgate": shown}), flush=True)  # the peers take minutes
     share = options.number("peer_share", 1.0)
     peer_edges, peer_vertices = int(edges * share), int(vertices * share)
     batches = int(options.number("peer_batches", MICRO_BATCHES))
