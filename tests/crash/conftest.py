@@ -25,7 +25,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     yield from hosting(tmp_path_factory.mktemp("host"), 2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def wide_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     """As ``host``, for pipelines of up to five subtasks."""
     yield from hosting(tmp_path_factory.mktemp("wide"), 5)

@@ -18,7 +18,7 @@ from crash.loopresults import assert_flip16, assert_trips
 from crash.pacing import hurry
 from crash.processes import STEP_S, Life, kill, until
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Life]
