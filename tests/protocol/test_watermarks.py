@@ -56,6 +56,18 @@ def test_a_finished_origin_no_longer_counts_and_with_the_last_one_the_subtask_is
     assert tracker.handle(OriginsAssigned(("c",), 0)) == [EmitIdle(False)]
 
 
+def test_a_channel_that_ended_no_longer_counts_but_makes_nobody_idle() -> None:  # W5, W7
+    tracker = WatermarkTracker(0, 50)
+    tracker.handle(seen("channel-0", 1_000))
+    tracker.handle(seen("channel-1", 400))
+    assert tracker.handle(seen("channel-0", 2_000)) == []
+    assert tracker.handle(OriginFinished("channel-1", 0)) == [EmitWatermark(1_999)]
+    assert tracker.handle(OriginFinished("channel-0", 0)) == [], "channel-2 may deliver for the first time"
+    assert tracker.handle(seen("channel-2", 5_000)) == [EmitWatermark(4_999)]
+    assert tracker.handle(TimePassed(50)) == [EmitIdle(True)]
+    assert tracker.handle(OriginFinished("channel-2", 60)) == [], "it is idle until somebody delivers"
+
+
 def test_a_subtask_without_splits_is_idle_at_once() -> None:  # W7
     assert WatermarkTracker(0, None).handle(OriginsAssigned((), 0)) == [EmitIdle(True)]
 

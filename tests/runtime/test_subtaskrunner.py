@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pytest
 from test_outlets import CREDIT, Sent
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
@@ -248,6 +249,17 @@ def test_the_watermark_is_the_least_of_all_inputs_and_the_end_comes_after_all_en
         pass
     assert made.out() == [Watermark(5), Watermark(2**63 - 1), EndOfData()]
     assert made.reports == [("finished",)]
+
+
+def test_operators_hear_that_a_channel_has_ended_behind_its_records(monkeypatch: pytest.MonkeyPatch) -> None:  # W5
+    made = Made(inputs=2)
+    heard: list[tuple[str, int]] = []
+    monkeypatch.setattr(Passing, "on_split_finished", lambda _, origin: heard.append((origin, len(made.out()))))
+    made.inputs[1].put(batch_element(batch(1)))
+    made.inputs[1].put(EndOfData())
+    while made.runner.step():
+        pass
+    assert heard == [("channel-1", 1)]
 
 
 def test_a_turn_is_bounded_so_that_others_come_to_theirs() -> None:

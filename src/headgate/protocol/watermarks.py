@@ -148,7 +148,8 @@ class WatermarkTracker(Machine):
             case OriginFinished():
                 self._origins.pop(event.origin, None)  # W5
                 self._restored.pop(event.origin, None)
-                self._is_assigned = True
+                # Another channel may still deliver for the first time: the end of one makes nobody idle (W7).
+                self._is_assigned = not is_channel(event.origin)
             case TimePassed():
                 pass
             case _:
@@ -187,7 +188,7 @@ class WatermarkTracker(Machine):
     def _advance(self) -> list[Effect]:
         effects: list[Effect] = []
         active = [o for o in self._origins.values() if not o.is_idle]
-        is_idle = not active and (self._is_assigned or bool(self._origins))
+        is_idle = not active and (self._is_assigned or bool(self._origins) or self._is_idle)
         if not is_idle and self._is_idle:  # W7
             effects.append(EmitIdle(False))
         if active:

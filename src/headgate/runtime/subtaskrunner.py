@@ -246,6 +246,7 @@ class SubtaskRunner:
             case Cancel():
                 self.handle(machine.CancelReceived(channel, element.checkpoint))
             case EndOfData():
+                self.chain.on_split_finished(self._origins[channel])  # W5
                 self._merge(InputEnded(channel))
                 self.handle(machine.EndReceived(channel))
             case Probe():
