@@ -20,12 +20,11 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import psutil
 import pyarrow as pa
 
 import headgate as hg
 from bench.components import smallest_connected
-from bench.harness import median
+from bench.harness import CpuMeter, median
 from bench.running import wrapped
 from headgate.connectors.filecommit import read_committed
 from headgate.model.definition import PipelineDefinition
@@ -122,8 +121,8 @@ def measure(session: Any, edges: int, vertices: int, interval_ms: int | None, ex
     return measured | {"label_changes": changes.height}
 
 
-class _Sampled(SilentObserver):
-    """Notes sizes and times of checkpoints, and the CPU time of the workers."""
+class _Seen(SilentObserver):
+    """Notes sizes and times of checkpoints."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
@@ -137,14 +136,11 @@ class _Sampled(SilentObserver):
 def _measure(session: Any, definition: PipelineDefinition, edges: int) -> dict[str, Any]:
     from headgate.spark.session import start_pipeline
 
-    seen, ended = _Sampled(), []
+    seen, ended, meter = _Seen(), [], CpuMeter()
     handle = start_pipeline(definition, spark=session, observer=seen)
     handle.driver.result.add_done_callback(lambda _: ended.append(time.time()))
-    before: dict[int, float] = {}
-    after: dict[int, float] = {}
-    while handle.wait(0.05) is None:
-        after |= _cpu_seconds(list(handle.driver.worker_pids().values()))
-        before = after | before  # Spark uses processes again: what they did before does not count
+    handle.wait()
+    cpu_s = meter.cpu_seconds()
     reports = handle.driver.book.reports()
     started = min(n.counters[STARTED] for r in reports.values() for n in r.nodes if STARTED in n.counters) / 1e6
     seconds = ended[0] - started
@@ -152,23 +148,12 @@ def _measure(session: Any, definition: PipelineDefinition, edges: int) -> dict[s
     return {
         "edges_per_s": edges / seconds,
         "seconds": seconds,
-        "workers_cpu_s": sum(after.values()) - sum(before.values()),
+        "edges_per_cpu_s": edges / cpu_s,  # driver and JVM and the start included
         "labels_told": news - 2 * edges,
         "checkpoints": len(seen.sizes),
         "checkpoint_ms_median": median([float(d) for d in seen.durations_ms]),
         "checkpoint_bytes_max": max(seen.sizes),
     }
-
-
-def _cpu_seconds(pids: list[int]) -> dict[int, float]:
-    found = {}
-    for pid in pids:
-        try:
-            times = psutil.Process(pid).cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        found[pid] = times.user + times.system
-    return found
 
 
 def _generated(edges: int, vertices: int) -> pl.DataFrame:

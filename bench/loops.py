@@ -70,7 +70,7 @@ def measure_pairs(measure: Measure, pairs: int) -> dict[str, Any]:
         "edges_per_s": rate,
         "edges_per_s_no_checkpoints": rate_off,
         "edges_per_s_spread": spread([run["edges_per_s"] for run in on]),
-        "edges_per_cpu_s": median([run["edges_per_s"] * run["seconds"] / run["workers_cpu_s"] for run in on]),
+        "edges_per_cpu_s": median([run["edges_per_cpu_s"] for run in on]),
         "labels_told": median([run["labels_told"] for run in on]),
         "checkpoint_bytes_max": max(run["checkpoint_bytes_max"] for run in on),
         "slowdowns": [1 - b["edges_per_s"] / a["edges_per_s"] for a, b in zip(off, on, strict=True)],
@@ -98,6 +98,7 @@ def compare(
         "structured_streaming": dict(streaming),
         "ratio_streaming": _ratio(rate, streaming, "edges_per_s_growing"),
         "ratio_streaming_at_once": _ratio(rate, streaming, "edges_per_s_at_once"),
+        "ratio_streaming_per_cpu_s": _ratio(float(headgate["edges_per_cpu_s"]), streaming, "edges_per_cpu_s_growing"),
     }
     targets: dict[str, Target] = {
         "edges_per_s": at_least(RATE_MIN),
@@ -109,7 +110,12 @@ def compare(
         print(pathway.reason, flush=True)
         targets["ratio_pathway"] = skipped(targets["ratio_pathway"], "not installed")
     else:
-        figures |= {"pathway": dict(pathway), "ratio_pathway": _ratio(rate, pathway, "edges_per_s_at_once")}
+        per_cpu = _ratio(float(headgate["edges_per_cpu_s"]), pathway, "edges_per_cpu_s")
+        figures |= {
+            "pathway": dict(pathway),
+            "ratio_pathway": _ratio(rate, pathway, "edges_per_s_at_once"),
+            "ratio_pathway_per_cpu_s": per_cpu,
+        }
     return Result(figures, targets)
 
 

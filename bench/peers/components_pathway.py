@@ -59,7 +59,7 @@ def measure(count: int, vertices: int) -> dict[str, Any]:
         started = time.monotonic()
         pw.run(monitoring_level=pw.MonitoringLevel.NONE)
         seconds = time.monotonic() - started
-        cores_used = meter.cpu_seconds() / meter.seconds()
+        cpu_s, cores_used = meter.cpu_seconds(), meter.cpu_seconds() / meter.seconds()
         found = np.loadtxt(target, delimiter=",", skiprows=1, usecols=(0, 1, 3), dtype=np.int64, quotechar='"')
     expected, kept = smallest_connected(a, b, vertices), found[found[:, 2] > 0]
     return {
@@ -67,6 +67,7 @@ def measure(count: int, vertices: int) -> dict[str, Any]:
         "edges": count,
         "seconds": round(seconds, 2),
         "cpu_cores_used": round(cores_used, 2),
+        "edges_per_cpu_s": count / cpu_s,
         "is_right": bool((expected[kept[:, 0]] == kept[:, 1]).all()) and len(kept) == len(np.unique([a, b])),
     }
 

@@ -16,9 +16,19 @@ from bench.peers.install import PATHWAY_ENVIRONMENT, environment_python
 from bench.peers.measure import NotInstalled, measure_components_pathway, run_peer
 from bench.running import wrapped
 
-HEADGATE = {"edges_per_s": 300_000.0, "slowdowns": [0.02, 0.09, 0.3], "slowdowns_per_label": [0.01]}
-STREAMING = {"edges_per_s_growing": 20_000.0, "edges_per_s_at_once": 60_000.0, "is_right": True}
-PATHWAY = {"edges_per_s_at_once": 15_000.0, "is_right": True}
+HEADGATE = {
+    "edges_per_s": 300_000.0,
+    "edges_per_cpu_s": 150_000.0,
+    "slowdowns": [0.02, 0.09, 0.3],
+    "slowdowns_per_label": [0.01],
+}
+STREAMING = {
+    "edges_per_s_growing": 20_000.0,
+    "edges_per_s_at_once": 60_000.0,
+    "edges_per_cpu_s_growing": 15_000.0,
+    "is_right": True,
+}
+PATHWAY = {"edges_per_s_at_once": 15_000.0, "edges_per_cpu_s": 7_500.0, "is_right": True}
 SIZE = {"edges": 1_000_000, "vertices": 500_000}
 
 
@@ -67,7 +77,7 @@ def test_checkpoints_off_and_on_alternate_after_a_first_run_that_does_not_count(
         return {
             "edges_per_s": rate,
             "seconds": 10.0,
-            "workers_cpu_s": 20.0,
+            "edges_per_cpu_s": rate / 2,
             "labels_told": 2 * rate,
             "checkpoint_bytes_max": int(rate),
         }
@@ -91,6 +101,8 @@ def test_all_targets_are_judged() -> None:
     }
     assert result.figures["ratio_streaming"] == pytest.approx(15)
     assert result.figures["ratio_streaming_at_once"] == pytest.approx(5)
+    assert result.figures["ratio_streaming_per_cpu_s"] == pytest.approx(10)
+    assert result.figures["ratio_pathway_per_cpu_s"] == pytest.approx(20)
     slow = compare(SIZE, HEADGATE | {"edges_per_s": 74_999.0, "slowdowns": [0.11]}, STREAMING, PATHWAY)
     assert {slow.verdict(name) for name in slow.targets} == {"missed"}
 
