@@ -31,3 +31,4 @@ def test_a_mutant_is_gone_after_its_block() -> None:
 
 def test_there_are_enough_mutants() -> None:
     assert len(all_mutants()) >= 25
+    assert sum(m.rule.startswith("L") for m in all_mutants().values()) >= 20

@@ -152,7 +152,6 @@ class Claiming:
             problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
             assert problem is None, problem
             if restored.parallelism != self._driver.plan.parallelism and not may_move(restored, env.disk):
-                env.marks.reach(Mark.ROUNDS_DIFFER)
                 self._driver.former_parallelism = restored.parallelism
                 self._fail(FailureKind.DETERMINISTIC, "a round was ending: it needs its former parallelism")
                 return

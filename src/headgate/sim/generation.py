@@ -151,7 +151,8 @@ class GenerationHost:
         self._timer_token += 1
         self._timers[timer] = self._timer_token
         self.driver.post(after_ms, self._fire, timer, self._timer_token)
-        self.env.level("coordinator timers", len(self._timers), 40)
+        limit = 40 + self.env.options.checkpoints.timeout_ms // 20  # some that were cancelled fire anyway
+        self.env.level("coordinator timers", len(self._timers), limit)
 
     def _fire(self, timer: machine.Timer, token: int) -> None:
         if self._timers.get(timer) == token:

@@ -73,7 +73,6 @@ class Mark(Enum):
     COMPLETED_IN_INNER_LOOP = "a checkpoint completed that holds records of an inner loop"
     AGAIN_AFTER_WATERMARK = "the last watermark made records that went round"
     DIED_AFTER_LOOP = "a generation died after a loop had ended and before the final checkpoint"
-    ROUNDS_DIFFER = "a checkpoint was not restored at another parallelism because a round was ending"
 
 
 class Marks:

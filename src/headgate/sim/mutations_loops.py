@@ -15,12 +15,12 @@ from headgate.sim.subtaskhost import SubtaskHost
 # -- replay ---------------------------------------------------------------------------------------------------------
 
 
-@mutant("log-not-replayed", "L17", "a restored log is forgotten", loops=True)
+@mutant("log-not-replayed", "L17", "a restored log is forgotten", loops=True, seed=1)
 def _(patch: Patch) -> None:
     around(patch, HeadSide, "restore", lambda call, self, logs, **options: call({}, **options))
 
 
-@mutant("log-not-replayed-first", "L17", "a restored log is processed after something new was read", loops=True)
+@mutant("log-not-replayed-first", "L17", "a restored log is processed after something new was read", loops=True, seed=1)
 def _(patch: Patch) -> None:
     def restore(call: Any, self: Any, logs: Any, **options: Any) -> None:
         call(logs, **options)
@@ -36,7 +36,7 @@ def _(patch: Patch) -> None:
     around(patch, SubtaskHost, "read", read)
 
 
-@mutant("log-replayed-once-only", "L17", "a checkpoint that is restored again has lost its log", loops=True)
+@mutant("log-replayed-once-only", "L17", "a checkpoint that is restored again has lost its log", loops=True, seed=3)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, logs: Any, **options: Any) -> None:
         seen = vars(self._host.env.store).setdefault("logs_seen", set())
@@ -47,7 +47,7 @@ def _(patch: Patch) -> None:
     around(patch, HeadSide, "restore", change)
 
 
-@mutant("log-of-another-generation", "L17", "a head replays the last log that anybody wrote", loops=True)
+@mutant("log-of-another-generation", "L17", "a head replays the last log that anybody wrote", loops=True, seed=7)
 def _(patch: Patch) -> None:
     def encoded(call: Any, self: Any, batches: Any) -> Any:
         found = vars(self._host.env.store).setdefault("last_logs", {})
@@ -62,7 +62,13 @@ def _(patch: Patch) -> None:
     around(patch, HeadSide, "restore", restore)
 
 
-@mutant("log-restored-by-subtask", "L19", "after rescaling a keyed log goes to former subtask i modulo p", loops=True)
+@mutant(
+    "log-restored-by-subtask",
+    "L19",
+    "after rescaling a keyed log goes to former subtask i modulo p",
+    loops=True,
+    seed=52,
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, logs: Any, *, is_moved: bool) -> None:
         if self._is_keyed and is_moved:
@@ -76,7 +82,7 @@ def _(patch: Patch) -> None:
     around(patch, HeadSide, "restore", change)
 
 
-@mutant("empty-key-groups-skipped", "L20", "key groups without records are left out of the log", loops=True)
+@mutant("empty-key-groups-skipped", "L20", "key groups without records are left out of the log", loops=True, seed=1)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, batches: Any) -> Any:
         log = call(batches)
@@ -113,12 +119,12 @@ def _(patch: Patch) -> None:
     around(patch, HeadSide, "receive", receive)
 
 
-@mutant("only-the-newest-log", "L12", "a record goes into the log of the newest checkpoint only", loops=True)
+@mutant("only-the-newest-log", "L12", "a record goes into the log of the newest checkpoint only", loops=True, seed=1)
 def _(patch: Patch) -> None:
     around(patch, HeadSide, "log", lambda call, self, checkpoints: call(checkpoints[-1:]))
 
 
-@mutant("log-not-per-channel", "L11", "a log takes records from channels whose sentinel has come", loops=True)
+@mutant("log-not-per-channel", "L11", "a log takes records from channels whose sentinel has come", loops=True, seed=1)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channel: Any) -> Any:
         call(channel)
@@ -172,7 +178,9 @@ def _(patch: Patch) -> None:
     around(patch, loophead.LoopHead, "_on_snapshot", change)
 
 
-@mutant("skipped-checkpoint-sealed", "L3", "a later sentinel completes the log of a skipped checkpoint", loops=True)
+@mutant(
+    "skipped-checkpoint-sealed", "L3", "a later sentinel completes the log of a skipped checkpoint", loops=True, seed=15
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channel: Any, checkpoint: Any) -> Any:
         effects = call(channel, checkpoint)
@@ -191,6 +199,7 @@ def _(patch: Patch) -> None:
     "L6",
     "what is behind an early sentinel overtakes the barrier",
     loops=True,
+    seed=161,
 )
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channel: Any, checkpoint: Any) -> Any:
@@ -218,7 +227,7 @@ def _(patch: Patch) -> None:
     around(patch, loophead.LoopHead, "_on_released", change)
 
 
-@mutant("hold-is-for-ever", "L6", "a held channel is not read any more", loops=True)
+@mutant("hold-is-for-ever", "L6", "a held channel is not read any more", loops=True, seed=130)
 def _(patch: Patch) -> None:
     around(patch, loophead.LoopHead, "_release", lambda call, self, channels: [])
 
@@ -226,7 +235,7 @@ def _(patch: Patch) -> None:
 # -- aborts ---------------------------------------------------------------------------------------------------------
 
 
-@mutant("log-lost-on-abort", "L5", "an abort empties the logs of other checkpoints", loops=True)
+@mutant("log-lost-on-abort", "L5", "an abort empties the logs of other checkpoints", loops=True, seed=2)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, checkpoint: Any) -> Any:
         for waiting in self._open.values():
@@ -236,7 +245,13 @@ def _(patch: Patch) -> None:
     around(patch, HeadSide, "drop", change)
 
 
-@mutant("abort-discards-feedback", "L5", "what was to be logged for an aborted checkpoint is not processed", loops=True)
+@mutant(
+    "abort-discards-feedback",
+    "L5",
+    "what was to be logged for an aborted checkpoint is not processed",
+    loops=True,
+    seed=2,
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, checkpoint: Any) -> Any:
         host = self._host
@@ -250,7 +265,9 @@ def _(patch: Patch) -> None:
     around(patch, HeadSide, "drop", change)
 
 
-@mutant("output-of-a-dropped-log-lost", "L5", "output sealed for an aborted checkpoint is forgotten", loops=True)
+@mutant(
+    "output-of-a-dropped-log-lost", "L5", "output sealed for an aborted checkpoint is forgotten", loops=True, seed=60
+)
 def _(patch: Patch) -> None:
     around(patch, HeadSide, "drop", lambda call, self, checkpoint: call(checkpoint) and [])
 
@@ -263,7 +280,9 @@ def _(patch: Patch) -> None:
 # -- tails ----------------------------------------------------------------------------------------------------------
 
 
-@mutant("sentinel-before-the-snapshot", "L8", "a tail sends the sentinel when the first barrier comes", loops=True)
+@mutant(
+    "sentinel-before-the-snapshot", "L8", "a tail sends the sentinel when the first barrier comes", loops=True, seed=8
+)
 def _(patch: Patch) -> None:
     def handle(call: Any, self: Any, event: Any) -> None:
         if isinstance(event, subtask.BarrierReceived) and event.channel not in self._feedback:
@@ -292,7 +311,7 @@ def _(patch: Patch) -> None:
     around(patch, SubtaskHost, "handle", handle)
 
 
-@mutant("acknowledged-before-sending", "L8", "a tail sends the sentinel after it has acknowledged", loops=True)
+@mutant("acknowledged-before-sending", "L8", "a tail sends the sentinel after it has acknowledged", loops=True, seed=3)
 def _(patch: Patch) -> None:
     def broadcast(call: Any, self: Any, element: Any) -> None:
         for channel in self.channels.values():
@@ -320,7 +339,7 @@ def _(patch: Patch) -> None:
     around(patch, Outlets, "_push", push)
 
 
-@mutant("feedback-has-credits", "L22", "sending on a feedback channel waits when it is full", loops=True)
+@mutant("feedback-has-credits", "L22", "sending on a feedback channel waits when it is full", loops=True, seed=5)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, *arguments: Any) -> None:
         call(*arguments)

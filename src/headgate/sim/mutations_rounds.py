@@ -38,7 +38,13 @@ def _(patch: Patch) -> None:
     around(patch, looppart.LoopPart, "_on_returned", change)
 
 
-@mutant("count-reset-when-the-probe-returns", "L34", "what came back before the probe did is not counted", loops=True)
+@mutant(
+    "count-reset-when-the-probe-returns",
+    "L34",
+    "what came back before the probe did is not counted",
+    loops=True,
+    seed=15,
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         self._count = 0
@@ -47,7 +53,9 @@ def _(patch: Patch) -> None:
     around(patch, looppart.LoopPart, "_on_returned", change)
 
 
-@mutant("inner-heads-not-asked", "L34", "the loop is empty when the heads of the outermost loop say so", loops=True)
+@mutant(
+    "inner-heads-not-asked", "L34", "the loop is empty when the heads of the outermost loop say so", loops=True, seed=3
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, entrances: Any, outer: Any, inner: Any, leaves: Any, **options: Any) -> None:
         call(entrances, outer, (), leaves, **options)
@@ -55,7 +63,7 @@ def _(patch: Patch) -> None:
     around(patch, rounds.LoopProber, "__init__", change)
 
 
-@mutant("one-head-is-enough", "L34", "the loop is empty when one head says so", loops=True)
+@mutant("one-head-is-enough", "L34", "the loop is empty when one head says so", loops=True, seed=21)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, **options: Any) -> Any:
         effects = call(**options)
@@ -65,7 +73,7 @@ def _(patch: Patch) -> None:
     around(patch, rounds.LoopProber, "_next_probe", change)
 
 
-@mutant("entrances-not-waited-for", "L34", "probes begin when the first entrance has ended", loops=True)
+@mutant("entrances-not-waited-for", "L34", "probes begin when the first entrance has ended", loops=True, seed=14)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         if self._phase is not rounds.Phase.ENTERING:
@@ -77,7 +85,7 @@ def _(patch: Patch) -> None:
     around(patch, rounds.LoopProber, "_on_entrance_ended", change)
 
 
-@mutant("probe-passed-at-once", "L33", "a probe is passed on when it has come on one input", loops=True)
+@mutant("probe-passed-at-once", "L33", "a probe is passed on when it has come on one input", loops=True, seed=34)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         before = self._numbers
@@ -93,7 +101,13 @@ def _(patch: Patch) -> None:
     around(patch, rounds.ProbeAligner, "handle", change)
 
 
-@mutant("probe-passes-what-is-held-back", "L27", "operators keep records back while a probe passes them", loops=True)
+@mutant(
+    "probe-passes-what-is-held-back",
+    "L27",
+    "operators keep records back while a probe passes them",
+    loops=True,
+    seed=15,
+)
 def _(patch: Patch) -> None:
     def run(call: Any, self: Any, effect: Any) -> None:
         if isinstance(effect, subtask.PassProbe):
@@ -131,15 +145,34 @@ def _(patch: Patch) -> None:
     around(patch, subtask.Subtask, "_finish_if_empty", lambda call, self: self._finish())
 
 
-@mutant("event-time-not-held", "L37", "heads pass watermarks on while records circulate", loops=True)
+@mutant("event-time-not-held", "L37", "heads pass watermarks on while records circulate", loops=True, seed=2)
 def _(patch: Patch) -> None:
     around(patch, SubtaskHost, "_merge", lambda call, self, effects: self._on_event_time(effects))
+
+
+@mutant(
+    "last-watermark-not-awaited",
+    "L37",
+    "a loop ends without having seen what the last watermark makes",
+    loops=True,
+    seed=4,
+)
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, **options: Any) -> Any:
+        if self._phase is rounds.Phase.FLUSHING:
+            self._phase = rounds.Phase.ENDED
+            return [rounds.EndLoop()]
+        return call(**options)
+
+    around(patch, rounds.LoopProber, "_next_probe", change)
 
 
 # -- rounds ---------------------------------------------------------------------------------------------------------
 
 
-@mutant("closed-round-not-in-the-snapshot", "L36", "a restored operator sees the end of a round again", loops=True)
+@mutant(
+    "closed-round-not-in-the-snapshot", "L36", "a restored operator sees the end of a round again", loops=True, seed=57
+)
 def _(patch: Patch) -> None:
     def change(snapshots: Any) -> Any:
         return dataclasses.replace(restored_rounds(snapshots), closed=-1)
@@ -147,7 +180,7 @@ def _(patch: Patch) -> None:
     patch(subtaskhost, "restored_rounds", change)
 
 
-@mutant("started-round-not-in-the-snapshot", "L36", "rounds begin again at 0 after a restore", loops=True)
+@mutant("started-round-not-in-the-snapshot", "L36", "rounds begin again at 0 after a restore", loops=True, seed=57)
 def _(patch: Patch) -> None:
     def change(snapshots: Any) -> Any:
         return dataclasses.replace(restored_rounds(snapshots), started=-1, closed=-1)
@@ -155,7 +188,7 @@ def _(patch: Patch) -> None:
     patch(subtaskhost, "restored_rounds", change)
 
 
-@mutant("highest-round-not-in-the-snapshot", "L36", "the last rounds never end after a restore", loops=True)
+@mutant("highest-round-not-in-the-snapshot", "L36", "the last rounds never end after a restore", loops=True, seed=60)
 def _(patch: Patch) -> None:
     def change(snapshots: Any) -> Any:
         return dataclasses.replace(restored_rounds(snapshots), highest=-1)
@@ -179,7 +212,13 @@ def _(patch: Patch) -> None:
     around(patch, rounds.LoopProber, "_on_entrance_ended", change)
 
 
-@mutant("round-closed-before-inner-loops-are-empty", "L35", "inner loops do not hold up the end of a round", loops=True)
+@mutant(
+    "round-closed-before-inner-loops-are-empty",
+    "L35",
+    "inner loops do not hold up the end of a round",
+    loops=True,
+    seed=3,
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, *arguments: Any, **options: Any) -> None:
         call(*arguments, **options)
@@ -188,7 +227,7 @@ def _(patch: Patch) -> None:
     around(patch, rounds.LoopProber, "__init__", change)
 
 
-@mutant("last-round-left-out", "L35", "the loop ends before its last round has", loops=True)
+@mutant("last-round-left-out", "L35", "the loop ends before its last round has", loops=True, seed=3)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         self._round_max -= 1
@@ -199,7 +238,13 @@ def _(patch: Patch) -> None:
     around(patch, rounds.LoopProber, "_on_complete", change)
 
 
-@mutant("round-closed-behind-the-probe", "L35", "the probe goes on before operators hear of a round's end", loops=True)
+@mutant(
+    "round-closed-behind-the-probe",
+    "L35",
+    "the probe goes on before operators hear of a round's end",
+    loops=True,
+    seed=45,
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, probe: Any) -> Any:
         return list(reversed(call(probe)))
