@@ -224,8 +224,8 @@ class Stream:
             max_rounds: a record that comes back so many times is dropped.
             round_column: ``loop`` gets this int64 column: 0 when a record enters, one more each time it comes back;
                 the body passes it on unchanged. Default: "round" if rounds are needed, else none.
-            on_round: called in the driver with the number of each round that is finished everywhere: at least once,
-                in an outermost loop only.
+            on_round: called in the driver with the number of each round that is finished everywhere: at least once
+                (unless the driver's process dies), one call after another, in an outermost loop only.
             name: of the loop.
 
         Raises:
