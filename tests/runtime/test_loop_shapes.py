@@ -57,7 +57,7 @@ def several(loop: hg.Stream) -> tuple[list[hg.Stream], hg.Stream]:
 
 def test_several_streams_feed_one_head_and_loops_stand_side_by_side(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path, parallelism=3)
-    records = entering(pipeline, numbers(3_000, 6_000))
+    records = entering(pipeline, numbers(3_000, 1_500))
     records.iterate(several, name="several").sink(hg.FileSink(tmp_path / "a", "parquet"), name="a")
     records.iterate(countdown, name="one").sink(hg.FileSink(tmp_path / "b", "parquet"), name="b")
     run = start(definition_of(pipeline))
