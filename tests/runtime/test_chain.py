@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -135,3 +136,42 @@ def test_neighbouring_expressions_run_as_one_unless_something_else_consumes_them
     plan = definition_of(pipeline).plan
     groups = [[str(node.name) for node in group] for v in plan.vertices for group in fused_groups(v, plan)]
     assert sorted(groups) == [["end"], ["f1", "f2", "f3"], ["f4"], ["other"], ["source"]]
+
+
+class Holding(Operator):
+    """Holds records back until it must not, and adds one of its own at the end of a round."""
+
+    def __init__(self) -> None:
+        self.held: list[pa.RecordBatch] = []
+        self.seen: list[str] = []
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self.seen.append("records")
+        self.held.append(batch)
+
+    def before_barrier(self) -> None:
+        held, self.held = self.held, []
+        for batch in held:
+            self.output.emit(batch)
+
+    def on_round(self, round_: int) -> None:
+        self.seen.append("round")
+        self.output.emit(pa.RecordBatch.from_pydict({"n": [round_]}))
+
+
+def test_the_end_of_a_round_comes_behind_what_operators_above_held_back() -> None:  # L27, L35
+    operators = [Holding(), Holding()]
+    nodes = [
+        replace(node, loops=(NodeName("loop"),))
+        for node in (
+            Node(NodeName("a"), Role.OPERATOR, (), None),
+            Node(NodeName("b"), Role.OPERATOR, (Edge(NodeName("a")),), None),
+        )
+    ]
+    chain = Chain(Vertex(VertexId("a"), tuple(nodes)))
+    for node, operator, upstream in zip(nodes, operators, (None, nodes[1].inputs[0]), strict=True):
+        chain.add(node, upstream, operator, OperatorContext("p", str(node.name), 0, 1, 128, lambda: 0), False)
+    chain.open()
+    chain.head.process(pa.RecordBatch.from_pydict({"n": [7]}))
+    chain.on_round(0, NodeName("loop"))
+    assert operators[1].seen == ["records", "records", "round"]

@@ -248,8 +248,13 @@ class Chain:
             self._guard(link, link.operator.before_barrier)
 
     def on_round(self, round_: int, nest: NodeName) -> None:
-        """Tell the operators of ``nest`` that a round of it is over, upstream first (L35)."""
+        """Tell the operators of ``nest`` that a round of it is over, upstream first (L35).
+
+        Each one first sends what it holds back, with what operators above it made of the end of the round: to the
+        next one that is still the round.
+        """
         for link in self.links:
+            self._guard(link, link.operator.before_barrier)
             if nest in link.node.loops:
                 self._guard(link, partial(link.operator.on_round, round_))
 

@@ -31,6 +31,10 @@ class Surroundings(Protocol):
         """Call ``fire`` in the event thread after ``after_ms``."""
 
 
+CLOSE_S = 0.5
+"""After a success the callbacks have returned; after a failure one may still be busy."""
+
+
 class RoundCallbacks:
     """Calls ``on_round`` of all loops in all generations of a run, one call after another.
 
@@ -55,8 +59,10 @@ class RoundCallbacks:
             self._put(call)
 
     def close(self) -> None:
-        """End the thread behind the callbacks that wait; does not wait for them."""
+        """End the thread behind the callbacks that wait; waits for it, but not long: they are the user's."""
         self._calls.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(CLOSE_S)
 
     def _put(self, call: Callable[[], None]) -> None:
         self._calls.put(call)
