@@ -410,3 +410,15 @@ def test_state_text_tells_sizes_keys_and_aggregates_apart_and_stateless_operator
     assert combine is not None
     assert state_text(combine) == ""
     assert state_text(WithTimestampsSpec("ts")) == "with_timestamps(ts)"
+
+
+def test_finishing_again_emits_nothing_again() -> None:  # R17: after a restore at another parallelism
+    operators = aggregated(pl.len().alias("n"))
+    assert operators.combine is not None
+    combine = Harness(operators.combine)
+    combine.send(batch_of([row(1), row(2)]))
+    combine.operator.finish()
+    emitted = len(combine.out.batches)
+    assert emitted
+    combine.operator.finish()
+    assert len(combine.out.batches) == emitted

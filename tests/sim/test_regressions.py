@@ -73,3 +73,8 @@ def test_the_file_of_a_snapshot_that_was_written_too_late_is_reported() -> None:
 
 def test_a_driver_stopped_during_its_claim_does_not_report_damage() -> None:  # X11
     assert run_seed(3134, loops=False).violation is None
+
+
+def test_operators_of_a_keyed_loop_that_were_finished_in_some_subtasks_only_do_not_emit_their_rest_twice() -> None:
+    # R17: the driver ends the heads of a loop, some before a barrier and some behind it; then another parallelism
+    assert run_seed(334, loops=True).violation is None

@@ -148,7 +148,11 @@ class Operator:
         return None
 
     def finish(self) -> None:
-        """All input has ended and the last watermark was processed: emit the rest. At most once per pipeline."""
+        """All input has ended and the last watermark was processed: emit the rest, and forget it.
+
+        Called again where only some of the former subtasks had finished before a restore at another parallelism
+        (R17), so what was emitted must not be in state any more.
+        """
 
     def close(self) -> None:
         """Release resources. Also called after a failure."""
