@@ -78,3 +78,7 @@ def test_a_driver_stopped_during_its_claim_does_not_report_damage() -> None:  # 
 def test_operators_of_a_keyed_loop_that_were_finished_in_some_subtasks_only_do_not_emit_their_rest_twice() -> None:
     # R17: the driver ends the heads of a loop, some before a barrier and some behind it; then another parallelism
     assert run_seed(334, loops=True).violation is None
+
+
+def test_a_zombie_that_is_told_of_the_end_of_its_loop_meets_the_fence_and_leaves() -> None:
+    assert run_seed(7026, loops=True).violation is None

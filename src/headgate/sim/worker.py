@@ -62,7 +62,13 @@ class Worker(Process):
             self._link.to_driver(message)
 
     def on_message(self, message: ToWorker) -> None:
-        """Handle a message of the driver."""
+        """Handle a message of the driver; a zombie may meet the fence when it writes what the message set free."""
+        try:
+            self._handle(message)
+        except FencedError as error:
+            self.leave(str(error))
+
+    def _handle(self, message: ToWorker) -> None:
         match message:
             case network.Deployment():
                 self.generation = message.generation
