@@ -130,7 +130,9 @@ class _Nest:
                 main = records
             case Kind.MAP:
                 bad = {r: times for r, times in records.items() if spec.diverts and kinds.is_bad(r)}
-                main.update({kinds.mapped(r, name): times for r, times in records.items() if r not in bad})
+                for record, times in records.items():
+                    if record not in bad:
+                        main[kinds.mapped(record, name)] += times  # large values may become equal
                 rejected = Counter({kinds.rejected(r, name): times for r, times in bad.items()})
                 self._send(node, rejected, OutputTag.BAD_RECORDS)
             case Kind.FILTER:
