@@ -105,7 +105,6 @@ class Chain:
                 self._release(node)
             if kind in (Kind.COUNT, Kind.TALLY, Kind.VISITS):
                 sums = [kinds.summed(name, int(k), c, t) for k, (c, t) in sorted(self._keyed[name].items())]
-                self._keyed[name].clear()  # R17: it may be finished again elsewhere
                 self._emit(node.name, OutputTag.MAIN, sums)
 
     def _apply(self, node: Node, records: list[Record]) -> None:

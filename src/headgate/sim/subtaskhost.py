@@ -63,7 +63,9 @@ class SubtaskHost:
         self._chain = Chain(plan, vertex, self._outlets.send, self._outlets.write, worker.index)
         self._tracker = watermarks.WatermarkTracker(OUT_OF_ORDER_MS, None)
         if formers:
-            self._chain.restore([snapshot["state"] for snapshot in snapshots.values()])
+            # R17: where only some had finished, those have forgotten what they emitted; splits stay where they ended
+            kept = [s for s in snapshots.values() if is_finished or not inputs or not s["is_finished"]]
+            self._chain.restore([snapshot["state"] for snapshot in kept])
             self._tracker.restore(newest_times([snapshot["tracker"] for snapshot in snapshots.values()]))
         if self.head is not None:
             is_moved = any(former.parallelism != plan.parallelism for former in formers)
