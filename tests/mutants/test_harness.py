@@ -1,7 +1,6 @@
 import json
 
 import pytest
-
 from tests.mutants.harness import assert_caught, patched
 
 
