@@ -49,7 +49,7 @@ class FirstEdges:
 
         def clocked(batch: pa.RecordBatch) -> None:
             operator.process = process  # type: ignore[method-assign]
-            operator.context.metrics.add(STARTED, time.time_ns() // 1_000)
+            operator.context.metrics.add(STARTED, time.monotonic_ns() // 1_000)
             process(batch)
 
         operator.process = clocked  # type: ignore[method-assign]
@@ -138,7 +138,7 @@ def _measure(session: Any, definition: PipelineDefinition, edges: int) -> dict[s
 
     seen, ended, meter = _Seen(), [], CpuMeter()
     handle = start_pipeline(definition, spark=session, observer=seen)
-    handle.driver.result.add_done_callback(lambda _: ended.append(time.time()))
+    handle.driver.result.add_done_callback(lambda _: ended.append(time.monotonic()))
     handle.wait()
     cpu_s = meter.cpu_seconds()
     reports = handle.driver.book.reports()

@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.partition import partition
 from headgate.operators.windowplan import TumblingAggregate
@@ -75,7 +76,7 @@ class Clock:
 
 
 def opened(operator: Operator, index: int) -> tuple[Operator, Collector]:
-    context = OperatorContext("bench", "window", index, 2, 128, lambda: time.time_ns() // 1_000_000)
+    context = OperatorContext("bench", "window", index, 2, 128, SYSTEM_CLOCK.monotonic_ms)
     context.is_busy = True
     output = Collector()
     operator.open(context, output)

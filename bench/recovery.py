@@ -74,7 +74,7 @@ def _recover(handle: SparkHandle, worker: int, marks: Marks) -> dict[str, float]
     wait_for(handle, _has_first_record, "recover")
     generation = handle.driver.running_generation
     marks.clear()
-    killed_s = time.time()
+    killed_s = time.monotonic()
     os.kill(handle.driver.worker_pids()[worker], signal.SIGKILL)
     reports = wait_for(handle, lambda r: _is_new(handle, generation) and _has_first_record(r), "recover")
     times = min((_times(report) for report in reports.values()), key=lambda found: found["first_record"])
@@ -96,7 +96,7 @@ def _has_first_record(reports: Reports) -> bool:
 
 
 def _times(report: Metrics) -> dict[str, float]:
-    """Return when the worker reached each of ``STEPS``, in seconds since 1970."""
+    """Return when the worker reached each of ``STEPS``, in seconds of this machine's monotonic clock."""
     counters = _counters(report)
     return {step: counters[step] / 1e6 for step in STEPS if step in counters}
 
@@ -106,7 +106,7 @@ def _counters(report: Metrics) -> dict[str, int]:
 
 
 class Marks(SilentObserver):
-    """What the driver's process sees of a recovery, in seconds since 1970."""
+    """What the driver's process sees of a recovery, in seconds of this machine's monotonic clock."""
 
     def __init__(self) -> None:
         self.clear()
@@ -117,14 +117,14 @@ class Marks(SilentObserver):
 
     def on_restart(self, reason: str, delay_ms: int) -> None:
         """See ``Observer``."""
-        self.noticed_s = self.noticed_s or time.time()
+        self.noticed_s = self.noticed_s or time.monotonic()
 
     def attach(self, driver: Driver) -> None:
         """Listen to the driver's traffic with Spark, which no observer is told of."""
         on_job_ended, launcher = driver._on_job_ended, driver._launcher
 
         def job_ended(submission: int, error: str | None) -> None:
-            self.job_ended_s = time.time()
+            self.job_ended_s = time.monotonic()
             on_job_ended(submission, error)
 
         driver._on_job_ended = job_ended  # type: ignore[method-assign]
@@ -142,7 +142,7 @@ class TimedLauncher:
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
     ) -> None:
         """See ``runtime.driver.Launcher``."""
-        self.marks.submitted_s = time.time()
+        self.marks.submitted_s = time.monotonic()
         self.launcher.submit(submission, address, secret, ended)
 
     def cancel(self, submission: int) -> None:
@@ -166,12 +166,12 @@ class FirstRecord:
         process = operator.process
         times = {
             "loaded": self.loaded_us,
-            "deployed": time.time_ns() // 1_000,
+            "deployed": time.monotonic_ns() // 1_000,
         }
 
         def probed(batch: pa.RecordBatch) -> None:
             if times:
-                times["first_record"] = time.time_ns() // 1_000
+                times["first_record"] = time.monotonic_ns() // 1_000
                 for name, at_us in times.items():
                     operator.context.metrics.add(name, at_us)
                 operator.context.metrics.add("cpu_us", time.process_time_ns() // 1_000)
@@ -184,4 +184,4 @@ class FirstRecord:
 
 def _loaded(spec: OperatorSpec) -> FirstRecord:
     """Make the spec in a worker: the pipeline has just been loaded there."""
-    return FirstRecord(spec, time.time_ns() // 1_000)
+    return FirstRecord(spec, time.monotonic_ns() // 1_000)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark import cloudpickle
 from source_reading import context, read_all, read_over_subtasks
+from tests.clocks import HandClock
 
 from headgate.connectors.generator import Choice, Generator, GeneratorReader, RowNumber, Uniform
 from headgate.errors import CorruptionError, UsageError
@@ -61,24 +62,24 @@ def test_splits_of_the_first_start_survive_another_parallelism(polls: int, befor
 
 def test_the_rate_is_that_of_all_subtasks_together_and_missed_input_is_limited() -> None:
     # N14
-    seconds = [0.0]
+    clock = HandClock()
     source = small(rows=None, rows_per_second=1_000, batch_rows=64)
-    readers = [GeneratorReader(source, context(index, 2), lambda: seconds[0], lambda: 5.0) for index in range(2)]
+    readers = [GeneratorReader(source, context(index, 2), clock) for index in range(2)]
     delivered = [0, 0]
     for _ in range(1_000):
-        seconds[0] += 0.002
+        clock.advance(2)
         for index, reader in enumerate(readers):
             batch = reader.poll()
             delivered[index] += 0 if batch is None else batch.batch.num_rows
     assert delivered == [pytest.approx(1_000, abs=4)] * 2
     assert 0 < readers[0].wakeup_ms() <= 5
-    seconds[0] += 3_600
+    clock.advance(3_600_000)
     burst = sum(batch.batch.num_rows for _ in range(100) if (batch := readers[0].poll()) is not None)
     assert burst == 500
 
 
 def test_processing_time_is_when_the_record_was_made() -> None:
-    reader = GeneratorReader(Generator(rows=10, pool_rows=8, batch_rows=8), context(), wall_clock=lambda: 12.3456)
+    reader = GeneratorReader(Generator(rows=10, pool_rows=8, batch_rows=8), context(), HandClock(date_ms=12_345))
     rows = read_all(reader)[0]
     assert {row["ts"].timestamp() if row["ts"].tzinfo else row["ts"].microsecond for row in rows} == {345_000}
     assert list(rows[0]) == ["key", "value", "ts"]

@@ -61,8 +61,9 @@ class Harness:
         *,
         subtask: tuple[int, int] = (0, 1),
         diverts: bool = False,
+        begun_ms: int = 1_000,
     ) -> None:
-        self.now_ms = 1_000
+        self.now_ms = begun_ms
         self.out = Recorder(diverts)
         self.context = OperatorContext("p", "node", subtask[0], subtask[1], 128, lambda: self.now_ms)
         self.context.diverts = diverts

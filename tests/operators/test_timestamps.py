@@ -80,6 +80,33 @@ def test_event_time_continues_after_a_restore() -> None:
     assert restored.out.watermarks() == [499]
 
 
+@pytest.mark.parametrize("begun_ms", [0, 10**12])
+def test_after_a_restore_silence_counts_anew_whatever_the_clock_of_the_machine_says(begun_ms: int) -> None:  # W18
+    run = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100))
+    run.operator.on_splits(["a", "b"])
+    run.send(times(900), "a")
+    run.send(times(500), "b")
+    run.advance(99)
+    restored = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100), [run.snapshot()], begun_ms=begun_ms)
+    restored.operator.on_splits(["a", "b"])
+    assert restored.operator.next_tick_ms() == begun_ms + 100
+    restored.advance(99)
+    restored.send(times(950), "a")
+    assert restored.out.watermarks() == [499]
+    restored.advance(1)
+    assert restored.out.watermarks() == [499, 949], "b was silent for as long as the timeout says, and no less"
+
+
+def test_a_snapshot_holds_no_reading_of_a_clock() -> None:  # W18
+    payloads = []
+    for begun_ms in (0, 123_456, 10**12):
+        run = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100), begun_ms=begun_ms)
+        run.send(times(900), "a")
+        run.advance(50)
+        payloads.append(bytes(run.snapshot().payload))
+    assert len(set(payloads)) == 1
+
+
 def test_the_times_of_splits_move_with_them_to_another_parallelism() -> None:  # W9
     first, second = (Harness(WithTimestampsSpec("ts"), subtask=(i, 2)) for i in range(2))
     for run, split, ms in ((first, "a", 900), (first, "c", 700), (second, "b", 500)):

@@ -103,13 +103,23 @@ class ProcessLauncher:
         zygote: forks them.
         definition: what the workers run.
         faults: injected into the workers' checkpoint storage.
+        prepare: called in each worker before anything else.
         stage_attempts: as Spark retries a failed stage under the same submission.
     """
 
-    def __init__(self, zygote: Zygote, definition: Any, *, faults: Sequence[Any] = (), stage_attempts: int = 1) -> None:
+    def __init__(
+        self,
+        zygote: Zygote,
+        definition: Any,
+        *,
+        faults: Sequence[Any] = (),
+        prepare: Callable[[], None] | None = None,
+        stage_attempts: int = 1,
+    ) -> None:
         self._zygote = zygote
         self._definition = definition
         self._faults = tuple(faults)
+        self._prepare = prepare
         self._stage_attempts = stage_attempts
         self._lock = threading.RLock()
         self._stages: dict[int, Stage] = {}
@@ -171,7 +181,7 @@ class ProcessLauncher:
                 "127.0.0.1",
                 FINGERPRINT,
             )
-            self._fork(submission, WorkerCall(task, self._faults))
+            self._fork(submission, WorkerCall(task, self._faults, self._prepare))
 
     def _fork(self, submission: int, call: WorkerCall) -> None:
         pids: list[int] = []
@@ -213,10 +223,13 @@ class WorkerCall:
 
     task: Any
     faults: tuple[Any, ...]
+    prepare: Callable[[], None] | None
 
     def __call__(self) -> int:
         from headgate.runtime import worker
 
+        if self.prepare is not None:
+            self.prepare()
         if self.faults:
             from headgate.store.faulty import FaultyStorage
             from headgate.store.storage import open_storage

@@ -31,13 +31,16 @@ class Run:
         definition: PipelineDefinition,
         *,
         faults: Sequence[Any] = (),
+        prepare: Callable[[], None] | None = None,
         stage_attempts: int = 1,
     ) -> None:
         self.notes: list[str] = []
         self.restarts: list[str] = []
         self.checkpoints: list[int] = []
         self._changed = threading.Condition()
-        self.launcher = ProcessLauncher(zygote, definition, faults=faults, stage_attempts=stage_attempts)
+        self.launcher = ProcessLauncher(
+            zygote, definition, faults=faults, prepare=prepare, stage_attempts=stage_attempts
+        )
         self._before = _threads(), _sockets()
         self.driver = Driver(definition, self.launcher, self, FINGERPRINT)
         self.driver.result.add_done_callback(lambda _: self._wake())

@@ -7,14 +7,14 @@ Never computes a value while it runs: columns are slices of a pool made once fro
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.errors import CorruptionError, UsageError
 
@@ -95,8 +95,9 @@ class Generator:
         rows_per_second: over all subtasks; None is as fast as possible.
         rows: over all subtasks, then the source ends; None is without end.
         timestamp: name of the time column (``timestamp[us]``), or None for none.
-        time: ``"processing"`` is when the record was made, in whole milliseconds, and so differs after a replay;
-            ``"deterministic"`` is ``start_ms`` + record number · ``step_us``.
+        time: ``"processing"`` is when the record was made, in whole milliseconds, and so differs after a replay (the
+            date is looked at once, at the start: setting it later changes nothing); ``"deterministic"`` is
+            ``start_ms`` + record number · ``step_us``.
         splits: fixed number of splits; None is one for each subtask of the first start.
     """
 
@@ -198,10 +199,9 @@ class GeneratorReader:
         self,
         config: Generator,
         context: SourceContext,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._config, self._clock, self._wall_clock = config, clock, wall_clock
+        self._config, self._clock = config, clock
         self._schema = config.schema()
         positions = context.positions or {}
         count = config.splits or _splits_count(positions) or context.parallelism
@@ -214,7 +214,8 @@ class GeneratorReader:
         rate = config.rows_per_second
         self._rows_per_ms = None if rate is None else rate / 1_000 * len(self._splits) / count
         self._due = 0.0
-        self._counted_at = clock()
+        self._counted_at_ms = clock.monotonic_ms()
+        self._date_offset_ms = clock.wall_ms() - self._counted_at_ms  # looked at once (N14)
 
     def splits(self) -> Sequence[str]:
         """Return the splits that have not ended."""
@@ -252,7 +253,7 @@ class GeneratorReader:
 
     def _next(self, split: _Split, allowed: int) -> SourceBatch:
         rows = min(allowed, self._config.batch_rows, split.remaining())
-        now_us = int(self._wall_clock() * 1_000) * 1_000
+        now_us = (self._clock.monotonic_ms() + self._date_offset_ms) * 1_000
         batch = split.take(rows, now_us, self._schema)
         self._due -= rows
         split.is_ended = split.rows is not None and split.position >= split.rows
@@ -266,10 +267,10 @@ class GeneratorReader:
     def _allowed(self) -> int:
         if self._rows_per_ms is None:
             return self._config.batch_rows
-        now = self._clock()
-        self._due += (now - self._counted_at) * 1_000 * self._rows_per_ms
+        now_ms = self._clock.monotonic_ms()
+        self._due += (now_ms - self._counted_at_ms) * self._rows_per_ms
         self._due = min(self._due, max(self._rows_per_ms * BURST_MS_MAX, 1.0))
-        self._counted_at = now
+        self._counted_at_ms = now_ms
         return int(self._due) if self._due >= self._least() else 0
 
 

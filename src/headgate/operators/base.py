@@ -61,7 +61,8 @@ class OperatorContext:
     """What an operator may know.
 
     Attributes:
-        clock_ms: processing time, milliseconds since 1970.
+        clock_ms: processing time: milliseconds of a clock that only goes forward (``Clock.monotonic_ms``). No date; it
+            begins anew with each machine and is never part of a state (W18).
         origin: name of the split that the batch being processed came from, or of the input channel after a
             shuffle. Event-time trackers keep one watermark per origin. Written by the runtime.
         is_busy: True while the worker had no idle time lately (then buffering for throughput costs no latency

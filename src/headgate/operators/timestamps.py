@@ -1,8 +1,8 @@
 """``with_timestamps``: watermarks from a time column, and refusal of absurd times.
 
 The decisions are those of ``protocol.watermarks.WatermarkTracker`` (one origin per source split). Watermarks go out
-at most every ``PERIOD_MS`` of processing time. What counts as absurd never depends on the clock, so that a replay
-refuses the same records (W16).
+at most every ``PERIOD_MS`` of processing time, which goes by a monotonic clock and is no part of the state (W18). What
+counts as absurd never depends on the clock, so that a replay refuses the same records (W16).
 """
 
 from __future__ import annotations

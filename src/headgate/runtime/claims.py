@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate import faultpoints
+from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
@@ -59,7 +60,7 @@ def begin_generation(
         UsageError: the state does not fit the pipeline, or nothing sound can be restored.
         StorageError, FencedError
     """
-    claimed = _retrying(lambda: log.claim(owner, time.time_ns() // 1_000_000, mine))
+    claimed = _retrying(lambda: log.claim(owner, SYSTEM_CLOCK.wall_ms(), mine))
     faultpoints.reach("after-claim")
     generation = claimed.next.generation
     choice = _choose(definition, log, claimed.log)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, assert_never
 
 from headgate import faultpoints
+from headgate.clock import SYSTEM_CLOCK
 from headgate.codec import messages
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.definition import PipelineDefinition
@@ -118,7 +119,7 @@ class Coordination:
             case machine.ReserveId():
                 self._storage_pool.submit(self._reserve, effect.checkpoint)
             case machine.TriggerSources():
-                self._triggered[effect.checkpoint] = (_monotonic_ms(), time.time_ns() // 1_000_000)
+                self._triggered[effect.checkpoint] = (_monotonic_ms(), SYSTEM_CLOCK.wall_ms())
                 self._around.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint))
             case machine.DrainSources():
                 self._around.broadcast(messages.Drain(self.generation))

@@ -6,12 +6,12 @@ subtasks when every peer is connected.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pyarrow as pa
 
+from headgate.clock import Clock
 from headgate.codec.messages import Deploy
 from headgate.connectors.base import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
 from headgate.model.definition import PipelineDefinition
@@ -67,6 +67,7 @@ class Deployment:
         make_writer: Callable[[SubtaskId], SnapshotWriter],
         reports: Reports,
         budget: SpillBudget,
+        clock: Clock,
     ) -> None:
         self._definition = definition
         self._worker = worker
@@ -76,6 +77,7 @@ class Deployment:
         self._make_writer = make_writer
         self._reports = reports
         self._budget = budget
+        self._clock = clock
 
     def runners(self) -> list[SubtaskRunner]:
         """Return the subtasks of this worker, opened and restored, downstream vertices first.
@@ -184,7 +186,7 @@ class Deployment:
             subtask.index,
             plan.parallelism,
             plan.max_parallelism,
-            clock_ms=now_ms,
+            clock_ms=self._clock.monotonic_ms,
             diverts=self._definition.diverts,
             flush_ms=self._message.flush_ms,
         )
@@ -234,8 +236,3 @@ def fused_groups(vertex: Vertex, plan: Plan) -> list[list[Node]]:
             groups.append(group)
         group_of[str(node.name)] = group
     return groups
-
-
-def now_ms() -> int:
-    """Return processing time: milliseconds since 1970."""
-    return time.time_ns() // 1_000_000

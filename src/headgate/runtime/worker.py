@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.codec import messages
 from headgate.errors import BadRecord, FencedError, HeadgateError
 from headgate.model.definition import PipelineDefinition
@@ -30,7 +31,7 @@ from headgate.protocol.rounds import Probe
 from headgate.runtime.chain import NodeError
 from headgate.runtime.connection import ConnectionLost
 from headgate.runtime.control import ControlClient
-from headgate.runtime.deployment import Deployment, edge_schemas, now_ms
+from headgate.runtime.deployment import Deployment, edge_schemas
 from headgate.runtime.exchange import Exchange
 from headgate.runtime.loopheadrunner import LoopHeadRunner
 from headgate.runtime.peer import ExchangeCallbacks
@@ -92,8 +93,9 @@ class PeerLost(Exception):  # noqa: N818 - an event of the mailbox
 class Worker:
     """Runs the subtasks of one worker until it is told to stop."""
 
-    def __init__(self, task: WorkerTask) -> None:
+    def __init__(self, task: WorkerTask, clock: Clock = SYSTEM_CLOCK) -> None:
         self._task = task
+        self._clock = clock
         self._mail: deque[messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException] = deque()
         self._wake = threading.Event()
         self._generation = Generation(0)
@@ -216,6 +218,7 @@ class Worker:
             lambda s: self._snapshot_writer(s, to),
             self,
             self._budget,
+            self._clock,
         )
         self._runners = deployment.runners()
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
@@ -240,7 +243,7 @@ class Worker:
             for runner in runners:  # downstream first: drain before producing more
                 if runner.step():
                     did = True
-            now = now_ms()
+            now = self._clock.monotonic_ms()  # W18
             for runner in runners:
                 runner.tick(now)
             if not did:

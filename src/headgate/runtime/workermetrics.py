@@ -24,7 +24,7 @@ class WorkerMetrics:
     def __init__(self) -> None:
         self._since_ns = 0
         self._slept_ns = 0
-        self._reported_ms = 0
+        self._reported_ms: int | None = None
         self._alignments: list[AlignmentMetrics] = []
 
     def start(self, at_ns: int) -> None:
@@ -42,7 +42,7 @@ class WorkerMetrics:
 
     def is_due(self, now_ms: int, period_ms: int) -> bool:
         """Whether the next report is due; it counts as made."""
-        if now_ms - self._reported_ms < period_ms:
+        if self._reported_ms is not None and now_ms - self._reported_ms < period_ms:
             return False
         self._reported_ms = now_ms
         return True
@@ -70,7 +70,7 @@ class WorkerMetrics:
             for runner in runners
             for link in runner.chain.links
         ]
-        gauges = {"wall_s": time.time()}
+        gauges = {"clock_s": time.monotonic()}
         for runner in runners:
             if isinstance(runner, LoopHeadRunner):
                 gauges |= {f"{LOOP_PREFIX}{runner.subtask.vertex}/{name}": v for name, v in runner.gauges().items()}

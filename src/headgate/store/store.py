@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import sqlalchemy as sa
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.store import tables as t
 from headgate.store.catalogue import Catalogue
@@ -57,7 +57,7 @@ class Store:
         self.root = root
         self._storage = storage
         self._catalogue = Catalogue(Path(root) / "catalogue.sqlite")
-        self._transactions = TransactionLog(self._catalogue, storage, _now_ms)
+        self._transactions = TransactionLog(self._catalogue, storage, SYSTEM_CLOCK.wall_ms)
 
     @classmethod
     def open(cls, root: str | Path | None = None, *, storage: Storage | None = None) -> Store:
@@ -119,7 +119,9 @@ class Store:
         """
         wanted = StreamDefinition(name, schema, segments, routing_key).checked()
         with self._catalogue.write() as connection:
-            return insert_stream(connection, wanted, _now_ms(), if_not_exists=if_not_exists, where=self.root)
+            return insert_stream(
+                connection, wanted, SYSTEM_CLOCK.wall_ms(), if_not_exists=if_not_exists, where=self.root
+            )
 
     def list_streams(self, scope: str = "") -> list[StreamInfo]:
         """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``."""
@@ -267,7 +269,3 @@ class Store:
 @functools.cache
 def _shared(root: str) -> Store:
     return Store.open(root)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

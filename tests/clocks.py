@@ -1,0 +1,23 @@
+"""A clock that a test sets by hand."""
+
+from __future__ import annotations
+
+
+class HandClock:
+    """A ``headgate.clock.Clock``: ``passed_ms`` goes forward only, ``date_ms`` wherever the test likes."""
+
+    def __init__(self, passed_ms: int = 0, date_ms: int = 1_700_000_000_000) -> None:
+        self.passed_ms = passed_ms
+        self.date_ms = date_ms
+
+    def monotonic_ms(self) -> int:
+        return self.passed_ms
+
+    def wall_ms(self) -> int:
+        return self.date_ms
+
+    def advance(self, by_ms: int, *, date_step_ms: int = 0) -> None:
+        """Let ``by_ms`` pass; somebody sets the date by ``date_step_ms`` meanwhile."""
+        assert by_ms >= 0
+        self.passed_ms += by_ms
+        self.date_ms += by_ms + date_step_ms
