@@ -26,6 +26,7 @@ SPECS = [
     "restart",
     "state",
     "loops",
+    "security",
 ]
 _RULE = re.compile(r"^- \*\*([A-Z]+\d+)\*\* (.*)$", re.MULTILINE)
 _TEST = re.compile(r"`(test_\w+)`")

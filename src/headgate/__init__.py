@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headgate.api.dataframes import DataFrameSource
     from headgate.api.keyed import KeyedStream, WindowedStream
     from headgate.api.pipeline import Pipeline
+    from headgate.api.security import Security
     from headgate.api.stream import Stream
     from headgate.api.windows import Session, Sliding, Tumbling
     from headgate.connectors.files import JsonLines, TextFiles
@@ -74,6 +75,7 @@ _HOMES = {
     "headgate.api.dataframes": ("DataFrameSource",),
     "headgate.api.keyed": ("KeyedStream", "WindowedStream"),
     "headgate.api.pipeline": ("Pipeline",),
+    "headgate.api.security": ("Security",),
     "headgate.api.stream": ("Stream",),
     "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
     "headgate.connectors.files": ("JsonLines", "TextFiles"),
@@ -144,6 +146,7 @@ __all__ = [
     "ProtocolViolation",
     "RowNumber",
     "RunResult",
+    "Security",
     "Session",
     "Sliding",
     "StateHandle",

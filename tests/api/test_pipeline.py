@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle  # noqa: TID251 - what Spark does with user code
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api import pipeline as pipeline_module
 from headgate.model import config as model
+from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import NodeName
 from headgate.operators import badrecords
 
@@ -166,3 +169,27 @@ def test_restart_strategies_are_translated_into_milliseconds() -> None:
         1_000, 300_000, 3.0, 600_000, 0.2, 4
     )
     assert hg.Checkpointing(interval=None).to_config().interval_ms == 0
+
+
+# SE3
+def test_the_checkpoint_directory_is_made_for_whom_the_user_wants(tmp_path: Path) -> None:
+    def started(name: str, access: str) -> int:
+        pipeline = hg.Pipeline(
+            name, checkpointing=hg.Checkpointing(dir=tmp_path / name), security=hg.Security(access=access)
+        )
+        pipeline_module._make_checkpoint_directory(hello(pipeline).config)
+        return stat.S_IMODE((tmp_path / name).stat().st_mode)
+
+    assert started("private", "owner") == 0o700
+    assert started("shared", "group") == 0o2770
+    with pytest.raises(hg.UsageError, match="is not shared with its group"):
+        started("private", "group")
+    with pytest.raises(hg.UsageError, match="security access must be 'owner' or 'group', not 'everybody'"):
+        hg.Security(access="everybody")
+    with pytest.raises(hg.UsageError, match=r"security= must be headgate.Security\(...\), not 'group'"):
+        hg.Pipeline("p", security="group")  # type: ignore[arg-type]
+
+
+def hello(pipeline: hg.Pipeline) -> PipelineDefinition:
+    pipeline.source(hg.FromRows([{"n": 1}])).sink(hg.Discard())
+    return pipeline.definition()

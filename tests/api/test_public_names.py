@@ -12,8 +12,8 @@ BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchSt
 Checkpointing Choice CorruptionError DataFrameSource DeadLetter Discard ExponentialDelay Fail FailureRate FencedError
 FileSink FixedDelay FromRows Generator HeadgateError JsonLines KeyedStream Keys ListState MapState NoRestart
 ParquetFiles Pipeline PipelineFailed PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress
-ProtocolViolation RowNumber RunResult Session Sliding StateHandle StorageError Store Stream StreamSink StreamSource
-TextFiles Tumbling Uniform UsageError ValueState WindowedStream __version__
+ProtocolViolation RowNumber RunResult Security Session Sliding StateHandle StorageError Store Stream StreamSink
+StreamSource TextFiles Tumbling Uniform UsageError ValueState WindowedStream __version__
 """
 
 

@@ -70,3 +70,13 @@ def test_an_unwritable_directory_is_missing(tmp_path: Path) -> None:
     assert finding.verdict is Verdict.MISSING
     assert "choose another one" in finding.sentence
     assert os.listdir(tmp_path) == ["file"]
+
+
+# SE6
+def test_a_directory_that_others_can_read_is_a_warning_with_the_way_out(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    found = doctor.check_directory("store directory", str(tmp_path))
+    assert found.verdict is Verdict.WARNING
+    assert f"other users can read it; 'chmod -R go= {tmp_path}' keeps them out." in found.sentence
+    below = doctor.check_directory("store directory", str(tmp_path / "not-there-yet"))
+    assert below.verdict is Verdict.OK

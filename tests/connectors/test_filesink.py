@@ -117,7 +117,7 @@ def faulty_committer(
     monkeypatch: pytest.MonkeyPatch, sink: FileSink, *faults: Fault
 ) -> tuple[filecommit.FileCommitter, Storage]:
     faulty = FaultyStorage(open_storage(sink.url), faults)
-    monkeypatch.setattr(filesink, "open_storage", lambda url: faulty)
+    monkeypatch.setattr(filesink, "open_storage", lambda url, access: faulty)
     committer = sink.open_committer("p", "out", Generation(1))
     assert isinstance(committer, filecommit.FileCommitter)
     return committer, faulty
@@ -143,7 +143,7 @@ def test_prepare_can_be_repeated_after_an_error(tmp_path: Path, monkeypatch: pyt
     # D2
     sink = FileSink(tmp_path, buffer_bytes=1, file_bytes=30)
     faulty = FaultyStorage(open_storage(sink.url), [Fault(FaultKind.NO_SPACE, "put", first=2)])
-    monkeypatch.setattr(filesink, "open_storage", lambda url: faulty)
+    monkeypatch.setattr(filesink, "open_storage", lambda url, access: faulty)
     writer = sink.open(context())
     for number in range(5):
         writer.write(batch(number))

@@ -27,6 +27,7 @@ from headgate.api.describe import describe_plan
 from headgate.api.notyet import not_there_yet
 from headgate.api.placed import CapturableSource, PlacedSink, PlacedSource
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
+from headgate.api.security import Security
 from headgate.api.stream import Stream
 from headgate.connectors.base import Source
 from headgate.errors import UsageError
@@ -44,6 +45,8 @@ from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
 from headgate.operators import badrecords
 from headgate.operators.types import canonical_schema
+from headgate.runtime.pipelinelock import local_path
+from headgate.store.roots import make_root
 
 PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
@@ -70,6 +73,7 @@ class Pipeline:
         state_backend: str = "memory",
         loop_memory_bytes: int = LOOP_MEMORY_BYTES,
         loop_disk_bytes_max: int = LOOP_DISK_BYTES_MAX,
+        security: Security | None = None,
     ) -> None:
         """Configure; nothing is started or written.
 
@@ -85,6 +89,7 @@ class Pipeline:
             loop_memory_bytes: what the loops of one worker keep in memory of the records that circulate; beyond it
                 they go to disk, and new input of the loops waits.
             loop_disk_bytes_max: what they may take on disk; beyond it the pipeline fails.
+            security: who may read what the pipeline writes; default is ``Security()``.
 
         Raises:
             UsageError: a value is wrong.
@@ -104,6 +109,7 @@ class Pipeline:
             loop_memory_bytes=_bytes(loop_memory_bytes, "loop_memory_bytes"),
             loop_disk_bytes_max=_bytes(loop_disk_bytes_max, "loop_disk_bytes_max"),
         )
+        self._security = _instance(security or Security(), Security, "security").to_config()
         self._builder = GraphBuilder()
 
     def __repr__(self) -> str:
@@ -150,6 +156,7 @@ class Pipeline:
             restart=self._restart,
             on_damaged=self._on_damaged,
             runtime=self._runtime,
+            security=self._security,
         )
         graph = _placed(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
@@ -187,6 +194,7 @@ class Pipeline:
         from headgate.spark.session import start_pipeline
 
         definition = self.definition(self._parallelism or _slots(master, spark))
+        _make_checkpoint_directory(definition.config)
         for node in definition.graph.nodes:
             if isinstance(node.spec, CapturableSource):
                 spark = node.spec.capture() or spark
@@ -222,6 +230,23 @@ def _placed(graph: Graph, config: PipelineConfig) -> Graph:
             node = replace(node, spec=node.spec.at(config.checkpoint_root, config.name, str(node.name)))
         nodes.append(node)
     return Graph(tuple(nodes))
+
+
+def _make_checkpoint_directory(config: PipelineConfig) -> None:
+    """Make it for whom the user wants, before anything is written there.
+
+    Raises:
+        UsageError: it cannot be made, or exists and is not shared as the user wants.
+    """
+    directory = local_path(config.checkpoint_root)
+    if directory is None:
+        return
+    try:
+        make_root(directory, config.security.access, "checkpoint directory")
+    except OSError as error:
+        raise UsageError(
+            f"checkpoint directory {directory} cannot be created ({error.strerror}); choose a writable directory"
+        ) from error
 
 
 def _with_captured(definition: PipelineDefinition) -> PipelineDefinition:

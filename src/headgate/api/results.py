@@ -38,7 +38,7 @@ class ResultSink:
 
     def at(self, root: str, pipeline: str, node: str) -> Sink:
         """See ``PlacedSink``."""
-        return FileSink(place(root, pipeline, RESULTS, node), "parquet")
+        return FileSink.within(place(root, pipeline, RESULTS, node), "parquet")
 
     def check(self, schema: pa.Schema) -> None:
         """Every canonical schema can be Parquet."""

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
+from headgate.store.access import is_open_to_others
 
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
@@ -191,4 +192,8 @@ def check_directory(subject: str, location: str) -> Finding:
     text = f"{absolute}, {free / (1 << 30):.1f} GB free"
     if free < DISK_FREE_MIN_BYTES:
         return Finding(subject, Verdict.WARNING, f"{text}: make at least 1 GB free.")
+    if existing == Path(absolute) and is_open_to_others(existing):
+        return Finding(
+            subject, Verdict.WARNING, f"{text}: other users can read it; 'chmod -R go= {absolute}' keeps them out."
+        )
     return Finding(subject, Verdict.OK, text)

@@ -20,6 +20,9 @@ from headgate.connectors.filecommit import FileCommitter, refuse_if_fenced
 from headgate.connectors.filelayout import STAGING, SinkIdentity, StagedFile, digest, encode_files
 from headgate.errors import StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.security import Access
+from headgate.store.access import access_in
+from headgate.store.roots import checked_access
 from headgate.store.storage import Storage, open_storage
 
 BUFFER_BYTES = 16 << 20
@@ -47,6 +50,7 @@ class FileSink:
         prefix: str = "part",
         buffer_bytes: int = BUFFER_BYTES,
         file_bytes: int = FILE_BYTES,
+        access: str = Access.UMASK.value,
     ) -> None:
         """Configure.
 
@@ -56,9 +60,11 @@ class FileSink:
             prefix: what the files' names begin with.
             buffer_bytes: memory per subtask before records go to a temporary file.
             file_bytes: Arrow bytes after which a transaction continues in another file.
+            access: who may read the files in a local directory: "umask", like those of any program; "owner", only
+                this user; "group", also the directory's group.
 
         Raises:
-            UsageError: the format is unknown, or the prefix would hide the files.
+            UsageError: the format or the access is unknown, or the prefix would hide the files.
         """
         if format not in FORMATS:
             raise UsageError(f"FileSink(format={format!r}) must be one of {', '.join(FORMATS)}")
@@ -68,6 +74,14 @@ class FileSink:
         self.url = text if "://" in text else str(Path(text).expanduser().absolute())
         self._format, self._prefix = format, prefix
         self._buffer_bytes, self._file_bytes = buffer_bytes, file_bytes
+        self._access: Access | None = checked_access(access, "FileSink(access=)", *Access)
+
+    @classmethod
+    def within(cls, directory: str, format: FileFormat) -> FileSink:
+        """Return a sink below a directory of Headgate's own, which says who may read the files (SE2)."""
+        sink = cls(directory, format)
+        sink._access = None
+        return sink
 
     def __repr__(self) -> str:
         return f"FileSink({self.url!r}, {self._format!r})"
@@ -79,7 +93,7 @@ class FileSink:
             UsageError
         """
         check_format(self._format, schema)
-        storage = open_storage(self.url)
+        storage = self._storage()
         try:
             storage.put(_PROBE, [b""])
             storage.delete(_PROBE)
@@ -90,11 +104,14 @@ class FileSink:
         """Return a live writer."""
         identity = SinkIdentity(context.pipeline, context.node)
         names = FileNames(identity, self._prefix, context.subtask_index, context.generation, self._format)
-        return FileWriter(open_storage(self.url), names, context.schema, self._buffer_bytes, self._file_bytes)
+        return FileWriter(self._storage(), names, context.schema, self._buffer_bytes, self._file_bytes)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return the committer of one generation."""
-        return FileCommitter(open_storage(self.url), SinkIdentity(pipeline, node), generation)
+        return FileCommitter(self._storage(), SinkIdentity(pipeline, node), generation)
+
+    def _storage(self) -> Storage:
+        return open_storage(self.url, self._access or access_in(Path(self.url)))
 
 
 class FileNames:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from headgate.errors import UsageError
 from headgate.model.keygroups import MAX_PARALLELISM_DEFAULT
+from headgate.model.security import SecurityConfig
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*$")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -151,3 +152,4 @@ class PipelineConfig:
     restart: RestartStrategy = field(default_factory=ExponentialDelay)
     on_damaged: DamagedCheckpoint = DamagedCheckpoint.PREVIOUS
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)

@@ -20,6 +20,9 @@ from typing import IO
 
 from headgate.codec.lockholder import LockHolder, decode_holder, encode_holder
 from headgate.errors import UsageError
+from headgate.model.security import Access
+from headgate.store.access import access_in, open_lock
+from headgate.store.local import make_directories
 
 LOCK_NAME = "lock"
 
@@ -54,8 +57,8 @@ class PipelineLock:
         if local is None:
             return cls(None)
         directory = local / pipeline
-        directory.mkdir(parents=True, exist_ok=True)
-        file = open(directory / LOCK_NAME, "ab+", buffering=0)  # noqa: SIM115 - held as long as the pipeline runs
+        make_directories(directory, access_in(directory) if local.is_dir() else Access.OWNER)
+        file = os.fdopen(open_lock(directory / LOCK_NAME), "ab+", buffering=0)  # held as long as the pipeline runs
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

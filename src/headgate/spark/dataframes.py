@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from headgate.errors import StorageError, UsageError
 from headgate.operators.types import canonical_schema
+from headgate.store.access import access_in, restrict
+from headgate.store.local import make_directories
 
 CAPTURED = "_SUCCESS"
 """Spark's committer writes it when all files are in place."""
@@ -54,11 +56,12 @@ def capture(dataframe: Any, directory: str) -> None:
     if (target / CAPTURED).exists():
         return
     shutil.rmtree(target, ignore_errors=True)  # what a start that was interrupted left
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_directories(target.parent, access_in(target.parent))
     try:
         dataframe.write.option("compression", "snappy").parquet(target.as_uri())
     except (PySparkException, Py4JJavaError) as error:
         raise StorageError("capture a DataFrame in", directory, str(error).split("\n", 1)[0], False) from error
+    restrict(target)  # Hadoop has a umask of its own
 
 
 def read_parquet(session: Any, files: Sequence[str], schema: pa.Schema) -> Any:

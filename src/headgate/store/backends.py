@@ -9,6 +9,7 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from headgate.errors import UsageError
+from headgate.model.security import Access
 from headgate.store.local import LocalStorage
 from headgate.store.memory import memory_storage
 from headgate.store.objectstore import ObjectStorage
@@ -19,7 +20,7 @@ OBSTORE_PREFIX = "obstore+"
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
 
-def open_backend(url: str) -> Storage:
+def open_backend(url: str, access: Access | None = None) -> Storage:
     """Return the storage at ``url`` (see ``storage.open_storage``).
 
     ``obstore+file:///dir`` and ``obstore+memory:///`` take obstore's own stores instead of ours.
@@ -31,12 +32,12 @@ def open_backend(url: str) -> Storage:
     if match is None:
         if not url:
             raise UsageError("storage location is empty; give a directory or a URL such as s3://bucket/path")
-        return LocalStorage(url)
+        return LocalStorage(url, access)
     scheme = match.group(1).lower()
     if scheme.startswith(OBSTORE_PREFIX):
         return ObjectStorage(url[len(OBSTORE_PREFIX) :])
     if scheme == "file":
-        return LocalStorage(_file_path(url))
+        return LocalStorage(_file_path(url), access)
     if scheme == "memory":
         return memory_storage(url[len("memory://") :])
     if scheme in OBJECT_SCHEMES:

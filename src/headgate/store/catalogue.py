@@ -20,6 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.store.access import access_in, open_created, open_lock
 from headgate.store.tables import CATALOGUE_VERSION, meta, metadata
 
 BUSY_TIMEOUT_S = 60.0
@@ -46,8 +47,10 @@ class Catalogue:
         self._tail: Any = None
         self._engine = _engine(path)
         try:
-            with open(path.with_suffix(".lock"), "a") as lock:
+            with os.fdopen(open_lock(path.with_suffix(".lock")), "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)  # two first openers: switching to WAL does not wait by itself
+                # SQLite gives its other files (-wal, -shm) the mode of this one.
+                os.close(open_created(path, os.O_RDWR | os.O_CREAT, access_in(path.parent)))
                 with self.write() as connection:
                     self._prepare(connection)
         except OSError as error:

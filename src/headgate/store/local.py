@@ -16,6 +16,8 @@ from pathlib import Path
 
 from headgate import faultpoints
 from headgate.errors import StorageError, UsageError
+from headgate.model.security import Access
+from headgate.store.access import access_in, make_directory, open_created
 from headgate.store.paths import TEMP_PREFIX, checked_path, checked_prefix
 from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage
 
@@ -41,13 +43,13 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def make_directories(path: Path) -> None:
-    """Create ``path`` and its missing parents, durably."""
+def make_directories(path: Path, access: Access = Access.OWNER) -> None:
+    """Create ``path`` and its missing parents for ``access``, durably."""
     if path.is_dir():
         return
-    make_directories(path.parent)
+    make_directories(path.parent, access)
     with contextlib.suppress(FileExistsError):
-        path.mkdir()
+        make_directory(path, access)
         sync_directory(path.parent)
 
 
@@ -68,15 +70,20 @@ def write_fully(descriptor: int, parts: Sequence[Bytes]) -> None:
 class LocalStorage:
     """The files below ``root``."""
 
-    def __init__(self, root: str | Path) -> None:
+    def __init__(self, root: str | Path, access: Access | None = None) -> None:
         """Create ``root`` when it is missing.
+
+        Args:
+            root: the directory.
+            access: who may read what is written; default: what ``root`` says (SE2), its owner when it is missing.
 
         Raises:
             UsageError: it cannot be created or is not a directory.
         """
         self._root = Path(root).expanduser().absolute()
         try:
-            make_directories(self._root)
+            make_directories(self._root, access or Access.OWNER)
+            self._access = access or access_in(self._root)
         except OSError as error:
             raise UsageError(
                 f"storage directory {self._root} cannot be created ({error.strerror}); choose a writable directory"
@@ -181,7 +188,7 @@ class LocalStorage:
         with self._errors("rename", source):
             if not old.is_file():
                 raise NotFound(source)
-            make_directories(new.parent)
+            make_directories(new.parent, self._access)
             try:
                 os.link(old, new)
             except FileExistsError:
@@ -222,7 +229,7 @@ class LocalStorage:
     def _written(self, target: Path, parts: Sequence[Bytes]) -> Iterator[Path]:
         """Yield a synced temporary file beside ``target``; it is gone afterwards, whatever happens."""
         temp = target.parent / f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
-        descriptor = _create(temp)
+        descriptor = _create(temp, self._access)
         try:
             try:
                 write_fully(descriptor, parts)
@@ -235,14 +242,14 @@ class LocalStorage:
                 os.unlink(temp)
 
 
-def _create(temp: Path) -> int:
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+def _create(temp: Path, access: Access) -> int:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
     for _ in range(MKDIR_TRIES_MAX):
         try:
-            return os.open(temp, flags, 0o644)
+            return open_created(temp, flags, access)
         except FileNotFoundError:
-            make_directories(temp.parent)
-    return os.open(temp, flags, 0o644)
+            make_directories(temp.parent, access)
+    return open_created(temp, flags, access)
 
 
 def _raise_unless_absent(error: OSError) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from headgate.model.security import Access
+
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -77,12 +79,14 @@ class Storage(Protocol):
         """
 
 
-def open_storage(url: str) -> Storage:
+def open_storage(url: str, access: Access | None = None) -> Storage:
     """Return the storage at ``url``: a path, ``file://…``, ``memory://name``, ``s3://`` and the like.
+
+    ``access`` says who may read what is written to a local directory (default: see ``local.LocalStorage``).
 
     Raises:
         UsageError: the URL's scheme is unknown, or the directory cannot be created.
     """
     from headgate.store.backends import open_backend
 
-    return open_backend(url)
+    return open_backend(url, access)

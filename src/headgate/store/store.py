@@ -16,12 +16,15 @@ import sqlalchemy as sa
 
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
+from headgate.model.security import Access
 from headgate.store import tables as t
+from headgate.store.access import access_in
 from headgate.store.catalogue import Catalogue
 from headgate.store.chunks import delete_quietly
 from headgate.store.fsck import Problem, check_store
-from headgate.store.local import LocalStorage, make_directories
+from headgate.store.local import LocalStorage
 from headgate.store.reader import SegmentReader
+from headgate.store.roots import checked_access, make_root
 from headgate.store.storage import Storage
 from headgate.store.streams import (
     StreamDefinition,
@@ -60,25 +63,30 @@ class Store:
         self._transactions = TransactionLog(self._catalogue, storage, SYSTEM_CLOCK.wall_ms)
 
     @classmethod
-    def open(cls, root: str | Path | None = None, *, storage: Storage | None = None) -> Store:
+    def open(
+        cls, root: str | Path | None = None, *, storage: Storage | None = None, access: str = Access.OWNER.value
+    ) -> Store:
         """Open the store at ``root`` (see ``store_root``), creating it when there is none.
 
         Args:
             root: its directory.
             storage: where chunks go instead of ``<root>/chunks`` (tests).
+            access: of a store that does not exist yet: "owner", or "group" to share it with the directory's group.
 
         Raises:
-            UsageError: it cannot be created, or a newer release wrote it.
+            UsageError: it cannot be created, is not shared although it should be, or a newer release wrote it.
         """
         directory = store_root(root)
+        wanted = checked_access(access, "Store.open(access=)", Access.OWNER, Access.GROUP)
         try:
-            make_directories(Path(directory))
+            make_root(Path(directory), wanted, "stream store")
         except OSError as error:
             raise UsageError(
                 f"stream store directory {directory} cannot be created ({error.strerror}); set {ROOT_VARIABLE} "
                 "to a writable directory"
             ) from error
-        return cls(directory, storage if storage is not None else LocalStorage(Path(directory) / "chunks"))
+        chunks = Path(directory) / "chunks"
+        return cls(directory, storage if storage is not None else LocalStorage(chunks, access_in(chunks)))
 
     @staticmethod
     def shared(root: str | Path | None = None) -> Store:
