@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,9 @@ def test_a_dataframe_is_read_once_and_its_results_are_a_polars_frame(spark: Any,
     assert found["total"].sum() == 900 * 899 // 2
     captured = tmp_path / "collected" / "inputs" / "source"
     before = sorted(path.name for path in captured.iterdir())
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "collected").rglob("*")}
+    wrong = {path: oct(mode) for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)}
+    assert wrong == {}  # SE5
     again = counted("collected", dataframe.limit(1), tmp_path).collect()
     assert again.height == 6, "a pipeline that has finished keeps its result"
     assert sorted(path.name for path in captured.iterdir()) == before

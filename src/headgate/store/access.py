@@ -83,7 +83,7 @@ def make_directory(path: Path, access: Access) -> None:
 
 
 def restrict(tree: Path) -> None:
-    """Give everything below and at ``tree`` that this user owns the modes of the directory that ``tree`` is in (SE5)."""
+    """Give what this user owns of ``tree`` the modes of the directory that it is in (SE5)."""
     access = access_in(tree.parent)
     for directory, _, names in os.walk(tree):
         for path, mode in [(directory, DIRECTORY_MODES[access])] + [
