@@ -19,6 +19,7 @@ SPECS = [
     "subtask",
     "coordinator",
     "recovery",
+    "lives",
     "supervision",
     "two-phase-commit",
     "plan",

@@ -87,7 +87,10 @@ def test_prepared_transactions_are_shown_and_can_be_forgotten(root: Path) -> Non
         transaction.prepare()
     assert "p/sink/checkpoint-1" in run("describe", "log")
     assert "prepared transaction" in run("seal", "log", code=2)
-    run("forget", "p/sink", "--yes")
+    assert "has it" in run("forget", "p/sink", "--yes")
+    assert "prepared transaction" in run("seal", "log", code=2), "forgetting removes nothing"
+    assert "1 prepared transactions are aborted" in run("forget", "p/sink", "--yes", "--abort-prepared")
+    assert "no pipeline has written" in run("forget", "p/sonk", "--yes", code=2)
     run("seal", "log")
     assert "0 problems, 0 notes" in run("check")
 

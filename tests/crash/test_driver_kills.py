@@ -21,6 +21,7 @@ ROWS = 24_000
 
 DRIVER_POINTS = {
     "in-put-if-absent": 1,
+    "after-life": 1,
     "after-claim": 1,
     "before-ack": 3,
     "before-manifest": 1,

@@ -9,6 +9,8 @@ import pytest
 from storing import KEYED, STREAM, drain, drained, keyed
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
+from headgate.model.ids import Generation
+from headgate.model.life import Life, Owner
 from headgate.protocol.transactions import Status
 from headgate.store import transactions
 from headgate.store.faulty import Fault, FaultKind, FaultyStorage
@@ -279,15 +281,40 @@ def test_old_outcomes_are_forgotten_and_then_unknown(store: Store, monkeypatch: 
     assert len(drained(store)) == 7
 
 
-def test_a_forgotten_owner_begins_anew(store: Store) -> None:
+LIFE, OTHER = Life("a", "/a", "h", 1), Life("b", "/b", "h", 2)
+
+
+def test_an_owner_is_one_life_until_it_is_forgotten(store: Store) -> None:  # LV3, LV4
+    assert store.owner("p/sink") == Owner()
+    assert store.own("p/sink", LIFE) == store.own("p/sink", LIFE) == Owner(LIFE)
+    prepared(store, "t", ("a", 1), epoch=7)
+    assert store.own("p/sink", OTHER) == Owner(LIFE, Generation(7))
+    assert store.forget_owner("p/sink") == Owner(LIFE, Generation(7))
+    assert store.owner("p/sink") == Owner(None, Generation(7), is_forgotten=True)
+    assert store.own("p/sink", OTHER) == Owner(OTHER, Generation(7))
+    assert store.own("q/sink", LIFE) == Owner(LIFE)
+
+
+def test_forgetting_an_owner_removes_nothing_and_keeps_its_fence(store: Store) -> None:  # LV4
     prepared(store, "t", ("a", 1), epoch=7)
     prepared(store, "u", ("b", 2), epoch=7)
     commit(store, "u", epoch=7)
-    assert store.forget_owner("p/sink") == 1
-    prepared(store, "u", ("c", 3), epoch=1)
-    commit(store, "u", epoch=1)
-    assert drained(store) == [("b", 2), ("c", 3)]
+    store.forget_owner("p/sink")
+    assert statuses(store) == {"t": "prepared", "u": "committed"}
+    with pytest.raises(FencedError):
+        prepared(store, "v", ("c", 3), epoch=6)
+    commit(store, "t", epoch=7)
+    assert sorted(drained(store)) == [("a", 1), ("b", 2)]
     assert store.fsck() == []
+
+
+def test_what_an_owner_prepared_is_aborted_when_somebody_asks_for_it(store: Store) -> None:
+    prepared(store, "t", ("a", 1), epoch=7)
+    prepared(store, "u", ("b", 2), epoch=7)
+    commit(store, "u", epoch=7)
+    assert store.abort_prepared("p/sink") == 1
+    assert statuses(store) == {"t": "aborted", "u": "committed"}
+    assert store.abort_prepared("p/sink") == 0
 
 
 def test_list_by_owner_and_prefix(store: Store) -> None:

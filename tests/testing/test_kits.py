@@ -14,11 +14,12 @@ from headgate.connectors.filelayout import SinkIdentity
 from headgate.connectors.filesink import FileSink
 from headgate.connectors.memory import FromRows
 from headgate.model.ids import Generation
+from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.protocol.commit import CommitPermit
 from headgate.store.storage import open_storage
 from headgate.testing import Collect, check_sink, check_source
-from headgate.testing.sinkkit import Target
+from headgate.testing.sinkkit import Target, check_owner
 
 
 class ForgetsPositions(FromRows):
@@ -114,6 +115,26 @@ def test_broken_sinks_are_caught(tmp_path: Path, committer: type[FileCommitter])
 
     with pytest.raises(AssertionError):
         check_sink(fresh, rescales=[(2, 2)], overlaps=[1], rows=[4])
+
+
+class ForgetsItsOwner(Collect):
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        super().own(pipeline, node, life)
+        return Owner(life)
+
+
+class SharesItsOwner(Collect):
+    def owner(self, pipeline: str, node: str) -> Owner:
+        return super().owner(pipeline, "sink")
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"), [(ForgetsItsOwner, "takes a second life"), (SharesItsOwner, "another sink has the same owner")]
+)
+def test_sinks_with_a_bad_memory_are_caught(tmp_path: Path, sink: type[Collect], message: str) -> None:  # LV3
+    made = sink(tmp_path)
+    with pytest.raises(AssertionError, match=message):
+        check_owner(Target(made, made.rows))
 
 
 def test_collect_reads_what_was_committed(tmp_path: Path) -> None:

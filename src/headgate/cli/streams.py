@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
+from headgate.cli.sinks import belongs_to
 from headgate.cli.streams_text import batch_of_json, batch_of_lines, line_blocks, parse_columns, text_lines
 from headgate.errors import HeadgateError, UsageError
 from headgate.store.schemas import TEXT_SCHEMA
@@ -239,16 +240,27 @@ def delete(
 @app.command("forget")
 def forget(
     owner: Annotated[str, typer.Argument(help="PIPELINE/SINK, as in the error message.")],
+    abort_prepared: Annotated[
+        bool, typer.Option("--abort-prepared", help="Abort what it has prepared and not committed, at once.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     store: StoreOption = None,
 ) -> None:
-    """Let a pipeline whose checkpoints were deleted begin anew: drop its fence and undecided transactions."""
+    """Let a pipeline begin anew in front of its stream, after its checkpoints were removed.
+
+    The store forgets which checkpoints the sink belongs to; the next start of a pipeline of that name has it. All
+    events stay. What the former one had prepared and not committed is aborted by that start, or with --abort-prepared.
+    """
     with opened(store) as opened_store:
-        waiting = sum(not x.status.is_terminal for x in opened_store.list_transactions(owner=owner))
+        found = opened_store.owner(owner)
+        if not found.generation and found.life is None:
+            raise UsageError(f"no pipeline has written to {opened_store.root} as '{owner}'")
         if not yes:
-            typer.confirm(f"Forget {owner} and abort {waiting} prepared transactions?", abort=True)
+            typer.confirm(f"Forget that {owner} {belongs_to(found)}?", abort=True)
         opened_store.forget_owner(owner)
-        typer.echo(f"{owner} is forgotten")
+        if abort_prepared:
+            typer.echo(f"{opened_store.abort_prepared(owner)} prepared transactions are aborted")
+        typer.echo(f"{owner} is forgotten: the next start of that pipeline has it")
 
 
 @app.command("check")

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.protocol.commit import CommitPermit
 
@@ -171,6 +172,32 @@ class Sink(Protocol):
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return the committer of this sink for one generation of the pipeline."""
+
+
+@runtime_checkable
+class OwnedSink(Sink, Protocol):
+    """A sink whose target remembers which life of the pipeline writes to it (docs/spec/lives.md).
+
+    Optional: a sink without these methods is not asked, and cannot tell a pipeline that starts over from one that
+    goes on. All calls come from the driver, before a generation is claimed, and may be repeated.
+    """
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """Return what the target remembers; ``Owner()`` when it knows nothing of this sink. Changes nothing.
+
+        Raises:
+            StorageError
+        """
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """Remember ``life`` durably, in one step, if ``protocol.lives.may_own``; return who owns the target then.
+
+        Raises:
+            StorageError: the caller repeats it.
+        """
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """Return what a user does so that the target lets the next life have it, such as a command."""
 
 
 def owner_of_split(index: int, parallelism: int) -> int:

@@ -48,7 +48,12 @@ class FileCommitter:
             self._storage.put_if_absent(self._identity.claim(self._generation), [b"claimed\n"])
         refuse_if_fenced(self._storage, self._identity, self._generation)
         kept = {self._identity.staged(file.name) for c in keep for file in self._files(c)}
-        for directory in (self._identity.staging, self._identity.committed, self._identity.claims):
+        for directory in (
+            self._identity.staging,
+            self._identity.committed,
+            self._identity.claims,
+            self._identity.owners,
+        ):
             sweep_unfinished(self._storage, directory)
         for path in self._storage.list(self._identity.staging):
             if path not in kept:
@@ -153,9 +158,14 @@ def refuse_if_fenced(storage: Storage, identity: SinkIdentity, generation: Gener
     Raises:
         FencedError
     """
-    newest = max((_claimed(path) for path in storage.list(identity.claims)), default=generation)
-    if newest > generation:
+    newest = newest_generation(storage, identity)
+    if newest is not None and newest > generation:
         raise FencedError(f"sink '{identity.node}' of pipeline '{identity.pipeline}'", generation, newest)
+
+
+def newest_generation(storage: Storage, identity: SinkIdentity) -> Generation | None:
+    """Return the newest generation that claimed the sink, or None."""
+    return max((Generation(_claimed(path)) for path in storage.list(identity.claims)), default=None)
 
 
 def committed_files(url: str) -> list[str]:

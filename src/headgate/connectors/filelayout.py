@@ -9,6 +9,7 @@ docs/spec/connectors.md, K6–K8 of docs/spec/two-phase-commit.md.
     <url>/_staging/<pipeline>.<sink>/<the same name>.tmp                                   prepared
     <url>/_committed/<pipeline>.<sink>/<checkpoint>-<digest>.json                          what one commit published
     <url>/_claims/<pipeline>.<sink>/<generation>                                           fence
+    <url>/_owners/<pipeline>.<sink>/<number>                                               whose it is (``fileowner``)
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from headgate.store.storage import Bytes
 STAGING = "_staging"
 COMMITTED = "_committed"
 CLAIMS = "_claims"
+OWNERS = "_owners"
 PAYLOAD_VERSION = 1
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_]")
@@ -42,7 +44,7 @@ class StagedFile:
     checksum: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class SinkIdentity:
     """One sink of one pipeline (K8): nothing in it changes when the pipeline is deployed again."""
 
@@ -51,6 +53,12 @@ class SinkIdentity:
 
     def __str__(self) -> str:
         return f"{_quoted(self.pipeline)}.{_quoted(self.node)}"
+
+    @classmethod
+    def parse(cls, text: str) -> SinkIdentity:
+        """Return the identity whose text this is."""
+        pipeline, _, node = text.partition(".")
+        return cls(_unquoted(pipeline), _unquoted(node))
 
     @property
     def staging(self) -> str:
@@ -66,6 +74,11 @@ class SinkIdentity:
     def claims(self) -> str:
         """Directory of claimed generations."""
         return f"{CLAIMS}/{self}"
+
+    @property
+    def owners(self) -> str:
+        """Directory of what says which life of the pipeline owns this sink."""
+        return f"{OWNERS}/{self}"
 
     def claim(self, generation: Generation) -> str:
         """Return the object that says that ``generation`` owns this sink."""
@@ -125,3 +138,8 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
 def _quoted(name: str) -> str:
     """Return ``name`` with everything but letters, digits and "_" escaped, so that no two names clash (B3)."""
     return _UNSAFE.sub(lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), name)
+
+
+def _unquoted(name: str) -> str:
+    data = re.sub(rb"~([0-9a-f]{2})", lambda match: bytes([int(match[1], 16)]), name.encode())
+    return data.decode("utf-8", "replace")

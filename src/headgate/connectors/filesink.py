@@ -18,8 +18,10 @@ from headgate.connectors.base import Committer, SealedTransaction, SinkContext, 
 from headgate.connectors.encode import FORMATS, FileFormat, check_format, encode
 from headgate.connectors.filecommit import FileCommitter, refuse_if_fenced
 from headgate.connectors.filelayout import STAGING, SinkIdentity, StagedFile, digest, encode_files
+from headgate.connectors.fileowner import FileOwner
 from headgate.errors import StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import Life, Owner
 from headgate.model.security import Access
 from headgate.store.access import access_in
 from headgate.store.roots import checked_access
@@ -112,6 +114,22 @@ class FileSink:
 
     def _storage(self) -> Storage:
         return open_storage(self.url, self._access or access_in(Path(self.url)))
+
+    def target(self, pipeline: str, node: str) -> FileOwner:
+        """Return what the directory remembers of who writes to it."""
+        return FileOwner(self._storage(), SinkIdentity(pipeline, node))
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """See ``OwnedSink``."""
+        return self.target(pipeline, node).owner()
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """See ``OwnedSink``."""
+        return self.target(pipeline, node).own(life)
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """See ``OwnedSink``."""
+        return f"headgate sinks forget '{pipeline}/{node}' '{self.url}'"
 
 
 class FileNames:

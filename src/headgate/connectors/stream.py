@@ -26,6 +26,7 @@ from headgate.connectors.base import (
 )
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.operators.types import canonical_schema, to_canonical
 from headgate.protocol.commit import CommitPermit
@@ -227,6 +228,18 @@ class StreamSink:
         """Return the committer of one generation."""
         return StreamCommitter(Store.shared(self.store), self.stream, node, owner_of(pipeline, node), generation)
 
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """See ``OwnedSink``."""
+        return Store.shared(self.store).owner(owner_of(pipeline, node))
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """See ``OwnedSink``."""
+        return Store.shared(self.store).own(owner_of(pipeline, node), life)
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """See ``OwnedSink``."""
+        return f"headgate streams forget '{owner_of(pipeline, node)}' --store '{self.store}'"
+
 
 def owner_of(pipeline: str, node: str) -> str:
     """Return the owner of all transactions of one sink of one pipeline (K8)."""
@@ -314,8 +327,7 @@ class StreamCommitter:
         """Fence older generations, abort all but ``keep``, remove leftovers (S15, K6).
 
         Raises:
-            FencedError: a newer generation exists. After the checkpoints of a pipeline were deleted, its generations
-                begin anew: ``headgate streams forget`` lets the store follow.
+            FencedError: a newer generation exists.
         """
         names = {self._decode(c).name for c in keep if c.sink == self._node}
         self._store.recover(self._stream, owner=self._owner, epoch=self._generation, keep=names)

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Claim, LogEntry, Manifest
 
 
@@ -66,14 +67,17 @@ class NextClaim:
     first_checkpoint: CheckpointId
 
 
-def next_claim(log: ObservedLog) -> NextClaim:
-    """Return the claim that follows ``log``. Damaged entries still occupy their numbers."""
+def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim:
+    """Return the claim that follows ``log``. Damaged entries still occupy their numbers.
+
+    Its generation exceeds ``above``, too: what the sinks' targets saw in a former life of the pipeline (LV4).
+    """
     sequence = max([log.hint_sequence, *(entry.sequence for entry in log.entries)]) + 1
     read = [(e.sequence, e.content.generation) for e in log.entries if isinstance(e.content, Claim | Manifest)]
     last_sequence, last_generation = max(read, default=(0, 0))
     # Each damaged or lost entry after the last readable one may have been a claim: leave room for it, so that a
     # number is never used twice (R7). The log is ascending in generations, so that earlier ones do not matter.
-    generation = Generation(last_generation + sequence - last_sequence)
+    generation = Generation(max(last_generation + sequence - last_sequence, above + 1))
     ids = [e.content.checkpoint for e in log.entries if isinstance(e.content, Manifest)]
     first = CheckpointId(max([log.reserved, *ids]) + 1)
     return NextClaim(sequence, generation, first)

@@ -2,6 +2,7 @@
 
 ::
 
+    <pipeline>/life                    who the pipeline is to its sinks, put-if-absent, before all else (lives.md)
     <pipeline>/log/0000000001          Claim or Manifest, put-if-absent: the only authority (docs/spec/recovery.md)
     <pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
     <pipeline>/ids/0000000007          this checkpoint id has been used (R7)
@@ -12,16 +13,20 @@ Reads and writes; what they mean is decided by ``protocol.recovery`` and the ``C
 
 from __future__ import annotations
 
+import contextlib
 import re
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import xxhash
 
+from headgate.codec.life import decode_life, encode_life
 from headgate.codec.logentry import decode_log_entry, encode_log_entry
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.life import NO_GENERATION, Life
 from headgate.model.manifest import Claim, Manifest, StateHandle
 from headgate.protocol.recovery import Damage, NextClaim, ObservedEntry, ObservedLog, next_claim, replaced_by
 from headgate.store.local import sweep_unfinished
@@ -83,10 +88,34 @@ class CheckpointLog:
         except NotFound:  # pruned between the listing and this read
             return ObservedEntry(sequence, path, Damage(path, "it vanished while it was read"))
 
-    def claim(self, owner: str, wall_ms: int, mine: Generation | None = None) -> Claimed:
+    def life(self, host: str, wall_ms: int) -> Life:
+        """Return who this pipeline is to its sinks; drawn at its very first start, which nothing precedes (LV1).
+
+        Of any number of drivers that come at once, all get the same one. Directories of version 0.1 have none.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        path = f"{self._pipeline}/life"
+        try:
+            data = self._storage.get(path)
+        except NotFound:
+            newest = Generation(next_claim(self.observe()).generation - 1)
+            drawn = Life(secrets.token_hex(16), self.url, host, wall_ms, newest)
+            with contextlib.suppress(AlreadyExists):
+                self._storage.put_if_absent(path, [encode_life(drawn)])
+            data = self._storage.get(path)
+        life = decode_life(data, f"{self._storage.url}/{path}")
+        if life is None:
+            raise CorruptionError(f"{self._storage.url}/{path}", 0, "a life", "none")
+        return life
+
+    def claim(
+        self, owner: str, wall_ms: int, mine: Generation | None = None, above: Generation = NO_GENERATION
+    ) -> Claimed:
         """Claim the next generation (C38): from now on no older one completes anything.
 
-        ``mine`` is the generation that this driver claimed before, if any.
+        ``mine`` is the generation that this driver claimed before, if any; the new one exceeds ``above``, too (LV4).
 
         Raises:
             FencedError: another driver has claimed after ``mine``: one that was replaced stops (X9).
@@ -97,7 +126,7 @@ class CheckpointLog:
             other = None if mine is None else replaced_by(log, mine, owner)
             if mine is not None and other is not None:
                 raise FencedError(f"pipeline {self._pipeline}", mine, other.generation)
-            following = next_claim(log)
+            following = next_claim(log, above)
             entry = encode_log_entry(Claim(following.generation, owner, wall_ms))
             try:
                 self._storage.put_if_absent(self._entry_path(following.sequence), [entry])

@@ -1,10 +1,11 @@
-"""Begins a generation: claim, choose the checkpoint, fence and recover the sinks (rules R6–R14, K6).
+"""Begins a generation: ask the sinks, claim, choose the checkpoint, fence and recover the sinks (R6–R14, K6, LV2).
 
 Runs in the driver's storage thread. What to restore is decided by ``protocol.recovery``.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
-from headgate.protocol import recovery
+from headgate.protocol import lives, recovery
 from headgate.protocol.commit import CommitPermit
-from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.runtime.checkpointlog import CheckpointLog, Claimed
+from headgate.runtime.lives import SinkOwners
 from headgate.runtime.sinkcommits import SinkCommits
 
 _T = TypeVar("_T")
@@ -60,7 +62,7 @@ def begin_generation(
         UsageError: the state does not fit the pipeline, or nothing sound can be restored.
         StorageError, FencedError
     """
-    claimed = _retrying(lambda: log.claim(owner, SYSTEM_CLOCK.wall_ms(), mine))
+    claimed = _claim(definition, log, owner, mine)
     faultpoints.reach("after-claim")
     generation = claimed.next.generation
     choice = _choose(definition, log, claimed.log)
@@ -87,11 +89,6 @@ def begin_generation(
     keep = () if restored is None else restored.committables  # R18: whatever the parallelism was
     try:
         _retrying(lambda: commits.recover(permit, keep))
-    except FencedError as error:
-        commits.close()
-        if restored is None and log.newer_claim() is None:
-            raise UsageError(_fenced_by_the_past(definition.config.name, error)) from error
-        raise
     except BaseException:
         commits.close()
         raise
@@ -104,6 +101,25 @@ def begin_generation(
     return NewGeneration(generation, claimed.next.first_checkpoint, restored, retained, commits)
 
 
+def _claim(definition: PipelineDefinition, log: CheckpointLog, owner: str, mine: Generation | None) -> Claimed:
+    """Claim a generation, once all sinks belong to this life of the pipeline (LV2, LV3).
+
+    Raises:
+        UsageError: a sink belongs to another one.
+        StorageError, FencedError
+    """
+    wall_ms = SYSTEM_CLOCK.wall_ms()
+    life = _retrying(lambda: log.life(socket.gethostname(), wall_ms))
+    faultpoints.reach("after-life")
+    sinks = SinkOwners(definition, life, log.url)
+    owners = _retrying(sinks.ask)
+    following = recovery.next_claim(_retrying(log.observe)).generation  # behind the answers (LV6)
+    sinks.check(owners, following)
+    claimed = _retrying(lambda: log.claim(owner, wall_ms, mine, lives.floor(owners.values())))
+    _retrying(sinks.tell)
+    return claimed
+
+
 def _choose(definition: PipelineDefinition, log: CheckpointLog, observed: recovery.ObservedLog) -> recovery.Choice:
     """Verify candidates from the newest down to the first sound one, then choose."""
     damage: dict[CheckpointId, list[recovery.Damage]] = {}
@@ -112,15 +128,6 @@ def _choose(definition: PipelineDefinition, log: CheckpointLog, observed: recove
         if not damage[manifest.checkpoint]:
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)
-
-
-def _fenced_by_the_past(pipeline: str, error: FencedError) -> str:
-    """Explain a target that remembers a later generation than the checkpoints do: they have been removed."""
-    return (
-        f"{error.what} was written by generation {error.newest} of pipeline '{pipeline}', but its checkpoint directory "
-        f"holds no such generation: was it removed? Give the pipeline another name, or, to start over, make the "
-        f"target forget it (for a stream: headgate streams forget '{pipeline}/<sink>')"
-    )
 
 
 def _tell(choice: recovery.Restore, note: Callable[[str], None]) -> None:

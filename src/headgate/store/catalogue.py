@@ -21,7 +21,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.store.access import access_in, open_created, open_lock
-from headgate.store.tables import CATALOGUE_VERSION, meta, metadata
+from headgate.store.tables import CATALOGUE_VERSION, meta, metadata, owners
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for other processes' short transactions before it reports a transient error."""
@@ -117,6 +117,7 @@ class Catalogue:
                 f"stream store at {self.path.parent} has version {found}, this Headgate reads up to "
                 f"{CATALOGUE_VERSION}; upgrade Headgate"
             )
+        owners.create(connection, checkfirst=True)
 
     @contextlib.contextmanager
     def _errors(self, operation: str) -> Iterator[None]:

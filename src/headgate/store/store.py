@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
+from headgate.model.life import Life, Owner
 from headgate.model.security import Access
 from headgate.store import tables as t
 from headgate.store.access import access_in
@@ -23,6 +24,7 @@ from headgate.store.catalogue import Catalogue
 from headgate.store.chunks import delete_quietly
 from headgate.store.fsck import Problem, check_store
 from headgate.store.local import LocalStorage
+from headgate.store.owners import find_owner, forget, own
 from headgate.store.reader import SegmentReader
 from headgate.store.roots import checked_access, make_root
 from headgate.store.storage import Storage
@@ -253,12 +255,34 @@ class Store:
         """Fence, abort all prepared ones not in ``keep``, and sweep leftovers; return the names aborted."""
         return self._transactions.recover(stream, owner, epoch, keep)
 
-    def forget_owner(self, owner: str) -> int:
-        """Abort what ``owner`` has prepared and forget its fence: it may begin anew with epoch 1.
+    def owner(self, owner: str) -> Owner:
+        """Return which life of a pipeline ``owner`` is, as far as this store was told (docs/spec/lives.md)."""
+        with self._catalogue.read() as connection:
+            return find_owner(connection, owner, self.root)
 
-        Never while one of its processes is alive. Returns how many transactions were aborted.
+    def own(self, owner: str, life: Life) -> Owner:
+        """Let ``life`` be ``owner``, unless another one is; return which one is then."""
+        with self._catalogue.write() as connection:
+            return own(connection, owner, life, self.root)
+
+    def forget_owner(self, owner: str) -> Owner:
+        """Let the next life that comes be ``owner``; return which one was. Removes nothing.
+
+        What was prepared stays until the next life aborts it, and older epochs stay fenced.
         """
-        return self._transactions.forget_owner(owner)
+        with self._catalogue.write() as connection:
+            return forget(connection, owner, self.root)
+
+    def abort_prepared(self, owner: str) -> int:
+        """Abort what ``owner`` has prepared and nobody will decide any more; return how many transactions.
+
+        Never while one of its processes is alive.
+        """
+        epoch = self.owner(owner).generation
+        waiting = [x for x in self.list_transactions(owner=owner) if not x.status.is_terminal]
+        for transaction in waiting:
+            self.abort_transaction(transaction.stream, transaction.name, owner=owner, epoch=epoch)
+        return len(waiting)
 
     def fsck(self, *, verify_events: bool = True) -> list[Problem]:
         """Check every invariant (S40); with ``verify_events`` also every byte of every visible chunk."""

@@ -102,6 +102,14 @@ fences = sa.Table(
     sa.Column("epoch", sa.BigInteger, nullable=False),
 )
 
+owners = sa.Table(
+    "owners",
+    metadata,
+    sa.Column("owner", sa.String, primary_key=True),
+    sa.Column("life", sa.LargeBinary, nullable=False),
+)
+"""Which life of a pipeline an owner is (``codec.life``). Stores of version 0.1 get the table when they are opened."""
+
 writers = sa.Table(
     "writers",
     metadata,

@@ -176,26 +176,6 @@ class TransactionLog:
         self._sweep(stream, owner, epoch)
         return aborted
 
-    def forget_owner(self, owner: str) -> int:
-        """Abort what ``owner`` has prepared, then forget its outcomes and its fence; return how many were aborted.
-
-        For an owner that begins a new life with epoch 1. Never while one of its processes is alive.
-        """
-        with self._catalogue.write() as connection:
-            mine = t.transactions.c.owner == owner
-            ids = sa.select(t.transactions.c.id).where(mine)
-            hidden = t.prepared_parts.c.transaction_id.in_(ids)
-            numbers = set(connection.scalars(sa.select(t.prepared_parts.c.chunk_id).where(hidden)))
-            paths = list(connection.scalars(sa.select(t.chunks.c.path).where(t.chunks.c.id.in_(numbers))))
-            prepared = t.transactions.c.status == Status.PREPARED.value
-            count = int(connection.scalar(sa.select(sa.func.count()).where(mine, prepared)) or 0)
-            connection.execute(t.chunks.delete().where(t.chunks.c.id.in_(numbers)))
-            connection.execute(t.prepared_parts.delete().where(hidden))
-            connection.execute(t.transactions.delete().where(mine))
-            connection.execute(t.fences.delete().where(t.fences.c.owner == owner))
-        delete_quietly(self._storage, paths)
-        return count
-
     def infos(self, owner: str | None, prefix: str, stream: str | None) -> list[TransactionInfo]:
         """Return recorded transactions by name."""
         query = sa.select(t.transactions, t.streams.c.name.label("stream")).join_from(

@@ -15,9 +15,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.connectors.base import Committer, Sink, SinkContext, SinkWriter
+from headgate.connectors.base import Committer, OwnedSink, Sink, SinkContext, SinkWriter
 from headgate.errors import FencedError, HeadgateError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.protocol.commit import CommitPermit
 
@@ -194,6 +195,7 @@ def check_sink(
     check_older_checkpoint(fresh())
     check_stale_generation(fresh())
     check_lost_prepared(fresh())
+    check_owner(fresh())
 
 
 def check_kill(
@@ -276,6 +278,22 @@ def _expect_fenced(attempt: Callable[[], None], what: str) -> None:
     except FencedError:
         return
     raise AssertionError(f"a stale generation {what} without a FencedError")
+
+
+def check_owner(target: Target) -> None:
+    """LV2, LV3: a target that remembers lives knows nobody at first, then the first one that comes, across restarts."""
+    sink = target.sink
+    if not isinstance(sink, OwnedSink):
+        return
+    first, second = Life("first", "/first", "kit", 1), Life("second", "/second", "kit", 2)
+    assert sink.owner(PIPELINE, NODE) == Owner(), "a fresh target knows an owner"
+    assert sink.own(PIPELINE, NODE, first) == Owner(first), "a fresh target does not take the life that comes"
+    _World(target, 3, "the owner asks again").start(1)
+    assert sink.own(PIPELINE, NODE, first).life == first, "a target does not know its owner again"
+    assert sink.own(PIPELINE, NODE, second).life == first, "a target takes a second life"
+    known = sink.owner(PIPELINE, NODE)
+    assert (known.life, known.generation) == (first, 1), f"a target remembers {known}"
+    assert sink.owner(PIPELINE, "another") == Owner(), "another sink has the same owner"
 
 
 def check_lost_prepared(target: Target) -> None:

@@ -1,0 +1,46 @@
+"""The life of a pipeline: from its very first start until its checkpoints are removed (docs/spec/lives.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.model.ids import Generation
+
+LIFE_VERSION = 1
+
+NO_GENERATION = Generation(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """Who a pipeline is to the targets of its sinks. Drawn once, at its very first start (LV1).
+
+    Attributes:
+        id: random; nothing else counts when two are compared.
+        home: the checkpoint directory that it was drawn in.
+        host: the machine that drew it.
+        begun_ms: when, in milliseconds since 1970.
+        after_generation: the newest generation that ``home`` knew before: 0, or more where version 0.1 had run,
+            which drew none.
+    """
+
+    id: str
+    home: str
+    host: str
+    begun_ms: int
+    after_generation: Generation = NO_GENERATION
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What a sink's target remembers of the pipeline that writes to it.
+
+    Attributes:
+        life: None when nobody told it (a new target, or one that only version 0.1 wrote to), or it was made to forget.
+        generation: the newest one that it fences for; 0 when there was none.
+        is_forgotten: somebody made it forget: the next life that comes may have it.
+    """
+
+    life: Life | None = None
+    generation: Generation = NO_GENERATION
+    is_forgotten: bool = False

@@ -1,0 +1,51 @@
+"""Which life of a pipeline each owner of transactions is (rules LV2–LV4 of docs/spec/lives.md).
+
+Counterpart: ``store.Store``, which gives each call a database transaction of its own. Never removes anything.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from headgate.codec.life import decode_life, encode_life
+from headgate.model.ids import Generation
+from headgate.model.life import Life, Owner
+from headgate.protocol import lives
+from headgate.store import tables as t
+
+
+def find_owner(connection: Connection, owner: str, where: str) -> Owner:
+    """Return what the store at ``where`` remembers of ``owner``.
+
+    Raises:
+        CorruptionError
+    """
+    fence = connection.scalar(sa.select(t.fences.c.epoch).where(t.fences.c.owner == owner))
+    generation = Generation(0 if fence is None else int(fence))
+    data = connection.scalar(sa.select(t.owners.c.life).where(t.owners.c.owner == owner))
+    if data is None:
+        return Owner(None, generation)
+    life = decode_life(data, f"owner '{owner}' of the stream store at {where}")
+    return Owner(life, generation, is_forgotten=life is None)
+
+
+def own(connection: Connection, owner: str, life: Life, where: str) -> Owner:
+    """Let ``life`` be ``owner``, unless another one is; return which one is then."""
+    found = find_owner(connection, owner, where)
+    if found.life is None and lives.may_own(life, found):
+        _set(connection, owner, life)
+        return Owner(life, found.generation)
+    return found
+
+
+def forget(connection: Connection, owner: str, where: str) -> Owner:
+    """Let the next life be ``owner``; return which one was."""
+    found = find_owner(connection, owner, where)
+    _set(connection, owner, None)
+    return found
+
+
+def _set(connection: Connection, owner: str, life: Life | None) -> None:
+    connection.execute(t.owners.delete().where(t.owners.c.owner == owner))
+    connection.execute(t.owners.insert().values(owner=owner, life=encode_life(life)))

@@ -1,0 +1,255 @@
+"""A pipeline that starts over, or twice, is stopped by what its sinks remember, before anything is written."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+import headgate as hg
+from headgate import faultpoints
+from headgate.cli.main import app
+from headgate.connectors.filecommit import read_committed
+from headgate.errors import CorruptionError, PipelineFailed, StorageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.life import Owner
+from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.store.faulty import Fault, FaultKind, FaultyStorage
+from headgate.store.local import LocalStorage
+from headgate.store.memory import MemoryStorage
+from headgate.store.store import Store, _shared
+from running import Run, definition_of, pipeline_at
+
+ROWS = 990
+STREAM = "app/out"
+
+
+def piped(root: Path, sink: Any, home: str = "", **options: Any) -> PipelineDefinition:
+    """Return a pipeline of bounded rows with its checkpoints below ``home``."""
+    pipeline = pipeline_at(root / home, **options)
+    rows = hg.FromRows(pa.table({"n": list(range(ROWS))}), splits=2, batch_rows=50)
+    pipeline.source(rows).sink(sink, name="out")
+    return definition_of(pipeline)
+
+
+class StreamTarget:
+    """A stream, and how often each number is in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.store = Store.open(root / "store")
+        self.sink = hg.StreamSink(STREAM, store=str(root / "store"))
+
+    def count(self) -> int:
+        known = {info.name for info in self.store.list_streams()}
+        return self.store.describe(STREAM).events_count if STREAM in known else 0
+
+    def prepared(self) -> int:
+        return sum(not x.status.is_terminal for x in self.store.list_transactions(owner="p/out"))
+
+
+class FileTarget:
+    """A directory, and how many rows are in its files."""
+
+    def __init__(self, root: Path) -> None:
+        self.url = str(root / "files")
+        self.sink = hg.FileSink(self.url, "parquet")
+
+    def count(self) -> int:
+        return read_committed(self.url).height
+
+    def prepared(self) -> int:
+        return len(list(Path(self.url).glob("_staging/*/*")))
+
+
+TARGETS: list[Callable[[Path], Any]] = [StreamTarget, FileTarget]
+
+
+def run_often(start: Callable[..., Run], definition: PipelineDefinition, times: int) -> None:
+    """Run to the end, then start again what has finished: each start claims a generation."""
+    for _ in range(times):
+        assert start(definition).result().is_finished
+
+
+def refusal(start: Callable[..., Run], definition: PipelineDefinition) -> str:
+    """Start; return with which sentence it ends."""
+    with pytest.raises(PipelineFailed) as failed:
+        start(definition).result()
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("before", "now"), [(1, 0), (4, 0), (1, 4)])
+def test_a_start_over_is_refused_before_anything_is_written(
+    start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any], before: int, now: int
+) -> None:  # LV2, whichever generation number is the higher one
+    place = target(tmp_path)
+    run_often(start, piped(tmp_path, place.sink), before)
+    assert place.count() == ROWS
+    shutil.rmtree(tmp_path / "checkpoints")
+    run_often(start, piped(tmp_path, hg.Discard(), parallelism=1), now)
+    for _ in range(3):
+        said = refusal(start, piped(tmp_path, place.sink, parallelism=1))
+        assert "sink 'out' of pipeline 'p' belongs to former checkpoints" in said
+        assert str(tmp_path / "checkpoints") in said
+        assert "forget 'p/out'" in said
+        assert (place.count(), place.prepared()) == (ROWS, 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_same_name_in_another_directory_is_told_who_owns_the_sink(
+    start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
+) -> None:  # LV2: side by side, while the first one runs
+    place = target(tmp_path)
+    pipeline = pipeline_at(tmp_path / "here")
+    slow = hg.Generator(columns={"n": hg.RowNumber()}, rows=600, rows_per_second=300, batch_rows=20)
+    pipeline.source(slow).select("n").sink(place.sink, name="out")
+    first = start(definition_of(pipeline))
+    first.wait_checkpoints(2)
+    said = refusal(start, piped(tmp_path, place.sink, "there"))
+    assert f"its checkpoints in {tmp_path}/here/checkpoints/p, begun on " in said
+    assert not first.driver.result.done()
+    assert first.result().is_finished
+    assert first.restarts == []
+    assert place.count() == 600
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_that_was_made_to_forget_takes_the_next_life_and_keeps_what_it_holds(
+    start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
+) -> None:  # LV4
+    place = target(tmp_path)
+    run_often(start, piped(tmp_path, place.sink), 3)
+    shutil.rmtree(tmp_path / "checkpoints")
+    said = refusal(start, piped(tmp_path, place.sink))
+    command = shlex.split(said.rsplit("run: headgate ", 1)[1])
+    assert CliRunner().invoke(app, [*command, "--yes"]).exit_code == 0
+    assert place.count() == ROWS
+    second = start(piped(tmp_path, place.sink))
+    assert second.result().is_finished
+    assert place.count() == 2 * ROWS
+    assert place.prepared() == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_directory_and_a_target_of_version_0_1_find_each_other(
+    start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
+) -> None:  # LV5
+    place = target(tmp_path)
+    run_often(start, piped(tmp_path, place.sink), 2)
+    unlearn(tmp_path)
+    assert start(piped(tmp_path, place.sink)).result().is_finished
+    assert place.count() == ROWS
+    unlearn(tmp_path)
+    shutil.rmtree(tmp_path / "checkpoints")
+    said = refusal(start, piped(tmp_path, place.sink))
+    assert "version 0.1 did not say which one" in said
+    assert place.count() == ROWS
+
+
+def unlearn(root: Path) -> None:
+    """Take away what version 0.1 did not write."""
+    (root / "checkpoints/p/life").unlink()
+    shutil.rmtree(root / "files/_owners", ignore_errors=True)
+    if (root / "store/catalogue.sqlite").exists():
+        with closing(sqlite3.connect(root / "store/catalogue.sqlite")) as catalogue:
+            catalogue.execute("DROP TABLE owners")
+            catalogue.commit()
+        _shared.cache_clear()  # a table is made when a store is opened
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_older_copy_of_the_checkpoints_is_refused_however_often_it_is_tried(
+    start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
+) -> None:  # LV6
+    place = target(tmp_path)
+    run_often(start, piped(tmp_path, place.sink, "home"), 1)
+    shutil.copytree(tmp_path / "home", tmp_path / "copy")
+    run_often(start, piped(tmp_path, place.sink, "home"), 3)
+    shutil.rmtree(tmp_path / "home")
+    (tmp_path / "copy").rename(tmp_path / "home")
+    for _ in range(4):
+        assert "they are an older copy" in refusal(start, piped(tmp_path, place.sink, "home"))
+    assert place.count() == ROWS
+
+
+def test_no_sink_is_told_when_one_of_them_belongs_to_somebody_else(start: Callable[..., Run], tmp_path: Path) -> None:
+    # LV2: the new sink would stay with a life that never was
+    streams, files = StreamTarget(tmp_path), FileTarget(tmp_path)
+    run_often(start, piped(tmp_path, streams.sink), 1)
+    pipeline = pipeline_at(tmp_path / "elsewhere")
+    source = pipeline.source(hg.FromRows([{"n": 1}]))
+    source.sink(files.sink, name="first")
+    source.sink(streams.sink, name="out")
+    assert "sink 'out'" in refusal(start, definition_of(pipeline))
+    assert files.sink.owner("p", "first") == Owner()
+
+
+def test_a_sink_that_was_added_learns_of_the_life_that_the_others_know(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:
+    # LV3
+    streams, files = StreamTarget(tmp_path), FileTarget(tmp_path)
+    run_often(start, piped(tmp_path, streams.sink), 1)
+    pipeline = pipeline_at(tmp_path)
+    source = pipeline.source(hg.FromRows(pa.table({"n": list(range(ROWS))}), splits=2, batch_rows=50))
+    source.sink(streams.sink, name="out")
+    source.sink(files.sink, name="more")
+    start(definition_of(pipeline)).result()
+    assert files.sink.owner("p", "more").life == streams.sink.owner("p", "out").life
+    assert streams.count() == ROWS
+
+
+def test_all_drivers_get_the_same_life(tmp_path: Path) -> None:  # LV1
+    storage = LocalStorage(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        drawn = list(pool.map(lambda n: CheckpointLog(storage, "p").life(f"host-{n}", n), range(8)))
+    assert len(set(drawn)) == 1
+    assert drawn[0].home == f"{tmp_path}/p"
+    assert CheckpointLog(storage, "q").life("h", 1).id != drawn[0].id
+
+
+def test_a_life_whose_answer_was_lost_is_the_one_that_counts() -> None:  # LV1
+    storage = FaultyStorage(MemoryStorage("life"), [Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent")])
+    with pytest.raises(StorageError):
+        CheckpointLog(storage, "p").life("first", 1)
+    assert CheckpointLog(storage, "p").life("second", 2).host == "first"
+
+
+def test_a_damaged_life_is_named_and_never_drawn_again(tmp_path: Path) -> None:  # LV1
+    CheckpointLog(LocalStorage(tmp_path), "p").life("h", 1)
+    (tmp_path / "p/life").write_bytes(b"headgate-life 1 0123\nnull")
+    with pytest.raises(CorruptionError, match="p/life is damaged"):
+        CheckpointLog(LocalStorage(tmp_path), "p").life("h", 1)
+
+
+def test_a_life_drawn_over_version_0_1_notes_what_its_log_knew(tmp_path: Path) -> None:  # LV5
+    log = CheckpointLog(LocalStorage(tmp_path), "p")
+    for _ in range(3):
+        log.claim("0.1", 1)
+    assert log.life("h", 1).after_generation == 3
+
+
+@pytest.mark.parametrize("point", ["after-life", "after-claim"])
+def test_a_first_start_that_dies_half_way_is_continued(
+    start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:  # LV1: between drawing the life and telling it, and behind that
+    place = FileTarget(tmp_path)
+
+    def die(name: str) -> None:
+        if name == point:
+            raise RuntimeError("the process dies here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(faultpoints, "reach", die)
+        assert "dies here" in refusal(start, piped(tmp_path, place.sink))
+    assert start(piped(tmp_path, place.sink)).result().is_finished
+    assert place.count() == ROWS
