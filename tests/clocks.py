@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from headgate.runtime.process import Process
+
 
 class HandClock:
     """A ``headgate.clock.Clock``: ``passed_ms`` goes forward only, ``date_ms`` wherever the test likes."""
@@ -21,3 +23,20 @@ class HandClock:
         assert by_ms >= 0
         self.passed_ms += by_ms
         self.date_ms += by_ms + date_step_ms
+
+
+class HandTimed(Process):
+    """This process, but for its clocks."""
+
+    def __init__(self, clock: HandClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def monotonic_ms(self) -> int:
+        return self._clock.monotonic_ms()
+
+    def monotonic_ns(self) -> int:
+        return self._clock.monotonic_ms() * 1_000_000
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from tests.clocks import HandClock
+from tests.clocks import HandClock, HandTimed
 
 import headgate as hg
 from headgate.codec.messages import Deploy, Stop
@@ -34,7 +34,7 @@ class Ticking:
 
 def test_the_mailbox_goes_by_a_clock_that_nobody_can_set() -> None:
     clock = HandClock(passed_ms=5)
-    worker = Worker(cast(Any, None), clock)
+    worker = Worker(cast(Any, None), HandTimed(clock))
     turn_ms = METRICS_PERIOD_MS // 2
     ticking, reports = Ticking(worker, clock, turn_ms), []
     worker._runners = [cast(Any, ticking)]

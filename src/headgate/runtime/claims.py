@@ -6,13 +6,11 @@ Runs in the driver's storage thread. What to restore is decided by ``protocol.re
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate import faultpoints
-from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
@@ -21,7 +19,9 @@ from headgate.protocol import lives, recovery
 from headgate.protocol.commit import CommitPermit
 from headgate.runtime.checkpointlog import CheckpointLog, Claimed
 from headgate.runtime.lives import SinkOwners
+from headgate.runtime.process import PROCESS
 from headgate.runtime.sinkcommits import SinkCommits
+from headgate.runtime.surroundings import Surroundings
 
 _T = TypeVar("_T")
 
@@ -53,6 +53,7 @@ def begin_generation(
     owner: str,
     note: Callable[[str], None],
     mine: Generation | None = None,
+    around: Surroundings = PROCESS,
 ) -> NewGeneration | Finished:
     """Claim the next generation and make everything ready for its deployment.
 
@@ -62,10 +63,10 @@ def begin_generation(
         UsageError: the state does not fit the pipeline, or nothing sound can be restored.
         StorageError, FencedError
     """
-    claimed = _claim(definition, log, owner, mine)
+    claimed = _claim(definition, log, owner, mine, around)
     faultpoints.reach("after-claim")
     generation = claimed.next.generation
-    choice = _choose(definition, log, claimed.log)
+    choice = _choose(definition, log, claimed.log, around)
     match choice:
         case recovery.Refuse():
             newest = log.newer_claim()
@@ -88,7 +89,7 @@ def begin_generation(
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
     keep = () if restored is None else restored.committables  # R18: whatever the parallelism was
     try:
-        _retrying(lambda: commits.recover(permit, keep))
+        _retrying(lambda: commits.recover(permit, keep), around)
     except BaseException:
         commits.close()
         raise
@@ -101,30 +102,34 @@ def begin_generation(
     return NewGeneration(generation, claimed.next.first_checkpoint, restored, retained, commits)
 
 
-def _claim(definition: PipelineDefinition, log: CheckpointLog, owner: str, mine: Generation | None) -> Claimed:
+def _claim(
+    definition: PipelineDefinition, log: CheckpointLog, owner: str, mine: Generation | None, around: Surroundings
+) -> Claimed:
     """Claim a generation, once all sinks belong to this life of the pipeline (LV2, LV3).
 
     Raises:
         UsageError: a sink belongs to another one.
         StorageError, FencedError
     """
-    wall_ms = SYSTEM_CLOCK.wall_ms()
-    life = _retrying(lambda: log.life(socket.gethostname(), wall_ms))
+    wall_ms = around.wall_ms()
+    life = _retrying(lambda: log.life(socket.gethostname(), wall_ms), around)
     faultpoints.reach("after-life")
     sinks = SinkOwners(definition, life, log.url)
-    owners = _retrying(sinks.ask)
-    following = recovery.next_claim(_retrying(log.observe)).generation  # behind the answers (LV6)
+    owners = _retrying(sinks.ask, around)
+    following = recovery.next_claim(_retrying(log.observe, around)).generation  # behind the answers (LV6)
     sinks.check(owners, following)
-    claimed = _retrying(lambda: log.claim(owner, wall_ms, mine, lives.floor(owners.values())))
-    _retrying(sinks.tell)
+    claimed = _retrying(lambda: log.claim(owner, wall_ms, mine, lives.floor(owners.values())), around)
+    _retrying(sinks.tell, around)
     return claimed
 
 
-def _choose(definition: PipelineDefinition, log: CheckpointLog, observed: recovery.ObservedLog) -> recovery.Choice:
+def _choose(
+    definition: PipelineDefinition, log: CheckpointLog, observed: recovery.ObservedLog, around: Surroundings
+) -> recovery.Choice:
     """Verify candidates from the newest down to the first sound one, then choose."""
     damage: dict[CheckpointId, list[recovery.Damage]] = {}
     for manifest in recovery.candidates(observed):
-        damage[manifest.checkpoint] = _retrying(lambda manifest=manifest: log.verify(manifest))  # type: ignore[misc]
+        damage[manifest.checkpoint] = _retrying(lambda manifest=manifest: log.verify(manifest), around)  # type: ignore[misc]
         if not damage[manifest.checkpoint]:
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)
@@ -141,12 +146,12 @@ def _tell(choice: recovery.Restore, note: Callable[[str], None]) -> None:
         )
 
 
-def _retrying(call: Callable[[], _T]) -> _T:
+def _retrying(call: Callable[[], _T], around: Surroundings) -> _T:
     for pause_s in RETRY_PAUSES_S:
         try:
             return call()
         except StorageError as error:
             if not error.is_transient:
                 raise
-            time.sleep(pause_s)
+            around.sleep(pause_s)
     return call()

@@ -8,12 +8,8 @@ Never interprets what it carries.
 from __future__ import annotations
 
 import contextlib
-import io
-import secrets
 import socket
 import struct
-import threading
-import time
 from collections.abc import Callable, Iterable
 
 import xxhash
@@ -22,7 +18,9 @@ from headgate.codec.frames import Buffer
 from headgate.codec.handshake import NONCE_BYTES, ClientHandshake, Handshake, Purpose, ServerHandshake
 from headgate.codec.messages import MESSAGE_BYTES_MAX
 from headgate.errors import CorruptionError, ProtocolViolation
+from headgate.runtime.process import PROCESS
 from headgate.runtime.stream import PlainStream, Tls, client_stream, server_stream
+from headgate.runtime.surroundings import Surroundings, Thread
 
 HANDSHAKE_SECONDS = 5.0
 """Deadline of a whole handshake, however slowly its bytes drip in (N3)."""
@@ -48,14 +46,16 @@ class ConnectionLost(Exception):  # noqa: N818 (an outcome, like store.storage.N
 class Connection:
     """An authenticated connection. Any thread may send; one thread at a time may receive."""
 
-    def __init__(self, stream: PlainStream, peer: str) -> None:
+    def __init__(self, stream: PlainStream, peer: str, around: Surroundings = PROCESS) -> None:
         self.peer = peer
         self.bytes_out = 0
         self.bytes_in = 0
         self._stream = stream
-        self._reader = io.BufferedReader(stream, _BUFFER_BYTES)
-        self._send_lock = threading.Lock()
-        self._close_lock = threading.Lock()
+        self._ahead = memoryview(bytearray(_BUFFER_BYTES))
+        self._ahead_from = self._ahead_to = 0  # what was received ahead and not taken yet
+        self._receive_lock = around.lock()
+        self._send_lock = around.lock()
+        self._close_lock = around.lock()
         self._is_closed = False
 
     @property
@@ -83,16 +83,29 @@ class Connection:
         Raises:
             ConnectionLost: also when the other side closes in the middle or before.
         """
+        view = view.cast("B")
         filled = 0
-        while filled < len(view):
-            try:
-                count = self._reader.readinto(view[filled:])
-            except (OSError, ValueError) as error:
-                raise ConnectionLost(self.peer, _text(error)) from error
-            if not count:
-                raise ConnectionLost(self.peer, "it was closed by the other side")
-            filled += count
+        with self._receive_lock:
+            while filled < len(view):
+                try:
+                    count = self._receive_some(view[filled:])
+                except (OSError, ValueError) as error:
+                    raise ConnectionLost(self.peer, _text(error)) from error
+                if not count:
+                    raise ConnectionLost(self.peer, "it was closed by the other side")
+                filled += count
         self.bytes_in += filled
+
+    def _receive_some(self, view: memoryview) -> int:
+        """Take what was received ahead; else receive, large parts straight into ``view``."""
+        if self._ahead_from == self._ahead_to:
+            if len(view) >= _BUFFER_BYTES:
+                return self._stream.readinto(view)
+            self._ahead_from, self._ahead_to = 0, self._stream.readinto(self._ahead)
+        count = min(len(view), self._ahead_to - self._ahead_from)
+        view[:count] = self._ahead[self._ahead_from : self._ahead_from + count]
+        self._ahead_from += count
+        return count
 
     def send_message(self, payload: bytes) -> None:
         """Send ``payload`` as one record with length and checksum (N7).
@@ -134,8 +147,8 @@ class Connection:
                 return
             self._is_closed = True
         self.interrupt()
-        with self._send_lock:
-            self._reader.close()
+        with self._send_lock, self._receive_lock:
+            self._stream.close()
 
 
 def connect(
@@ -146,6 +159,7 @@ def connect(
     *,
     timeout_seconds: float = HANDSHAKE_SECONDS,
     tls: Tls | None = None,
+    around: Surroundings = PROCESS,
 ) -> Connection:
     """Connect and authenticate.
 
@@ -153,16 +167,16 @@ def connect(
         ConnectionLost: nobody there, too slow, or not a process of this job.
     """
     peer = f"{host}:{port}"
-    deadline = time.monotonic() + timeout_seconds
+    deadline = _now_s(around) + timeout_seconds
     try:
-        stream = socket.create_connection((host, port), timeout=timeout_seconds)
+        stream = around.connect(host, port, timeout_seconds)
     except OSError as error:
         raise ConnectionLost(peer, _text(error)) from error
     try:
-        secured = client_stream(stream, host, tls, deadline)
-        machine = ClientHandshake(secret, purpose, secrets.token_bytes(NONCE_BYTES))
+        secured = client_stream(stream, host, tls, deadline, around)
+        machine = ClientHandshake(secret, purpose, around.token(NONCE_BYTES))
         _send(secured, machine.start(), deadline)
-        return _established(secured, machine, peer, deadline)
+        return _established(secured, machine, peer, deadline, around)
     except (OSError, ValueError, ProtocolViolation) as error:
         stream.close()
         raise ConnectionLost(peer, f"not let in: {_text(error)}") from error
@@ -174,35 +188,37 @@ def connect(
 class Listener:
     """Accepts connections of this job on one port; everything else is closed without an answer (N4).
 
-    ``on_connection`` is called in a thread of its own per connection, which it may keep.
+    ``on_connection`` is called with each connection and with its thread, in which it runs and which it may keep.
     """
 
     def __init__(
         self,
         secret: bytes,
         purpose: Purpose,
-        on_connection: Callable[[Connection], None],
+        on_connection: Callable[[Connection, Thread], None],
         *,
         name: str,
         host: str = "127.0.0.1",
         port: int = 0,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         tls: Tls | None = None,
+        around: Surroundings = PROCESS,
     ) -> None:
+        self._around = around
         self._secret = secret
         self._purpose = purpose
         self._on_connection = on_connection
         self._name = name
         self._handshake_seconds = handshake_seconds
         self._tls = tls
-        self._lock = threading.Lock()
+        self._lock = around.lock()
         self._pending: dict[socket.socket, None] = {}
         self._is_closed = False
         self.refused_count = 0
-        self._socket = socket.create_server((host, port), backlog=128)
+        self._socket = around.listen(host, port)
         self.host = host
         self.port = int(self._socket.getsockname()[1])
-        self._thread = threading.Thread(target=self._accept_loop, name=f"{name}-accept", daemon=True)
+        self._thread = around.thread(self._accept_loop, f"{name}-accept")
         self._thread.start()
 
     def close(self) -> None:
@@ -219,7 +235,7 @@ class Listener:
         self._thread.join(0.2)
         if self._thread.is_alive():  # systems where shutdown does not end an accept: a connection does
             with contextlib.suppress(OSError):
-                socket.create_connection((self.host, self.port), timeout=1.0).close()
+                self._around.connect(self.host, self.port, 1.0).close()
             self._thread.join()
         self._socket.close()
 
@@ -229,16 +245,17 @@ class Listener:
                 stream, address = self._socket.accept()
             except OSError:  # closed, or out of descriptors: the loop must survive that
                 if not self._is_closed:
-                    time.sleep(0.05)
+                    self._around.sleep(0.05)
                 continue
             if self._is_closed:
                 stream.close()
                 return
             self._admit(stream)
             peer = f"{address[0]}:{address[1]}"
-            thread = threading.Thread(target=self._serve, args=(stream, peer), name=f"{self._name}-{peer}", daemon=True)
+            served: list[Thread] = []
+            served.append(self._around.thread(self._serve, f"{self._name}-{peer}", stream, peer, served))
             try:
-                thread.start()
+                served[0].start()
             except RuntimeError:  # no more threads: refuse this one, keep listening
                 self._forget(stream)
                 stream.close()
@@ -254,13 +271,13 @@ class Listener:
         with self._lock:
             self._pending.pop(stream, None)
 
-    def _serve(self, stream: socket.socket, peer: str) -> None:
+    def _serve(self, stream: socket.socket, peer: str, thread: list[Thread]) -> None:
         try:
-            deadline = time.monotonic() + self._handshake_seconds
+            deadline = _now_s(self._around) + self._handshake_seconds
             stream.settimeout(self._handshake_seconds)
-            secured = server_stream(stream, self._tls, deadline)
-            machine = ServerHandshake(self._secret, self._purpose, secrets.token_bytes(NONCE_BYTES))
-            connection = _established(secured, machine, peer, deadline)
+            secured = server_stream(stream, self._tls, deadline, self._around)
+            machine = ServerHandshake(self._secret, self._purpose, self._around.token(NONCE_BYTES))
+            connection = _established(secured, machine, peer, deadline, self._around)
         except (OSError, ValueError, ProtocolViolation):
             with self._lock:
                 self.refused_count += 1
@@ -271,17 +288,19 @@ class Listener:
         if self._is_closed:
             connection.close()
             return
-        self._on_connection(connection)
+        self._on_connection(connection, thread[0])
 
 
-def _established(stream: PlainStream, machine: Handshake, peer: str, deadline: float) -> Connection:
+def _established(
+    stream: PlainStream, machine: Handshake, peer: str, deadline: float, around: Surroundings
+) -> Connection:
     """Run the handshake, then return the connection without any deadline."""
     while not machine.is_complete:
         answer = machine.receive(_receive_exactly(stream, machine.wanted_bytes, deadline))
         if answer:
             _send(stream, answer, deadline)
     stream.set_deadline(None)
-    return Connection(stream, peer)
+    return Connection(stream, peer, around)
 
 
 def _send(stream: PlainStream, data: bytes, deadline: float) -> None:
@@ -305,6 +324,10 @@ def _receive_exactly(stream: PlainStream, size_bytes: int, deadline: float) -> b
 def _interrupt(stream: socket.socket) -> None:
     with contextlib.suppress(OSError):
         stream.shutdown(socket.SHUT_RDWR)
+
+
+def _now_s(around: Surroundings) -> float:
+    return around.monotonic_ns() / 1e9
 
 
 def _text(error: BaseException) -> str:

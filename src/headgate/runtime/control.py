@@ -7,8 +7,6 @@ reported within the heartbeat time-out. Never decides anything about the pipelin
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 
 from headgate.codec.handshake import Purpose
@@ -24,7 +22,9 @@ from headgate.codec.messages import (
 from headgate.errors import HeadgateError
 from headgate.runtime.connection import HANDSHAKE_SECONDS, Connection, ConnectionLost, Listener, connect
 from headgate.runtime.outbox import Outbox
+from headgate.runtime.process import PROCESS
 from headgate.runtime.stream import Tls
+from headgate.runtime.surroundings import Surroundings, Thread
 
 CONNECT_SECONDS = 20.0
 """How long a worker tries to reach the coordinator before it gives up."""
@@ -58,19 +58,21 @@ class ControlClient:
         heartbeat_timeout_ms: int = 5_000,
         connect_seconds: float = CONNECT_SECONDS,
         tls: Tls | None = None,
+        around: Surroundings = PROCESS,
     ) -> None:
+        self._around = around
         self._on_message = on_message
         self._on_close = on_close
         self._heartbeat_seconds = heartbeat_ms / 1_000
         self._timeout_seconds = heartbeat_timeout_ms / 1_000
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._connection = _connect_patiently(host, port, secret, connect_seconds, tls)
-        self._heard_at = time.monotonic()
-        self._outbox = Outbox(self._connection, self._lose, name="headgate-control-send")
+        self._lock = around.lock()
+        self._over = around.event()
+        self._connection = _connect_patiently(host, port, secret, connect_seconds, tls, around)
+        self._heard_at = _now_s(around)
+        self._outbox = Outbox(self._connection, self._lose, name="headgate-control-send", around=around)
         self._threads = [
-            threading.Thread(target=self._receive_loop, name="headgate-control-receive", daemon=True),
-            threading.Thread(target=self._heartbeat_loop, name="headgate-control-heartbeat", daemon=True),
+            around.thread(self._receive_loop, "headgate-control-receive"),
+            around.thread(self._heartbeat_loop, "headgate-control-heartbeat"),
         ]
 
     def start(self) -> None:
@@ -93,7 +95,7 @@ class ControlClient:
         self._outbox.close(flush_seconds)
         self._connection.interrupt()
         for thread in self._threads:
-            if thread.is_alive() and thread is not threading.current_thread():
+            if thread.is_alive() and not thread.is_current:
                 thread.join()
         self._connection.close()
 
@@ -101,7 +103,7 @@ class ControlClient:
         try:
             while True:
                 message = decode_to_worker(self._connection.receive_message())
-                self._heard_at = time.monotonic()
+                self._heard_at = _now_s(self._around)
                 if not isinstance(message, HeartbeatReply):
                     self._on_message(message)
         except ConnectionLost as lost:
@@ -114,7 +116,7 @@ class ControlClient:
     def _heartbeat_loop(self) -> None:
         beat = encode_message(Heartbeat())
         while not self._over.wait(self._heartbeat_seconds):
-            silence = time.monotonic() - self._heard_at
+            silence = _now_s(self._around) - self._heard_at
             if silence > self._timeout_seconds:
                 self._lose(f"the coordinator was silent for {silence:.1f} s")
                 return
@@ -132,14 +134,20 @@ class ControlClient:
 class WorkerConnection:
     """The driver's end of one worker's control channel; hashable, compared by identity."""
 
-    def __init__(self, connection: Connection, on_lost: Callable[[WorkerConnection, str], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        on_lost: Callable[[WorkerConnection, str], None],
+        around: Surroundings = PROCESS,
+    ) -> None:
         self.peer = connection.peer
-        self.heard_at = time.monotonic()
+        self.heard_at = _now_s(around)
+        self._around = around
         self._connection = connection
         self._on_lost = on_lost
-        self._lock = threading.Lock()
+        self._lock = around.lock()
         self._is_over = False
-        self._outbox = Outbox(connection, self.lose, name=f"headgate-control-send-{self.peer}")
+        self._outbox = Outbox(connection, self.lose, name=f"headgate-control-send-{self.peer}", around=around)
 
     def send(self, message: ToWorker) -> None:
         """Send ``message`` behind the earlier ones; never blocks, drops it when the worker is gone (N11).
@@ -170,7 +178,7 @@ class WorkerConnection:
         try:
             while True:
                 message = decode_from_worker(self._connection.receive_message())
-                self.heard_at = time.monotonic()
+                self.heard_at = _now_s(self._around)
                 if isinstance(message, Heartbeat):
                     self.send(HeartbeatReply())
                 else:
@@ -208,14 +216,16 @@ class ControlServer:
         port: int = 0,
         handshake_seconds: float = HANDSHAKE_SECONDS,
         tls: Tls | None = None,
+        around: Surroundings = PROCESS,
     ) -> None:
+        self._around = around
         self._on_message = on_message
         self._on_lost = on_lost
         self._timeout_seconds = heartbeat_timeout_ms / 1_000
-        self._lock = threading.Lock()
-        self._workers: dict[WorkerConnection, threading.Thread] = {}
-        self._closed = threading.Event()
-        self._watch = threading.Thread(target=self._watch_loop, name="headgate-control-watch", daemon=True)
+        self._lock = around.lock()
+        self._workers: dict[WorkerConnection, Thread] = {}
+        self._closed = around.event()
+        self._watch = around.thread(self._watch_loop, "headgate-control-watch")
         self._listener = Listener(
             secret,
             Purpose.CONTROL,
@@ -225,6 +235,7 @@ class ControlServer:
             port=port,
             handshake_seconds=handshake_seconds,
             tls=tls,
+            around=around,
         )
         self._watch.start()
 
@@ -242,13 +253,13 @@ class ControlServer:
         for worker in workers:
             worker.close(flush_seconds=0.2)
         for thread in (*workers.values(), self._watch):
-            if thread is not threading.current_thread():
+            if not thread.is_current:
                 thread.join()
 
-    def _on_connection(self, connection: Connection) -> None:
-        worker = WorkerConnection(connection, self._on_lost)
+    def _on_connection(self, connection: Connection, thread: Thread) -> None:
+        worker = WorkerConnection(connection, self._on_lost, self._around)
         with self._lock:
-            self._workers[worker] = threading.current_thread()
+            self._workers[worker] = thread
             is_late = self._closed.is_set()
         if is_late:
             worker.close(flush_seconds=0.0)
@@ -261,7 +272,7 @@ class ControlServer:
     def _watch_loop(self) -> None:
         """Report workers that are silent: stopped, frozen, or cut off without a reset (F5)."""
         while not self._closed.wait(self._timeout_seconds / 10):
-            now = time.monotonic()
+            now = _now_s(self._around)
             with self._lock:
                 workers = list(self._workers)
             for worker in workers:
@@ -270,12 +281,18 @@ class ControlServer:
                     worker.lose(f"it was silent for {silence:.1f} s")
 
 
-def _connect_patiently(host: str, port: int, secret: bytes, seconds: float, tls: Tls | None) -> Connection:
-    deadline = time.monotonic() + seconds
+def _connect_patiently(
+    host: str, port: int, secret: bytes, seconds: float, tls: Tls | None, around: Surroundings
+) -> Connection:
+    deadline = _now_s(around) + seconds
     while True:
         try:
-            return connect(host, port, secret, Purpose.CONTROL, tls=tls)
+            return connect(host, port, secret, Purpose.CONTROL, tls=tls, around=around)
         except ConnectionLost:
-            if time.monotonic() + _RETRY_SECONDS >= deadline:
+            if _now_s(around) + _RETRY_SECONDS >= deadline:
                 raise
-        time.sleep(_RETRY_SECONDS)
+        around.sleep(_RETRY_SECONDS)
+
+
+def _now_s(around: Surroundings) -> float:
+    return around.monotonic_ns() / 1e9

@@ -7,13 +7,10 @@ back as events.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, assert_never
 
 from headgate import faultpoints
-from headgate.clock import SYSTEM_CLOCK
 from headgate.codec import messages
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.definition import PipelineDefinition
@@ -25,6 +22,9 @@ from headgate.protocol.commit import Commit
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpointlog import CheckpointLog, Outcome
 from headgate.runtime.claims import NewGeneration
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Pool
+from headgate.runtime.surroundings import Surroundings as Around
 
 
 class Surroundings(Protocol):
@@ -64,9 +64,11 @@ class Coordination:
         begun: NewGeneration,
         log: CheckpointLog,
         surroundings: Surroundings,
-        storage_pool: ThreadPoolExecutor,
-        commit_pool: ThreadPoolExecutor,
+        storage_pool: Pool,
+        commit_pool: Pool,
+        around: Around = PROCESS,
     ) -> None:
+        self._clock = around
         self.generation: Generation = begun.generation
         self._definition = definition
         self._begun = begun
@@ -107,7 +109,7 @@ class Coordination:
     def pending_age_ms(self, checkpoint: CheckpointId) -> int:
         """Return how long ago ``checkpoint`` was triggered."""
         triggered = self._triggered.get(checkpoint)
-        return 0 if triggered is None else _monotonic_ms() - triggered[0]
+        return 0 if triggered is None else self._clock.monotonic_ms() - triggered[0]
 
     def _run(self, effect: machine.Effect) -> None:
         match effect:
@@ -119,7 +121,7 @@ class Coordination:
             case machine.ReserveId():
                 self._storage_pool.submit(self._reserve, effect.checkpoint)
             case machine.TriggerSources():
-                self._triggered[effect.checkpoint] = (_monotonic_ms(), SYSTEM_CLOCK.wall_ms())
+                self._triggered[effect.checkpoint] = (self._clock.monotonic_ms(), self._clock.wall_ms())
                 self._around.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint))
             case machine.DrainSources():
                 self._around.broadcast(messages.Drain(self.generation))
@@ -156,7 +158,7 @@ class Coordination:
 
     def _manifest(self, effect: machine.WriteManifest) -> Manifest:
         plan = self._definition.plan
-        begun_ms, wall_ms = self._triggered.get(effect.checkpoint, (_monotonic_ms(), 0))
+        begun_ms, wall_ms = self._triggered.get(effect.checkpoint, (self._clock.monotonic_ms(), 0))
         return Manifest(
             effect.checkpoint,
             self.generation,
@@ -167,7 +169,7 @@ class Coordination:
             plan.state_texts(),
             effect.is_final,
             wall_ms,
-            _monotonic_ms() - begun_ms,
+            self._clock.monotonic_ms() - begun_ms,
             is_draining=effect.is_draining,
         )
 
@@ -248,7 +250,3 @@ class Coordination:
 
     def _note(self, text: str) -> None:
         self._around.post(lambda: self._around.note(text))
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

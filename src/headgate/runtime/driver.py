@@ -10,13 +10,9 @@ from __future__ import annotations
 import heapq
 import os
 import queue
-import random
-import secrets
 import socket
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -38,8 +34,10 @@ from headgate.runtime.control import ControlServer, WorkerConnection
 from headgate.runtime.coordination import Coordination
 from headgate.runtime.looping import Looping, RoundCallbacks
 from headgate.runtime.pipelinelock import PipelineLock
+from headgate.runtime.process import PROCESS
 from headgate.runtime.progressbook import ProgressBook
 from headgate.runtime.restoring import restored_by
+from headgate.runtime.surroundings import Queue, Surroundings
 from headgate.runtime.worker import FAILED_PEER, FAILED_RECORD, FAILED_USER
 from headgate.store.storage import open_storage
 
@@ -84,28 +82,30 @@ class Driver:
         *,
         host: str = "127.0.0.1",
         lock: PipelineLock | None = None,
+        around: Surroundings = PROCESS,
     ) -> None:
         """Make the driver; ``host`` is the address on which workers can reach this process.
 
         ``lock`` is the pipeline's lock if the caller holds it already; the driver releases it at its end.
         """
         config = definition.config
+        self._around = around
         self._definition = definition
         self._launcher = launcher
         self._observer = observer
         self._fingerprint = fingerprint
         self._owner = owner_text()
-        self._claimant = f"{self._owner}, driver {secrets.token_hex(4)}"  # differs even within one process
+        self._claimant = f"{self._owner}, driver {around.token(4).hex()}"  # differs even within one process
         self._lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, self._owner)
         self._log = CheckpointLog(open_storage(config.checkpoint_root), config.name)
-        self._secret = secrets.token_bytes(32)
-        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._secret = around.token(32)
+        self._events: Queue[Callable[[], None]] = around.queue()
         self._timers: list[tuple[int, int, object, Callable[[], None]]] = []
         self._armed: dict[object, int] = {}
         self._timer_count = 0
-        self._random = random.Random()
-        self._storage_pool = ThreadPoolExecutor(1, thread_name_prefix="headgate-storage")
-        self._commit_pool = ThreadPoolExecutor(1, thread_name_prefix="headgate-commit")
+        self._random = around.random
+        self._storage_pool = around.pool(1, "headgate-storage")
+        self._commit_pool = around.pool(1, "headgate-commit")
         self._machine = supervisor.Supervisor(definition.plan.parallelism, config.restart)
         self._begun: NewGeneration | None = None
         self._last_generation: Generation | None = None
@@ -114,7 +114,7 @@ class Driver:
         self._is_looking = False
         self._coordination: Coordination | None = None
         self._looping: Looping | None = None
-        self._callbacks = RoundCallbacks(self.note)
+        self._callbacks = RoundCallbacks(self.note, around)
         self._workers: dict[WorkerConnection, WorkerRecord] = {}
         self._attempts = Attempts(definition.plan.parallelism)
         self._book = ProgressBook("bad-records")
@@ -124,7 +124,7 @@ class Driver:
         self._is_stop_wanted = False
         self._is_drain_wanted = False
         self._is_drained = False
-        self._begun_ms = _monotonic_ms()
+        self._begun_ms = self._around.monotonic_ms()
         self._last_progress = Progress(PipelineState.STARTING)
         self.result: Future[RunResult] = Future()
         self._server = ControlServer(
@@ -133,8 +133,9 @@ class Driver:
             self._on_lost,
             heartbeat_timeout_ms=config.runtime.heartbeat_timeout_ms,
             host=host,
+            around=around,
         )
-        self._thread = threading.Thread(target=self._loop, name="headgate-driver", daemon=True)
+        self._thread = around.thread(self._loop, "headgate-driver")
 
     # -- what the handle calls ------------------------------------------------------------------------------------
 
@@ -179,7 +180,7 @@ class Driver:
 
     def join(self) -> None:
         """Wait until everything of this run is released (after ``result`` is done)."""
-        if threading.current_thread() is not self._thread:
+        if not self._thread.is_current:
             self._thread.join()
 
     # -- the event thread -----------------------------------------------------------------------------------------
@@ -194,9 +195,9 @@ class Driver:
         def push() -> None:
             self._timer_count += 1
             self._armed[timer] = self._timer_count
-            heapq.heappush(self._timers, (_monotonic_ms() + after_ms, self._timer_count, timer, fire))
+            heapq.heappush(self._timers, (self._around.monotonic_ms() + after_ms, self._timer_count, timer, fire))
 
-        if threading.current_thread() is self._thread:
+        if self._thread.is_current:
             push()
         else:
             self.post(push)
@@ -209,7 +210,7 @@ class Driver:
         try:
             while not self.result.done():
                 self._fire_due_timers()
-                wait_s = max(self._timers[0][0] - _monotonic_ms(), 0) / 1000 if self._timers else 1.0
+                wait_s = max(self._timers[0][0] - self._around.monotonic_ms(), 0) / 1000 if self._timers else 1.0
                 try:
                     call = self._events.get(timeout=min(wait_s, 1.0))
                 except queue.Empty:
@@ -223,7 +224,7 @@ class Driver:
             self._close()
 
     def _fire_due_timers(self) -> None:
-        while self._timers and self._timers[0][0] <= _monotonic_ms():
+        while self._timers and self._timers[0][0] <= self._around.monotonic_ms():
             _, number, timer, fire = heapq.heappop(self._timers)
             if self._armed.get(timer) == number:
                 del self._armed[timer]
@@ -275,12 +276,14 @@ class Driver:
                 assert_never(effect)
 
     def _timer_fired(self, timer: supervisor.Timer) -> supervisor.TimerFired:
-        return supervisor.TimerFired(timer, _monotonic_ms(), self._random.random())
+        return supervisor.TimerFired(timer, self._around.monotonic_ms(), self._random.random())
 
     def _claim(self) -> None:
         """Runs in the storage thread."""
         try:
-            begun = begin_generation(self._definition, self._log, self._claimant, self.note, self._last_generation)
+            begun = begin_generation(
+                self._definition, self._log, self._claimant, self.note, self._last_generation, self._around
+            )
         except UsageError as error:
             self._claim_failed(Failure(FailureKind.DETERMINISTIC, str(error)))
         except FencedError as error:
@@ -295,7 +298,7 @@ class Driver:
 
     def _claim_failed(self, failure: Failure) -> None:
         jitter = self._random.random()
-        self.post(lambda: self._handle(supervisor.ClaimFailed(failure, _monotonic_ms(), jitter)))
+        self.post(lambda: self._handle(supervisor.ClaimFailed(failure, self._around.monotonic_ms(), jitter)))
 
     def _claimed(self, begun: NewGeneration | Finished) -> None:
         if isinstance(begun, Finished):
@@ -316,7 +319,7 @@ class Driver:
         self._last_generation = begun.generation
         # From now on, not from its start: a quick subtask reports before the last worker is ready.
         self._coordination = Coordination(
-            self._definition, begun, self._log, self, self._storage_pool, self._commit_pool
+            self._definition, begun, self._log, self, self._storage_pool, self._commit_pool, self._around
         )
         self._looping = Looping(self._definition, begun.generation, self, self._callbacks)
         self._book.begin(begun.generation)
@@ -360,7 +363,7 @@ class Driver:
         first_delay_ms = round(interval_ms * (0.5 + self._random.random() / 2))
         coordination.start(first_delay_ms)
         if self._failed_ms is not None:
-            took_ms = _monotonic_ms() - self._failed_ms
+            took_ms = self._around.monotonic_ms() - self._failed_ms
             self._failed_ms = None
             self._observer.on_note(f"generation {coordination.generation} runs {took_ms} ms after the failure")
         if self._is_stop_wanted:
@@ -368,7 +371,7 @@ class Driver:
 
     def _end_generation(self, effect: supervisor.EndGeneration) -> None:
         if not effect.is_done:
-            self._failed_ms = _monotonic_ms()
+            self._failed_ms = self._around.monotonic_ms()
         if self._coordination is not None:
             self._coordination.close()
             self._coordination = None
@@ -411,7 +414,7 @@ class Driver:
         if generation is not None:
             self._handle(
                 supervisor.GenerationFailed(
-                    generation, Failure(kind, effect.reason), _monotonic_ms(), self._random.random()
+                    generation, Failure(kind, effect.reason), self._around.monotonic_ms(), self._random.random()
                 )
             )
 
@@ -473,7 +476,7 @@ class Driver:
                     self._looping.on_message(message)
             case messages.Failed():
                 failed = supervisor.WorkerFailed(
-                    record.attempt, record.worker, _failure(message), _monotonic_ms(), self._random.random()
+                    record.attempt, record.worker, _failure(message), self._around.monotonic_ms(), self._random.random()
                 )
                 self._handle(failed)
             case messages.Metrics():
@@ -515,14 +518,14 @@ class Driver:
         self._attempts.lost(record.attempt)
         is_silent = reason.startswith(SILENCE)
         lost = supervisor.WorkerLost(
-            record.attempt, record.worker, reason, _monotonic_ms(), self._random.random(), is_silent
+            record.attempt, record.worker, reason, self._around.monotonic_ms(), self._random.random(), is_silent
         )
         self._handle(lost)
 
     def _on_job_ended(self, submission: int, error: str | None) -> None:
         """Runs in the launcher's thread."""
         jitter = self._random.random()
-        self.post(lambda: self._handle(supervisor.JobEnded(submission, error, _monotonic_ms(), jitter)))
+        self.post(lambda: self._handle(supervisor.JobEnded(submission, error, self._around.monotonic_ms(), jitter)))
 
     def _coordinate(self, event: coordinator.Event) -> None:
         if self._coordination is not None:
@@ -594,7 +597,7 @@ class Driver:
                 sum(n.records_in for n in nodes if roles.get(n.node) is Role.SINK),
                 last,
                 self._machine.restarts_count,
-                _monotonic_ms() - self._begun_ms,
+                self._around.monotonic_ms() - self._begun_ms,
                 self._is_drained,
             )
         )
@@ -634,7 +637,3 @@ def _failure(message: messages.Failed) -> Failure:
         return Failure(FailureKind.DETERMINISTIC, message.traceback)
     where = f"operator '{message.node}': " if message.node else ""
     return Failure(FailureKind.USER_CODE, f"{where}{message.reason}", message.traceback)
-
-
-def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

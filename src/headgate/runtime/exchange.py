@@ -9,8 +9,6 @@ Never looks into an element.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,8 +32,10 @@ from headgate.runtime.channels import ChannelKey, OutputChannel, local_channel
 from headgate.runtime.connection import Connection, ConnectionLost, Listener, connect
 from headgate.runtime.feedback import MERGE_BYTES_MAX, FeedbackChannel, ReceivingChannel, local_feedback_channel
 from headgate.runtime.peer import EdgeOfPeer, ExchangeCallbacks, Peer
+from headgate.runtime.process import PROCESS
 from headgate.runtime.spill import SpillBudget
 from headgate.runtime.stream import Tls
+from headgate.runtime.surroundings import Surroundings, Thread
 
 START_SECONDS = 30.0
 """All workers of a generation must have connected to each other within this time."""
@@ -79,7 +79,9 @@ class Exchange:
         budget: SpillBudget | None = None,
         host: str = "127.0.0.1",
         tls: Tls | None = None,
+        around: Surroundings = PROCESS,
     ) -> None:
+        self._around = around
         assert len(schemas) == len(plan.edges)
         self._worker = worker
         self._plan = plan
@@ -93,10 +95,12 @@ class Exchange:
         self._outputs: dict[ChannelKey, OutputChannel] = {}
         self._peers: dict[WorkerIndex, Peer] = {}
         self._greeting: set[Connection] = set()
-        self._changed = threading.Condition()
+        self._changed = around.condition()
         self._is_closed = False
         name = f"headgate-data-{worker}"
-        self._listener = Listener(secret, Purpose.DATA, self._on_connection, name=name, host=host, tls=tls)
+        self._listener = Listener(
+            secret, Purpose.DATA, self._on_connection, name=name, host=host, tls=tls, around=around
+        )
 
     @property
     def address(self) -> Address:
@@ -149,7 +153,7 @@ class Exchange:
         """
         assert self._generation is None
         assert len(addresses) == self._plan.parallelism
-        deadline = time.monotonic() + timeout_seconds
+        deadline = self._now_s() + timeout_seconds
         self._make_channels(generation, credit_bytes)
         with self._changed:
             self._generation = generation
@@ -161,7 +165,7 @@ class Exchange:
             peers = self._peers.values()
             self._changed.wait_for(
                 lambda: self._is_closed or all(peer.is_attached for peer in peers),
-                deadline - time.monotonic(),
+                deadline - self._now_s(),
             )
         missing = [str(peer.other) for peer in self._peers.values() if not peer.is_attached]
         if missing:
@@ -184,6 +188,9 @@ class Exchange:
         for channel in self._inputs.values():
             if isinstance(channel, FeedbackChannel):
                 channel.close()
+
+    def _now_s(self) -> float:
+        return self._around.monotonic_ns() / 1e9
 
     def _workers(self) -> list[WorkerIndex]:
         return [WorkerIndex(index) for index in range(self._plan.parallelism)]
@@ -212,7 +219,9 @@ class Exchange:
         for other in self._workers() if edges else []:  # without a shuffle nobody needs to connect
             if other == self._worker:
                 continue
-            peer = Peer(self._worker, other, generation, edges, credit_bytes, self._callbacks, self._budget)
+            peer = Peer(
+                self._worker, other, generation, edges, credit_bytes, self._callbacks, self._budget, self._around
+            )
             self._peers[other] = peer
             self._inputs.update(peer.inputs)
             self._outputs.update(peer.outputs)
@@ -223,10 +232,12 @@ class Exchange:
         hello = encode_message(DataHello(self._worker, self._generation))
         while True:
             try:
-                connection = connect(address.host, address.port, self._secret, Purpose.DATA, tls=self._tls)
+                connection = connect(
+                    address.host, address.port, self._secret, Purpose.DATA, tls=self._tls, around=self._around
+                )
                 break
             except ConnectionLost:
-                if self._is_closed or time.monotonic() >= deadline:
+                if self._is_closed or self._now_s() >= deadline:
                     raise
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_closed, _RETRY_SECONDS)
@@ -253,7 +264,7 @@ class Exchange:
             case DataHello():
                 raise ProtocolViolation("exchange", f"worker {other} answered a greeting with a greeting")
 
-    def _on_connection(self, connection: Connection) -> None:
+    def _on_connection(self, connection: Connection, thread: Thread) -> None:
         """A process of this job connected (in a thread of its own)."""
         is_kept = False
         try:

@@ -7,8 +7,6 @@ Rules L27–L37: docs/spec/loops.md.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -19,6 +17,9 @@ from headgate.model.plan import LoopNest, Plan
 from headgate.operators.loophead import LoopHeadSpec
 from headgate.protocol import rounds
 from headgate.protocol.machine import Ignored
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Queue, Thread
+from headgate.runtime.surroundings import Surroundings as Around
 
 
 class Surroundings(Protocol):
@@ -41,11 +42,12 @@ class RoundCallbacks:
     The thread is a daemon: a callback that never returns must not keep the process of a pipeline that has failed.
     """
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    def __init__(self, note: Callable[[str], None], around: Around = PROCESS) -> None:
         """``note`` shows the user a sentence; called from the callbacks' thread."""
         self._note = note
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._around = around
+        self._calls: Queue[Callable[[], None] | None] = around.queue()
+        self._thread: Thread | None = None
 
     def submit(self, loop: NodeName, callback: Callable[[int], object], round_: int) -> None:
         """Call ``callback`` when those before it have returned; what it raises becomes a note."""
@@ -61,13 +63,13 @@ class RoundCallbacks:
     def close(self) -> None:
         """End the thread behind the callbacks that wait; waits for it, but not long: they are the user's."""
         self._calls.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not None and not self._thread.is_current:
             self._thread.join(CLOSE_S)
 
     def _put(self, call: Callable[[], None]) -> None:
         self._calls.put(call)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="headgate-rounds", daemon=True)
+            self._thread = self._around.thread(self._loop, "headgate-rounds")
             self._thread.start()
 
     def _loop(self) -> None:

@@ -7,11 +7,11 @@ connection lives.
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections.abc import Callable
 
 from headgate.runtime.connection import Connection, ConnectionLost
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Queue, Surroundings
 
 MESSAGES_MAX = 4_096
 """Messages that may wait for one peer: minutes of orders for one that merely is slow."""
@@ -26,13 +26,15 @@ class Outbox:
         name: of the thread.
     """
 
-    def __init__(self, connection: Connection, on_lost: Callable[[str], None], *, name: str) -> None:
+    def __init__(
+        self, connection: Connection, on_lost: Callable[[str], None], *, name: str, around: Surroundings = PROCESS
+    ) -> None:
         self._connection = connection
         self._on_lost = on_lost
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._queue: Queue[bytes | None] = around.queue()
+        self._lock = around.lock()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
+        self._thread = around.thread(self._loop, name)
         self._thread.start()
 
     def put(self, message: bytes) -> None:
@@ -52,7 +54,7 @@ class Outbox:
             if not self._is_closed:
                 self._is_closed = True
                 self._queue.put(None)  # ends the loop behind what is queued
-        if self._thread is threading.current_thread():
+        if self._thread.is_current:
             return
         self._thread.join(flush_seconds)
         if self._thread.is_alive():

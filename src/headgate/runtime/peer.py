@@ -7,7 +7,6 @@ Never reports the same loss twice, and never raises in its thread.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -34,7 +33,9 @@ from headgate.model.ids import Generation, WorkerIndex
 from headgate.runtime.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.connection import Connection, ConnectionLost
 from headgate.runtime.feedback import FEEDBACK_CREDIT_BYTES, MERGE_BYTES_MAX, FeedbackChannel, ReceivingChannel
+from headgate.runtime.process import PROCESS
 from headgate.runtime.spill import SpillBudget
+from headgate.runtime.surroundings import Surroundings, Thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,10 @@ class Peer:
         credit_bytes: int,
         callbacks: ExchangeCallbacks,
         budget: SpillBudget,
+        around: Surroundings = PROCESS,
     ) -> None:
         self.other = other
+        self._around = around
         self.frames_in = 0
         self.frames_out = 0
         self.frames_refused = 0
@@ -122,8 +125,8 @@ class Peer:
         self._incoming: dict[int, _Incoming] = {}
         self._outgoing: dict[int, _Outgoing] = {}
         self._connection: Connection | None = None
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._thread: Thread | None = None
+        self._lock = around.lock()
         self._is_reserved = False
         self._is_over = False  # lost and reported, or closed
         for index, edge in edges.items():
@@ -167,7 +170,7 @@ class Peer:
         for edge, outgoing in self._outgoing.items():
             self._send(edge, outgoing, FrameKind.OPEN, outgoing.fingerprint)
         name = f"headgate-data-{self._worker}-from-{self.other}"
-        thread = threading.Thread(target=self._receive_loop, args=(connection,), name=name, daemon=True)
+        thread = self._around.thread(self._receive_loop, name, connection)
         with self._lock:
             self._thread = thread
             thread.start()
@@ -182,7 +185,7 @@ class Peer:
             thread, connection = self._thread, self._connection
         if connection is not None:
             connection.interrupt()
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and not thread.is_current:
             thread.join()
         if connection is not None:
             connection.close()

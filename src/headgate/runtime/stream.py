@@ -11,11 +11,12 @@ import contextlib
 import io
 import socket
 import ssl
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
+
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Surroundings
 
 _PARTS_MAX = 512
 """Parts per ``sendmsg``: half of Linux's IOV_MAX."""
@@ -33,9 +34,10 @@ class Tls:
 class PlainStream(io.RawIOBase):
     """A TCP socket. Owns it."""
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(self, stream: socket.socket, around: Surroundings = PROCESS) -> None:
         super().__init__()
         self._socket = stream
+        self._around = around
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
@@ -65,7 +67,7 @@ class PlainStream(io.RawIOBase):
         Raises:
             TimeoutError: it has passed.
         """
-        remaining = None if deadline is None else deadline - time.monotonic()
+        remaining = None if deadline is None else deadline - self._around.monotonic_ns() / 1e9
         if remaining is not None and remaining <= 0:
             raise TimeoutError("the handshake took too long")
         self._socket.settimeout(remaining)
@@ -84,14 +86,16 @@ class PlainStream(io.RawIOBase):
 class TlsStream(PlainStream):
     """TLS over a TCP socket. Call ``handshake`` first."""
 
-    def __init__(self, stream: socket.socket, context: ssl.SSLContext, server_name: str | None) -> None:
-        super().__init__(stream)
+    def __init__(
+        self, stream: socket.socket, context: ssl.SSLContext, server_name: str | None, around: Surroundings = PROCESS
+    ) -> None:
+        super().__init__(stream, around)
         self._arrived, self._departing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._session = context.wrap_bio(
             self._arrived, self._departing, server_side=server_name is None, server_hostname=server_name
         )
-        self._lock = threading.Lock()  # the session; never held while the socket blocks
-        self._send_lock = threading.Lock()  # order of the encrypted bytes; taken before _lock
+        self._lock = around.lock()  # the session; never held while the socket blocks
+        self._send_lock = around.lock()  # order of the encrypted bytes; taken before _lock
 
     def handshake(self, deadline: float) -> None:
         """Agree on keys before ``deadline``."""
@@ -148,18 +152,22 @@ class TlsStream(PlainStream):
                 self._socket.sendall(encrypted)
 
 
-def client_stream(stream: socket.socket, host: str, tls: Tls | None, deadline: float) -> PlainStream:
+def client_stream(
+    stream: socket.socket, host: str, tls: Tls | None, deadline: float, around: Surroundings = PROCESS
+) -> PlainStream:
     """Return the stream of the side that connected to ``host``; with TLS its keys are agreed."""
     if tls is None:
-        return PlainStream(stream)
-    return _agreed(TlsStream(stream, tls.client, host), deadline)
+        return PlainStream(stream, around)
+    return _agreed(TlsStream(stream, tls.client, host, around), deadline)
 
 
-def server_stream(stream: socket.socket, tls: Tls | None, deadline: float) -> PlainStream:
+def server_stream(
+    stream: socket.socket, tls: Tls | None, deadline: float, around: Surroundings = PROCESS
+) -> PlainStream:
     """Return the stream of the side that accepted; with TLS its keys are agreed."""
     if tls is None:
-        return PlainStream(stream)
-    return _agreed(TlsStream(stream, tls.server, None), deadline)
+        return PlainStream(stream, around)
+    return _agreed(TlsStream(stream, tls.server, None, around), deadline)
 
 
 def _agreed(stream: TlsStream, deadline: float) -> TlsStream:

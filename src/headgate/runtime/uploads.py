@@ -8,11 +8,9 @@ one (C17). Counterpart: ``runtime.subtaskrunner``, which freezes and seals.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -25,6 +23,8 @@ from headgate.model.manifest import Committable, StateHandle
 from headgate.operators.base import Buffer, FrozenState
 from headgate.protocol.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpointlog import write_snapshot
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Pool, Surroundings
 from headgate.store.storage import Storage
 
 _T = TypeVar("_T")
@@ -68,9 +68,10 @@ class SnapshotWriter:
         self,
         subtask: SubtaskId,
         destination: Destination,
-        pool: ThreadPoolExecutor,
+        pool: Pool,
         report: Report,
         on_error: Callable[[BaseException], None],
+        around: Surroundings = PROCESS,
     ) -> None:
         """Make the writer; ``on_error`` gets what no checkpoint can survive (fenced, or a bug)."""
         self._subtask = subtask
@@ -78,13 +79,13 @@ class SnapshotWriter:
         self._pool = pool
         self._report = report
         self._on_error = on_error
-        self._lock = threading.Lock()
+        self._lock = around.lock()
         self._jobs: deque[FrozenSubtask] = deque()
         self._is_running = False
         self._cancelled: set[CheckpointId] = set()
         self._unprepared: deque[tuple[str, CheckpointId, SealedTransaction]] = deque()
         self._prepared: list[Committable] = []
-        self._stop = threading.Event()
+        self._stop = around.event()
 
     def start(self, frozen: FrozenSubtask) -> None:
         """Queue the write of ``frozen``."""

@@ -7,18 +7,13 @@ ARCHITECTURE.md). The worker never outlives its control connection: it exits at 
 
 from __future__ import annotations
 
-import os
 import sys
-import threading
-import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.codec import messages
 from headgate.errors import BadRecord, FencedError, HeadgateError
 from headgate.model.definition import PipelineDefinition
@@ -35,8 +30,10 @@ from headgate.runtime.deployment import Deployment, edge_schemas
 from headgate.runtime.exchange import Exchange
 from headgate.runtime.loopheadrunner import LoopHeadRunner
 from headgate.runtime.peer import ExchangeCallbacks
+from headgate.runtime.process import PROCESS
 from headgate.runtime.spill import SpillBudget
 from headgate.runtime.subtaskrunner import SubtaskRunner
+from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.uploads import Destination, SnapshotWriter
 from headgate.runtime.workermetrics import WorkerMetrics
 from headgate.store.storage import open_storage
@@ -52,7 +49,7 @@ WAIT_MS_MAX = 50
 
 METRICS_PERIOD_MS = 500
 
-PEER_GRACE_S = 0.5
+PEER_GRACE_MS = 500
 """When a peer leaves, the coordinator usually knows why and stops this worker, too, well within this time."""
 
 
@@ -93,18 +90,18 @@ class PeerLost(Exception):  # noqa: N818 - an event of the mailbox
 class Worker:
     """Runs the subtasks of one worker until it is told to stop."""
 
-    def __init__(self, task: WorkerTask, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, task: WorkerTask, around: Surroundings = PROCESS) -> None:
+        self._around = around
         self._task = task
-        self._clock = clock
         self._mail: deque[messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException] = deque()
-        self._wake = threading.Event()
+        self._wake = around.event()
         self._generation = Generation(0)
         self._runners: list[SubtaskRunner] = []
         self._by_subtask: dict[SubtaskId, SubtaskRunner] = {}
-        self._pool = ThreadPoolExecutor(UPLOAD_THREADS, thread_name_prefix="headgate-upload")
+        self._pool = around.pool(UPLOAD_THREADS, "headgate-upload")
         self._stopping: messages.Stop | None = None
         self._metrics = WorkerMetrics()
-        self._peer_lost: tuple[float, PeerLost] | None = None
+        self._peer_lost: tuple[int, PeerLost] | None = None
 
     def run(self) -> None:
         """Serve one generation; return when the pipeline has ended well.
@@ -129,6 +126,7 @@ class Worker:
             callbacks,
             budget=self._budget,
             host=task.bind_host,
+            around=self._around,
         )
         try:
             control = self._control = self._connect_to_driver()
@@ -162,6 +160,7 @@ class Worker:
             self._on_control_closed,
             heartbeat_ms=config.heartbeat_ms,
             heartbeat_timeout_ms=config.heartbeat_timeout_ms,
+            around=self._around,
         )
 
     def _register(self, control: ControlClient, exchange: Exchange) -> None:
@@ -174,7 +173,7 @@ class Worker:
                 task.task_attempt,
                 address.host,
                 address.port,
-                os.getpid(),
+                self._around.process_id,
                 task.fingerprint,
             )
         )
@@ -218,7 +217,7 @@ class Worker:
             lambda s: self._snapshot_writer(s, to),
             self,
             self._budget,
-            self._clock,
+            self._around,
         )
         self._runners = deployment.runners()
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
@@ -228,13 +227,13 @@ class Worker:
             self._mail.append((self._by_subtask[subtask], event, text))
             self._wake.set()
 
-        return SnapshotWriter(subtask, to, self._pool, report, self._post)
+        return SnapshotWriter(subtask, to, self._pool, report, self._post, self._around)
 
     # -- the mailbox loop ---------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
         runners, wake, metrics = self._runners, self._wake, self._metrics
-        metrics.start(time.perf_counter_ns())
+        metrics.start(self._around.monotonic_ns())
         while self._stopping is None:
             wake.clear()  # before looking: whatever comes later sets it again
             did = bool(self._mail)
@@ -243,14 +242,14 @@ class Worker:
             for runner in runners:  # downstream first: drain before producing more
                 if runner.step():
                     did = True
-            now = self._clock.monotonic_ms()  # W18
+            now = self._around.monotonic_ms()  # W18
             for runner in runners:
                 runner.tick(now)
             if not did:
                 self._sleep(now)
             if metrics.is_due(now, METRICS_PERIOD_MS):
                 self._report_metrics()
-            if self._peer_lost is not None and time.monotonic() - self._peer_lost[0] > PEER_GRACE_S:
+            if self._peer_lost is not None and self._around.monotonic_ms() - self._peer_lost[0] > PEER_GRACE_MS:
                 raise self._peer_lost[1]
 
     def _sleep(self, now: int) -> None:
@@ -259,9 +258,9 @@ class Worker:
             due_ms = runner.wakeup_ms(now)
             if due_ms is not None:
                 wait_ms = min(wait_ms, due_ms)
-        begun = time.perf_counter_ns()
+        begun = self._around.monotonic_ns()
         self._wake.wait(wait_ms / 1000)
-        self._metrics.slept(time.perf_counter_ns() - begun)
+        self._metrics.slept(self._around.monotonic_ns() - begun)
 
     def _report_metrics(self) -> None:
         busy = self._metrics.busy_fraction()
@@ -272,7 +271,7 @@ class Worker:
     def _on_mail(self, mail: messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException) -> None:
         match mail:
             case PeerLost():
-                self._peer_lost = self._peer_lost or (time.monotonic(), mail)
+                self._peer_lost = self._peer_lost or (self._around.monotonic_ms(), mail)
             case BaseException():
                 raise mail
             case (runner, event, text):
@@ -349,12 +348,12 @@ class Worker:
     def _post(self, mail: messages.ToWorker | BaseException) -> None:
         """Queue a message or an error for the mailbox. Called from any thread."""
         if isinstance(mail, messages.Stop) and not mail.is_success:
-            os._exit(EXIT_FENCED)  # the mailbox may be blocked in a send; a fenced worker has nothing to save
+            self._around.exit(EXIT_FENCED)  # the mailbox may be blocked in a send; a fenced worker has nothing to save
         self._mail.append(mail)
         self._wake.set()
 
     def _on_control_closed(self, reason: str) -> None:
-        os._exit(EXIT_FENCED)
+        self._around.exit(EXIT_FENCED)
 
     def _on_peer_lost(self, peer: WorkerIndex, reason: str) -> None:
         """The other worker died, or the connection broke or was misused: this generation cannot go on."""

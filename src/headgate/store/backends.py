@@ -6,6 +6,7 @@ Counterpart: ``storage.open_storage``. Source: docs/spec/storage.md. Never opens
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from urllib.parse import unquote, urlsplit
 
 from headgate.errors import UsageError
@@ -17,6 +18,8 @@ from headgate.store.storage import Storage
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
 OBSTORE_PREFIX = "obstore+"
+OPENERS: dict[str, Callable[[str], Storage]] = {}
+"""Storages of other surroundings, by scheme: the simulator's."""
 _SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
 
@@ -36,6 +39,8 @@ def open_backend(url: str, access: Access | None = None) -> Storage:
     scheme = match.group(1).lower()
     if scheme.startswith(OBSTORE_PREFIX):
         return ObjectStorage(url[len(OBSTORE_PREFIX) :])
+    if scheme in OPENERS:
+        return OPENERS[scheme](url.removeprefix(f"{scheme}://"))
     if scheme == "file":
         return LocalStorage(_file_path(url), access)
     if scheme == "memory":
