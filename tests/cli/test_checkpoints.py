@@ -15,7 +15,8 @@ from headgate.store.storage import open_storage
 
 
 def manifest(checkpoint: int, is_final: bool = False) -> Manifest:
-    entry = SubtaskEntry(SubtaskId(VertexId("window"), 0), StateHandle(1_500, 7, inline=b"x"))
+    rows = None if checkpoint == 1 else {"window": {"windows": 250_000}, "sum": {"accumulators": 0}}
+    entry = SubtaskEntry(SubtaskId(VertexId("window"), 0), StateHandle(1_500, 7, inline=b"x", rows=rows))
     return Manifest(
         CheckpointId(checkpoint),
         Generation(1),
@@ -73,6 +74,15 @@ def test_one_checkpoint_is_shown_with_its_subtasks(root: Path) -> None:
     assert "window[0]" in text
     assert "state of window: window(keys a)" in text
     assert "checkpoint: 2\n" in told("show", "counts", "--dir", str(root))
+
+
+def test_the_rows_of_each_state_are_shown_per_subtask(root: Path) -> None:
+    text = told("show", "counts", "2", "--dir", str(root))
+    assert "window/windows: 250,000" in text
+    assert "sum/accumulators: 0" in text
+    (subtask,) = json.loads(told("show", "counts", "--dir", str(root), "--json"))["subtasks"]
+    assert subtask["rows"] == {"window": {"windows": 250_000}, "sum": {"accumulators": 0}}
+    assert "not recorded" in told("show", "counts", "1", "--dir", str(root)), "version 0.1 did not record them"
 
 
 def test_json_is_for_programs(root: Path) -> None:

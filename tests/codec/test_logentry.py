@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +18,7 @@ from headgate.model.manifest import Claim, Committable, Manifest, StateHandle, S
 CLAIM = Claim(Generation(3), "process 1 on host ä", 1_700_000_000_000)
 ENTRY = SubtaskEntry(
     SubtaskId(VertexId("source"), 1),
-    StateHandle(3, 7, "", b"abc"),
+    StateHandle(3, 7, "", b"abc", {"sum": {"accumulators": 250_000}}),
     (Committable("out", CheckpointId(4), 1, Generation(3), b"\x00\xff"),),
 )
 MANIFEST = Manifest(CheckpointId(4), Generation(3), 2, 128, (ENTRY,), (), {"source": "rows"}, False, 5, 6)
@@ -52,6 +56,15 @@ def test_a_truncated_entry_is_always_detected(entry: Claim | Manifest, data: st.
 def test_foreign_bytes_are_never_an_entry(data: bytes) -> None:
     with pytest.raises(CorruptionError):
         decode_log_entry(data, "log/1")
+
+
+def test_a_manifest_of_version_0_1_has_no_rows_and_is_read() -> None:
+    plain = dataclasses.replace(MANIFEST, entries=(SubtaskEntry(ENTRY.subtask, StateHandle(3, 7, "", b"abc")),))
+    body = encode_log_entry(plain).partition(b"\n")[2]
+    old = re.sub(rb',\s*"rows": null', b"", body)
+    assert old != body
+    head = b"headgate-log 1 manifest " + xxhash.xxh3_64_hexdigest(old).encode()
+    assert decode_log_entry(head + b"\n" + old, "log/1") == plain
 
 
 def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:

@@ -12,7 +12,7 @@ import pytest
 from test_outlets import CREDIT, Sent
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
-from headgate.codec.snapshot import decode_sections
+from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import UsageError
 from headgate.model.graph import Edge, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
@@ -34,6 +34,7 @@ from headgate.runtime.looplog import LoopLog, log_owner, replay_of
 from headgate.runtime.spill import SpillBudget
 from headgate.runtime.subtaskrunner import ELEMENTS_PER_TURN_MAX
 from headgate.runtime.uploads import Destination, SnapshotWriter
+from headgate.state.frozen import FrozenState
 from headgate.store.memory import MemoryStorage
 
 SUBTASK = SubtaskId(VertexId("loop"), 0)
@@ -546,6 +547,50 @@ def test_the_output_of_a_dropped_checkpoint_does_not_go_into_an_older_one() -> N
     made.run()
     assert made.writes() == [FIVE, SEVEN]
     assert made.committables == {FIVE: [FIVE], SEVEN: [FIVE, SIX, SEVEN]}
+
+
+class Kept(FrozenState):
+    """A state that tells when it is released."""
+
+    def __init__(self, released: list[Kept]) -> None:
+        super().__init__()
+        self._released = released
+
+    def _rows(self) -> dict[str, int]:
+        return {}
+
+    def _encode(self) -> Sequence[Buffer]:
+        return encode_sections({})
+
+    def _forget(self) -> None:
+        self._released.append(self)
+
+
+def test_what_was_frozen_for_a_dropped_checkpoint_is_released_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # U6, L5
+    frozen: list[Kept] = []
+    released: list[Kept] = []
+
+    def freeze(operator: Operator) -> Kept:
+        frozen.append(Kept(released))
+        return frozen[-1]
+
+    monkeypatch.setattr(Holding, "freeze", freeze)
+    made = Made(holding=True)
+    for checkpoint in (FIVE, SIX):
+        made.regular.put(Barrier(checkpoint))
+        made.run()
+    made.feedback[0].put(batch(1))
+    made.run()
+    assert (len(frozen), released) == (2, [])
+    made.abort(FIVE)
+    assert released == [frozen[0]]
+    made.feedback[0].put(Barrier(SIX))
+    made.run()
+    assert made.writes() == [SIX]
+    assert released == frozen
+    assert made.log.memory_bytes == 0, "a log that is written is given back"
 
 
 def test_closing_with_an_open_log_gives_its_memory_back() -> None:

@@ -14,7 +14,7 @@ from test_outlets import CREDIT, Sent
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
 from headgate.codec.snapshot import decode_sections
 from headgate.connectors.base import SourceBatch
-from headgate.model.graph import Node, Partitioner, Role
+from headgate.model.graph import Edge, Node, Partitioner, Role
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
 from headgate.model.plan import Vertex
@@ -22,6 +22,7 @@ from headgate.operators.base import Operator, OperatorContext
 from headgate.protocol import subtask as machine
 from headgate.runtime.chain import Chain
 from headgate.runtime.channels import ChannelKey, InputChannel
+from headgate.runtime.deployment import SinkHead
 from headgate.runtime.subtaskrunner import ELEMENTS_PER_TURN_MAX, FINISHED_PREFIX, POSITIONS_PREFIX, SubtaskRunner
 from headgate.runtime.uploads import Destination, SnapshotWriter
 from headgate.store.memory import MemoryStorage
@@ -43,6 +44,51 @@ class Passing(Operator):
 
     def finish(self) -> None:
         Passing.finished += 1
+
+
+class Holding(Operator):
+    """Holds records back until something must not overtake them, as partial aggregates are."""
+
+    def __init__(self) -> None:
+        self._held: list[pa.RecordBatch] = []
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        self._held.append(batch)
+
+    def before_barrier(self) -> None:
+        held, self._held = self._held, []
+        for one in held:
+            self.output.emit(one)
+
+    def finish(self) -> None:
+        self.before_barrier()
+
+
+class Sealed:
+    """What a ``Sink`` was given for one checkpoint."""
+
+    def __init__(self, ids: list[int]) -> None:
+        self._ids = ids
+
+    def prepare(self) -> bytes:
+        return bytes(self._ids)
+
+
+class Sink:
+    """A sink whose prepared output names the records."""
+
+    def __init__(self) -> None:
+        self._ids: list[int] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._ids += batch.column("id").to_pylist()
+
+    def seal(self, checkpoint: CheckpointId) -> Sealed:
+        sealed, self._ids = Sealed(self._ids), []
+        return sealed
+
+    def close(self) -> None:
+        pass
 
 
 class Reader:
@@ -79,7 +125,13 @@ class Made:
     """A runner with one operator and one edge to a single receiver, and everything it reported."""
 
     def __init__(
-        self, *, reader: Reader | None = None, inputs: int = 0, credit: int = CREDIT, restored: bool = False
+        self,
+        *,
+        reader: Reader | None = None,
+        inputs: int = 0,
+        credit: int = CREDIT,
+        restored: bool = False,
+        sink: Sink | None = None,
     ) -> None:
         Passing.finished = 0
         self.reader = reader
@@ -89,12 +141,18 @@ class Made:
         context = OperatorContext("p", "a", 0, 1, 128, clock_ms=lambda: 0, diverts=False, flush_ms=5)
         chain.add(node, None, Passing(), context, False)
         chain.head.output.outlets.append(self.sent.outlet)
+        if sink is not None:
+            holding = Node(NodeName("holding"), Role.OPERATOR, (Edge(node.name),), None)
+            out = Node(NodeName("out"), Role.SINK, (Edge(holding.name),), None)
+            chain.add(holding, holding.inputs[0], Holding(), context, False)
+            chain.add(out, out.inputs[0], SinkHead(sink), context, False)
         chain.open()
         self.inputs = [
             InputChannel(ChannelKey(0, WorkerIndex(i), WorkerIndex(0)), CREDIT, lambda _: None, lambda _: None)
             for i in range(inputs)
         ]
         self.reports: list[tuple[Any, ...]] = []
+        self.committables: dict[CheckpointId, list[int]] = {}
         self.storage = MemoryStorage()
         self._pool = ThreadPoolExecutor(1)
         self._written: list[Any] = []
@@ -104,7 +162,7 @@ class Made:
             chain,
             self.inputs,
             [self.sent.outlet],
-            {},
+            {} if sink is None else {"out": sink},
             reader,
             lambda: SnapshotWriter(
                 SUBTASK, to, self._pool, lambda event, text: self._written.append((event, text)), self._written.append
@@ -116,6 +174,7 @@ class Made:
 
     def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
         self.reports.append(("acknowledged", checkpoint, decode_sections(entry.handle.inline, "test")))
+        self.committables |= {c.checkpoint: list(c.payload) for c in entry.committables}
 
     def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: Any, text: str) -> None:
         self.reports.append(("declined", checkpoint, reason))
@@ -148,6 +207,19 @@ def test_the_position_in_a_snapshot_is_exactly_what_was_sent_before_its_barrier(
     assert (name, checkpoint) == ("acknowledged", 7)
     assert msgspec.msgpack.decode(sections[f"{POSITIONS_PREFIX}a"]) == {"s": b"2"}
     assert bytes(sections[f"{FINISHED_PREFIX}a"]) == b"\x00"
+
+
+def test_sinks_are_sealed_after_operators_have_sent_what_belongs_before_the_barrier() -> None:  # U8, C46
+    """What is behind the position in no checkpoint is lost, and what is in the wrong one is doubled by a restore."""
+    made = Made(reader=Reader([batch(1), batch(2), batch(3)]), sink=Sink())
+    for checkpoint, steps in ((7, 2), (8, 1), (9, 1)):
+        for _ in range(steps):
+            made.runner.step()
+        made.runner.handle(machine.TriggerReceived(CheckpointId(checkpoint)))
+    made.upload()
+    assert made.committables == {7: [1, 2], 8: [3], 9: []}
+    positions = [msgspec.msgpack.decode(r[2][f"{POSITIONS_PREFIX}a"]) for r in made.reports if r[0] == "acknowledged"]
+    assert positions == [{"s": b"2"}, {"s": b"3"}, {"s": b"3"}]
 
 
 def test_a_source_that_ended_finishes_its_operators_once_and_still_takes_checkpoints() -> None:

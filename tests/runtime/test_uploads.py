@@ -67,14 +67,14 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Uploads:
     return Uploads()
 
 
-def test_snapshots_are_written_in_order_and_carry_their_own_output(made: Uploads) -> None:
+def test_snapshots_are_written_in_order_and_carry_their_own_output(made: Uploads) -> None:  # U1
     for checkpoint in (1, 2, 3):
         made.start(checkpoint, Sealed(b"rows" if checkpoint != 2 else None))
     assert made.finish() == [(1, [1]), (2, []), (3, [3])]
     assert made.errors == []
 
 
-def test_transient_faults_are_retried(made: Uploads) -> None:
+def test_transient_faults_are_retried(made: Uploads) -> None:  # U4
     made.storage.inject(Fault(FaultKind.NO_SPACE, operation="put"))
     made.start(1, Sealed(b"rows", StorageError("prepare", "x", "busy"), StorageError("prepare", "x", "busy")))
     assert made.finish() == [(1, [1])]
@@ -87,14 +87,14 @@ def test_a_fault_that_waiting_cannot_mend_is_reported_at_once(made: Uploads) -> 
     assert "denied" in made.texts[0]
 
 
-def test_a_state_that_cannot_be_written_leaves_prepared_output_to_the_next_snapshot(made: Uploads) -> None:
+def test_a_state_that_cannot_be_written_leaves_prepared_output_to_the_next_snapshot(made: Uploads) -> None:  # U2
     made.storage.inject(Fault(FaultKind.NO_SPACE, operation="put", path_part="chk-0000000001", times=9))
     made.start(1, Sealed(b"rows"))
     made.start(2, Sealed(b"more"))
     assert made.finish() == [(1, None), (2, [1, 2])]
 
 
-def test_a_cancelled_write_reports_nothing_and_leaves_its_output_to_the_next_one(made: Uploads) -> None:
+def test_a_cancelled_write_reports_nothing_and_leaves_its_output_to_the_next_one(made: Uploads) -> None:  # U3
     gate = threading.Event()
     first = Sealed(b"a", gate=gate)
     made.start(1, first)
@@ -116,7 +116,7 @@ def test_cancelled_ids_are_forgotten(made: Uploads) -> None:
     assert made.writer._cancelled == set()
 
 
-def test_what_no_checkpoint_can_survive_is_handed_on(made: Uploads) -> None:
+def test_what_no_checkpoint_can_survive_is_handed_on(made: Uploads) -> None:  # U5
     bug = ValueError("a bug")
     made.start(1, Sealed(b"x", bug))
     assert made.finish() == []

@@ -113,14 +113,22 @@ def _print_manifest(manifest: Manifest) -> None:
         if name != "state":
             typer.echo(f"{name.replace('_', ' ')}: {value}")
     table = Table(box=None, pad_edge=False)
-    for title in ("subtask", "size", "committables", "snapshot"):
+    for title in ("subtask", "size", "rows", "committables", "snapshot"):
         table.add_column(title)
     for row in _subtask_fields(manifest):
-        table.add_row(row["subtask"], size_text(row["size_bytes"]), str(row["committables"]), row["path"] or "inline")
+        size, path = size_text(row["size_bytes"]), row["path"] or "inline"
+        table.add_row(row["subtask"], size, _rows_text(row["rows"]), str(row["committables"]), path)
     Console().print(table)
     for node, text in manifest.state_texts.items():
         if text:
             typer.echo(f"state of {node}: {text}")
+
+
+def _rows_text(rows: dict[str, dict[str, int]] | None) -> str:
+    """Return the rows of each state of one subtask, a line each."""
+    if rows is None:
+        return "not recorded"
+    return "\n".join(f"{node}/{state}: {count:,}" for node, states in rows.items() for state, count in states.items())
 
 
 def _entry_fields(entry: ObservedEntry) -> dict[str, Any]:
@@ -160,6 +168,7 @@ def _subtask_fields(manifest: Manifest) -> list[dict[str, Any]]:
         {
             "subtask": str(entry.subtask),
             "size_bytes": entry.handle.size_bytes,
+            "rows": entry.handle.rows,
             "committables": len(entry.committables),
             "path": entry.handle.path,
         }

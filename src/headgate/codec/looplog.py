@@ -32,6 +32,9 @@ from headgate.errors import CorruptionError
 FORMAT = "headgate-looplog"
 VERSION = 1
 
+LOG_ROWS = "log"
+"""What the records of a log are called where rows of state are counted."""
+
 Counts: TypeAlias = npt.NDArray[np.uint32]
 
 _CHUNK = struct.Struct("<QQ")
@@ -160,6 +163,20 @@ def decode_log(data: bytes | bytearray | memoryview, schema: pa.Schema, path: st
             path, 0, f"chunks with {totals.sum()} rows as their key groups say", f"{added.sum()} rows"
         )
     return DecodedLog(header.owner, totals, chunks)
+
+
+def log_rows(sections: Mapping[str, memoryview]) -> int | None:
+    """Return the number of records of a log with these sections, or None if they are not those of a log."""
+    try:
+        header = msgspec.msgpack.decode(sections.get("header", b""), type=LogHeader)
+    except msgspec.MsgspecError:
+        return None
+    if header.format != FORMAT or "chunks" not in sections:
+        return None
+    entry_bytes = _CHUNK.size + 4 * header.owner.groups_count
+    table = sections["chunks"]
+    rows = (_CHUNK.unpack_from(table, at)[1] for at in range(0, table.nbytes - _CHUNK.size + 1, entry_bytes))
+    return int(sum(rows))
 
 
 def _decode_header(data: memoryview, path: str) -> LogHeader:

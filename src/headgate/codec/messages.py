@@ -38,6 +38,7 @@ class Handle(Struct, frozen=True, array_like=True):
     checksum: Checksum
     path: Text = ""
     inline: bytes = b""
+    rows: dict[Name, dict[Text, Id]] | None = None
 
 
 class Prepared(Struct, frozen=True, array_like=True):
@@ -365,12 +366,12 @@ def failed(
 
 def to_handle(handle: StateHandle) -> Handle:
     """Return ``handle`` for the wire."""
-    return Handle(handle.size_bytes, handle.checksum, handle.path, handle.inline)
+    return Handle(handle.size_bytes, handle.checksum, handle.path, handle.inline, handle.rows)
 
 
 def from_handle(handle: Handle) -> StateHandle:
     """Return the model's handle."""
-    return StateHandle(handle.size_bytes, handle.checksum, handle.path, handle.inline)
+    return StateHandle(handle.size_bytes, handle.checksum, handle.path, handle.inline, handle.rows)
 
 
 def acknowledge(generation: Generation, checkpoint: CheckpointId, entry: SubtaskEntry) -> Acknowledge:

@@ -83,6 +83,20 @@ def decode_sections(data: bytes | bytearray | memoryview, path: str) -> dict[str
     return sections
 
 
+def section_views(parts: Sequence[Buffer]) -> dict[str, memoryview]:
+    """Return views of what ``encode_sections`` returned, except of sections in several buffers; nothing is copied."""
+    prefix, *payload = (memoryview(part).cast("B") for part in parts)
+    buffers = iter([view for view in payload if view.nbytes])
+    sections: dict[str, memoryview] = {}
+    for name, size_bytes, _ in _header_entries(prefix[_PREFIX.size :]):
+        found = [memoryview(b"")]
+        while sum(view.nbytes for view in found) < size_bytes:
+            found.append(next(buffers))
+        if len(found) <= 2:
+            sections[name] = found[-1]
+    return sections
+
+
 def _header_entries(header: memoryview) -> Iterator[tuple[str, int, int]]:
     at = 0
     while at < len(header):

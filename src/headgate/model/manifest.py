@@ -22,12 +22,14 @@ class StateHandle:
 
     ``path`` is relative to the pipeline's directory in the checkpoint storage; "" means inline.
     ``checksum`` is xxh3-64 of the whole payload.
+    ``rows`` says how many rows each state had at the barrier, by node and state (U7); None in manifests of version 0.1.
     """
 
     size_bytes: int
     checksum: int
     path: str = ""
     inline: bytes = b""
+    rows: dict[str, dict[str, int]] | None = field(default=None, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

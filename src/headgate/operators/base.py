@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import pyarrow as pa
 
-Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
+from headgate.state.frozen import FrozenState
 
 WATERMARK_MAX_MS = (1 << 63) - 1
 """The last watermark: no record can follow. Emitted at the end of bounded input."""
@@ -81,13 +81,6 @@ class OperatorContext:
     is_busy: bool = False
     diverts: bool = False
     flush_ms: int = 5
-
-
-class FrozenState(Protocol):
-    """State as it was at a barrier. Later changes of the operator must not show in it."""
-
-    def encode(self) -> Sequence[Buffer]:
-        """Return the snapshot's bytes as a list of buffers. Runs in an upload thread, beside processing."""
 
 
 @dataclass(frozen=True, slots=True)

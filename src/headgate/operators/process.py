@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import decode_sections
 from headgate.errors import UsageError
-from headgate.operators.base import FrozenState, Operator, OperatorContext, Output, RestoredState
+from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
 from headgate.operators.keycheck import check_keys
 from headgate.operators.processfunction import Cursor, NoKey, ProcessContext, ProcessFunction, RowStates
 from headgate.operators.rowfunctions import divert_refused
@@ -26,6 +26,7 @@ from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.userfunction import UserFunctionError, shortened, user_error, user_traceback
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
+from headgate.state.frozen import FrozenState
 from headgate.state.memory_rows import MemoryCells, MemoryRowBackend
 
 _ROUND_KEYS = 8_192

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import decode_sections
 from headgate.errors import UsageError
-from headgate.operators.base import FrozenState, Operator, OperatorContext, Output, RestoredState
+from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
 from headgate.operators.batchstates import BatchCursor, BatchStateHandle, BatchStates, Keys
 from headgate.operators.keycheck import check_keys
 from headgate.operators.process import copied, key_columns, opened
@@ -24,6 +24,7 @@ from headgate.operators.types import schema_text
 from headgate.operators.userfunction import UserFunctionError, batch_error, user_traceback
 from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
+from headgate.state.frozen import FrozenState
 from headgate.state.memory_columns import MemoryColumnBackend
 from headgate.state.ownership import owned_rows
 

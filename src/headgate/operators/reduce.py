@@ -7,15 +7,15 @@ State holds immutable tuples per key, so that a function that changes its accumu
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import decode_sections, encode_sections
-from headgate.operators.base import Buffer, FrozenState, Operator, RestoredState
+from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.operators.base import Operator, RestoredState
 from headgate.operators.keycheck import check_keys
 from headgate.operators.rowfunctions import divert_refused
 from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
@@ -23,6 +23,7 @@ from headgate.operators.schemas import frame_of
 from headgate.operators.types import schema_text
 from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.userfunction import UserFunctionError, shortened, user_error
+from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_batches, encode_batches
 from headgate.state.ownership import owned_rows
 
@@ -61,29 +62,31 @@ class ReduceSpec:
         return f"reduce(keys {', '.join(self.keys)}; columns {schema_text(self.schema)})"
 
 
-class _Frozen:
+class _Frozen(FrozenState):
     """The accumulators at a barrier. ``state`` is not changed by the operator until ``is_released``."""
 
     def __init__(self, state: State, schema: pa.Schema) -> None:
+        super().__init__()
         self._state = state
         self._schema = schema
-        self.is_released = False
 
-    def encode(self) -> Sequence[Buffer]:
-        """See ``FrozenState``."""
+    def _rows(self) -> Mapping[str, int]:
+        return {"accumulators": len(self._state)}
+
+    def _encode(self) -> Sequence[Buffer]:
         writer, values = RowWriter(self._schema), list(self._state.values())
         batches = [
             writer.batch_of_values(values[start : start + _ENCODE_ROWS])
             for start in range(0, len(values), _ENCODE_ROWS)
         ]
-        buffers = encode_sections({"accumulators": encode_batches(self._schema, batches)})
+        return encode_sections({"accumulators": encode_batches(self._schema, batches)})
+
+    def _forget(self) -> None:
         self._state = {}
-        self.is_released = True
-        return buffers
 
 
 class ReduceOperator(Operator):
-    """A dict of accumulators, and an overlay for what changes while a snapshot is being written."""
+    """A dict of accumulators, and an overlay for what changes until a snapshot is released."""
 
     def __init__(self, spec: ReduceSpec) -> None:
         self._function = spec.function
@@ -183,7 +186,7 @@ class ReduceOperator(Operator):
                 target[key] = before
 
     def _absorb_overlay(self) -> None:
-        """Once the snapshot is written, or was given up, put the overlay back into the state."""
+        """Once the snapshot is released (or was dropped), put the overlay back into the state."""
         if self._overlay is None or self._frozen is None:
             return
         frozen = self._frozen()

@@ -8,16 +8,16 @@ counts as absurd never depends on the clock, so that a replay refuses the same r
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
-from headgate.codec.snapshot import decode_sections, encode_sections
+from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import UsageError
 from headgate.operators.badrecords import bad_records
-from headgate.operators.base import WATERMARK_MAX_MS, Buffer, FrozenState, Operator, RestoredState
+from headgate.operators.base import WATERMARK_MAX_MS, Operator, RestoredState
 from headgate.operators.eventtime import EventTime, event_time
 from headgate.operators.unreadable import described_rows
 from headgate.operators.userfunction import shortened
@@ -32,6 +32,7 @@ from headgate.protocol.watermarks import (
     WatermarkTracker,
     is_channel,
 )
+from headgate.state.frozen import FrozenState
 
 PERIOD_MS = 10
 """Least time between two watermarks: a watermark costs a frame on every channel."""
@@ -78,13 +79,19 @@ class WithTimestampsSpec:
         return f"with_timestamps({self.column})"
 
 
-@dataclass(frozen=True, slots=True)
-class _Frozen:
-    latest_ms: dict[str, int]
+class _Frozen(FrozenState):
+    def __init__(self, latest_ms: dict[str, int]) -> None:
+        super().__init__()
+        self._latest_ms = latest_ms
 
-    def encode(self) -> Sequence[Buffer]:
-        """See ``FrozenState``."""
-        return encode_sections({"latest": [json.dumps(self.latest_ms, sort_keys=True).encode()]})
+    def _rows(self) -> Mapping[str, int]:
+        return {"latest": len(self._latest_ms)}
+
+    def _encode(self) -> Sequence[Buffer]:
+        return encode_sections({"latest": [json.dumps(self._latest_ms, sort_keys=True).encode()]})
+
+    def _forget(self) -> None:
+        self._latest_ms = {}
 
 
 class WithTimestampsOperator(Operator):

@@ -6,20 +6,21 @@ of each open window, as immutable batches, so that freezing copies a list.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
 
-from headgate.codec.snapshot import decode_sections, encode_sections
-from headgate.operators.base import WATERMARK_MIN_MS, Buffer, FrozenState, Operator, RestoredState
+from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.operators.base import WATERMARK_MIN_MS, Operator, RestoredState
 from headgate.operators.firedgroups import FiredGroups
 from headgate.operators.schemas import batch_of
 from headgate.operators.userfunction import batch_error
 from headgate.operators.windowmerge import bounds
 from headgate.operators.windowplan import WindowShape, window_state_text
 from headgate.operators.windowvalues import split_by_window
+from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_batches, encode_batches
 from headgate.state.ownership import owned_rows
 
@@ -47,15 +48,21 @@ class WindowBufferSpec:
         return window_state_text(self.shape, "window-buffer", [f"{f.name}: {f.type}" for f in self.kept])
 
 
-@dataclass(frozen=True, slots=True)
-class _Frozen:
-    schema: pa.Schema
-    meta: bytes
-    batches: tuple[pa.RecordBatch, ...]
+class _Frozen(FrozenState):
+    def __init__(self, schema: pa.Schema, meta: bytes, batches: tuple[pa.RecordBatch, ...]) -> None:
+        super().__init__()
+        self._schema = schema
+        self._meta = meta
+        self._batches = batches
 
-    def encode(self) -> Sequence[Buffer]:
-        """See ``FrozenState``."""
-        return encode_sections({"meta": [self.meta], "records": encode_batches(self.schema, self.batches)})
+    def _rows(self) -> Mapping[str, int]:
+        return {"records": sum(batch.num_rows for batch in self._batches)}
+
+    def _encode(self) -> Sequence[Buffer]:
+        return encode_sections({"meta": [self._meta], "records": encode_batches(self._schema, self._batches)})
+
+    def _forget(self) -> None:
+        self._batches = ()
 
 
 class WindowBufferOperator(Operator):

@@ -6,19 +6,20 @@ WN4). Counterpart: ``WindowCombine``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headgate.codec.snapshot import decode_sections, encode_sections
-from headgate.operators.base import WATERMARK_MIN_MS, Buffer, FrozenState, Operator, RestoredState
+from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.operators.base import WATERMARK_MIN_MS, Operator, RestoredState
 from headgate.operators.firedgroups import FiredGroups
 from headgate.operators.windowplan import WindowPlan, WindowShape, window_state_text
 from headgate.operators.windowvalues import partial_batch, pick, read_partials, results, split_by_window
 from headgate.state.aggtable import AggTable, FrozenTable, Values
+from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_batches, encode_batches
 from headgate.state.keyhash import column_words, is_text
 from headgate.state.keyindex import FrozenKeys, KeyIndex, Slots, make_key_index
@@ -57,19 +58,32 @@ class _Window:
     table: AggTable
 
 
-@dataclass(frozen=True, slots=True)
-class _Frozen:
+class _Frozen(FrozenState):
     """WN11."""
 
-    plan: WindowPlan
-    schema: pa.Schema
-    meta: bytes
-    windows: tuple[tuple[int, FrozenKeys, FrozenTable], ...]
+    def __init__(
+        self,
+        plan: WindowPlan,
+        schema: pa.Schema,
+        meta: bytes,
+        windows: tuple[tuple[int, FrozenKeys, FrozenTable], ...],
+    ) -> None:
+        super().__init__()
+        self._plan = plan
+        self._schema = schema
+        self._meta = meta
+        self._windows = windows
 
-    def encode(self) -> Sequence[Buffer]:
-        """See ``FrozenState``."""
-        batches = [partial_batch(self.plan, self.schema, keys(), window, table) for window, keys, table in self.windows]
-        return encode_sections({"meta": [self.meta], "windows": encode_batches(self.schema, batches)})
+    def _rows(self) -> Mapping[str, int]:
+        return {"windows": sum(len(table.rows) for _, _, table in self._windows)}
+
+    def _encode(self) -> Sequence[Buffer]:
+        plan, schema = self._plan, self._schema
+        batches = [partial_batch(plan, schema, keys(), window, table) for window, keys, table in self._windows]
+        return encode_sections({"meta": [self._meta], "windows": encode_batches(schema, batches)})
+
+    def _forget(self) -> None:
+        self._windows = ()
 
 
 class WindowMergeOperator(Operator):

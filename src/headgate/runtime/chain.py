@@ -20,11 +20,11 @@ from headgate.model.plan import Vertex
 from headgate.operators.base import (
     WATERMARK_MAX_MS,
     WATERMARK_MIN_MS,
-    FrozenState,
     Operator,
     OperatorContext,
     RestoredState,
 )
+from headgate.state.frozen import FrozenState
 
 RECORD_CHARS_SHOWN = 500
 """Of a record in an error message."""

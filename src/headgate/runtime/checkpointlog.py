@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -24,6 +24,8 @@ import xxhash
 
 from headgate.codec.life import decode_life, encode_life
 from headgate.codec.logentry import decode_log_entry, encode_log_entry
+from headgate.codec.snapshot import decode_sections
+from headgate.codec.staterows import difference, stored_rows
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.life import NO_GENERATION, Life
@@ -32,6 +34,9 @@ from headgate.protocol.recovery import Damage, NextClaim, ObservedEntry, Observe
 from headgate.store.local import sweep_unfinished
 from headgate.store.objectstore import ObjectStorage
 from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage
+
+STATE_PREFIX = "state/"
+"""Of the sections of a snapshot that hold the state of an operator; its name follows."""
 
 CLAIM_TRIES_MAX = 100
 """Each lost race means that another driver claimed a generation; a hundred in a row is a crash loop elsewhere."""
@@ -311,8 +316,11 @@ def write_snapshot(
     generation: Generation,
     parts: Sequence[Bytes],
     inline_bytes_max: int,
+    rows: dict[str, dict[str, int]] | None = None,
 ) -> StateHandle:
     """Make the snapshot of one subtask durable and return its handle (C13: small ones travel in the manifest).
+
+    ``rows``: how many rows each state in it has, by operator and state.
 
     Raises:
         StorageError
@@ -323,15 +331,15 @@ def write_snapshot(
         digest.update(part)
         size += len(part)
     if size <= inline_bytes_max:
-        return StateHandle(size, digest.intdigest(), "", b"".join(bytes(part) for part in parts))
+        return StateHandle(size, digest.intdigest(), "", b"".join(bytes(part) for part in parts), rows)
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", str(subtask.vertex))
     path = f"chk-{checkpoint:010d}/{name}-{subtask.index}.g{generation}"  # unique per generation (C33)
     storage.put(f"{pipeline}/{path}", parts)
-    return StateHandle(size, digest.intdigest(), path)
+    return StateHandle(size, digest.intdigest(), path, rows=rows)
 
 
 def read_snapshot(storage: Storage, pipeline: str, handle: StateHandle) -> bytes:
-    """Return the payload of ``handle`` after checking its size and checksum.
+    """Return the payload of ``handle`` after checking its size, its checksum, and the rows of each state (R30).
 
     Raises:
         CorruptionError, NotFound, StorageError
@@ -343,4 +351,17 @@ def read_snapshot(storage: Storage, pipeline: str, handle: StateHandle) -> bytes
     found = xxhash.xxh3_64_intdigest(data)
     if found != handle.checksum:
         raise CorruptionError(where, 0, f"checksum {handle.checksum:016x}", f"{found:016x}")
+    if handle.rows:
+        _check_rows(data, handle.rows, where)
     return data
+
+
+def _check_rows(data: bytes, rows: Mapping[str, Mapping[str, int]], where: str) -> None:
+    sections = decode_sections(data, where)
+    for node, recorded in rows.items():
+        state = sections.get(f"{STATE_PREFIX}{node}")
+        inner = {} if state is None else decode_sections(state, f"{where}, state of '{node}'")
+        problem = difference(recorded, stored_rows(inner, where))
+        if problem is not None:
+            expected, found = problem
+            raise CorruptionError(where, 0, f"{expected} of operator '{node}', as its manifest says", found)

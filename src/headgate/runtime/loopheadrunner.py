@@ -250,7 +250,9 @@ class LoopHeadRunner(SubtaskRunner):
         del self._opened[checkpoint]
         self._loop.log.drop(checkpoint)
         self._writer.cancel(checkpoint)
-        self._release(replace(self._waiting[checkpoint], states={}))
+        frozen = self._waiting[checkpoint]
+        frozen.release()  # U6
+        self._release(replace(frozen, states={}))
 
     def _release(self, frozen: FrozenSubtask) -> None:
         """Hand over to the writer, not before what was frozen earlier: output is prepared in its order (K3)."""

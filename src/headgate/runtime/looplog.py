@@ -12,20 +12,21 @@ import mmap
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
 from headgate.codec.frames import batch_element
-from headgate.codec.looplog import Counts, DecodedLog, LogChunk, LogOwner, decode_log, encode_log
+from headgate.codec.looplog import LOG_ROWS, Counts, DecodedLog, LogChunk, LogOwner, decode_log, encode_log
 from headgate.codec.snapshot import Buffer
 from headgate.errors import CorruptionError, ProtocolViolation, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.keygroups import key_groups_of_subtask
 from headgate.operators.base import RestoredState
 from headgate.runtime.spill import Extent, SpillBudget, SpillFile
+from headgate.state.frozen import FrozenState
 from headgate.state.keyhash import hash_columns, key_groups
 
 CHUNK_ROWS = 65_536
@@ -50,6 +51,7 @@ class _Entry:
     batch: pa.RecordBatch | None
     extent: Extent | None
     size_bytes: int
+    rows: int
     references: int
 
 
@@ -139,13 +141,15 @@ class LoopLog:
         self._reclaim()
         entries = self._pending.pop(checkpoint).entries
         sealed = SealedLog(self._schema, self._owner, entries, self._file, self._budget)
-        weakref.finalize(sealed, self._returned.append, entries).atexit = False
+        # called once: by ``release``, or when the last reference is gone
+        sealed.give_back = weakref.finalize(sealed, self._returned.append, entries)
+        sealed.give_back.atexit = False
         return sealed
 
     def drop(self, checkpoint: CheckpointId) -> None:
         """Give up the log of ``checkpoint`` (L5). Without effect when it has none, or it is sealed (T8).
 
-        A sealed log is given up by dropping the reference to it.
+        A sealed log is given up by its ``release``, or by dropping the last reference to it.
         """
         self._reclaim()
         log = self._pending.pop(checkpoint, None)
@@ -166,10 +170,10 @@ class LoopLog:
         size_bytes = batch_element(batch).size_bytes
         if self._budget.take_memory(size_bytes):
             self._memory_bytes += size_bytes
-            return _Entry(batch, None, size_bytes, references)
+            return _Entry(batch, None, size_bytes, batch.num_rows, references)
         extent = self._file.write(batch)
         self._spilled_bytes += extent.size_bytes
-        return _Entry(None, extent, extent.size_bytes, references)
+        return _Entry(None, extent, extent.size_bytes, batch.num_rows, references)
 
     def _reclaim(self) -> None:
         while self._returned:
@@ -189,12 +193,15 @@ class LoopLog:
                 self._file.free(entry.extent)
 
 
-class SealedLog:
-    """A finished log: a ``FrozenState``. Its batches are given back when nothing refers to it any more."""
+class SealedLog(FrozenState):
+    """A finished log. Its batches are given back when it is released, or when nothing refers to it any more."""
+
+    give_back: Callable[[], object]
 
     def __init__(
         self, schema: pa.Schema, owner: LogOwner, entries: Sequence[_Entry], file: SpillFile, budget: SpillBudget
     ) -> None:
+        super().__init__()
         self._schema = schema
         self._owner = owner
         self._entries = entries
@@ -211,10 +218,15 @@ class SealedLog:
         """Bytes of batches."""
         return sum(entry.size_bytes for entry in self._entries)
 
-    def encode(self) -> Sequence[Buffer]:
-        """Return the log's bytes; can be repeated. Runs in an upload thread.
+    def _rows(self) -> Mapping[str, int]:
+        return {LOG_ROWS: sum(entry.rows for entry in self._entries)}
 
-        What did not fit into memory is encoded through a file: the buffers are then a view of that file.
+    def _forget(self) -> None:
+        self._entries = ()
+        self.give_back()
+
+    def _encode(self) -> Sequence[Buffer]:
+        """Return the log's bytes. What did not fit into memory is encoded through a file, and a view of that file.
 
         Raises:
             StorageError: a spilled batch cannot be read, or there is no space to encode it.

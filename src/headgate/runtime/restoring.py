@@ -20,11 +20,9 @@ from headgate.model.manifest import Manifest
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import RestoredState
 from headgate.protocol.looppart import NO_ROUNDS, RoundProgress
-from headgate.runtime.checkpointlog import read_snapshot
+from headgate.runtime.checkpointlog import STATE_PREFIX, read_snapshot
 from headgate.runtime.subtaskrunner import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
 from headgate.store.storage import NotFound, Storage
-
-STATE_PREFIX = "state/"
 
 
 def restored_by(manifest: Manifest | None, plan: Plan, worker: WorkerIndex) -> list[Restored]:

@@ -1,4 +1,4 @@
-"""The asynchronous part of snapshots: prepare the sinks' output, write the state, report (rules U1–U5 of
+"""The asynchronous part of snapshots: prepare the sinks' output, write the state, report (rules U1–U7 of
 docs/spec/subtask.md).
 
 One ``SnapshotWriter`` per subtask: its writes run one after another in checkpoint order, beside the mailbox, in a
@@ -12,25 +12,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from headgate import faultpoints
-from headgate.codec.snapshot import encode_sections
+from headgate.codec.snapshot import Buffer, encode_sections, section_views
+from headgate.codec.staterows import difference, stored_rows
 from headgate.connectors.base import SealedTransaction
 from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, StateHandle
-from headgate.operators.base import Buffer, FrozenState
 from headgate.protocol.subtask import SnapshotFailed, SnapshotWritten
-from headgate.runtime.checkpointlog import write_snapshot
+from headgate.runtime.checkpointlog import STATE_PREFIX, write_snapshot
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Pool, Surroundings
+from headgate.state.frozen import FrozenState
 from headgate.store.storage import Storage
 
 _T = TypeVar("_T")
 
 RETRY_PAUSES_S = (0.1, 0.3, 0.6)
-"""Pauses between tries of one storage write; after them the checkpoint is declined."""
+"""Pauses between tries of one storage write; after them the checkpoint is declined (U4)."""
 
 
 @dataclass(slots=True)
@@ -46,6 +47,11 @@ class FrozenSubtask:
     sealed: Sequence[tuple[str, SealedTransaction]]
     started_ns: int = field(default_factory=time.monotonic_ns)
 
+    def release(self) -> None:
+        """Give the frozen states up: they are durable, or nobody will write them (U6). Idempotent."""
+        for state in self.states.values():
+            state.release()
+
 
 @dataclass(frozen=True, slots=True)
 class Destination:
@@ -57,12 +63,15 @@ class Destination:
     inline_bytes_max: int
 
 
+Rows: TypeAlias = dict[str, dict[str, int]]
+"""How many rows each state has, by operator and state."""
+
 Report = Callable[[SnapshotWritten | SnapshotFailed, str], None]
 """Called from the pool's threads with the outcome and, for a failure, its text."""
 
 
 class SnapshotWriter:
-    """Writes the snapshots of one subtask, in order."""
+    """Writes the snapshots of one subtask, in order (U1)."""
 
     def __init__(
         self,
@@ -117,20 +126,24 @@ class SnapshotWriter:
             except StorageError as error:
                 self._report(SnapshotFailed(job.checkpoint), str(error))
             except Exception as error:
-                self._on_error(error)
+                self._on_error(error)  # U5
+            finally:
+                job.release()  # U6: if it was given up
             with self._lock:  # ids rise: what was cancelled up to here is never asked for again
                 self._cancelled = {c for c in self._cancelled if c > job.checkpoint}
 
     def _write(self, job: FrozenSubtask) -> None:
         for node, sealed in job.sealed:
-            self._unprepared.append((node, job.checkpoint, sealed))
+            self._unprepared.append((node, job.checkpoint, sealed))  # U3
         if self._is_cancelled(job.checkpoint):
             return
-        self._prepare_all()
+        self._prepare_all()  # U2
         faultpoints.reach("after-prepare")
         if self._is_cancelled(job.checkpoint):
             return
-        handle = self._with_retries(lambda: self._write_state(job))
+        parts, rows = self._with_retries(lambda: _encoded(job))
+        handle = self._with_retries(lambda: self._write_state(job, parts, rows))
+        job.release()  # U6: before anybody hears of it, so that the next barrier finds the state in one piece
         faultpoints.reach("after-snapshot-before-ack")
         committables, self._prepared = tuple(self._prepared), []
         self._report(SnapshotWritten(job.checkpoint, handle, committables), "")
@@ -144,14 +157,10 @@ class SnapshotWriter:
                 index = self._subtask.index
                 self._prepared.append(Committable(node, checkpoint, index, self._to.generation, payload))
 
-    def _write_state(self, job: FrozenSubtask) -> StateHandle:
-        sections: dict[str, Sequence[Buffer]] = {name: [data] for name, data in job.plain.items()}
-        for node, state in job.states.items():
-            sections[f"state/{node}"] = state.encode()
-        parts = [memoryview(part) for part in encode_sections(sections)]
+    def _write_state(self, job: FrozenSubtask, parts: Sequence[memoryview], rows: Rows) -> StateHandle:
         to = self._to
         return write_snapshot(
-            to.storage, to.pipeline, self._subtask, job.checkpoint, to.generation, parts, to.inline_bytes_max
+            to.storage, to.pipeline, self._subtask, job.checkpoint, to.generation, parts, to.inline_bytes_max, rows
         )
 
     def _with_retries(self, call: Callable[[], _T]) -> _T:
@@ -166,3 +175,21 @@ class SnapshotWriter:
     def _is_cancelled(self, checkpoint: CheckpointId) -> bool:
         with self._lock:
             return checkpoint in self._cancelled
+
+
+def _encoded(job: FrozenSubtask) -> tuple[list[memoryview], Rows]:
+    """Return the snapshot of ``job``, and the rows that were frozen (U7). Changes nothing, so it can be repeated.
+
+    Raises:
+        AssertionError: what was encoded is not what was frozen; such a checkpoint must not complete.
+    """
+    sections: dict[str, Sequence[Buffer]] = {name: [data] for name, data in job.plain.items()}
+    rows: Rows = {}
+    for node, state in job.states.items():
+        rows[node] = dict(state.rows())
+        parts = state.encode()
+        problem = difference(rows[node], stored_rows(section_views(parts), f"the snapshot of '{node}'"))
+        if problem is not None:
+            raise AssertionError(f"the snapshot of operator '{node}' must have {problem[0]}, but has {problem[1]}")
+        sections[f"{STATE_PREFIX}{node}"] = parts
+    return [memoryview(part) for part in encode_sections(sections)], rows

@@ -3,7 +3,7 @@
 There are two views on state, by row and by column, because a Python function looks at one key at a time and a
 vectorised one at thousands. A backend serves one of them. Users see neither: their handles
 (``operators.processfunction``, ``operators.processbatch``) call these methods, so that another backend changes no
-user code. Not thread-safe; only ``FrozenSections.encode`` runs beside processing.
+user code. Not thread-safe; only what ``freeze`` returned is used beside processing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns, StateDescriptor, section_schema
+from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_batches
 from headgate.state.keyindex import Slots
 from headgate.state.ownership import owned_rows
@@ -30,18 +31,11 @@ class Ownership:
     subtask_index: int
 
 
-class FrozenSections(Protocol):
-    """All states as they were at a barrier."""
-
-    def encode(self) -> Sequence[bytes | bytearray | memoryview | pa.Buffer]:
-        """Return the snapshot (``codec.snapshot``, a section per state). Runs in an upload thread."""
-
-
 class StateBackend(Protocol):
     """What both views have."""
 
-    def freeze(self) -> FrozenSections:
-        """Return the states as they are now, in microseconds (ST5)."""
+    def freeze(self) -> FrozenState:
+        """Return the states as they are now, in microseconds (ST5). The snapshot has a section per state."""
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """Add the state of the keys that ``owner`` owns from one former subtask's snapshot (ST4)."""

@@ -6,6 +6,8 @@ append-only heap of Arrow arrays. Counterpart: the columnar states (values, list
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -47,6 +49,19 @@ class Vector(Protocol):
 
     def has_garbage(self, living: int) -> bool:
         """Whether ``tidy`` is worth its time when so many positions are in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenRows:
+    """The rows of one state at a barrier, to be read in any thread, more than once.
+
+    Attributes:
+        count: returns how many there are, without making them.
+        rows: returns the slot of each, and its columns behind the keys.
+    """
+
+    count: Callable[[], int]
+    rows: Callable[[], tuple[Slots, list[pa.Array]]]
 
 
 def make_vector(dtype: pa.DataType) -> Vector:

@@ -6,7 +6,7 @@ majority; then the living ones are numbered anew (ST7).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +14,9 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, encode_sections
 from headgate.state.backend import Ownership, restored_batches
+from headgate.state.columns import FrozenRows
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_schema
+from headgate.state.frozen import FrozenState
 from headgate.state.ipc import encode_batches
 from headgate.state.keyindex import FrozenKeys, Slots, make_key_index
 from headgate.state.memory_lists import MemoryLists
@@ -22,33 +24,38 @@ from headgate.state.memory_maps import MemoryMaps
 from headgate.state.memory_values import MemoryValues
 
 State: TypeAlias = MemoryValues | MemoryLists | MemoryMaps
-FrozenState: TypeAlias = Callable[[], tuple[Slots, list[pa.Array]]]
 
 _RENUMBER_MIN = 65_536
 _ENCODE_ROWS = 65_536
 
 
-class _Frozen:
-    """See ``backend.FrozenSections``."""
+class _Frozen(FrozenState):
+    """The slots of all states at a barrier."""
 
     def __init__(
-        self, keys: KeyColumns, frozen_keys: FrozenKeys, states: Sequence[tuple[StateDescriptor, FrozenState]]
+        self, keys: KeyColumns, frozen_keys: FrozenKeys, states: Sequence[tuple[StateDescriptor, FrozenRows]]
     ) -> None:
+        super().__init__()
         self._keys = keys
         self._frozen_keys = frozen_keys
         self._states = states
 
-    def encode(self) -> Sequence[Buffer]:
-        """See ``FrozenSections``."""
+    def _rows(self) -> Mapping[str, int]:
+        return {descriptor.name: frozen.count() for descriptor, frozen in self._states}
+
+    def _encode(self) -> Sequence[Buffer]:
         key_columns = self._frozen_keys()
         sections: dict[str, Sequence[Buffer]] = {}
         for descriptor, frozen in self._states:
             schema = section_schema(self._keys, descriptor)
-            slots, columns = frozen()
+            slots, columns = frozen.rows()
             taken = [column.take(pa.array(slots)) for column in key_columns]
             table = pa.Table.from_arrays([*taken, *columns], schema=schema)
             sections[descriptor.name] = encode_batches(schema, table.to_batches(_ENCODE_ROWS))
         return encode_sections(sections)
+
+    def _forget(self) -> None:
+        self._frozen_keys, self._states = list, ()
 
 
 class MemoryColumnBackend:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.columns import make_vector
+from headgate.state.columns import FrozenRows, make_vector
 from headgate.state.keyindex import Slots
 from headgate.state.slotarray import Mask, SlotArray, ranges
 
@@ -107,16 +107,16 @@ class MemoryLists:
         found: Mask = self._counts.read(self._size)[: self._size] > 0
         return found
 
-    def freeze(self) -> Callable[[], tuple[Slots, list[pa.Array]]]:
-        """Return what gives the slot of every element there is now, and the elements."""
+    def freeze(self) -> FrozenRows:
+        """Return the slot of every element there is now, and the elements."""
         pool = self._pool.freeze(self._end)
         starts, counts = self._starts.freeze(self._size), self._counts.freeze(self._size)
 
-        def frozen() -> tuple[Slots, list[pa.Array]]:
+        def rows() -> tuple[Slots, list[pa.Array]]:
             slots, positions = ranges(starts, counts)
             return slots, [pool.take(positions)]
 
-        return frozen
+        return FrozenRows(lambda: int(counts.sum()), rows)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         """Add rows of ``freeze``."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.columns import make_vector
+from headgate.state.columns import FrozenRows, make_vector
 from headgate.state.keyindex import Slots, WordIndex, make_key_index
 from headgate.state.memory_lists import MemoryLists
 from headgate.state.slotarray import LastRows, Mask, SlotArray
@@ -125,18 +125,18 @@ class MemoryMaps:
         found[self._pairs.words(entries) >> 32] = True
         return found
 
-    def freeze(self) -> Callable[[], tuple[Slots, list[pa.Array]]]:
-        """Return what gives the slot of every entry there is now, the map keys and the values."""
+    def freeze(self) -> FrozenRows:
+        """Return the slot of every entry there is now, the map keys and the values."""
         count = len(self._pairs)
         present, values = self._present.freeze(count), self._values.freeze(count)
         pairs, map_keys = self._pairs.prefix(), self._map_keys.freeze()
 
-        def frozen() -> tuple[Slots, list[pa.Array]]:
+        def rows() -> tuple[Slots, list[pa.Array]]:
             entries = np.flatnonzero(present)
             words = pairs[entries]
             return words >> 32, [map_keys()[0].take(pa.array(words & _LOW)), values.take(entries)]
 
-        return frozen
+        return FrozenRows(lambda: int(np.count_nonzero(present)), rows)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         """Add rows of ``freeze``."""

@@ -1,4 +1,4 @@
-"""Keyed state by row in memory: a dict from key to object for each state, and an overlay while a snapshot is written.
+"""Keyed state by row in memory: a dict from key to object for each state, and an overlay while a snapshot is held.
 
 Counterpart: ``operators.process``. Freezing only puts the dict aside; whoever changes a key afterwards puts its new
 object into the overlay (ST5). A list or dict of a key is copied when it is first changed after a barrier.
@@ -16,6 +16,7 @@ import pyarrow as pa
 from headgate.codec.snapshot import Buffer, encode_sections
 from headgate.state.backend import Ownership, restored_batches
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_schema
+from headgate.state.frozen import FrozenState
 from headgate.state.ipc import encode_batches
 from headgate.state.rowvalues import conversion, python_values
 
@@ -32,7 +33,7 @@ class FrozenCells:
         self.is_released = False
 
     def release(self) -> None:
-        """The snapshot is written: the objects may change again."""
+        """Nobody needs the snapshot any more: the objects may change again."""
         self.objects = {}
         self.is_released = True
 
@@ -85,7 +86,7 @@ class MemoryCells:
         yield from (key for key, value in overlay.items() if value is not _GONE)
 
     def absorb(self) -> None:
-        """Once all snapshots are written, or were given up, put the overlay back.
+        """Once all snapshots are released, or were dropped, put the overlay back.
 
         All, not only the latest: an older one may share lists and dicts of keys that nobody changed in between.
         """
@@ -97,7 +98,7 @@ class MemoryCells:
             self._overlay = None
 
     def freeze(self) -> FrozenCells:
-        """Put the objects aside. Copies the dict only when the snapshot before is still being written (ST5)."""
+        """Put the objects aside. Copies the dict only when a snapshot before is still held (ST5)."""
         self.absorb()
         if self._overlay is not None:
             self._base = dict(self._base)
@@ -116,23 +117,27 @@ class MemoryCells:
                 target[key] = value
 
 
-class _Frozen:
-    """See ``backend.FrozenSections``."""
+class _Frozen(FrozenState):
+    """The objects of all states at a barrier."""
 
     def __init__(self, keys: KeyColumns, states: Sequence[tuple[StateDescriptor, FrozenCells]]) -> None:
+        super().__init__()
         self._keys = keys
         self._states = states
 
-    def encode(self) -> Sequence[Buffer]:
-        """See ``FrozenSections``."""
+    def _rows(self) -> Mapping[str, int]:
+        return {descriptor.name: _count(descriptor, cells.objects) for descriptor, cells in self._states}
+
+    def _encode(self) -> Sequence[Buffer]:
         sections: dict[str, Sequence[Buffer]] = {}
         for descriptor, cells in self._states:
             schema = section_schema(self._keys, descriptor)
             sections[descriptor.name] = encode_batches(schema, list(_batches(schema, descriptor, cells.objects)))
-        buffers = encode_sections(sections)
+        return encode_sections(sections)
+
+    def _forget(self) -> None:
         for _, cells in self._states:
             cells.release()
-        return buffers
 
 
 class MemoryRowBackend:
@@ -154,7 +159,7 @@ class MemoryRowBackend:
         return list(found)
 
     def absorb(self) -> None:
-        """Call now and then between keys: gives up the overlays of snapshots that are written."""
+        """Call now and then between keys: gives up the overlays of snapshots that are released."""
         for cells in self._cells.values():
             cells.absorb()
 
@@ -192,6 +197,12 @@ def _owned(cells: MemoryCells, key: Any, make: type) -> Any:
         found = make()
         cells.put(key, found)
     return found
+
+
+def _count(descriptor: StateDescriptor, objects: dict[Any, Any]) -> int:
+    if descriptor.kind is StateKind.VALUE:
+        return len(objects)
+    return sum(len(found) for found in objects.values())  # a generator: other threads run in between
 
 
 def _batches(schema: pa.Schema, descriptor: StateDescriptor, objects: dict[Any, Any]) -> Iterator[pa.RecordBatch]:

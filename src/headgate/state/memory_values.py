@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from headgate.state.columns import FixedVector, make_vector, to_numpy
+from headgate.state.columns import FixedVector, FrozenRows, make_vector, to_numpy
 from headgate.state.keyindex import Slots
 from headgate.state.slotarray import Array, LastRows, Mask, SlotArray
 
@@ -108,15 +108,15 @@ class MemoryValues:
         """Return which slots have a value."""
         return self._present.read(self._size)[: self._size]
 
-    def freeze(self) -> Callable[[], tuple[Slots, list[pa.Array]]]:
-        """Return what gives the slots that have a value now, and the values."""
+    def freeze(self) -> FrozenRows:
+        """Return the slots that have a value now, and the values."""
         vector, present = self._vector.freeze(self._size), self._present.freeze(self._size)
 
-        def frozen() -> tuple[Slots, list[pa.Array]]:
+        def rows() -> tuple[Slots, list[pa.Array]]:
             slots = np.flatnonzero(present)
             return slots, [vector.take(slots)]
 
-        return frozen
+        return FrozenRows(lambda: int(np.count_nonzero(present)), rows)
 
     def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
         """Add rows of ``freeze``."""
