@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headgate.api.placed import place
-from headgate.connectors.base import Committer, Sink, SinkContext, SinkWriter
+from headgate.connectors.base import Committer, EndlessSource, Sink, SinkContext, SinkWriter
 from headgate.connectors.filecommit import committed_files
 from headgate.connectors.filesink import FileSink
 from headgate.errors import HeadgateError, UsageError
@@ -54,6 +54,7 @@ class ResultSink:
 
 def run_and_collect(pipeline: Pipeline, stream: Stream, name: str | None) -> pl.DataFrame:
     """Run to the end; return the records of ``stream``."""
+    _refuse_endless(pipeline, "collect")
     files = _run(pipeline, stream, name, lambda: pipeline.run().is_finished)
     tables = [pq.read_table(file).cast(stream.schema) for file in files]
     table = pa.concat_tables(tables) if tables else stream.schema.empty_table()
@@ -66,11 +67,23 @@ def run_to_dataframe(pipeline: Pipeline, stream: Stream, spark: Any, name: str |
     """Run to the end; return the records of ``stream`` as a Spark DataFrame."""
     from headgate.spark.dataframes import active_session, read_parquet
 
+    _refuse_endless(pipeline, "to_dataframe")
     session = spark or active_session()
     if session is None:
         raise UsageError("to_dataframe needs a SparkSession; give spark=, or use collect() for a Polars frame")
     files = _run(pipeline, stream, name, lambda: pipeline.run(spark=session).is_finished)
     return read_parquet(session, files, stream.schema)
+
+
+def _refuse_endless(pipeline: Pipeline, call: str) -> None:
+    """Refuse what would never return and fill the disk meanwhile (N40): every source has to end."""
+    for node in pipeline._builder.nodes:
+        end = node.spec.how_to_end() if node.role is Role.SOURCE and isinstance(node.spec, EndlessSource) else None
+        if end is not None:
+            raise UsageError(
+                f"{call}() returns when all input has ended, but source '{node.name}' never ends: {end}, or write to "
+                "a sink such as headgate.FileSink and call run()"
+            )
 
 
 def _run(pipeline: Pipeline, stream: Stream, name: str | None, run: Callable[[], bool]) -> Sequence[str]:

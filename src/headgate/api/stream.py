@@ -192,13 +192,21 @@ class Stream:
         builder.add(node, Role.SINK, self._edges, sink, self._schema)
 
     def collect(self, *, name: str | None = None) -> pl.DataFrame:
-        """Run the pipeline to the end of its (bounded) input; return this stream's records as a Polars frame."""
+        """Run the pipeline to the end of its (bounded) input; return this stream's records as a Polars frame.
+
+        Raises:
+            UsageError: a source never ends.
+        """
         from headgate.api.results import run_and_collect
 
         return run_and_collect(self._pipeline, self, name)
 
     def to_dataframe(self, spark: Any = None, *, name: str | None = None) -> Any:
-        """Run the pipeline to the end of its (bounded) input; return this stream's records as a Spark DataFrame."""
+        """Run the pipeline to the end of its (bounded) input; return this stream's records as a Spark DataFrame.
+
+        Raises:
+            UsageError: a source never ends, or there is no SparkSession.
+        """
         from headgate.api.results import run_to_dataframe
 
         return run_to_dataframe(self._pipeline, self, spark, name)

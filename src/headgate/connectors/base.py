@@ -95,6 +95,14 @@ class Source(Protocol):
         """Return a live reader at ``context.positions`` (or at the configured start)."""
 
 
+@runtime_checkable
+class EndlessSource(Protocol):
+    """A source that may have no end, and says so. Optional: one without this method counts as bounded (N40)."""
+
+    def how_to_end(self) -> str | None:
+        """Return what would give it an end, such as ``"give rows="``; None when it ends by itself. Cheap."""
+
+
 @dataclass(frozen=True, slots=True)
 class SinkContext:
     """What a sink's writer may know."""

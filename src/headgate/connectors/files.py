@@ -109,6 +109,10 @@ class _LineSource:
         """Positions are kept by absolute path: they mean the same whatever else is read (N3)."""
         return "files of lines, version 1"
 
+    def how_to_end(self) -> str | None:
+        """See ``EndlessSource``."""
+        return "read the files that are there with follow=False" if self._options.follow else None
+
     def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of the files that this subtask owns.
 

@@ -142,6 +142,10 @@ class Generator:
         times = f"{self.time} {self.start_ms} {self.step_us}" if self.timestamp is not None else "no time"
         return f"generator, version 1: {columns}; {times}; seed {self.seed}; pool {self.pool_rows}"
 
+    def how_to_end(self) -> str | None:
+        """See ``EndlessSource``."""
+        return "give Generator(rows=...)" if self.rows is None else None
+
     def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of the splits that this subtask owns."""
         return GeneratorReader(self, context)

@@ -79,6 +79,12 @@ class StreamSource:
         info = Store.shared(self.store).describe(self.stream)
         return f"stream {info.name} created {info.created_ms} with {info.segments_count} segments"
 
+    def how_to_end(self) -> str | None:
+        """See ``EndlessSource``. A sealed stream ends although it is followed."""
+        if not self.follow or Store.shared(self.store).describe(self.stream).is_sealed:
+            return None
+        return f"read what is there with follow=False, or seal stream '{self.stream}' first"
+
     def open(self, context: SourceContext) -> StreamSourceReader:
         """Return a reader of the segments that belong to this subtask."""
         return StreamSourceReader(self, Store.shared(self.store), context)

@@ -1,0 +1,75 @@
+"""A result of input without end would fill the disk: it is refused before anything runs (N40)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headgate as hg
+from headgate.store.store import Store
+
+
+def generated(root: Path, **options: Any) -> hg.Stream:
+    pipeline = hg.Pipeline("p", parallelism=1, checkpointing=hg.Checkpointing(dir=root / "checkpoints"))
+    return pipeline.source(hg.Generator({"n": hg.RowNumber()}, **options), name="numbers")
+
+
+def followed(root: Path) -> hg.Stream:
+    (root / "in").mkdir(exist_ok=True)
+    pipeline = hg.Pipeline("p", parallelism=1, checkpointing=hg.Checkpointing(dir=root / "checkpoints"))
+    bounded = pipeline.source(hg.FromRows([{"line": "a"}]))
+    pipeline.source(hg.TextFiles(root / "in", follow=True), name="lines").sink(hg.Discard())
+    return bounded
+
+
+def streamed(root: Path, **options: Any) -> hg.Stream:
+    with Store.open(root / "store") as store:
+        store.create_stream("s", pa.schema([("n", pa.int64())]), if_not_exists=True)
+    pipeline = hg.Pipeline("p", parallelism=1, checkpointing=hg.Checkpointing(dir=root / "checkpoints"))
+    return pipeline.source(hg.StreamSource("s", store=str(root / "store"), **options), name="events")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(self: hg.Pipeline, **_: object) -> None:
+        raise RuntimeError("it runs")
+
+    monkeypatch.setattr(hg.Pipeline, "run", run)
+
+
+CALLS: list[Callable[[hg.Stream], object]] = [hg.Stream.collect, lambda stream: stream.to_dataframe(object())]
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("made", "source", "hint"),
+    [(generated, "numbers", "rows="), (followed, "lines", "follow=False"), (streamed, "events", "follow=False")],
+)
+def test_results_of_input_without_end_are_refused(
+    tmp_path: Path, call: Callable[[hg.Stream], object], made: Callable[[Path], hg.Stream], source: str, hint: str
+) -> None:  # N40; every source of the pipeline counts, because the run ends with the last of them
+    stream = made(tmp_path)
+    for _ in range(2):
+        with pytest.raises(hg.UsageError, match=f"source '{source}' never ends") as refused:
+            call(stream)
+        assert hint in str(refused.value)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_input_with_a_bound_is_collected(tmp_path: Path, call: Callable[[hg.Stream], object]) -> None:
+    for stream in (generated(tmp_path, rows=9), streamed(tmp_path, follow=False)):
+        with pytest.raises(RuntimeError, match="it runs"):
+            call(stream)
+
+
+def test_a_sealed_stream_is_a_bound(tmp_path: Path) -> None:
+    stream = streamed(tmp_path)
+    with Store.open(tmp_path / "store") as store:
+        store.seal("s")
+    with pytest.raises(RuntimeError, match="it runs"):
+        stream.collect()
