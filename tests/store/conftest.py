@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from storing import KEYED, STREAM
+from tests.store.storing import KEYED, STREAM
 
 from headgate.store.store import Store
 

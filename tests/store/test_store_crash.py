@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from storing import KEYED, STREAM, drain, drained, keyed
+from tests.store.storing import KEYED, STREAM, drain, drained, keyed
 
 from headgate.errors import FencedError
 from headgate.store.store import Store

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
     multiple,
     rule,
 )
-from storing import KEYED, STREAM, drain, keyed
+from tests.store.storing import KEYED, STREAM, drain, keyed
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.store.faulty import Fault, FaultKind, FaultyStorage
@@ -46,7 +46,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.number = 0
         self._reopen()
         self.store.create_stream(STREAM, KEYED, segments=3, routing_key="key")
-        self.writer = self.store.writer(STREAM)
+        self.writer = self.store.writer(STREAM, linger=None)
         self.waiting: list[tuple[str, int]] = []
         self.positions = [0, 0, 0]
         self.read: list[tuple[str, int]] = []
@@ -134,7 +134,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The process dies with what it had not flushed; a new generation takes over."""
         self.store.close()
         self._reopen()
-        self.writer = self.store.writer(STREAM)
+        self.writer = self.store.writer(STREAM, linger=None)
         self.waiting = []
         self.epoch += 1
         aborted = self.store.recover(STREAM, owner=OWNER, epoch=self.epoch, keep=keep)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from storing import KEYED, keyed
+from tests.store.storing import KEYED, keyed
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.errors import CorruptionError, StorageError, UsageError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from storing import KEYED, STREAM, drained, keyed
+from tests.store.storing import KEYED, STREAM, drained, keyed
 
 from headgate.errors import CorruptionError, UsageError
 from headgate.store import tables as t

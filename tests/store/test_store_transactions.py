@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from storing import KEYED, STREAM, drain, drained, keyed
+from tests.store.storing import KEYED, STREAM, drain, drained, keyed
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation

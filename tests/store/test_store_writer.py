@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from storing import KEYED, STREAM, drain, drained, keyed
+from tests.store.storing import KEYED, STREAM, drain, drained, keyed
 
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.store.chunks import PART_ROWS_MAX
@@ -21,7 +21,7 @@ from headgate.store.writer import Appended
 
 
 def test_an_append_is_invisible_before_and_visible_after_its_flush(store: Store) -> None:
-    writer = store.writer(STREAM)
+    writer = store.writer(STREAM, linger=None)
     future = writer.append(keyed(("a", 1), ("b", 2)))
     assert not future.done()
     assert drained(store) == []
@@ -106,7 +106,7 @@ def test_nothing_is_acknowledged_while_the_disk_is_full_and_all_is_once_it_is_no
     storage = FaultyStorage(MemoryStorage())
     with Store.open(tmp_path, storage=storage) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
-        writer = store.writer(STREAM)
+        writer = store.writer(STREAM, linger=None)
         first = writer.append(keyed(("a", 1)))
         storage.inject(Fault(FaultKind.NO_SPACE, "put", times=2))
         for _ in range(2):
@@ -124,7 +124,7 @@ def test_nothing_is_acknowledged_while_the_disk_is_full_and_all_is_once_it_is_no
 def test_an_append_that_took_effect_although_it_failed_is_not_repeated(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = store.writer(STREAM)
+    writer = store.writer(STREAM, linger=None)
     future = writer.append(keyed(("a", 1)))
     real = store._catalogue.write
 
@@ -165,7 +165,7 @@ def test_a_stable_writer_drops_what_the_store_has_already(store: Store) -> None:
 
 
 def test_a_newer_epoch_of_a_writer_fences_the_older_one(store: Store) -> None:
-    old = store.writer(STREAM, writer_id="importer", epoch=1)
+    old = store.writer(STREAM, writer_id="importer", epoch=1, linger=None)
     future = old.append(keyed(("a", 1)))
     new = store.writer(STREAM, writer_id="importer", epoch=2)
     with pytest.raises(FencedError, match="generation 1 was replaced by generation 2"):
@@ -182,7 +182,7 @@ def test_a_newer_epoch_of_a_writer_fences_the_older_one(store: Store) -> None:
 
 def test_two_writers_of_one_id_and_epoch_are_told_apart(store: Store) -> None:
     one = store.writer(STREAM, writer_id="importer", epoch=1)
-    two = store.writer(STREAM, writer_id="importer", epoch=1)
+    two = store.writer(STREAM, writer_id="importer", epoch=1, linger=None)
     one.append(keyed(("a", 1)))
     one.flush()
     two.append(keyed(("a", 2)))

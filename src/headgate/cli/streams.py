@@ -165,7 +165,7 @@ def write(
         info = opened_store.describe(name)
         is_text = format_ is Format.TEXT or (format_ is Format.AUTO and info.schema.equals(TEXT_SCHEMA))
         count = 0
-        with opened_store.writer(name) as writer, _progress(files) as advance:
+        with opened_store.writer(name, linger=None) as writer, _progress(files) as advance:
             for file in _inputs(files):
                 with file:
                     for block in line_blocks(file):

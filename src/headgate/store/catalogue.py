@@ -26,6 +26,9 @@ from headgate.store.tables import CATALOGUE_VERSION, meta, metadata, owners
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for other processes' short transactions before it reports a transient error."""
 
+_VERSIONS_OF_A_TAIL = 1 << 32
+"""More than one connection counts: numbers of two connections are never equal, so a new one always means to look."""
+
 _TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL")
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
@@ -45,6 +48,7 @@ class Catalogue:
         self._write_lock = threading.Lock()  # threads queue here instead of polling SQLite's lock
         self._tail_lock = threading.Lock()
         self._tail: Any = None
+        self._tails_count = 0
         self._engine = _engine(path)
         try:
             with os.fdopen(open_lock(path.with_suffix(".lock")), "ab") as lock:
@@ -59,7 +63,8 @@ class Catalogue:
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """Give a consistent view of one moment."""
-        with self._errors("read"), self._current_engine().connect() as connection, connection.begin():
+        self._notice_fork()
+        with self._errors("read"), self._engine.connect() as connection, connection.begin():
             yield connection
 
     @contextlib.contextmanager
@@ -69,7 +74,8 @@ class Catalogue:
         Raises:
             StorageError: nothing was changed (or, after an I/O error, perhaps everything: look it up).
         """
-        with self._errors("write"), self._write_lock, self._current_engine().connect() as plain:
+        self._notice_fork()
+        with self._errors("write"), self._write_lock, self._engine.connect() as plain:
             connection = plain.execution_options(headgate_write=True)
             with connection.begin():
                 yield connection
@@ -79,11 +85,14 @@ class Catalogue:
 
         Compare it with one taken *before* the query whose result is to be kept.
         """
+        self._notice_fork()
         with self._errors("read"), self._tail_lock:
-            self._current_engine()
             if self._tail is None:
                 self._tail = self._connect_tail()
-            return int(self._tail.execute("PRAGMA data_version").fetchone()[0])
+                self._tails_count += 1
+            return self._tails_count * _VERSIONS_OF_A_TAIL + int(
+                self._tail.execute("PRAGMA data_version").fetchone()[0]
+            )
 
     def close(self) -> None:
         """Close all connections."""
@@ -98,13 +107,13 @@ class Catalogue:
         connection.execute("SELECT count(*) FROM meta").fetchone()
         return connection
 
-    def _current_engine(self) -> Engine:
-        if os.getpid() != self._pid:  # SQLite connections do not survive a fork
+    def _notice_fork(self) -> None:
+        """Make connections and locks anew in a child (D4): before any lock, a thread of the parent may have held it."""
+        if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._engine.dispose(close=False)
             self._engine = _engine(self.path)
-            self._write_lock, self._tail = threading.Lock(), None
-        return self._engine
+            self._write_lock, self._tail_lock, self._tail = threading.Lock(), threading.Lock(), None
 
     def _prepare(self, connection: Connection) -> None:
         if not sa.inspect(connection).has_table(meta.name):

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
+from headgate.model.config import Duration, duration_ms
 from headgate.model.life import Life, Owner
 from headgate.model.security import Access
 from headgate.store import tables as t
@@ -23,6 +24,7 @@ from headgate.store.access import access_in
 from headgate.store.catalogue import Catalogue
 from headgate.store.chunks import delete_quietly
 from headgate.store.fsck import Problem, check_store
+from headgate.store.linger import LINGER
 from headgate.store.local import LocalStorage
 from headgate.store.owners import find_owner, forget, own
 from headgate.store.reader import SegmentReader
@@ -173,22 +175,27 @@ class Store:
             delete_stream(connection, info)
         delete_quietly(self._storage, self._storage.list(str(info.stream_id)))
 
-    def writer(self, name: str, *, writer_id: str = "", epoch: int = 0) -> StreamWriter:
+    def writer(
+        self, name: str, *, writer_id: str = "", epoch: int = 0, linger: Duration | None = LINGER
+    ) -> StreamWriter:
         """Return a writer whose appends are durable when acknowledged.
 
         Args:
             name: the stream.
             writer_id: a stable id makes appends idempotent across restarts by sequence number (S7).
             epoch: a newer one fences the writer id's older ones (S9).
+            linger: an append waits so long for others that share its flush; None: it waits for ``flush``, ``close``
+                or a full buffer.
 
         Raises:
-            UsageError: there is no such stream, or it is sealed.
+            UsageError: there is no such stream, it is sealed, or ``linger`` is not a duration.
             FencedError: a newer epoch of this id exists.
         """
+        linger_ms = None if linger is None else duration_ms(linger, "linger")
         with self._catalogue.read() as connection:
             info = find_stream(connection, name, self.root)
             check_writable(connection, info)
-        return StreamWriter(self._catalogue, self._storage, info, writer_id, epoch)
+        return StreamWriter(self._catalogue, self._storage, info, writer_id, epoch, linger_ms)
 
     def reader(self, name: str, segment: int, position: int = 0) -> SegmentReader:
         """Return a reader of one segment, beginning at ``position``.

@@ -1,146 +1,167 @@
 """A writer outside transactions: buffers batches, flushes them as one chunk, acknowledges what is durable.
 
-Counterpart: ``reader``. Source: S7 to S10, S36 and S38 of docs/spec/stream-store.md.
+Counterpart: ``reader``; ``linger`` says when to flush. Source: S7 to S10, S36, S38, S41 and S42 of
+docs/spec/stream-store.md.
 Never acknowledges before chunk and catalogue are synced, and never appends twice what it retries.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import secrets
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.errors import FencedError, UsageError
+from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.store import tables as t
+from headgate.store.appends import Appended, FlushAttempt, PendingAppend, recorded_starts
 from headgate.store.catalogue import Catalogue
 from headgate.store.chunks import (
     FLUSH_BYTES,
-    BatchChunk,
     assign_positions,
     delete_quietly,
     encode_batches,
-    find_chunk,
     insert_chunk,
     new_chunk_path,
 )
 from headgate.store.limits import check_event_sizes
+from headgate.store.linger import Linger
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema
 from headgate.store.storage import Storage
 from headgate.store.streams import StreamInfo, check_writable
 
-
-@dataclass(frozen=True, slots=True)
-class AppendedRange:
-    """Where events of one append are: ``events_count`` of ``segment`` from ``start`` on."""
-
-    segment: int
-    start: int
-    events_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """A durable append. ``is_duplicate``: its sequence number was there already, nothing was added (S7)."""
-
-    ranges: tuple[AppendedRange, ...] = ()
-    is_duplicate: bool = False
-
-
-@dataclass(slots=True)
-class _Pending:
-    batch: pa.RecordBatch
-    future: Future[Appended]
-    sequence: int
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """One flush; kept until its outcome is known, so that a retry cannot append twice."""
-
-    path: str
-    items: list[_Pending]
-    encoded: BatchChunk
-    last_sequence: int = field(default=0)
+_log = logging.getLogger("headgate")
 
 
 class StreamWriter:
     """Appends to one stream; several threads may share it and then share its flushes (group commit)."""
 
-    def __init__(self, catalogue: Catalogue, storage: Storage, stream: StreamInfo, writer_id: str, epoch: int) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        storage: Storage,
+        stream: StreamInfo,
+        writer_id: str,
+        epoch: int,
+        linger_ms: int | None,
+    ) -> None:
         """Use ``Store.writer``."""
         self._catalogue = catalogue
         self._storage = storage
         self.stream = stream
         self._writer_id = writer_id
         self._epoch = epoch
-        self._buffer_lock = threading.Lock()
-        self._flush_lock = threading.Lock()
-        self._buffer: list[_Pending] = []
-        self._buffered_bytes = 0
-        self._attempt: _Attempt | None = None
+        self._linger_ms = linger_ms
         self._turn = hash_text(writer_id or secrets.token_hex(8))
-        self.next_sequence = self._register() + 1 if writer_id else 1
+        self._failure: Exception | None = None
+        self._is_closed = False
+        self._is_late = False
+        self._durable_sequence = self._register() if writer_id else 0
+        self._begin_in_this_process()
+
+    def _begin_in_this_process(self) -> None:
+        """Begin with nothing buffered. After a fork the parent keeps what it had, and the threads are its own (D4)."""
+        self._pid = os.getpid()
+        self._buffer_lock = threading.Lock()
+        self._flush_lock = threading.RLock()  # a future's callback may append and flush
+        self._buffer: list[PendingAppend] = []
+        self._buffered_bytes = 0
+        self._attempt: FlushAttempt | None = None
+        self._unacknowledged: dict[int, Future[Appended]] = {}
+        self._linger = None if self._linger_ms is None else Linger(self._linger_ms, self._flush_in_time)
+        self.next_sequence = self._durable_sequence + 1
         """Number of the next append; after a restart, the first that the store does not have."""
 
     def append(self, batch: pa.RecordBatch, sequence: int | None = None) -> Future[Appended]:
-        """Take events; they are durable when the future completes, at the latest with the next ``flush``.
+        """Take events; they are durable when the future completes: soon (see ``Store.writer``), or with ``flush``.
+
+        A future that fails says what ended the writer: its events may or may not be in the store. It cannot be
+        cancelled.
 
         Args:
             batch: events with the stream's schema.
-            sequence: number of this append, for writers with a stable id: one that the store has already is
-                dropped (S7). Default: the next one.
+            sequence: number of this append, from 1, for writers with a stable id. One that the store has already is
+                dropped (S7); one that waits to be durable gets the future of the first. Default: the next one.
 
         Raises:
-            UsageError: other schema, an event that is too large, or a gap in the numbers.
+            UsageError: other schema, an event that is too large, a gap in the numbers, or the writer is closed.
+            StorageError: the buffer is full and cannot be written now; nothing was taken.
+            HeadgateError: what ended the writer before, such as FencedError; nothing was taken.
         """
         check_same_schema(self.stream.name, self.stream.schema, batch.schema)
         check_event_sizes(self.stream.name, batch)
-        future: Future[Appended] = Future()
+        self._check_number(sequence)
+        self._notice_fork()
+        if self._buffered_bytes >= FLUSH_BYTES and (sequence is None or sequence >= self.next_sequence):
+            self.flush()
         with self._buffer_lock:
+            self._check_open()
             number = self.next_sequence if sequence is None else sequence
             if number < self.next_sequence:
-                future.set_result(Appended(is_duplicate=True))
-                return future
+                return self._future_of_first(number)
             if number > self.next_sequence:
                 raise UsageError(
                     f"writer '{self._writer_id}' of stream '{self.stream.name}': append {number} came where "
                     f"{self.next_sequence} was expected; numbers must follow each other"
                 )
+            future: Future[Appended] = Future()
+            future.set_running_or_notify_cancel()
             self.next_sequence = number + 1
             if batch.num_rows == 0 and not self._writer_id:
                 future.set_result(Appended())
                 return future
-            self._buffer.append(_Pending(batch, future, number))
+            self._buffer.append(PendingAppend(batch, future, number))
             self._buffered_bytes += batch.nbytes
+            if self._writer_id:
+                self._unacknowledged[number] = future
             is_full = self._buffered_bytes >= FLUSH_BYTES
+            if self._linger is not None:
+                self._linger.arm()
         if is_full:
-            self.flush()
+            with contextlib.suppress(HeadgateError):  # taken: the future, or the next call, says what is wrong
+                self.flush()
         return future
 
     def flush(self) -> None:
         """Make everything appended so far durable and visible; complete the futures.
 
         Raises:
-            StorageError: nothing more was acknowledged; the events are kept, and calling again continues (S38).
+            StorageError: nothing more was acknowledged; when it is transient, the events are kept, and calling again
+                continues (S38).
             FencedError: a newer epoch of this writer id exists.
+            HeadgateError: what ended the writer before; what it had not acknowledged was dropped.
         """
+        self._notice_fork()
         with self._flush_lock:
             if self._attempt is not None:
                 self._finish(self._attempt)
             with self._buffer_lock:
-                items, self._buffer, self._buffered_bytes = self._buffer, [], 0
-            if items:
-                self._attempt = self._begin(items)
+                if self._failure is not None:
+                    raise self._failure
+                if self._linger is not None:
+                    self._linger.disarm()
+                if self._buffer:
+                    self._turn += 1
+                    path = new_chunk_path(self.stream.stream_id, "appended")
+                    self._attempt = FlushAttempt(path, self._buffer, self._turn)
+                    self._buffer, self._buffered_bytes = [], 0
+            if self._attempt is not None:
                 self._finish(self._attempt)
 
     def close(self) -> None:
-        """Flush."""
+        """Flush, and take no more. When it raises, nothing goes on by itself: close again to continue."""
+        self._notice_fork()
+        with self._buffer_lock:
+            self._is_closed = True
+        if self._linger is not None:
+            self._linger.close()
         self.flush()
 
     def __enter__(self) -> StreamWriter:
@@ -149,46 +170,119 @@ class StreamWriter:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
+            return
+        self._notice_fork()
+        what = f"the block of the writer of stream '{self.stream.name}' ended with an error"
+        with self._flush_lock:
+            self._end(UsageError(f"{what} before this append was acknowledged"))
+        if self._linger is not None:
+            self._linger.close()
 
-    def _begin(self, items: list[_Pending]) -> _Attempt:
-        self._turn += 1
-        batches = [item.batch for item in items]
-        encoded = encode_batches(self.stream, batches, self._turn)
-        path = new_chunk_path(self.stream.stream_id, "appended")
-        return _Attempt(path, items, encoded, items[-1].sequence)
+    def _check_number(self, sequence: int | None) -> None:
+        if sequence is None:
+            return
+        if not self._writer_id:
+            raise UsageError(
+                f"append {sequence} to stream '{self.stream.name}': the store knows the numbers of writers with a "
+                "stable id only; open the writer with writer_id=…, or append without a number"
+            )
+        if sequence < 1:
+            raise UsageError(
+                f"writer '{self._writer_id}' of stream '{self.stream.name}': appends are numbered from 1, "
+                f"so there is no append {sequence}"
+            )
 
-    def _finish(self, attempt: _Attempt) -> None:
-        self._storage.put(attempt.path, attempt.encoded.chunk.buffers)  # durable before visible
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._is_closed:
+            raise UsageError(f"the writer of stream '{self.stream.name}' is closed; open another one")
+
+    def _notice_fork(self) -> None:
+        if os.getpid() != self._pid:
+            self._begin_in_this_process()
+
+    def _future_of_first(self, number: int) -> Future[Appended]:
+        """Return the future of an append that came before: a repeated one is as durable as the first (S7)."""
+        waiting = self._unacknowledged.get(number)
+        if waiting is not None:
+            return waiting
+        assert number <= self._durable_sequence
+        future: Future[Appended] = Future()
+        future.set_result(Appended(is_duplicate=True))
+        return future
+
+    def _flush_in_time(self) -> bool:
+        """Flush because events waited long enough; False when it is to be tried again."""
+        try:
+            self.flush()
+        except Exception as error:
+            if self._failure is not None:
+                return True  # it ended the writer: the futures have it
+            if not self._is_late:
+                _log.warning("appends to stream '%s' are not durable yet: %s; trying again", self.stream.name, error)
+            self._is_late = True
+            return False
+        self._is_late = False
+        return True
+
+    def _finish(self, attempt: FlushAttempt) -> None:
+        """Make ``attempt`` durable if it is not, then acknowledge it. Under the flush lock."""
+        if attempt.starts is None:
+            try:
+                attempt.starts = self._make_durable(attempt)
+            except StorageError as error:
+                if not error.is_transient:
+                    self._end(error)
+                elif self._linger is not None:
+                    self._linger.arm()
+                raise
+            except Exception as error:  # a retry would fail again
+                self._end(error)
+                raise
+        with self._buffer_lock:
+            self._durable_sequence = attempt.items[-1].sequence
+            for item in attempt.items:
+                self._unacknowledged.pop(item.sequence, None)
+        attempt.acknowledge()
+        if self._attempt is attempt:  # a callback may have flushed more
+            self._attempt = None
+
+    def _end(self, error: Exception) -> None:
+        """End the writer (S42): nothing that waits is acknowledged, nothing more is taken. Under the flush lock."""
+        with self._buffer_lock:
+            self._failure = error
+            items = (self._attempt.items if self._attempt is not None else []) + self._buffer
+            self._attempt, self._buffer, self._buffered_bytes = None, [], 0
+            self._unacknowledged.clear()
+        if self._linger is not None:
+            self._linger.close(wait=False)
+        for item in items:
+            if not item.future.done():
+                item.future.set_exception(error)
+
+    def _make_durable(self, attempt: FlushAttempt) -> dict[int, int]:
+        if attempt.encoded is None:
+            attempt.encoded = encode_batches(self.stream, [item.batch for item in attempt.items], attempt.turn)
+        if attempt.is_uncertain:
+            with self._catalogue.read() as connection:
+                known = recorded_starts(connection, attempt.path)
+            if known is not None:  # the earlier try took effect although it reported an error
+                return known
+        attempt.is_uncertain = True
+        chunk = attempt.encoded.chunk
+        self._storage.put(attempt.path, chunk.buffers)  # durable before visible
+        stream_id = self.stream.stream_id
         try:
             with self._catalogue.write() as connection:
-                first = self._record(connection, attempt)
-        except (FencedError, UsageError) as error:  # final: a retry would be refused again
-            self._attempt = None
+                check_writable(connection, self.stream)
+                if self._writer_id:
+                    self._advance(connection, attempt)
+                chunk_id = insert_chunk(connection, stream_id, attempt.path, chunk.size_bytes)
+                return assign_positions(connection, stream_id, [(chunk_id, entry) for entry in chunk.entries])
+        except (FencedError, UsageError):  # refused, so certainly not recorded
             delete_quietly(self._storage, [attempt.path])
-            for item in attempt.items:
-                item.future.set_exception(error)
             raise
-        self._attempt = None
-        starts = dict(first)
-        for item, counts in zip(attempt.items, attempt.encoded.counts.tolist(), strict=True):
-            ranges = []
-            for segment, count in enumerate(counts):
-                if count:
-                    ranges.append(AppendedRange(segment, starts[segment], count))
-                    starts[segment] += count
-            item.future.set_result(Appended(tuple(ranges)))
-
-    def _record(self, connection: Connection, attempt: _Attempt) -> dict[int, int]:
-        stream_id = self.stream.stream_id
-        known = find_chunk(connection, attempt.path)
-        if known is not None:  # an earlier try took effect although it reported an error
-            return _recorded_starts(connection, known)
-        check_writable(connection, self.stream)
-        if self._writer_id:
-            self._advance(connection, attempt)
-        chunk = attempt.encoded.chunk
-        chunk_id = insert_chunk(connection, stream_id, attempt.path, chunk.size_bytes)
-        return assign_positions(connection, stream_id, [(chunk_id, entry) for entry in chunk.entries])
 
     def _register(self) -> int:
         """Fence older epochs of the writer id (S9); return its last sequence number."""
@@ -204,7 +298,7 @@ class StreamWriter:
             connection.execute(t.writers.update().where(*where).values(epoch=self._epoch))
             return int(row.sequence)
 
-    def _advance(self, connection: Connection, attempt: _Attempt) -> None:
+    def _advance(self, connection: Connection, attempt: FlushAttempt) -> None:
         """Compare-and-set the last sequence number, in the transaction that appends (S7)."""
         where = (t.writers.c.stream_id == self.stream.stream_id, t.writers.c.writer_id == self._writer_id)
         row = connection.execute(sa.select(t.writers).where(*where)).one()
@@ -213,13 +307,4 @@ class StreamWriter:
             raise FencedError(who, self._epoch, row.epoch)
         if row.sequence != attempt.items[0].sequence - 1:
             raise UsageError(f"{who} is used twice at the same time; give each a writer id or epoch of its own")
-        connection.execute(t.writers.update().where(*where).values(sequence=attempt.last_sequence))
-
-
-def _recorded_starts(connection: Connection, chunk_id: int) -> dict[int, int]:
-    query = (
-        sa.select(t.parts.c.segment, sa.func.min(t.parts.c.start))
-        .where(t.parts.c.chunk_id == chunk_id)
-        .group_by(t.parts.c.segment)
-    )
-    return {int(row[0]): int(row[1]) for row in connection.execute(query)}
+        connection.execute(t.writers.update().where(*where).values(sequence=attempt.items[-1].sequence))
