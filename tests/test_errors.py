@@ -14,6 +14,7 @@ from headgate.errors import (
     CorruptionError,
     FencedError,
     HeadgateError,
+    OutputDenied,
     PipelineFailed,
     ProtocolViolation,
     StorageError,
@@ -27,6 +28,7 @@ EXAMPLES: list[HeadgateError] = [
     BadRecord("parse", "not JSON", "app.log byte 12", "'{'"),
     ProtocolViolation("Aligner", "second barrier", ("one", "two")),
     CorruptionError("log/1", 8, "checksum 1", "2"),
+    OutputDenied("out", 7, "it is gone"),
     FencedError("pipeline p", 3, 4),
     StorageError("put", "log/1", "no space", is_transient=False),
 ]
@@ -38,6 +40,8 @@ TEXTS = {
     "or divert such records with Pipeline(bad_records=DeadLetter(sink)).",
     ProtocolViolation: "Aligner: second barrier; its last events:\n    one\n    two",
     CorruptionError: "log/1 is damaged at byte 8: expected checksum 1, found 2",
+    OutputDenied: "sink 'out' cannot commit the output of checkpoint 7: it is gone; starting again cannot help: bring "
+    "back what is missing there, or remove the pipeline's checkpoints and its output to start over",
     FencedError: "pipeline p: generation 3 was replaced by generation 4",
     StorageError: "cannot put log/1: no space",
 }

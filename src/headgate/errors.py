@@ -8,6 +8,7 @@
     ├── BadRecord           a record broke the ``fail`` policy; names the record and its position
     ├── ProtocolViolation   a peer or our own runtime broke a rule; carries machine, phase and story
     ├── CorruptionError     bytes contradict themselves: path, offset, expected, found
+    ├── OutputDenied        a target denies output that a completed checkpoint promised: stop, do not retry
     ├── FencedError         a newer generation or epoch exists: stop, do not retry
     └── StorageError        an operation failed after its retries; ``is_transient`` says whether waiting may help
 
@@ -110,6 +111,29 @@ class CorruptionError(HeadgateError):
 
     def __str__(self) -> str:
         return f"{self.path} is damaged at byte {self.offset}: expected {self.expected}, found {self.found}"
+
+
+class OutputDenied(HeadgateError):
+    """A target says *aborted* or *unknown* about output that a completed checkpoint promised, or refuses it for good.
+
+    Attributes:
+        sink: name of the sink.
+        checkpoint: whose output it is, or 0 while nothing is promised yet.
+        cause: what the target said.
+    """
+
+    def __init__(self, sink: str, checkpoint: int, cause: str) -> None:
+        super().__init__(sink, checkpoint, cause)
+        self.sink = sink
+        self.checkpoint = checkpoint
+        self.cause = cause
+
+    def __str__(self) -> str:
+        what = f"commit the output of checkpoint {self.checkpoint}" if self.checkpoint else "be recovered"
+        return (
+            f"sink '{self.sink}' cannot {what}: {self.cause}; starting again cannot help: bring back what is missing "
+            "there, or remove the pipeline's checkpoints and its output to start over"
+        )
 
 
 class FencedError(HeadgateError):

@@ -117,9 +117,35 @@ def test_output_that_can_never_be_committed_stops_the_pipeline(
     lost = CorruptionError("out/part-1", 0, "a prepared file", "nothing")
     failing_commits(monkeypatch, lambda call: lost if call == 2 else None)
     run = start(definition_of(windowed(tmp_path, SOURCE)))
-    with pytest.raises(PipelineFailed, match=r"cannot commit checkpoint \d+: out/part-1 is damaged"):
+    with pytest.raises(PipelineFailed, match=r"cannot commit checkpoint \d+: sink 'out': out/part-1 is damaged"):
         run.result()
     assert run.restarts == []
+
+
+def test_output_that_is_denied_in_recovery_stops_the_pipeline_for_good(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # K5: the first generation cannot commit, and what it promised is gone when the second one wants to
+    commit = FileCommitter.commit
+
+    def not_in_the_first(self: FileCommitter, *args: Any) -> None:
+        if self._generation == 1:
+            raise StorageError("commit", "out", "busy")
+        commit(self, *args)
+
+    monkeypatch.setattr(FileCommitter, "commit", not_in_the_first)
+    definition = definition_of(windowed(tmp_path, SOURCE))
+    run = start(definition)
+    staged = lambda: list(tmp_path.glob("out/_staging/*/*"))  # noqa: E731
+    run.wait(lambda: len(run.checkpoints) >= 2 and bool(staged()), "promised output")
+    run.wait_checkpoints(1)
+    for path in staged():
+        path.unlink(missing_ok=True)
+    run.kill(0)
+    with pytest.raises(PipelineFailed, match=r"neither it nor its staged form; starting again cannot help"):
+        run.result()
+    assert len(run.restarts) == 1  # of the worker that was killed; none of the recovery that was denied
+    assert run.driver.running_generation is None
 
 
 @pytest.mark.parametrize("retained", [1, 3])

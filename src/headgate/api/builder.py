@@ -24,7 +24,7 @@ from headgate.operators.types import canonical_schema, schema_text
 BAD_RECORDS_NODE = NodeName("bad-records")
 """The implicit sink of diverted records."""
 
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_name(name: str, what: str) -> str:
@@ -33,7 +33,7 @@ def check_name(name: str, what: str) -> str:
     Raises:
         UsageError
     """
-    if not isinstance(name, str) or not _NAME.match(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UsageError(
             f"{what} must be named with 1 to 100 letters, digits, '.', '_' or '-', starting with a letter or digit, "
             f"not {name!r}"

@@ -51,7 +51,7 @@ from headgate.store.roots import make_root
 PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
 
-_LOCAL_MASTER = re.compile(r"^local(?:\[(\d+|\*)(?:,\s*\d+)?\])?$")
+_LOCAL_MASTER = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
 class Pipeline:
@@ -276,7 +276,7 @@ def _slots(master: str | None, spark: Any) -> int | None:
     url = master or os.environ.get("HEADGATE_MASTER")
     if url is None:
         return None
-    match = _LOCAL_MASTER.match(url)
+    match = _LOCAL_MASTER.fullmatch(url)
     if match is None:
         raise UsageError(f"say with parallelism= (or --parallelism) how many slots of {url} the pipeline shall use")
     if match.group(1) == "*":

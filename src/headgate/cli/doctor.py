@@ -28,7 +28,7 @@ DISK_FREE_MIN_BYTES = 1 << 30
 MEMORY_FREE_MIN_BYTES = 2 << 30
 JAVA_TIMEOUT_S = 20.0
 
-_REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*>=\s*([\d.]+)$")
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)\s*>=\s*([\d.]+)")
 """As pyproject.toml writes what is required always; optional ones carry a marker behind."""
 
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -121,7 +121,7 @@ def check_packages() -> Finding:
     """Check that everything Headgate requires is installed in a version that fits."""
     wrong = []
     for text in importlib.metadata.requires("headgate") or []:
-        match = _REQUIREMENT.match(text)
+        match = _REQUIREMENT.fullmatch(text)
         if match is None:  # an optional one
             continue
         name, least = match.groups()

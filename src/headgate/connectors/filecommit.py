@@ -1,19 +1,21 @@
 """Publishes prepared files, and reads what was published.
 
-Counterpart: ``filesink`` prepares them. Source: rules D3–D9 of docs/spec/connectors.md; K1–K8 and K18.
-Lives in the driver. Never decides what may be committed: a permit does.
+Counterpart: ``filesink`` prepares them, ``fileledger`` remembers what was published. Source: rules D3–D12 of
+docs/spec/connectors.md; K1–K8 and K18. Lives in the driver. Never decides what may be committed: a permit does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Sequence
 
 import polars as pl
 
 from headgate import faultpoints
 from headgate.connectors.encode import decode
-from headgate.connectors.filelayout import COMMITTED, SinkIdentity, StagedFile, decode_files, digest, encode_files
+from headgate.connectors.filelayout import SinkIdentity, StagedFile, decode_files, digest
+from headgate.connectors.fileledger import Ledger, all_listed
 from headgate.errors import CorruptionError, FencedError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
@@ -21,13 +23,7 @@ from headgate.protocol.commit import CommitPermit
 from headgate.store.local import sweep_unfinished
 from headgate.store.storage import AlreadyExists, NotFound, Storage, open_storage
 
-COMPACT_AFTER = 256
-"""Manifests of single commits before they are merged into one, so that their number stays small (B21, D9)."""
-
-LIST_TRIES_MAX = 8
-"""A reader may meet a compaction between listing and reading; more often in a row is damage."""
-
-_MERGED = "merged-"
+_CLAIM = re.compile(r"\d{10,}")
 
 
 class FileCommitter:
@@ -35,7 +31,7 @@ class FileCommitter:
 
     def __init__(self, storage: Storage, identity: SinkIdentity, generation: Generation) -> None:
         self._storage, self._identity, self._generation = storage, identity, generation
-        self._manifests_count: int | None = None
+        self._ledger = Ledger(storage, identity)
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """Claim the sink for this generation, then remove every prepared file that ``keep`` does not list (K6).
@@ -43,23 +39,21 @@ class FileCommitter:
         Raises:
             FencedError: a newer generation claimed it.
         """
-        refuse_if_fenced(self._storage, self._identity, self._generation)
+        self._refuse_if_fenced()
         with contextlib.suppress(AlreadyExists):  # this generation, in an earlier call
             self._storage.put_if_absent(self._identity.claim(self._generation), [b"claimed\n"])
-        refuse_if_fenced(self._storage, self._identity, self._generation)
-        kept = {self._identity.staged(file.name) for c in keep for file in self._files(c)}
-        for directory in (
-            self._identity.staging,
-            self._identity.committed,
-            self._identity.claims,
-            self._identity.owners,
-        ):
+        self._refuse_if_fenced()
+        files = {file for committable in keep for file in self._files(committable)}
+        kept = {self._identity.staged(file.name) for file in files}
+        self._ledger.withdraw([path for path, found in self._ledger.intended().items() if not files.issuperset(found)])
+        identity = self._identity
+        for directory in (identity.staging, identity.publishing, identity.committed, identity.claims, identity.owners):
             sweep_unfinished(self._storage, directory)
-        for path in self._storage.list(self._identity.staging):
+        for path in self._storage.list(identity.staging):
             if path not in kept:
                 self._storage.delete(path)
-        for path in self._storage.list(self._identity.claims):
-            if _claimed(path) < self._generation:
+        for path, generation in _claims(self._storage, identity).items():
+            if generation < self._generation:
                 self._storage.delete(path)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
@@ -68,19 +62,26 @@ class FileCommitter:
         Raises:
             UsageError: a committable is newer than the permit (K1), or of another sink.
             FencedError: a newer generation owns the sink.
-            CorruptionError: a file is neither prepared nor committed, or not the one that was prepared (K5).
+            CorruptionError: a file is neither prepared nor committed, or another one has its name (K5).
         """
         if not committables:
             return
         self._check(permit, committables)
-        refuse_if_fenced(self._storage, self._identity, self._generation)
-        files: list[StagedFile] = []
-        for committable in sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation)):
-            for file in self._files(committable):
+        self._refuse_if_fenced()
+        ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
+        files = [file for committable in ordered for file in self._files(committable)]
+        listed = self._ledger.listed(files, ordered[0].checkpoint)
+        missing = [file for file in files if file not in listed]
+        if missing:
+            self._decide(permit.checkpoint, missing)
+            for file in missing:
                 faultpoints.reach("in-publish")
                 self._publish(file)
-                files.append(file)
-        self._list(permit.checkpoint, files)
+            self._refuse_if_fenced()
+            self._ledger.add(permit.checkpoint, missing)
+        for file in listed:  # prepared once more, by a request that took effect late
+            self._storage.delete(self._identity.staged(file.name))
+        self._ledger.withdraw([path for path, found in self._ledger.intended().items() if set(files).issuperset(found)])
 
     def _check(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         for committable in committables:
@@ -96,57 +97,47 @@ class FileCommitter:
         where = f"committable of {self._identity.node} for checkpoint {committable.checkpoint}"
         return decode_files(where, committable.payload)
 
+    def _decide(self, checkpoint: CheckpointId, files: Sequence[StagedFile]) -> None:
+        """See that all of ``files`` are there, then write down that they are published (D11).
+
+        From then on one that is gone was published and taken away.
+        """
+        staged = set(self._storage.list(self._identity.staging))
+        decided = {file for found in self._ledger.intended().values() for file in found}
+        for file in files:
+            if self._identity.staged(file.name) not in staged and file not in decided:
+                self._check_content(file)  # published by a version that wrote no intents, or gone (K5)
+        intent = self._ledger.intend(checkpoint, files)
+        try:
+            self._refuse_if_fenced()
+        except FencedError:
+            self._ledger.withdraw([intent])  # the newer generation may have looked before it was there
+            raise
+
     def _publish(self, file: StagedFile) -> None:
-        """Rename, or find that it was done before: then the content decides, not the name (K7, D5)."""
+        """Rename, or find that it was done before (D5)."""
         staged = self._identity.staged(file.name)
         try:
             self._storage.rename_if_absent(staged, file.name)
-        except AlreadyExists:
+        except AlreadyExists:  # then the content decides, not the name (K7)
             self._check_content(file)
             self._storage.delete(staged)
         except NotFound:
-            self._check_content(file)
+            return
 
     def _check_content(self, file: StagedFile) -> None:
+        where = f"{self._storage.url}/{file.name}"
         try:
             found = digest([self._storage.get(file.name)])
         except NotFound:
-            where = f"{self._storage.url}/{file.name}"
             raise CorruptionError(
                 where, 0, f"a file of {file.size_bytes} bytes", "neither it nor its staged form"
             ) from None
         if found != file.checksum:
-            where = f"{self._storage.url}/{file.name}"
             raise CorruptionError(where, 0, f"checksum {file.checksum}", f"checksum {found}")
 
-    def _list(self, checkpoint: CheckpointId, files: Sequence[StagedFile]) -> None:
-        """Write the manifest. Its name contains its content's digest: a repeated commit finds it there."""
-        content = encode_files(files)
-        name = f"{self._identity.committed}/{checkpoint:010d}-{digest([content])}.json"
-        with contextlib.suppress(AlreadyExists):
-            self._storage.put_if_absent(name, [content])
-        if self._manifests_count is None:
-            self._manifests_count = len(_single_manifests(self._storage, self._identity.committed))
-        else:
-            self._manifests_count += 1
-        if self._manifests_count >= COMPACT_AFTER:
-            with contextlib.suppress(NotFound):  # a committer about to be fenced merges too
-                self._compact()
-            self._manifests_count = 0
-
-    def _compact(self) -> None:
-        """Merge manifests; a crash half-way leaves files listed twice, which readers do not mind."""
-        names = _single_manifests(self._storage, self._identity.committed)
-        merged: dict[str, StagedFile] = {}
-        for name in names:
-            merged |= {file.name: file for file in decode_files(name, self._storage.get(name))}
-        content = encode_files(list(merged.values()))
-        last = names[-1].rsplit("/", 1)[1].split("-")[0]
-        with contextlib.suppress(AlreadyExists):
-            path = f"{self._identity.committed}/{_MERGED}{last}-{digest([content])}.json"
-            self._storage.put_if_absent(path, [content])
-        for name in names:
-            self._storage.delete(name)
+    def _refuse_if_fenced(self) -> None:
+        refuse_if_fenced(self._storage, self._identity, self._generation)
 
     def close(self) -> None:
         """Nothing is open."""
@@ -165,23 +156,18 @@ def refuse_if_fenced(storage: Storage, identity: SinkIdentity, generation: Gener
 
 def newest_generation(storage: Storage, identity: SinkIdentity) -> Generation | None:
     """Return the newest generation that claimed the sink, or None."""
-    return max((Generation(_claimed(path)) for path in storage.list(identity.claims)), default=None)
+    return max((Generation(found) for found in _claims(storage, identity).values()), default=None)
 
 
 def committed_files(url: str) -> list[str]:
     """Return the paths, relative to ``url``, of all files of completed checkpoints, sorted. Files of checkpoints that a
-    restore went back behind are among them (D10).
+    restore went back behind are among them (D10); what somebody took away is not (D12).
 
     All files of a checkpoint appear in it at once (unlike in a listing of the directory).
     """
     storage = open_storage(url)
-    for _ in range(LIST_TRIES_MAX):
-        names = storage.list(COMMITTED)
-        with contextlib.suppress(NotFound):  # merged meanwhile
-            found = {file.name for name in names for file in decode_files(name, storage.get(name))}
-            if _merged_manifests(storage.list(COMMITTED)) == _merged_manifests(names):
-                return sorted(found)
-    raise CorruptionError(f"{url}/{COMMITTED}", 0, "manifests that can be read", "names without objects")
+    listed = all_listed(storage)
+    return sorted(listed.intersection(storage.list("")))
 
 
 def read_committed(url: str) -> pl.DataFrame:
@@ -192,17 +178,11 @@ def read_committed(url: str) -> pl.DataFrame:
 
 def _frames(storage: Storage, names: Sequence[str]) -> Iterator[pl.DataFrame]:
     for name in names:
-        yield decode(name.rsplit(".", 1)[1], storage.get(name))
+        with contextlib.suppress(NotFound):  # taken away meanwhile (D12)
+            yield decode(name.rsplit(".", 1)[1], storage.get(name))
 
 
-def _single_manifests(storage: Storage, directory: str) -> list[str]:
-    names = storage.list(directory)
-    return sorted(set(names) - set(_merged_manifests(names)))
-
-
-def _merged_manifests(names: Sequence[str]) -> list[str]:
-    return [path for path in names if path.rsplit("/", 1)[1].startswith(_MERGED)]
-
-
-def _claimed(path: str) -> int:
-    return int(path.rsplit("/", 1)[1])
+def _claims(storage: Storage, identity: SinkIdentity) -> dict[str, int]:
+    """Return the claimed generations; what others left there is none."""
+    names = {path: path.rsplit("/", 1)[1] for path in storage.list(identity.claims)}
+    return {path: int(name) for path, name in names.items() if _CLAIM.fullmatch(name) is not None}

@@ -1,13 +1,15 @@
 """Where the file sink keeps what: names, the payload of its committables, and manifests.
 
-Counterpart: ``filesink`` writes staged files, ``filecommit`` publishes them. Source: rules D1–D4 of
+Counterpart: ``filesink`` writes staged files, ``filecommit`` publishes them. Source: rules D1–D4, D11 of
 docs/spec/connectors.md, K6–K8 of docs/spec/two-phase-commit.md.
 
 ::
 
     <url>/part-<pipeline>.<sink>-<checkpoint>-<subtask>-<generation>-<number>.jsonl       committed
     <url>/_staging/<pipeline>.<sink>/<the same name>.tmp                                   prepared
+    <url>/_publishing/<pipeline>.<sink>/<checkpoint>-<digest>.json                         what a commit publishes
     <url>/_committed/<pipeline>.<sink>/<checkpoint>-<digest>.json                          what one commit published
+    <url>/_committed/<pipeline>.<sink>/merged-<checkpoint>-<digest>.json                   what many published
     <url>/_claims/<pipeline>.<sink>/<generation>                                           fence
     <url>/_owners/<pipeline>.<sink>/<number>                                               whose it is (``fileowner``)
 """
@@ -26,6 +28,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.store.storage import Bytes
 
 STAGING = "_staging"
+PUBLISHING = "_publishing"
 COMMITTED = "_committed"
 CLAIMS = "_claims"
 OWNERS = "_owners"
@@ -64,6 +67,11 @@ class SinkIdentity:
     def staging(self) -> str:
         """Directory of prepared files."""
         return f"{STAGING}/{self}"
+
+    @property
+    def publishing(self) -> str:
+        """Directory of intents: what commits that have begun publish."""
+        return f"{PUBLISHING}/{self}"
 
     @property
     def committed(self) -> str:

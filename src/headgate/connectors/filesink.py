@@ -34,7 +34,7 @@ FILE_BYTES = 64 << 20
 """Arrow bytes that make one file: encoding needs about twice as much memory."""
 
 _PROBE = f"{STAGING}/probe"
-_PREFIX = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class FileSink:
@@ -70,7 +70,7 @@ class FileSink:
         """
         if format not in FORMATS:
             raise UsageError(f"FileSink(format={format!r}) must be one of {', '.join(FORMATS)}")
-        if _PREFIX.match(prefix) is None:
+        if _PREFIX.fullmatch(prefix) is None:
             raise UsageError(f"FileSink(prefix={prefix!r}) must begin with a letter or digit, then also '_' and '-'")
         text = str(url)
         self.url = text if "://" in text else str(Path(text).expanduser().absolute())

@@ -11,7 +11,7 @@ from headgate.errors import UsageError
 from headgate.model.keygroups import MAX_PARALLELISM_DEFAULT
 from headgate.model.security import SecurityConfig
 
-_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*$")
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*")
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 Duration: TypeAlias = str | int
@@ -30,7 +30,7 @@ def duration_ms(value: Duration, what: str = "duration") -> int:
         if value < 0:
             raise UsageError(f"{what} must not be negative, but is {value} ms")
         return value
-    match = _DURATION.match(value)
+    match = _DURATION.fullmatch(value)
     if match is None:
         raise UsageError(f"{what} must look like '500ms', '1s', '5m' or '1h', not {value!r}")
     return round(float(match.group(1)) * _UNIT_MS[match.group(2)])

@@ -61,6 +61,7 @@ def begin_generation(
 
     Raises:
         UsageError: the state does not fit the pipeline, or nothing sound can be restored.
+        OutputDenied: a target denies what the restored checkpoint promised (K5).
         StorageError, FencedError
     """
     claimed = _claim(definition, log, owner, mine, around)

@@ -12,7 +12,7 @@ from typing import Protocol, assert_never
 
 from headgate import faultpoints
 from headgate.codec import messages
-from headgate.errors import FencedError, HeadgateError, StorageError
+from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
@@ -237,6 +237,8 @@ class Coordination:
         except StorageError as error:
             self._note(f"commit of checkpoint {checkpoint} failed: {error}")
             self._report(machine.CommitFailed(checkpoint, str(error), error.is_transient))
+        except OutputDenied as error:
+            self._report(machine.CommitFailed(checkpoint, f"sink '{error.sink}': {error.cause}", is_transient=False))
         except HeadgateError as error:
             self._report(machine.CommitFailed(checkpoint, str(error), is_transient=False))
         except Exception as error:

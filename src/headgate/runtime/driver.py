@@ -18,7 +18,7 @@ from typing import Protocol, assert_never
 
 from headgate import faultpoints
 from headgate.codec import messages
-from headgate.errors import FencedError, HeadgateError, PipelineFailed, StorageError, UsageError
+from headgate.errors import FencedError, HeadgateError, OutputDenied, PipelineFailed, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
@@ -284,7 +284,7 @@ class Driver:
             begun = begin_generation(
                 self._definition, self._log, self._claimant, self.note, self._last_generation, self._around
             )
-        except UsageError as error:
+        except (UsageError, OutputDenied) as error:  # K5: in recovery as in the coordinator
             self._claim_failed(Failure(FailureKind.DETERMINISTIC, str(error)))
         except FencedError as error:
             self._is_fenced = error

@@ -6,12 +6,13 @@ one thread of the driver at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 from headgate import faultpoints
 from headgate.connectors.base import Committer, Sink
-from headgate.errors import UsageError
+from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import Generation
@@ -35,27 +36,60 @@ class SinkCommits:
         Args:
             permit: for the restored checkpoint; None when there is none (then ``keep`` is empty).
             keep: everything that checkpoint promised to commit.
+
+        Raises:
+            OutputDenied: a target denies what was promised, or refuses for good (K5).
+            StorageError: a transient one; repeating is safe.
+            FencedError
         """
+        checkpoint = 0 if permit is None else permit.checkpoint
         for name, committer in self._committers.items():
             faultpoints.reach("in-recover")
-            committer.recover([c for c in keep if c.sink == name])
+            with _denials(name, checkpoint):
+                committer.recover([c for c in keep if c.sink == name])
         if permit is not None:
             self.commit(permit, keep)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """Commit in order of checkpoint, then sink (K2). Idempotent as a whole."""
+        """Commit sink by sink what one permit covers, each in order of checkpoint (K2). Idempotent as a whole.
+
+        A sink gets all of it at once: output of a checkpoint that was aborted belongs to the completed one that
+        carries it, and is not shown before the rest (K19).
+
+        Raises:
+            OutputDenied: a target denies what was promised, or refuses for good (K5).
+            UsageError: the pipeline has no such sink.
+            StorageError: a transient one; repeating is safe.
+            FencedError
+        """
         unknown = {c.sink for c in committables} - set(self._committers)
         if unknown:
             names = ", ".join(sorted(unknown))
             raise UsageError(f"output prepared for sink {names} cannot be committed: the pipeline has no such sink")
-        for checkpoint in sorted({c.checkpoint for c in committables}):
-            for name, committer in self._committers.items():
-                mine = [c for c in committables if c.checkpoint == checkpoint and c.sink == name]
-                if mine:
-                    faultpoints.reach("in-commit")
+        ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
+        for name, committer in self._committers.items():
+            mine = [c for c in ordered if c.sink == name]
+            if mine:
+                faultpoints.reach("in-commit")
+                with _denials(name, permit.checkpoint):
                     committer.commit(permit, mine)
 
     def close(self) -> None:
         """Release resources of every target."""
         for committer in self._committers.values():
             committer.close()
+
+
+@contextlib.contextmanager
+def _denials(sink: str, checkpoint: int) -> Iterator[None]:
+    """Tell apart what a repetition may cure from what it cannot."""
+    try:
+        yield
+    except FencedError:
+        raise
+    except StorageError as error:
+        if error.is_transient:
+            raise
+        raise OutputDenied(sink, checkpoint, str(error)) from error
+    except HeadgateError as error:
+        raise OutputDenied(sink, checkpoint, str(error)) from error

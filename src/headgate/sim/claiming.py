@@ -23,7 +23,8 @@ from headgate.sim.generation import commit_all
 from headgate.sim.kinds import Kind, spec_of
 from headgate.sim.marks import Mark
 from headgate.sim.restoring import may_move
-from headgate.sim.storemodel import Status, payload_of
+from headgate.sim.storemodel import Status, Undecidable, payload_of
+from headgate.sim.world import Violation
 
 if TYPE_CHECKING:
     from headgate.sim.driver import Driver
@@ -52,6 +53,8 @@ class Claiming:
         self._driver = driver
         self._env = driver.env
         self._tries = 0
+        if driver.was_denied:
+            raise Violation("K5", f"{driver.name} goes on after a target denied what was promised")
         self._step(self._observe)
 
     def _step(self, call: Callable[..., None], *args: object) -> None:
@@ -70,6 +73,10 @@ class Claiming:
                 self._fail(FailureKind.LOST, str(error))
             else:
                 self._driver.post(self._env.rng.randint(20, 200), self._guarded, call, *args)
+        except Undecidable as error:  # K5
+            self._env.marks.reach(Mark.TARGET_DENIED_IN_RECOVERY)
+            self._driver.was_denied = True
+            self._fail(FailureKind.DETERMINISTIC, str(error))
         except FencedError as error:
             self._env.marks.reach(Mark.GENERATION_REPLACED)
             self._fail(FailureKind.DETERMINISTIC, str(error))

@@ -38,6 +38,7 @@ class Driver(Process):
         self.plan = plan
         self.spark = SparkApp(env, self)
         self.was_refused = False
+        self.was_denied = False
         self.former_parallelism: int | None = None
         self.last_generation: Generation | None = None
         self._simulation = simulation

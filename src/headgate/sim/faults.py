@@ -49,6 +49,7 @@ class Fault(Enum):
     CANCEL = ("cancel", 0.0)
     DRAIN = ("drain", 0.0)
     LOG_CRASH = ("crash-with-a-log", 0.4)
+    TARGET_DENIES = ("target-denies", 0.3)
 
     def __init__(self, title: str, rate: float) -> None:
         self.title = title
@@ -68,12 +69,13 @@ DISRUPTIVE = frozenset(
         Fault.DRIVER_PAUSE,
         Fault.NO_RETRY_NOTICE,
         Fault.LOG_CRASH,
+        Fault.TARGET_DENIES,
     }
 )
 """Faults that (may) end a generation: they share ``Faults.budget``."""
 
 
-DRAWN_ELSEWHERE = frozenset({Fault.DRAIN, Fault.LOG_CRASH})
+DRAWN_ELSEWHERE = frozenset({Fault.DRAIN, Fault.LOG_CRASH, Fault.TARGET_DENIES})
 """Faults with a draw of their own, so that what other seeds do stays as it was."""
 
 
@@ -102,6 +104,11 @@ class Faults:
         """Have one run in four drained. A draw of its own, so that what other seeds do stays as it was."""
         if random.Random(f"drain {seed}").random() < 0.25:
             self.rates[Fault.DRAIN] = Fault.DRAIN.rate
+
+    def draw_denials(self, seed: int) -> None:
+        """Have a target deny promised output in one run of eight. A draw of its own, too."""
+        if random.Random(f"denial {seed}").random() < 0.125:
+            self.rates[Fault.TARGET_DENIES] = Fault.TARGET_DENIES.rate
 
     def draw_loops(self, share: float) -> None:
         """Have the faults that end a generation strike less often, but then while loop logs are not empty."""

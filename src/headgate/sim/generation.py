@@ -283,6 +283,11 @@ class GenerationHost:
             env.marks.reach(Mark.COMMIT_REFUSED_FENCED)
             self.handle(machine.GenerationReplaced(Generation(error.newest)))
             return
+        except Undecidable as error:  # K5
+            env.marks.reach(Mark.TARGET_DENIED)
+            self.driver.was_denied = self.driver.was_denied or not self.is_over
+            self.handle(machine.CommitFailed(checkpoint, str(error), is_transient=False))
+            return
         except StorageError as error:
             self.handle(machine.CommitFailed(checkpoint, str(error), is_transient=True))
             return
@@ -296,23 +301,24 @@ def commit_all(env: Env, order: Commit, point: Callable[[], None]) -> None:
     """Run a commit at its targets.
 
     Raises:
-        StorageError: before or after it took effect. FencedError
+        StorageError: before or after it took effect.
+        Undecidable: the target denies, though it should not.
+        FencedError
     """
-    for checkpoint in sorted({c.checkpoint for c in order.committables}):
-        for sink in sorted({c.sink for c in order.committables}):
-            mine = [c for c in order.committables if c.sink == sink and c.checkpoint == checkpoint]
-            if not mine:
-                continue
-            point()
-            if env.faults.strikes(Fault.COMMIT_FAILS):
-                raise StorageError("commit", sink, "injected before effect")
-            try:
-                env.store.commit(sink, order.permit, mine)
-            except Undecidable as error:
-                raise Violation("I1", f"a completed checkpoint promised what cannot be committed: {error}") from error
-            if env.faults.strikes(Fault.COMMIT_UNKNOWN):
-                env.marks.reach(Mark.COMMIT_REPEATED_AFTER_UNKNOWN)
-                raise StorageError("commit", sink, "injected after effect")
+    for sink in sorted({c.sink for c in order.committables}):  # K19: all that the permit covers at once
+        mine = sorted((c for c in order.committables if c.sink == sink), key=lambda c: (c.checkpoint, c.subtask_index))
+        point()
+        if env.faults.strikes(Fault.COMMIT_FAILS):
+            raise StorageError("commit", sink, "injected before effect")
+        if env.faults.strikes(Fault.TARGET_DENIES):
+            raise Undecidable("injected")
+        try:
+            env.store.commit(sink, order.permit, mine)
+        except Undecidable as error:
+            raise Violation("I1", f"a completed checkpoint promised what cannot be committed: {error}") from error
+        if env.faults.strikes(Fault.COMMIT_UNKNOWN):
+            env.marks.reach(Mark.COMMIT_REPEATED_AFTER_UNKNOWN)
+            raise StorageError("commit", sink, "injected after effect")
 
 
 def short(thing: object) -> str:

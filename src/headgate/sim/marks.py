@@ -40,6 +40,8 @@ class Mark(Enum):
     GENERATION_REPLACED = "a driver found the claim of a newer generation"
     REPLACED_DRIVER_STOPPED = "a replaced driver did not claim again"
     DAMAGED_NEWEST = "the newest checkpoint was damaged and the previous one used"
+    TARGET_DENIED = "a target denied promised output to a running generation"
+    TARGET_DENIED_IN_RECOVERY = "a target denied promised output in recovery"
     DAMAGED_REFUSED = "a damaged checkpoint was refused"
     LOST_ENTRY = "the newest entry of the log was missing and noticed by the hint"
     ALREADY_FINISHED = "a driver found the pipeline finished"

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from headgate.model.ids import CheckpointId, Generation
-from headgate.protocol import commit, recovery, restart, supervisor, watermarks
+from headgate.protocol import commit, coordinator, recovery, restart, supervisor, watermarks
 from headgate.sim import disk, probes, storemodel
 from headgate.sim.chain import Chain
 from headgate.sim.generation import GenerationHost
@@ -39,6 +39,27 @@ def _(patch: Patch) -> None:
         return call()
 
     around(patch, commit.CommitQueue, "retry", change)
+
+
+@mutant("denial-retried-in-recovery", "K5", "a target that denies promised output in recovery is asked again", seed=206)
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, event: Any) -> Any:
+        failure = dataclasses.replace(event.failure, kind=supervisor.FailureKind.LOST)
+        self._has_run = True
+        return call(dataclasses.replace(event, failure=failure))
+
+    around(patch, supervisor.Supervisor, "_on_claim_failed", change)
+
+
+@mutant("denial-retried", "K5", "a target that denies promised output is asked again after a restart", seed=206)
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, event: Any) -> Any:
+        return [
+            dataclasses.replace(effect, is_fatal=False) if isinstance(effect, coordinator.FailGeneration) else effect
+            for effect in call(event)
+        ]
+
+    around(patch, coordinator.Coordinator, "_on_commit_failed", change)
 
 
 # -- supervisor -----------------------------------------------------------------------------------------------------

@@ -111,6 +111,7 @@ class Simulation:
         options = Options.draw(rng)
         faults = Faults.draw(rng, has_none=rng.random() < 0.03)
         faults.draw_drain(seed)
+        faults.draw_denials(seed)
         if self.has_loops:
             options = options.with_loops(rng)
             faults.draw_loops(LOOPS_RATE)

@@ -23,7 +23,7 @@ from headgate.store.schemas import check_same_schema, decode_schema, encode_sche
 SEGMENTS_MAX = 4_096
 """Each flush may touch all segments; more would make its catalogue transaction too long."""
 
-_NAME = re.compile(r"^[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*$")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _NAME_CHARS_MAX = 200
 
 
@@ -71,7 +71,7 @@ class StreamDefinition:
         Raises:
             UsageError: name, number of segments, schema or routing key cannot be.
         """
-        if len(self.name) > _NAME_CHARS_MAX or not _NAME.match(self.name):
+        if len(self.name) > _NAME_CHARS_MAX or not _NAME.fullmatch(self.name):
             raise UsageError(
                 f"stream name {self.name!r} is not usable; use letters, digits, '_', '-' and '.', "
                 "with '/' between scope and stream, such as app/logs"

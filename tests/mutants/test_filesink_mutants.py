@@ -1,0 +1,314 @@
+"""Mutants of the file sink and of the commits around it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import tests.connectors.test_filecommit as committing
+import tests.runtime.test_sinkcommits as sinks
+import tests.test_names as names
+from tests.mutants.harness import Mutant, assert_caught, patched
+
+from headgate.api import builder
+from headgate.connectors import filecommit, fileledger, filesink
+from headgate.connectors.filecommit import FileCommitter
+from headgate.connectors.fileledger import Ledger
+from headgate.errors import FencedError, StorageError
+from headgate.runtime import sinkcommits
+from headgate.runtime.sinkcommits import SinkCommits
+from headgate.store import streams
+from headgate.store.faulty import FaultKind
+from headgate.store.storage import AlreadyExists
+
+
+@contextmanager
+def newest_first() -> Iterator[None]:
+    """K2."""
+    commit = SinkCommits.commit
+
+    def change(self: SinkCommits, permit: Any, committables: Sequence[Any]) -> None:
+        backwards = lambda found, key: sorted(found, key=key, reverse=True)  # noqa: E731
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sinkcommits, "sorted", backwards, raising=False)
+            commit(self, permit, committables)
+
+    with patched(SinkCommits, "commit", change):
+        yield
+
+
+@contextmanager
+def a_checkpoint_at_a_time() -> Iterator[None]:
+    """K19."""
+    commit = SinkCommits.commit
+
+    def change(self: SinkCommits, permit: Any, committables: Sequence[Any]) -> None:
+        for checkpoint in sorted({c.checkpoint for c in committables}):
+            commit(self, permit, [c for c in committables if c.checkpoint == checkpoint])
+
+    with patched(SinkCommits, "commit", change):
+        yield
+
+
+@contextmanager
+def denials_look_transient() -> Iterator[None]:
+    """K5."""
+
+    @contextmanager
+    def change(sink: str, checkpoint: int) -> Iterator[None]:
+        try:
+            yield
+        except FencedError:
+            raise
+        except Exception as error:
+            raise StorageError("commit", sink, str(error)) from error
+
+    with patched(sinkcommits, "_denials", change):
+        yield
+
+
+@contextmanager
+def no_second_look() -> Iterator[None]:
+    """D8."""
+    looks = []
+    refuse = FileCommitter._refuse_if_fenced
+
+    def change(self: FileCommitter) -> None:
+        looks.append(self)
+        if looks.count(self) == 1:
+            refuse(self)
+
+    with patched(FileCommitter, "_refuse_if_fenced", change):
+        yield
+
+
+@contextmanager
+def a_name_is_enough() -> Iterator[None]:
+    """D5: another file under the final name is accepted and ours deleted."""
+
+    def change(self: FileCommitter, file: Any) -> None:
+        staged = self._identity.staged(file.name)
+        try:
+            self._storage.rename_if_absent(staged, file.name)
+        except AlreadyExists:
+            self._storage.delete(staged)
+
+    with patched(FileCommitter, "_publish", change):
+        yield
+
+
+@contextmanager
+def presence_decides() -> Iterator[None]:
+    """D5: the manifest is not asked."""
+    with patched(Ledger, "listed", lambda self, files, oldest: set()):
+        yield
+
+
+@contextmanager
+def manifests_are_found_by_the_checkpoint_of_their_name_alone() -> Iterator[None]:
+    """D5: merged manifests are not looked into."""
+    read_all = fileledger._read_all
+
+    def change(storage: Any, directory: str, oldest: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            manifests = fileledger._manifests
+            patch.setattr(fileledger, "_manifests", lambda s, d: fileledger._unmerged(manifests(s, d)))
+            return read_all(storage, directory, oldest)
+
+    with patched(fileledger, "_read_all", change):
+        yield
+
+
+@contextmanager
+def no_intents() -> Iterator[None]:
+    """D11."""
+    with patched(Ledger, "intended", lambda self: {}):
+        yield
+
+
+@contextmanager
+def intents_outlive_what_recovery_aborts() -> Iterator[None]:
+    """D11, K6."""
+    withdraw = Ledger.withdraw
+    recovering: list[Ledger] = []
+    recover = FileCommitter.recover
+
+    def in_recovery(self: FileCommitter, keep: Any) -> None:
+        recovering.append(self._ledger)
+        recover(self, keep)
+        recovering.remove(self._ledger)
+
+    def change(self: Ledger, intents: Any) -> None:
+        if self not in recovering:
+            withdraw(self, intents)
+
+    with patched(FileCommitter, "recover", in_recovery), patched(Ledger, "withdraw", change):
+        yield
+
+
+@contextmanager
+def published_without_a_look_at_all_files() -> Iterator[None]:
+    """D11: what is missing is found half-way, or never."""
+    with patched(
+        FileCommitter, "_decide", lambda self, checkpoint, files: self._ledger.intend(checkpoint, files) and None
+    ):
+        yield
+
+
+@contextmanager
+def intents_stay_when_fenced() -> Iterator[None]:
+    """D11: no look after the intent."""
+    decide, looks = FileCommitter._decide, FileCommitter._refuse_if_fenced
+
+    def change(self: FileCommitter, *args: Any) -> None:
+        with patched(FileCommitter, "_refuse_if_fenced", lambda self: None):
+            decide(self, *args)
+
+    assert looks is not None
+    with patched(FileCommitter, "_decide", change):
+        yield
+
+
+@contextmanager
+def merged_manifests_grow_without_end() -> Iterator[None]:
+    """D9."""
+    merge = Ledger._merge
+
+    def change(self: Ledger) -> None:
+        with patched(fileledger, "MANIFEST_FILES_MAX", 1_000_000):
+            merge(self)
+
+    with patched(Ledger, "_merge", change):
+        yield
+
+
+@contextmanager
+def sources_deleted_before_they_are_merged() -> Iterator[None]:
+    """D9."""
+
+    def change(self: Ledger) -> None:
+        paths = fileledger._unmerged(fileledger._manifests(self._storage, self._identity.committed))
+        files = [file for path in paths for file in fileledger.read_manifest(self._storage, path)]
+        for path in paths:
+            self._storage.delete(path)
+        path, content = self._named(self._identity.committed, f"merged-{fileledger._number(paths[-1]):010d}", files)
+        self._storage.put_if_absent(path, [content])
+
+    with patched(Ledger, "_merge", change):
+        yield
+
+
+@contextmanager
+def taken_files_are_listed() -> Iterator[None]:
+    """D12."""
+    with patched(
+        filecommit, "committed_files", lambda url: sorted(fileledger.all_listed(filecommit.open_storage(url)))
+    ):
+        yield
+
+
+def matching_to_a_line_end(module: Any, name: str) -> Mutant:
+    pattern = getattr(module, name).pattern
+
+    @contextmanager
+    def lines() -> Iterator[None]:
+        with patched(module, name, SimpleNamespace(fullmatch=re.compile(f"{pattern}$").match, pattern=pattern)):
+            yield
+
+    return lines
+
+
+Case = tuple[Mutant, Callable[..., object], tuple[Any, ...]]
+
+WITH_PATCH: list[Case] = [
+    (
+        sources_deleted_before_they_are_merged,
+        committing.test_a_merge_that_is_cut_short_anywhere_loses_nothing,
+        ("put_if_absent", FaultKind.IO_ERROR),
+    ),
+    (no_second_look, committing.test_a_generation_that_is_replaced_while_it_claims_aborts_nothing, ()),
+    (presence_decides, committing.test_a_committed_file_that_is_prepared_again_does_not_come_back, (256,)),
+    (
+        manifests_are_found_by_the_checkpoint_of_their_name_alone,
+        committing.test_a_committed_file_that_is_prepared_again_does_not_come_back,
+        (1,),
+    ),
+    (no_intents, committing.test_a_file_taken_before_its_commit_is_listed_is_not_missed, ()),
+    (
+        intents_outlive_what_recovery_aborts,
+        committing.test_what_was_never_published_is_denied_even_after_other_files_of_its_commit_were,
+        (),
+    ),
+    (intents_stay_when_fenced, committing.test_a_generation_that_is_replaced_before_it_publishes_leaves_no_intent, ()),
+    (merged_manifests_grow_without_end, committing.test_manifests_are_merged_in_bounded_size, ()),
+    (a_checkpoint_at_a_time, sinks.test_output_of_an_aborted_checkpoint_is_shown_together_with_its_successors, ()),
+]
+
+PLAIN: list[Case] = [
+    (newest_first, sinks.test_a_sink_is_given_what_a_permit_covers_at_once_and_oldest_first, ()),
+    (
+        denials_look_transient,
+        sinks.test_what_a_repetition_cannot_cure_is_a_denial_that_names_the_sink,
+        (StorageError("put", "f", "no", is_transient=False),),
+    ),
+    (a_name_is_enough, committing.test_another_file_under_the_final_name_stops_the_commit_and_ours_stays, ()),
+    (
+        presence_decides,
+        committing.test_what_the_manifest_lists_is_committed_whatever_a_consumer_did_to_the_file,
+        (Path.unlink,),
+    ),
+    (
+        published_without_a_look_at_all_files,
+        committing.test_a_lost_file_is_denied_before_anything_of_its_commit_is_published,
+        (),
+    ),
+    (
+        matching_to_a_line_end(filesink, "_PREFIX"),
+        names.test_a_name_that_ends_in_a_line_end_is_refused,
+        (names.named_files,),
+    ),
+    (
+        matching_to_a_line_end(builder, "_NAME"),
+        names.test_a_name_that_ends_in_a_line_end_is_refused,
+        (names.named_node,),
+    ),
+    (
+        matching_to_a_line_end(streams, "_NAME"),
+        names.test_a_name_that_ends_in_a_line_end_is_refused,
+        (names.named_stream,),
+    ),
+]
+
+
+def label(case: Any) -> str:
+    return case.__name__ if callable(case) else ""
+
+
+@pytest.mark.parametrize(("mutant", "test", "args"), PLAIN, ids=label)
+def test_a_mutant_is_caught(tmp_path: Path, mutant: Mutant, test: Callable[..., object], args: tuple[Any, ...]) -> None:
+    assert_caught(mutant, test, tmp_path, *args)
+
+
+@pytest.mark.parametrize(("mutant", "test", "args"), WITH_PATCH, ids=label)
+def test_a_mutant_is_caught_by_a_test_that_interferes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mutant: Mutant,
+    test: Callable[..., object],
+    args: tuple[Any, ...],
+) -> None:
+    assert_caught(mutant, test, tmp_path, monkeypatch, *args)
+
+
+def test_listing_what_was_taken_away_is_caught(tmp_path: Path) -> None:
+    def reads(root: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(committing, "committed_files", filecommit.committed_files)
+            committing.test_readers_of_manifests_leave_out_what_was_taken_away(root)
+
+    assert_caught(taken_files_are_listed, reads, tmp_path)
