@@ -37,10 +37,14 @@ def test_a_second_driver_names_the_first_one_and_stops(spec: Spec, launch: Launc
     assert_clean(tmp_path)
 
 
+@pytest.mark.parametrize("completed", [1, 6])
 def test_a_driver_that_wakes_after_its_replacement_says_so_and_changes_nothing(
-    spec: Spec, launch: Launch, tmp_path: Path
+    spec: Spec, launch: Launch, tmp_path: Path, completed: int
 ) -> None:
-    """On an object store there is no lock of the machine: only the log and the sinks' fences tell who runs."""
+    """On an object store there is no lock of the machine: only the log and the sinks' fences tell who runs.
+
+    After six checkpoints the heir has pruned its own claim and everything that the sleeper knows.
+    """
     where = f"obstore+file://{tmp_path}/checkpoints"
     what = spec("standard", rows=60_000, checkpoints=where, only_files=True)
     zombie = launch(what)
@@ -51,7 +55,7 @@ def test_a_driver_that_wakes_after_its_replacement_says_so_and_changes_nothing(
         heir = launch(what)
         heir.note("continues from checkpoint")
         heir.running()
-        heir.checkpoint()
+        heir.checkpoint(completed)
     finally:
         kill(zombie.child.pid, signal.SIGCONT)
     error = zombie.failed()

@@ -23,6 +23,7 @@ from headgate.protocol.recovery import (
     StartFresh,
     candidates,
     choose,
+    first_checkpoint,
     incompatibility,
     next_claim,
 )
@@ -55,26 +56,29 @@ def damage_of(**problems: str) -> dict[CheckpointId, Sequence[Damage]]:
 
 
 def test_the_first_claim_of_a_pipeline() -> None:  # R6
-    assert next_claim(log({})) == NextClaim(1, gen(1), cp(1))
+    assert next_claim(log({})) == NextClaim(1, gen(1), 0)
+    assert first_checkpoint(log({}), cp(0)) == 1
 
 
 def test_a_claim_follows_the_newest_entry() -> None:  # R6
-    observed = log({1: claim(1), 2: manifest(4), 3: manifest(6)}, reserved=7)
-    assert next_claim(observed) == NextClaim(4, gen(2), cp(8))
+    observed = log({1: claim(4), 2: manifest(4, 4), 3: manifest(6, 4)})
+    assert next_claim(observed) == NextClaim(4, gen(5), 3)
 
 
 def test_ids_continue_above_every_completed_one_even_if_none_is_reserved() -> None:  # R7
-    assert next_claim(log({1: claim(1), 2: manifest(9)})).first_checkpoint == 10
+    observed = log({1: claim(1), 2: manifest(9)}, reserved=7)
+    assert first_checkpoint(observed, cp(0)) == 10
+    assert first_checkpoint(observed, cp(11)) == 12
 
 
 @pytest.mark.parametrize(
     ("entries", "hint", "expected"),
     [
-        ({1: claim(1), 2: TORN}, 0, NextClaim(3, gen(3), cp(1))),
-        ({1: claim(1), 3: TORN}, 0, NextClaim(4, gen(4), cp(1))),
-        ({1: TORN, 2: claim(2), 3: manifest(5, 2)}, 0, NextClaim(4, gen(3), cp(6))),
-        ({1: claim(1)}, 3, NextClaim(4, gen(4), cp(1))),
-        ({}, 50, NextClaim(51, gen(51), cp(1))),
+        ({1: claim(1), 2: TORN}, 0, NextClaim(3, gen(3), 2)),
+        ({1: claim(1), 3: TORN}, 0, NextClaim(4, gen(4), 3)),
+        ({1: TORN, 2: claim(2), 3: manifest(5, 2)}, 0, NextClaim(4, gen(3), 3)),
+        ({1: claim(1)}, 3, NextClaim(4, gen(4), 3)),
+        ({}, 50, NextClaim(51, gen(51), 50)),
     ],
 )
 def test_what_cannot_be_read_may_have_been_a_claim(
@@ -151,7 +155,8 @@ def test_a_lost_log_is_refused_at_the_second_try_too() -> None:  # R11
     lost = log({}, hint=3)
     assert isinstance(choose(lost, {}, PREVIOUS), Refuse)
     following = next_claim(lost)
-    again = log({following.sequence: Claim(following.generation, "host:2", 0)}, hint=following.sequence)
+    entry = Claim(following.generation, "host:2", 0, follows=following.follows)
+    again = log({following.sequence: entry}, hint=following.sequence)
     assert isinstance(choose(again, {}, PREVIOUS), Refuse)
 
 
@@ -204,7 +209,7 @@ def test_whatever_is_damaged_nothing_is_repeated_and_nothing_forgotten(data: st.
     following = next_claim(observed)
     assert following.sequence == len(history) + 1
     assert following.generation > generation, "a number is never used twice"
-    assert following.first_checkpoint > checkpoint
+    assert first_checkpoint(observed, cp(0)) > checkpoint
 
 
 # -- compatibility --------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def replaced_and_pruned(storage: Storage) -> CheckpointLog:
     assert old.append(manifest(1, 1)) is Outcome.WRITTEN
     new.claim("new", 2)
     for checkpoint in (2, 3):
-        assert new.append(manifest(checkpoint, 2)) is Outcome.WRITTEN
+        assert new.append(manifest(checkpoint, 2), CheckpointId(checkpoint)) is Outcome.WRITTEN
     new.drop(CheckpointId(1), CheckpointId(2))
     new.drop(CheckpointId(2), CheckpointId(3))
     return old

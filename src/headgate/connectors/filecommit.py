@@ -21,7 +21,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.commit import CommitPermit
 from headgate.store.local import sweep_unfinished
-from headgate.store.storage import AlreadyExists, NotFound, Storage, open_storage
+from headgate.store.storage import AlreadyExists, NotFound, Storage, open_storage, refuse_unless_exclusive
 
 _CLAIM = re.compile(r"\d{10,}")
 
@@ -40,6 +40,8 @@ class FileCommitter:
             FencedError: a newer generation claimed it.
         """
         self._refuse_if_fenced()
+        if not self._storage.list(self._identity.claims):
+            refuse_unless_exclusive(self._storage, self._identity.claims)
         with contextlib.suppress(AlreadyExists):  # this generation, in an earlier call
             self._storage.put_if_absent(self._identity.claim(self._generation), [b"claimed\n"])
         self._refuse_if_fenced()

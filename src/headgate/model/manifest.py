@@ -3,7 +3,8 @@
 One strictly ordered sequence of write-once entries, ``log/<sequence>``, decides everything (docs/spec/
 recovery.md): an entry is either a ``Claim`` (a new generation begins) or a ``Manifest`` (a checkpoint is
 completed). Because both compete for the same next number by put-if-absent, a driver whose generation was
-replaced cannot complete anything any more.
+replaced cannot complete anything any more. Numbers that were pruned look free again, so each entry names the one
+that it follows: what nothing follows counts for nothing.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ class Claim:
     owner: str
     wall_ms: int
     version: int = MANIFEST_VERSION
+    follows: int | None = None
+    """Sequence of the newest manifest (or of what cannot be read and may be one) when this was written, 0 if there was
+    none; what lies between counts for nothing. None: written by version 0.1, and the entry before it is followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,10 @@ class Manifest:
     version: int = MANIFEST_VERSION
     is_draining: bool = False
     """It began after the sources were told to end, so some may have ended before their input did (E9)."""
+    follows: int | None = None
+    """Sequence of the manifest that this checkpoint descends from, 0 if none. None: written by version 0.1."""
+    log_start: int = 0
+    """Sequence of the oldest manifest that is retained with this one: what lies before it counts for nothing."""
 
     @property
     def committables(self) -> tuple[Committable, ...]:

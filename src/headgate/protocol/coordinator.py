@@ -155,6 +155,10 @@ class Coordinator(Machine):
         """Completed checkpoints that must stay in storage, ascending."""
         return tuple(self._retained)
 
+    def oldest_retained(self, checkpoint: CheckpointId) -> CheckpointId:
+        """Return the oldest checkpoint that is retained once ``checkpoint``, which is being written, is completed."""
+        return [*self._retained, checkpoint][-max(self._config.retained, 1) :][0]
+
     def missing(self, checkpoint: CheckpointId) -> tuple[SubtaskId, ...]:
         """Return the subtasks that have not acknowledged a pending ``checkpoint`` yet."""
         acks = self._pending[checkpoint].acks

@@ -46,25 +46,71 @@ class ObservedLog:
     reserved: CheckpointId
     hint_sequence: int = 0
 
+    def counted(self) -> tuple[ObservedEntry, ...]:
+        """Return the entries that count, newest first (R31): the newest one, and what each of them follows.
+
+        The others were left by drivers that had been replaced, at numbers that were used and pruned.
+        """
+        return self._walk()[0]
+
     def lost(self) -> tuple[int, ...]:
-        """Return the sequences that must have existed and are missing (R9).
+        """Return the sequences that must have existed and are missing (R9), ascending.
 
         Only a completed checkpoint lets the entries before it be pruned: a log without any manifest begins at 1.
         """
-        present = {entry.sequence for entry in self.entries}
-        may_be_pruned = any(not isinstance(entry.content, Claim) for entry in self.entries)
-        first = min(present) if may_be_pruned else 1
-        last = max(self.hint_sequence, *present, 0)
-        return tuple(s for s in range(first, last + 1) if s not in present)
+        return self._walk()[1]
+
+    def _walk(self) -> tuple[tuple[ObservedEntry, ...], tuple[int, ...]]:
+        entries = {entry.sequence: entry for entry in self.entries}
+        outdated = self._outdated()
+        first = self._first(outdated)
+        at = max(self.hint_sequence, *entries, 0)
+        counted: list[ObservedEntry] = []
+        lost: list[int] = []
+        while at >= first:
+            entry = entries.get(at)
+            if entry is None:
+                lost.append(at)
+            elif at not in outdated:
+                counted.append(entry)
+            at = at - 1 if entry is None or at in outdated else _followed_by(entry)
+        return tuple(counted), tuple(reversed(lost))
+
+    def _outdated(self) -> set[int]:
+        """Return where a manifest is of an older generation than one before it: that generation was over."""
+        found: set[int] = set()
+        newest = 0
+        for entry in self.entries:
+            if isinstance(entry.content, Manifest):
+                newest = max(newest, entry.content.generation)
+                if entry.content.generation < newest:
+                    found.add(entry.sequence)
+        return found
+
+    def _first(self, outdated: set[int]) -> int:
+        """Return the first sequence that is not pruned, or meant to be."""
+        if all(isinstance(entry.content, Claim) for entry in self.entries):
+            return 1
+        manifests = [e.content for e in self.entries if isinstance(e.content, Manifest) and e.sequence not in outdated]
+        start = max((manifest.log_start for manifest in manifests), default=0)
+        return min(entry.sequence for entry in self.entries if entry.sequence >= start)
+
+
+def _followed_by(entry: ObservedEntry) -> int:
+    """Return the sequence before ``entry``: the one that it names, else the one that is less by one."""
+    content = entry.content
+    if isinstance(content, Damage) or content.follows is None:
+        return entry.sequence - 1
+    return min(content.follows, entry.sequence - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class NextClaim:
-    """What a new generation writes: its number, at this sequence of the log (R6)."""
+    """What a new generation writes: its number, at this sequence of the log (R6), and what it follows (R31)."""
 
     sequence: int
     generation: Generation
-    first_checkpoint: CheckpointId
+    follows: int
 
 
 def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim:
@@ -76,28 +122,45 @@ def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim
     read = [(e.sequence, e.content.generation) for e in log.entries if isinstance(e.content, Claim | Manifest)]
     last_sequence, last_generation = max(read, default=(0, 0))
     # Each damaged or lost entry after the last readable one may have been a claim: leave room for it, so that a
-    # number is never used twice (R7). The log is ascending in generations, so that earlier ones do not matter.
-    generation = Generation(max(last_generation + sequence - last_sequence, above + 1))
+    # number is never used twice (R7).
+    generation = max(last_generation + sequence - last_sequence, max((above, *(g for _, g in read))) + 1)
+    claims = {e.sequence for e in log.counted() if isinstance(e.content, Claim)}
+    others = {*log.lost(), *(e.sequence for e in log.counted())} - claims
+    return NextClaim(sequence, Generation(generation), max(others, default=0))
+
+
+def first_checkpoint(log: ObservedLog, reserved: CheckpointId) -> CheckpointId:
+    """Return the first id of a generation (R7). ``reserved`` is the newest id that was found after its claim (R32)."""
     ids = [e.content.checkpoint for e in log.entries if isinstance(e.content, Manifest)]
-    first = CheckpointId(max([log.reserved, *ids]) + 1)
-    return NextClaim(sequence, generation, first)
+    return CheckpointId(max([reserved, log.reserved, *ids]) + 1)
 
 
-def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Claim | None:
-    """Return the newest claim that another driver than ``owner`` made after generation ``mine``, or None.
+def superseded(log: ObservedLog, claim: NextClaim) -> tuple[ObservedEntry, ...]:
+    """Return the entries that nothing needs once ``claim`` is durable, oldest first: claims that led nowhere (R33)."""
+    return tuple(entry for entry in log.entries if claim.follows < entry.sequence < claim.sequence)
+
+
+def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Generation | None:
+    """Return the newest generation that another driver than ``owner`` began after ``mine``, or None.
 
     Ask before a driver claims again: one that was replaced stops. Were it to take over in turn, two drivers would
-    replace each other for ever (C38, I5). A claim of its own that it does not know of does not count.
+    replace each other for ever (C38, I5). A claim of its own that it does not know of does not count. A manifest tells
+    as well as a claim, which may have been pruned (R30): a driver knows every generation of its own that has any.
     """
-    claims = [e.content for e in log.entries if isinstance(e.content, Claim)]
-    newer = [c for c in claims if c.generation > mine and c.owner != owner]
-    return max(newer, key=lambda c: c.generation, default=None)
+    newer = (e.content for e in log.counted() if not isinstance(e.content, Damage) and e.content.generation > mine)
+    others = (c.generation for c in newer if isinstance(c, Manifest) or c.owner != owner)
+    return max(others, default=None)
 
 
 def candidates(log: ObservedLog) -> tuple[Manifest, ...]:
-    """Return the completed checkpoints, newest first (R8). Their files still have to be verified."""
-    found = [entry.content for entry in log.entries if isinstance(entry.content, Manifest)]
-    return tuple(sorted(found, key=lambda m: m.checkpoint, reverse=True))
+    """Return the completed checkpoints, the newest in the log first (R8). Their files still have to be verified."""
+    return tuple(entry.content for entry in log.counted() if isinstance(entry.content, Manifest))
+
+
+def retained(log: ObservedLog, restored: Manifest | None) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints that may still be restored once ``restored`` was, oldest first: no newer one (C35)."""
+    found = [manifest.checkpoint for manifest in candidates(log)]
+    return () if restored is None else tuple(reversed(found[found.index(restored.checkpoint) :]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +201,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     ``damage`` holds, for each candidate that was verified, what is wrong with its files (empty: sound). Every
     candidate from the newest down to the first sound one must have been verified.
     """
-    skipped = [e.content for e in log.entries if isinstance(e.content, Damage)]
+    skipped = [e.content for e in reversed(log.counted()) if isinstance(e.content, Damage)]
     skipped += [Damage(f"log/{s:010d}", "the entry is missing") for s in log.lost()]
     if skipped and policy is DamagedCheckpoint.FAIL:  # R14
         return Refuse(_describe(skipped))

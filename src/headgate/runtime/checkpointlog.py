@@ -30,16 +30,33 @@ from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.life import NO_GENERATION, Life
 from headgate.model.manifest import Claim, Manifest, StateHandle
-from headgate.protocol.recovery import Damage, NextClaim, ObservedEntry, ObservedLog, next_claim, replaced_by
+from headgate.protocol.lineage import Lineage
+from headgate.protocol.recovery import (
+    Damage,
+    NextClaim,
+    ObservedEntry,
+    ObservedLog,
+    first_checkpoint,
+    next_claim,
+    replaced_by,
+    superseded,
+)
 from headgate.store.local import sweep_unfinished
-from headgate.store.objectstore import ObjectStorage
-from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage
+from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage, refuse_unless_exclusive
 
 STATE_PREFIX = "state/"
 """Of the sections of a snapshot that hold the state of an operator; its name follows."""
 
 CLAIM_TRIES_MAX = 100
 """Each lost race means that another driver claimed a generation; a hundred in a row is a crash loop elsewhere."""
+
+READ_TRIES_MAX = 8
+"""An entry may be pruned between the listing and its reading; more often in a row it counts as damage."""
+
+KEEP_ALL = CheckpointId(0)
+
+_VANISHED = "it vanished while it was read"
+_NUMBER = re.compile(r"[0-9]{10,}")
 
 
 class Outcome(Enum):
@@ -55,6 +72,7 @@ class Claimed:
     """A generation of this driver. ``log`` is what was there before the claim."""
 
     next: NextClaim
+    first_checkpoint: CheckpointId
     log: ObservedLog
 
 
@@ -65,6 +83,8 @@ class CheckpointLog:
         self._storage = storage
         self._pipeline = pipeline
         self._next_sequence = 0
+        self._generation = Generation(0)
+        self._lineage = Lineage()
 
     @property
     def url(self) -> str:
@@ -77,21 +97,20 @@ class CheckpointLog:
         Raises:
             StorageError
         """
-        entries = []
-        for path in self._storage.list(f"{self._pipeline}/log"):
-            name = path.rsplit("/", 1)[-1]
-            if name.isdigit():
-                entries.append(self._observe_entry(int(name), path))
-        ids = [int(path.rsplit("/", 1)[-1]) for path in self._storage.list(f"{self._pipeline}/ids")]
-        return ObservedLog(tuple(entries), CheckpointId(max(ids, default=0)), self._read_hint())
+        for _ in range(READ_TRIES_MAX):
+            entries = tuple(self._observe_entry(sequence) for sequence in self._numbers("log"))
+            if not any(isinstance(e.content, Damage) and e.content.problem == _VANISHED for e in entries):
+                break  # else it was pruned meanwhile, so there is something newer to be seen
+        return ObservedLog(entries, self._newest_id(), self._read_hint())
 
-    def _observe_entry(self, sequence: int, path: str) -> ObservedEntry:
+    def _observe_entry(self, sequence: int) -> ObservedEntry:
+        path = self._entry_path(sequence)
         try:
             return ObservedEntry(sequence, path, decode_log_entry(self._storage.get(path), path))
         except CorruptionError as error:
             return ObservedEntry(sequence, path, Damage(path, str(error)))
-        except NotFound:  # pruned between the listing and this read
-            return ObservedEntry(sequence, path, Damage(path, "it vanished while it was read"))
+        except NotFound:
+            return ObservedEntry(sequence, path, Damage(path, _VANISHED))
 
     def life(self, host: str, wall_ms: int) -> Life:
         """Return who this pipeline is to its sinks; drawn at its very first start, which nothing precedes (LV1).
@@ -99,12 +118,14 @@ class CheckpointLog:
         Of any number of drivers that come at once, all get the same one. Directories of version 0.1 have none.
 
         Raises:
+            UsageError: the storage does not honour put-if-absent.
             CorruptionError, StorageError
         """
         path = f"{self._pipeline}/life"
         try:
             data = self._storage.get(path)
         except NotFound:
+            refuse_unless_exclusive(self._storage, self._pipeline)
             newest = Generation(next_claim(self.observe()).generation - 1)
             drawn = Life(secrets.token_hex(16), self.url, host, wall_ms, newest)
             with contextlib.suppress(AlreadyExists):
@@ -128,43 +149,59 @@ class CheckpointLog:
         """
         for _ in range(CLAIM_TRIES_MAX):
             log = self.observe()
-            other = None if mine is None else replaced_by(log, mine, owner)
-            if mine is not None and other is not None:
-                raise FencedError(f"pipeline {self._pipeline}", mine, other.generation)
+            newer = None if mine is None else replaced_by(log, mine, owner)
+            if mine is not None and newer is not None:
+                raise FencedError(f"pipeline {self._pipeline}", mine, newer)
             following = next_claim(log, above)
-            entry = encode_log_entry(Claim(following.generation, owner, wall_ms))
+            entry = encode_log_entry(Claim(following.generation, owner, wall_ms, follows=following.follows))
             try:
                 self._storage.put_if_absent(self._entry_path(following.sequence), [entry])
             except AlreadyExists:
                 continue
-            if self._retract_unless_last(following.sequence) is not None:
+            if self._replaced_after(following.sequence) is not None:
                 continue
-            self._next_sequence = following.sequence + 1
+            first = first_checkpoint(log, self._newest_id())  # looked up behind the claim (R32)
+            self._next_sequence, self._generation = following.sequence + 1, following.generation
+            self._lineage = Lineage.observed(log)
             self._write_hint(following.sequence)
-            return Claimed(following, log)
+            with contextlib.suppress(StorageError):  # the next claim tries again
+                for passed in superseded(log, following):
+                    self._storage.delete(passed.path)
+            return Claimed(following, first, log)
         raise StorageError("claim", self.url, f"{CLAIM_TRIES_MAX} other drivers claimed it at the same time")
+
+    def restored(self, retained: Sequence[CheckpointId]) -> None:
+        """Have what is appended descend from the newest of ``retained``: what was skipped is not gone back to."""
+        self._lineage = self._lineage.of(retained)
 
     def reserve(self, checkpoint: CheckpointId) -> None:
         """Record that ``checkpoint`` is in use, and forget what is far below it.
 
+        Whoever claims looks at the ids behind its claim, and this looks at the log behind its id: so no two
+        generations use the same one (R32).
+
         Raises:
+            FencedError: a newer generation was claimed; the id must not be used.
             StorageError
         """
-        try:
+        with contextlib.suppress(AlreadyExists):
             self._storage.put_if_absent(self._id_path(checkpoint), [b""])
-        except AlreadyExists:
-            return
+        newer = self.newer_generation()
+        if newer is not None:
+            raise FencedError(f"pipeline {self._pipeline}", self._generation, newer)
         if checkpoint > 1:
             self._storage.delete(self._id_path(CheckpointId(checkpoint - 1)))
 
-    def append(self, manifest: Manifest) -> Outcome:
+    def append(self, manifest: Manifest, oldest_retained: CheckpointId = KEEP_ALL) -> Outcome:
         """Complete a checkpoint: write its manifest as the next entry, once (C12).
+
+        ``oldest_retained``: once this one is completed, older checkpoints count for nothing.
 
         Raises:
             FencedError: that entry is the claim of a newer generation.
         """
         path = self._entry_path(self._next_sequence)
-        data = encode_log_entry(manifest)
+        data = encode_log_entry(self._lineage.placed(manifest, self._next_sequence, oldest_retained))
         try:
             self._storage.put_if_absent(path, [data])
         except AlreadyExists:
@@ -174,14 +211,20 @@ class CheckpointLog:
         return self._written(manifest)
 
     def _look_up(self, path: str, data: bytes, manifest: Manifest) -> Outcome:
-        """The write reported an error, perhaps after it took effect: read it back."""
+        """The write reported an error, perhaps after it took effect: read it back.
+
+        That it can be read does not prove that it is durable: only a put that says so does (O11).
+        """
         try:
             self._storage.get(path)
-        except NotFound:  # on an object store a write that timed out may still land
-            return Outcome.UNKNOWN if isinstance(self._storage, ObjectStorage) else Outcome.FAILED
+            self._storage.put_if_absent(path, [data])
+        except NotFound:
+            return Outcome.UNKNOWN if self._storage.puts_may_land_late else Outcome.FAILED
+        except AlreadyExists:
+            return self._after_conflict(path, data, manifest)
         except StorageError:
             return Outcome.UNKNOWN
-        return self._after_conflict(path, data, manifest)
+        return self._written(manifest)
 
     def _after_conflict(self, path: str, data: bytes, manifest: Manifest) -> Outcome:
         try:
@@ -197,39 +240,46 @@ class CheckpointLog:
 
     def _written(self, manifest: Manifest) -> Outcome:
         try:
-            newest = self._retract_unless_last(self._next_sequence)
+            newest = self._replaced_after(self._next_sequence)
         except (StorageError, NotFound, CorruptionError):
             return Outcome.UNKNOWN
         if newest is not None:
             raise FencedError(f"pipeline {self._pipeline}", manifest.generation, newest)
         self._write_hint(self._next_sequence)
+        self._lineage = self._lineage.completed(manifest.checkpoint, self._next_sequence)
         self._next_sequence += 1
         return Outcome.WRITTEN
 
-    def _retract_unless_last(self, sequence: int) -> Generation | None:
+    def _replaced_after(self, sequence: int) -> Generation | None:
         """After an append: if anything follows, return the generation that wrote last; take ours back if stale (X8).
 
-        A number that was used and pruned looks free to a driver that was stopped meanwhile. Pruned logs begin with a
-        manifest: a claim right behind ours means that another driver has *seen* ours, and perhaps restored from it.
+        A number that was used and pruned looks free to a driver that was stopped meanwhile. What counts stays: then
+        another driver has *seen* ours, and perhaps restored from it.
         """
-        paths = self._storage.list(f"{self._pipeline}/log")
-        later = [path for path in paths if (name := path.rsplit("/", 1)[-1]).isdigit() and int(name) > sequence]
-        if not later:
-            return None
-        newest = decode_log_entry(self._storage.get(later[-1]), later[-1]).generation
-        following = self._entry_path(sequence + 1)
-        is_seen = following in later and isinstance(decode_log_entry(self._storage.get(following), following), Claim)
-        if not is_seen:
+        newest = self._newest_generation(sequence)
+        if newest is not None and sequence not in {entry.sequence for entry in self.observe().counted()}:
             self._storage.delete(self._entry_path(sequence))
         return newest
 
-    def newer_claim(self) -> Generation | None:
-        """Return the generation that replaced this one, or None. Cheap: looks at one path."""
-        path = self._entry_path(self._next_sequence)
-        try:
-            return decode_log_entry(self._storage.get(path), path).generation
-        except (NotFound, StorageError, CorruptionError):
-            return None
+    def _newest_generation(self, sequence: int) -> Generation | None:
+        """Return the generation of the newest entry after ``sequence`` that can be read; None if nothing follows."""
+        later = [number for number in self._numbers("log") if number > sequence]
+        for number in reversed(later):
+            path = self._entry_path(number)
+            with contextlib.suppress(NotFound, CorruptionError):
+                return decode_log_entry(self._storage.get(path), path).generation
+        if later:
+            raise StorageError("read", self.url, f"nothing after entry {sequence} of the log can be read")
+        return None
+
+    def newer_generation(self) -> Generation | None:
+        """Return the generation that replaced this one, whatever was pruned (R30), or None. Cheap: one listing.
+
+        Raises:
+            StorageError: nobody can tell now.
+        """
+        newest = self._newest_generation(self._next_sequence - 1)
+        return newest if newest is not None and newest > self._generation else None
 
     def verify(self, manifest: Manifest) -> list[Damage]:
         """Read every snapshot file of ``manifest`` and return what is wrong with them (I4)."""
@@ -257,18 +307,11 @@ class CheckpointLog:
         Aborted checkpoints in between may have left files that nobody knows of: they go, too.
         """
         self._delete_snapshots(lambda found: found <= checkpoint)
-        log = self.observe()
-        keep_from = min(
-            (
-                e.sequence
-                for e in log.entries
-                if isinstance(e.content, Manifest) and e.content.checkpoint >= oldest_retained
-            ),
-            default=0,
-        )
-        for entry in log.entries:  # ascending: a crash in between leaves no gap
-            if entry.sequence < keep_from:
-                self._storage.delete(entry.path)
+        self._lineage = self._lineage.dropped(oldest_retained)
+        start = self._lineage.start(oldest_retained, 0)
+        for sequence in self._numbers("log"):  # ascending: a crash in between leaves no gap
+            if sequence < start:
+                self._storage.delete(self._entry_path(sequence))
 
     def sweep(self, keep: Sequence[CheckpointId], below: CheckpointId) -> None:
         """Remove snapshot files of checkpoints below ``below`` that are not kept: leftovers of dead generations."""
@@ -293,6 +336,15 @@ class CheckpointLog:
 
     def _id_path(self, checkpoint: CheckpointId) -> str:
         return f"{self._pipeline}/ids/{checkpoint:010d}"
+
+    def _numbers(self, directory: str) -> list[int]:
+        """Return the numbers that have an object in ``directory``, ascending. Other files there are not ours."""
+        prefix = f"{self._pipeline}/{directory}/"
+        names = [path.removeprefix(prefix) for path in self._storage.list(prefix.rstrip("/"))]
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name) and f"{int(name):010d}" == name)
+
+    def _newest_id(self) -> CheckpointId:
+        return CheckpointId(max(self._numbers("ids"), default=0))
 
     def _read_hint(self) -> int:
         try:

@@ -68,11 +68,11 @@ def begin_generation(
     faultpoints.reach("after-claim")
     generation = claimed.next.generation
     choice = _choose(definition, log, claimed.log, around)
+    newest = _retrying(log.newer_generation, around)
+    if newest is not None:  # what seems to be damaged may have been removed by the driver that replaced this one (X11)
+        raise FencedError(f"pipeline {definition.config.name}", generation, newest)
     match choice:
         case recovery.Refuse():
-            newest = log.newer_claim()
-            if newest is not None:  # what is missing has been pruned by the driver that replaced this one (X11)
-                raise FencedError(f"pipeline {definition.config.name}", generation, newest)
             raise UsageError(f"pipeline '{definition.config.name}' cannot be restored from {log.url}: {choice.reason}")
         case recovery.AlreadyFinished():
             restored: Manifest | None = choice.manifest
@@ -94,13 +94,27 @@ def begin_generation(
     except BaseException:
         commits.close()
         raise
-    base = restored.checkpoint if restored is not None else 0
-    retained = tuple(sorted(m.checkpoint for m in recovery.candidates(claimed.log) if m.checkpoint <= base))
-    log.sweep(retained, claimed.next.first_checkpoint)
+    retained = recovery.retained(claimed.log, restored)
+    log.restored(retained)
+    _sweep(log, retained, claimed.first_checkpoint, around, note)
     if restored is not None and isinstance(choice, recovery.AlreadyFinished):
         commits.close()
         return Finished(restored)
-    return NewGeneration(generation, claimed.next.first_checkpoint, restored, retained, commits)
+    return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits)
+
+
+def _sweep(
+    log: CheckpointLog,
+    retained: tuple[CheckpointId, ...],
+    below: CheckpointId,
+    around: Surroundings,
+    note: Callable[[str], None],
+) -> None:
+    """Tidy up; what cannot be removed now, a later generation removes."""
+    try:
+        _retrying(lambda: log.sweep(retained, below), around)
+    except StorageError as error:
+        note(f"could not remove old checkpoint files: {error}")
 
 
 def _claim(

@@ -126,7 +126,8 @@ class Coordination:
             case machine.DrainSources():
                 self._around.broadcast(messages.Drain(self.generation))
             case machine.WriteManifest():
-                self._storage_pool.submit(self._write_manifest, self._manifest(effect))
+                oldest_retained = self.machine.oldest_retained(effect.checkpoint)
+                self._storage_pool.submit(self._write_manifest, self._manifest(effect), oldest_retained)
             case machine.NotifyComplete():
                 self._around.broadcast(messages.Complete(self.generation, effect.checkpoint))
             case machine.NotifyAbort():
@@ -178,16 +179,19 @@ class Coordination:
     def _reserve(self, checkpoint: CheckpointId) -> None:
         try:
             self._log.reserve(checkpoint)
+        except FencedError as error:
+            self._report(machine.GenerationReplaced(Generation(error.newest)))
+            return
         except Exception as error:
             self._note(f"cannot begin checkpoint {checkpoint}: {error}")
             self._report(machine.ReserveFailed(checkpoint))
             return
         self._report(machine.IdReserved(checkpoint))
 
-    def _write_manifest(self, manifest: Manifest) -> None:
+    def _write_manifest(self, manifest: Manifest, oldest_retained: CheckpointId) -> None:
         faultpoints.reach("before-manifest")
         try:
-            outcome = self._log.append(manifest)
+            outcome = self._log.append(manifest, oldest_retained)
         except FencedError as error:
             self._report(machine.GenerationReplaced(Generation(error.newest)))
             return

@@ -7,6 +7,7 @@ workers) and above (it hands out the user's handle).
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 import queue
@@ -572,7 +573,9 @@ class Driver:
         self._is_looking = True
 
         def look() -> None:
-            newer = self._log.newer_claim()
+            newer = None
+            with contextlib.suppress(StorageError):  # looked at again, and at every write
+                newer = self._log.newer_generation()
             self._is_looking = False
             if newer is not None and newer > generation:
                 self.post(lambda: replaced(newer))

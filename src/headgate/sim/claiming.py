@@ -16,6 +16,7 @@ from headgate.model.manifest import Claim, Manifest
 from headgate.protocol import recovery
 from headgate.protocol import supervisor as machine
 from headgate.protocol.commit import Commit, CommitPermit
+from headgate.protocol.lineage import Lineage
 from headgate.protocol.supervisor import Failure, FailureKind
 from headgate.sim import history
 from headgate.sim.faults import Fault
@@ -44,6 +45,7 @@ class Claimed:
     first_checkpoint: CheckpointId
     restored: Manifest | None
     retained: tuple[CheckpointId, ...]
+    lineage: Lineage
 
 
 class Claiming:
@@ -55,6 +57,7 @@ class Claiming:
         self._tries = 0
         if driver.was_denied:
             raise Violation("K5", f"{driver.name} goes on after a target denied what was promised")
+        self._first_checkpoint = CheckpointId(1)
         self._step(self._observe)
 
     def _step(self, call: Callable[..., None], *args: object) -> None:
@@ -92,7 +95,7 @@ class Claiming:
         other = None if mine is None else recovery.replaced_by(log, mine, self._driver.name)
         if other is not None:
             self._env.marks.reach(Mark.REPLACED_DRIVER_STOPPED)
-            self._fail(FailureKind.DETERMINISTIC, f"generation {other.generation} was started by {other.owner}")
+            self._fail(FailureKind.DETERMINISTIC, f"generation {other} was started elsewhere")
             return
         self._step(self._put, log, recovery.next_claim(log))
 
@@ -100,13 +103,8 @@ class Claiming:
         env, disk = self._env, self._env.disk
         if env.faults.is_storage_gone(env.world.now_ms):
             raise StorageError("put", "log", "injected")
-        entry = Claim(claim.generation, self._driver.name, env.world.now_ms)
-        is_written = disk.put_if_absent(claim.sequence, entry)
-        if is_written and not disk.is_tail(claim.sequence):
-            env.marks.reach(Mark.PRUNED_NUMBER)
-            del disk.log[claim.sequence]
-            is_written = False
-        if not is_written:
+        entry = Claim(claim.generation, self._driver.name, env.world.now_ms, follows=claim.follows)
+        if not disk.put_if_absent(claim.sequence, entry):
             env.marks.reach(Mark.CLAIM_CONFLICT)
             self._step(self._observe)
             return
@@ -114,7 +112,22 @@ class Claiming:
             env.marks.reach(Mark.ORPHANED_CLAIM)
             self._step(self._observe)
             return
+        self._driver.look_later(disk.is_tail(claim.sequence), self._guarded, self._look, log, claim)
+
+    def _look(self, log: recovery.ObservedLog, claim: recovery.NextClaim) -> None:
+        """Whether anything follows (X8); then the ids, which nobody else reserves any more (R32)."""
+        env, disk = self._env, self._env.disk
+        if not disk.is_tail(claim.sequence):
+            env.marks.reach(Mark.PRUNED_NUMBER)
+            disk.take_back(claim.sequence)
+            env.marks.reach(Mark.CLAIM_CONFLICT)
+            self._step(self._observe)
+            return
+        self._first_checkpoint = recovery.first_checkpoint(log, disk.reserved)
         disk.write_hint(claim.sequence)
+        for entry in recovery.superseded(log, claim):
+            env.marks.reach(Mark.CLAIMS_PRUNED)
+            disk.remove(entry.sequence)
         self._driver.last_generation = claim.generation
         self._driver.tell(f"claimed generation {claim.generation} at log/{claim.sequence}")
         self._step(self._choose, log, claim)
@@ -128,17 +141,17 @@ class Claiming:
                 break
         choice = recovery.choose(log, damage, env.options.on_damaged)
         self._driver.tell(f"chooses {type(choice).__name__}")
+        newest = env.disk.newer_generation(claim.sequence, claim.generation)
+        if newest is not None:  # X11: not damage, the one that replaced this driver has dropped the files
+            raise FencedError("the pipeline", claim.generation, newest)
         if log.lost():
             env.marks.reach(Mark.LOST_ENTRY)
+        if any(isinstance(entry.content, Manifest) for entry in log.entries if entry not in log.counted()):
+            env.marks.reach(Mark.LEFT_BY_REPLACED)
         restored: Manifest | None = None
         contradicts: tuple[CheckpointId, ...] = ()
         match choice:
             case recovery.Refuse():
-                newest = env.disk.log[max(env.disk.log)].generation
-                if (
-                    newest > claim.generation
-                ):  # X11: not damage, the one that replaced this driver has dropped the files
-                    raise FencedError("the pipeline", claim.generation, newest)
                 self._driver.was_refused = True
                 env.marks.reach(Mark.DAMAGED_REFUSED)
                 self._fail(FailureKind.DETERMINISTIC, choice.reason)
@@ -191,13 +204,19 @@ class Claiming:
         if is_finished:
             assert restored is not None
             env.marks.reach(Mark.ALREADY_FINISHED)
-            env.disk.sweep(tuple(m.checkpoint for m in env.disk.manifests()), restored.checkpoint)
+            env.disk.sweep(recovery.retained(log, restored), restored.checkpoint)
             self._driver.feed(machine.AlreadyFinished(restored.checkpoint))
             return
-        newest = 0 if restored is None else restored.checkpoint
-        retained = tuple(sorted(m.checkpoint for m in recovery.candidates(log) if m.checkpoint <= newest))
-        env.disk.sweep(retained, claim.first_checkpoint)
-        claimed = Claimed(claim.generation, claim.sequence + 1, claim.first_checkpoint, restored, retained)
+        retained = recovery.retained(log, restored)
+        env.disk.sweep(retained, self._first_checkpoint)
+        claimed = Claimed(
+            claim.generation,
+            claim.sequence + 1,
+            self._first_checkpoint,
+            restored,
+            retained,
+            Lineage.observed(log).of(retained),
+        )
         self._driver.on_claimed(claimed)
 
     def _crash_point(self) -> None:

@@ -100,6 +100,26 @@ class Disk:
         """
         return max(self.log) == sequence
 
+    def take_back(self, sequence: int) -> None:
+        """Remove an entry that was put where something follows already, unless it counts (X8)."""
+        if sequence not in {entry.sequence for entry in self._observed().counted()}:
+            self.remove(sequence)
+
+    def remove(self, sequence: int) -> None:
+        """Remove an entry."""
+        self.log.pop(sequence, None)
+        self.damaged_entries.pop(sequence, None)
+
+    def newer_generation(self, sequence: int, mine: Generation) -> Generation | None:
+        """Return the generation that replaced ``mine``, whose newest entry is at ``sequence``, or None (R30).
+
+        Raises:
+            StorageError
+        """
+        self._may_fail("list", "log", Fault.GET_FAILS)
+        found = [e.generation for s, e in self.log.items() if s > sequence and s not in self.damaged_entries]
+        return max((generation for generation in found if generation > mine), default=None)
+
     def write_hint(self, sequence: int) -> None:
         """Note the newest sequence, best effort."""
         if not self._faults.strikes(Fault.HINT_FAILS):
@@ -112,6 +132,9 @@ class Disk:
             StorageError
         """
         self._may_fail("list", "log", Fault.GET_FAILS)
+        return self._observed()
+
+    def _observed(self) -> ObservedLog:
         entries = []
         for sequence in sorted(self.log):
             path = f"log/{sequence:010d}"
@@ -121,7 +144,7 @@ class Disk:
         return ObservedLog(tuple(entries), self.reserved, self.hint)
 
     def reserve(self, checkpoint: CheckpointId) -> None:
-        """Record that ``checkpoint`` is in use.
+        """Record that ``checkpoint`` is in use; whoever does looks at the log afterwards (R32).
 
         Raises:
             StorageError
@@ -138,22 +161,15 @@ class Disk:
         found = (self.read(entry.handle) for entry in manifest.entries)
         return [problem for problem in found if isinstance(problem, Damage)]
 
-    def drop(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
-        """Remove the files of everything below the oldest retained checkpoint, and the log before its manifest.
+    def drop(self, checkpoint: CheckpointId, log_start: int) -> None:
+        """Remove the files of everything up to ``checkpoint``, and the log before the oldest retained manifest.
 
         Not only those of ``checkpoint``: a write whose error came after its effect left a file that nobody knows.
         """
-        assert checkpoint < oldest_retained
-        self.sweep((), oldest_retained)
-        kept = [
-            s
-            for s, e in self.log.items()
-            if isinstance(e, Manifest) and s not in self.damaged_entries and e.checkpoint >= oldest_retained
-        ]
+        self.sweep((), CheckpointId(checkpoint + 1))
         for sequence in sorted(self.log):
-            if sequence < min(kept, default=0):
-                del self.log[sequence]
-                self.damaged_entries.pop(sequence, None)
+            if sequence < log_start:
+                self.remove(sequence)
 
     def sweep(self, keep: tuple[CheckpointId, ...], below: CheckpointId) -> None:
         """Remove files of checkpoints below ``below`` that are not kept: leftovers of dead generations."""

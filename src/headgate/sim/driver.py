@@ -75,6 +75,23 @@ class Driver(Process):
         else:
             call(*args)
 
+    def look_later(self, is_tail: bool, call: Callable[..., None], *args: object) -> None:
+        """Run ``call``, which looks at the log behind a put; this process may be stopped or die before it (X8).
+
+        It dies more often where it has just put what means nothing.
+        """
+        faults = self.env.faults
+        if faults.strikes(Fault.LOOK_CRASH if is_tail else Fault.LOOK_CRASH_STALE):
+            self.post(0, self.kill, "before it looked behind a put")
+        elif faults.strikes(Fault.LOOK_PAUSE):
+            self.env.marks.reach(Mark.PAUSED_DRIVER)
+            self.pause()
+            self.post(0, call, *args)
+            self.world.at(faults.looks.choice((400, 2_000, 5_000)), self.resume)
+            self._simulation.on_paused()
+        else:
+            self.post(faults.looks.randint(0, 2), call, *args)
+
     def on_claimed(self, claimed: Claimed) -> None:
         """The generation is claimed and its sinks are recovered."""
         self._claimed = claimed

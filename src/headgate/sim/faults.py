@@ -48,6 +48,9 @@ class Fault(Enum):
     STOP = ("stop", 0.0)
     CANCEL = ("cancel", 0.0)
     DRAIN = ("drain", 0.0)
+    LOOK_CRASH = ("crash-before-a-look", 0.003)
+    LOOK_CRASH_STALE = ("crash-behind-a-stale-put", 0.4)
+    LOOK_PAUSE = ("pause-before-a-look", 0.005)
     LOG_CRASH = ("crash-with-a-log", 0.4)
     TARGET_DENIES = ("target-denies", 0.3)
 
@@ -70,12 +73,16 @@ DISRUPTIVE = frozenset(
         Fault.NO_RETRY_NOTICE,
         Fault.LOG_CRASH,
         Fault.TARGET_DENIES,
+        Fault.LOOK_CRASH,
+        Fault.LOOK_PAUSE,
     }
 )
 """Faults that (may) end a generation: they share ``Faults.budget``."""
 
 
-DRAWN_ELSEWHERE = frozenset({Fault.DRAIN, Fault.LOG_CRASH, Fault.TARGET_DENIES})
+LOOKS = frozenset({Fault.LOOK_CRASH, Fault.LOOK_CRASH_STALE, Fault.LOOK_PAUSE})
+
+DRAWN_ELSEWHERE = frozenset({Fault.DRAIN, Fault.LOG_CRASH, Fault.TARGET_DENIES}) | LOOKS
 """Faults with a draw of their own, so that what other seeds do stays as it was."""
 
 
@@ -87,6 +94,8 @@ class Faults:
     rates: dict[Fault, float] = field(default_factory=dict)
     budget: int = 6
     is_healed: bool = False
+    looks: random.Random = field(default_factory=lambda: random.Random(0))
+    """Dice for what happens between a put and the look behind it."""
     storage_gone_until_ms: int = 0
 
     @classmethod
@@ -110,6 +119,12 @@ class Faults:
         if random.Random(f"denial {seed}").random() < 0.125:
             self.rates[Fault.TARGET_DENIES] = Fault.TARGET_DENIES.rate
 
+    def draw_looks(self, seed: int) -> None:
+        """Have drivers stop or die between a put and the look behind it, in one run in three. Dice of its own, too."""
+        self.looks = random.Random(f"looks {seed}")
+        if self.rates and self.looks.random() < 0.33:
+            self.rates.update({fault: fault.rate for fault in LOOKS})
+
     def draw_loops(self, share: float) -> None:
         """Have the faults that end a generation strike less often, but then while loop logs are not empty."""
         for fault in DISRUPTIVE & self.rates.keys():
@@ -125,7 +140,8 @@ class Faults:
     def strikes(self, fault: Fault) -> bool:
         """Whether ``fault`` happens at this opportunity."""
         rate = self.rates.get(fault)
-        if rate is None or self.is_healed or self.rng.random() >= rate:
+        dice = self.looks if fault in LOOKS else self.rng
+        if rate is None or self.is_healed or dice.random() >= rate:
             return False
         if fault in DISRUPTIVE:
             if self.budget <= 0:

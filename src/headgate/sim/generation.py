@@ -40,6 +40,7 @@ class GenerationHost:
         self.attempt = attempt
         self.generation = claimed.generation
         self._next_sequence = claimed.next_sequence
+        self._lineage = claimed.lineage
         self._timers: dict[machine.Timer, int] = {}
         self._timer_token = 0
         self.is_over = False
@@ -109,8 +110,9 @@ class GenerationHost:
             case machine.DrainSources():
                 self.send_all(network.Drain(self.generation))
             case machine.WriteManifest():
+                oldest = self._coordinator.oldest_retained(effect.checkpoint)
                 slow = 250 if env.faults.strikes(Fault.MANIFEST_SLOW) else 10
-                driver.post(env.faults.delay_ms(slow), driver.interruptible, self._write_manifest, effect)
+                driver.post(env.faults.delay_ms(slow), driver.interruptible, self._write_manifest, effect, oldest)
             case machine.NotifyComplete():
                 self.send_all(network.Complete(self.generation, effect.checkpoint))
             case machine.NotifyAbort():
@@ -172,9 +174,22 @@ class GenerationHost:
         except StorageError:
             self.handle(machine.ReserveFailed(checkpoint))
             return
+        self.driver.look_later(True, self._look_after_reserve, checkpoint)
+
+    def _look_after_reserve(self, checkpoint: CheckpointId) -> None:
+        """Whoever claims looks at the ids afterwards, and this looks at the claims: no id is used twice (R32)."""
+        try:
+            newer = self.env.disk.newer_generation(self._next_sequence - 1, self.generation)
+        except StorageError:
+            self.handle(machine.ReserveFailed(checkpoint))
+            return
+        if newer is not None:
+            self.env.marks.reach(Mark.ID_REFUSED)
+            self.handle(machine.GenerationReplaced(newer))
+            return
         self.handle(machine.IdReserved(checkpoint))
 
-    def _write_manifest(self, order: machine.WriteManifest) -> None:
+    def _write_manifest(self, order: machine.WriteManifest, oldest_retained: CheckpointId) -> None:
         env, disk = self.env, self.env.disk
         if order.carried:
             env.marks.reach(Mark.CARRIED)
@@ -189,6 +204,7 @@ class GenerationHost:
             is_final=order.is_final,
             is_draining=order.is_draining,
         )
+        manifest = self._lineage.placed(manifest, self._next_sequence, oldest_retained)
         if env.faults.strikes(Fault.MANIFEST_FAILS) or env.faults.is_storage_gone(env.world.now_ms):
             self.handle(machine.ManifestFailed(order.checkpoint))
             return
@@ -211,25 +227,33 @@ class GenerationHost:
             env.disk.put_if_absent(sequence, manifest)
         if fate == 3 and env.disk.log.get(sequence) is manifest:
             env.marks.reach(Mark.MANIFEST_READ_BACK)
-            self._on_written(manifest)
+            self._after_append(manifest)
             return
         env.marks.reach(Mark.MANIFEST_UNKNOWN)
         self.handle(machine.ManifestUnknown(manifest.checkpoint))
 
     def _land(self, sequence: int, manifest: Manifest) -> None:
-        """A write that was given up reaches the storage after all."""
-        disk = self.env.disk
-        if disk.put_if_absent(sequence, manifest) and not disk.is_tail(sequence):
-            del disk.log[sequence]
+        """A write that was given up reaches the storage after all: nobody looks behind it."""
+        self.env.disk.put_if_absent(sequence, manifest)
 
     def _after_append(self, manifest: Manifest) -> None:
+        self.driver.look_later(self.env.disk.is_tail(self._next_sequence), self._look, manifest)
+
+    def _look(self, manifest: Manifest) -> None:
+        """Whether anything follows what was just put (X8)."""
         disk, sequence = self.env.disk, self._next_sequence
-        if disk.is_tail(sequence):
+        try:
+            newer = disk.newer_generation(sequence, self.generation)
+        except StorageError:
+            self.env.marks.reach(Mark.MANIFEST_UNKNOWN)
+            self.handle(machine.ManifestUnknown(manifest.checkpoint))
+            return
+        if newer is None:
             self._on_written(manifest)
             return
         self.env.marks.reach(Mark.PRUNED_NUMBER)
-        del disk.log[sequence]
-        self.handle(machine.GenerationReplaced(disk.log[max(disk.log)].generation))
+        disk.take_back(sequence)
+        self.handle(machine.GenerationReplaced(newer))
 
     def _on_written(self, manifest: Manifest) -> None:
         if self.loops.is_draining:
@@ -239,13 +263,14 @@ class GenerationHost:
         if (self.generation, manifest.checkpoint) in self.env.logged and self.env.faults.strikes(Fault.LOG_CRASH):
             self._crash_one()
         self.env.disk.write_hint(self._next_sequence)
+        self._lineage = self._lineage.completed(manifest.checkpoint, self._next_sequence)
         self._next_sequence += 1
         self.handle(machine.ManifestWritten(manifest.checkpoint))
 
     def _on_conflict(self, manifest: Manifest) -> None:
         found = self.env.disk.log[self._next_sequence]
         if found == manifest:
-            self._on_written(manifest)
+            self._after_append(manifest)
             return
         newest = found.generation
         if newest <= self.generation:
@@ -260,15 +285,15 @@ class GenerationHost:
         self.env.world.at(self.env.rng.randint(0, 60), victim.kill, "after a checkpoint with a loop log")
 
     def _drop(self, checkpoint: CheckpointId) -> None:
-        newer = [m.checkpoint for m in self.env.disk.manifests() if m.checkpoint > checkpoint]
-        if newer:
-            self.env.disk.drop(checkpoint, min(newer))
+        oldest = CheckpointId(checkpoint + 1)
+        self._lineage = self._lineage.dropped(oldest)
+        self.env.disk.drop(checkpoint, self._lineage.start(oldest, 0))
 
     def _sweep(self) -> None:
         """Remove what late writes of aborted checkpoints left: nothing else will, when no generation follows."""
-        retained = tuple(m.checkpoint for m in self.env.disk.manifests())
+        retained = self._coordinator.retained
         if retained:
-            self.env.disk.sweep(retained, max(retained))
+            self.env.disk.sweep(retained, retained[-1])
 
     # -- targets ------------------------------------------------------------------------------------------------
 

@@ -130,8 +130,13 @@ def _(patch: Patch) -> None:
 
 @mutant("id-reused", "R7", "a checkpoint id that was triggered before is used again", probe=probes.ids_are_not_reused)
 def _(patch: Patch) -> None:
-    original = recovery.next_claim
-    patch(recovery, "next_claim", lambda log: original(dataclasses.replace(log, reserved=CheckpointId(0))))
+    original = recovery.first_checkpoint
+    unreserved = CheckpointId(0)
+    patch(
+        recovery,
+        "first_checkpoint",
+        lambda log, reserved: original(dataclasses.replace(log, reserved=unreserved), unreserved),
+    )
 
 
 @mutant("replaced-driver-claims-again", "C38", "two drivers replace each other for ever", seed=213)

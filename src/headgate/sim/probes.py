@@ -97,7 +97,8 @@ def idle_does_not_hold_back() -> None:
 def ids_are_not_reused() -> None:
     """R7: an id that was reserved is used up, completed or not."""
     log = recovery.ObservedLog((), CheckpointId(5))
-    assert recovery.next_claim(log).first_checkpoint == 6
+    assert recovery.first_checkpoint(log, CheckpointId(0)) == 6
+    assert recovery.first_checkpoint(log, CheckpointId(7)) == 8
 
 
 def _running(config: CheckpointConfig) -> coordinator.Coordinator:

@@ -112,6 +112,7 @@ class Simulation:
         faults = Faults.draw(rng, has_none=rng.random() < 0.03)
         faults.draw_drain(seed)
         faults.draw_denials(seed)
+        faults.draw_looks(seed)
         if self.has_loops:
             options = options.with_loops(rng)
             faults.draw_loops(LOOPS_RATE)

@@ -82,6 +82,11 @@ class FaultyStorage:
         """The inner storage's."""
         return self._inner.url
 
+    @property
+    def puts_may_land_late(self) -> bool:
+        """The inner storage's."""
+        return self._inner.puts_may_land_late
+
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """See ``Storage.put``."""
         late = self._before("put", path, parts)

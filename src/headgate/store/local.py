@@ -13,6 +13,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from headgate import faultpoints
 from headgate.errors import StorageError, UsageError
@@ -50,7 +51,12 @@ def make_directories(path: Path, access: Access = Access.OWNER) -> None:
     make_directories(path.parent, access)
     with contextlib.suppress(FileExistsError):
         make_directory(path, access)
+    try:
         sync_directory(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):  # else the next try would take it for durable
+            path.rmdir()
+        raise
 
 
 def sweep_unfinished(storage: Storage, prefix: str) -> None:
@@ -94,6 +100,11 @@ class LocalStorage:
         """The directory."""
         return str(self._root)
 
+    @property
+    def puts_may_land_late(self) -> bool:
+        """A system call that has failed does nothing later."""
+        return False
+
     def local_path(self, path: str) -> Path:
         """Return the file of an object; for memory-mapping what is complete."""
         return self._root / checked_path(path)
@@ -114,15 +125,21 @@ class LocalStorage:
         """
         target = self.local_path(path)
         if target.exists():
-            raise AlreadyExists(path)
+            self._refuse_taken(path, target)
         with self._errors("put", path), self._written(target, parts) as temp:
             faultpoints.reach("in-put-if-absent")
             try:
                 os.link(temp, target)
             except FileExistsError:
-                raise AlreadyExists(path) from None
+                self._refuse_taken(path, target)
             os.unlink(temp)
             sync_directory(target.parent)
+
+    def _refuse_taken(self, path: str, target: Path) -> NoReturn:
+        """Make sure of the name first: whoever made it may have failed to sync it, or not have come that far (O11)."""
+        with self._errors("put", path):
+            sync_directory(target.parent)
+        raise AlreadyExists(path)
 
     def get(self, path: str) -> bytes:
         """Return a whole object.

@@ -40,6 +40,11 @@ class MemoryStorage:
         """``memory://name``."""
         return f"memory://{self._name}"
 
+    @property
+    def puts_may_land_late(self) -> bool:
+        """Nothing is on its way."""
+        return False
+
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object, replacing what was there."""
         data = b"".join(parts)

@@ -54,10 +54,15 @@ class ObjectStorage:
         """The URL it was opened with."""
         return self._url
 
+    @property
+    def puts_may_land_late(self) -> bool:
+        """A request that timed out may still be on its way."""
+        return True
+
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably, replacing what was there."""
+        """Write an object durably, replacing what was there, in one request: nothing hidden is left by a failure."""
         with self._errors("put", path):
-            obstore.put(self._store, checked_path(path), _buffers(parts), mode="overwrite")
+            obstore.put(self._store, checked_path(path), _buffers(parts), mode="overwrite", use_multipart=False)
 
     def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object durably unless one exists, by conditional put (O1).

@@ -6,9 +6,12 @@ Used by checkpoints, by the chunks of the stream store and by the file sink.
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
+from headgate.errors import StorageError, UsageError
 from headgate.model.security import Access
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -40,6 +43,10 @@ class Storage(Protocol):
     def url(self) -> str:
         """Where this storage is, for messages."""
 
+    @property
+    def puts_may_land_late(self) -> bool:
+        """Whether a put that reported an error may still take effect after a look that did not find it (X10)."""
+
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object durably (S33), replacing what was there; readers see all of it or nothing."""
 
@@ -47,7 +54,7 @@ class Storage(Protocol):
         """Write an object durably unless one exists (S39).
 
         Raises:
-            AlreadyExists
+            AlreadyExists: one exists, and is durable (O11).
         """
 
     def get(self, path: str) -> bytes:
@@ -90,3 +97,26 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
     from headgate.store.backends import open_backend
 
     return open_backend(url, access)
+
+
+def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
+    """Put one object twice: a storage that accepts both does not honour put-if-absent (O12), and cannot be used.
+
+    Raises:
+        UsageError: it does not.
+        StorageError
+    """
+    path = f"{directory}/probe-{secrets.token_hex(8)}"
+    storage.put_if_absent(path, [b"first\n"])
+    try:
+        storage.put_if_absent(path, [b"second\n"])
+    except AlreadyExists:
+        return
+    finally:
+        with contextlib.suppress(StorageError):
+            storage.delete(path)
+    raise UsageError(
+        f"storage {storage.url} replaces an object that was to be written only if absent, so two runs could overwrite "
+        "each other's checkpoints and output; use a store that honours conditional writes (If-None-Match), or a "
+        "directory"
+    )

@@ -8,6 +8,7 @@ An open transaction writes nothing to the catalogue: until ``prepare`` its chunk
 from __future__ import annotations
 
 import secrets
+import sys
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -68,6 +69,12 @@ class TransactionInfo:
     status: Status
     events_count: int
     changed_ms: int
+
+
+def _epoch_of(path: str) -> int:
+    """Return the epoch in whose directory ``path`` is; a file that is not ours belongs to none, and is never swept."""
+    name = path.split("/")[0]
+    return int(name) if name.isascii() and name.isdigit() else sys.maxsize
 
 
 def owner_directory(stream_id: int, owner: str) -> str:
@@ -266,7 +273,7 @@ class TransactionLog:
         """Remove chunks that older epochs left without a record: they can never be prepared any more."""
         base = owner_directory(stream.stream_id, owner)
         sweep_unfinished(self._storage, base)
-        found = [path for path in self._storage.list(base) if int(path[len(base) + 1 :].split("/")[0]) < epoch]
+        found = [path for path in self._storage.list(base) if _epoch_of(path[len(base) + 1 :]) < epoch]
         if not found:
             return
         with self._catalogue.read() as connection:
