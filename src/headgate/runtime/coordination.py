@@ -191,13 +191,10 @@ class Coordination:
     def _write_manifest(self, manifest: Manifest, oldest_retained: CheckpointId) -> None:
         faultpoints.reach("before-manifest")
         try:
-            outcome = self._log.append(manifest, oldest_retained)
+            outcome = self._append(manifest, oldest_retained)
         except FencedError as error:
             self._report(machine.GenerationReplaced(Generation(error.newest)))
             return
-        except Exception as error:
-            self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {error}")
-            outcome = Outcome.UNKNOWN
         faultpoints.reach("after-manifest")
         match outcome:
             case Outcome.WRITTEN:
@@ -206,6 +203,15 @@ class Coordination:
                 self._report(machine.ManifestFailed(manifest.checkpoint))
             case Outcome.UNKNOWN:
                 self._report(machine.ManifestUnknown(manifest.checkpoint))
+
+    def _append(self, manifest: Manifest, oldest_retained: CheckpointId) -> Outcome:
+        try:
+            return self._log.append(manifest, oldest_retained)
+        except FencedError:
+            raise
+        except Exception as error:  # whatever it was, the write may have taken effect (C12)
+            self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {error}")
+            return Outcome.UNKNOWN
 
     def _completed(self, manifest: Manifest) -> None:
         self._triggered.pop(manifest.checkpoint, None)

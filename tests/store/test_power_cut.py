@@ -1,0 +1,57 @@
+"""What counts as written survives a power cut, although the first sync of its directory failed (O11)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.powercut import PowerCut
+
+from headgate.errors import StorageError
+from headgate.store.local import LocalStorage, make_directories
+from headgate.store.storage import AlreadyExists
+
+
+def test_what_exists_already_is_durable(tmp_path: Path) -> None:  # O11
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put_if_absent("a/first", [b"1"])
+        power.fail_directory_syncs(1)
+        with pytest.raises(StorageError):
+            storage.put_if_absent("a/b", [b"content"])
+        with pytest.raises(AlreadyExists):
+            storage.put_if_absent("a/b", [b"content"])
+        power.cut()
+        assert storage.get("a/b") == b"content"
+
+
+def test_what_cannot_be_synced_is_not_said_to_exist(tmp_path: Path) -> None:  # O11
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put_if_absent("a/first", [b"1"])
+        power.fail_directory_syncs(2)
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                storage.put_if_absent("a/b", [b"content"])
+
+
+def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
+    """The model itself: without the second put the object is gone."""
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put_if_absent("a/first", [b"1"])
+        power.fail_directory_syncs(1)
+        with pytest.raises(StorageError):
+            storage.put_if_absent("a/b", [b"content"])
+        power.cut()
+        assert storage.list("a") == ["a/first"]
+
+
+def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_made(tmp_path: Path) -> None:  # O11
+    with PowerCut().watching() as power:
+        power.fail_directory_syncs(1)
+        with pytest.raises(OSError, match="Input/output"):
+            make_directories(tmp_path / "a")
+        assert not (tmp_path / "a").exists(), "the next try makes it again, and syncs it"
+        make_directories(tmp_path / "a" / "b")
+        assert (tmp_path / "a" / "b").is_dir()
