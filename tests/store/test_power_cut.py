@@ -48,6 +48,7 @@ def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_made(tmp_path: Path) -> None:  # O11
+    tmp_path.mkdir(exist_ok=True)
     with PowerCut().watching() as power:
         power.fail_directory_syncs(1)
         with pytest.raises(OSError, match="Input/output"):

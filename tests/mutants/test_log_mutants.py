@@ -1,0 +1,251 @@
+"""Mutants of the checkpoint log and its storage: who was replaced, what counts, what is durable. Each is caught."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mutants.harness import assert_caught, patched
+from tests.runtime import test_claims_replaced as replaced
+from tests.runtime import test_log_outcomes as outcomes
+from tests.runtime import test_log_takeover as takeover
+from tests.store import test_power_cut as power
+
+from headgate.errors import FencedError, StorageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Manifest
+from headgate.protocol import recovery
+from headgate.protocol.recovery import ObservedLog
+from headgate.runtime import checkpointlog, claims
+from headgate.runtime.checkpointlog import CheckpointLog, Outcome
+from headgate.runtime.coordination import Coordination
+from headgate.store import local
+from headgate.store.faulty import FaultyStorage
+from headgate.store.local import LocalStorage
+from headgate.store.memory import MemoryStorage
+from headgate.store.objectstore import ObjectStorage
+from headgate.store.storage import AlreadyExists
+
+
+def an_error_of_the_look_means_that_nobody_follows() -> AbstractContextManager[None]:  # X8
+    real = CheckpointLog._newest_generation
+
+    def look(self: Any, sequence: int) -> Any:
+        try:
+            return real(self, sequence)
+        except StorageError:
+            return None
+
+    return patched(CheckpointLog, "_newest_generation", look)
+
+
+def a_put_that_timed_out_has_failed() -> AbstractContextManager[None]:  # X10, C12
+    return patched(ObjectStorage, "puts_may_land_late", False)
+
+
+def nobody_looks_for_a_newer_generation() -> AbstractContextManager[None]:  # X11, R30
+    return patched(CheckpointLog, "newer_generation", lambda self: None)
+
+
+def one_path_is_looked_at() -> AbstractContextManager[None]:  # R30
+    def look(self: Any) -> Any:
+        sequence = self._next_sequence
+        if sequence not in self._numbers("log"):
+            return None
+        return self._newest_generation(sequence - 1)
+
+    return patched(CheckpointLog, "newer_generation", look)
+
+
+def only_claims_tell_who_was_replaced() -> AbstractContextManager[None]:  # R30, X9
+    def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Generation | None:
+        found = [e.content for e in log.entries if isinstance(e.content, recovery.Claim)]
+        return max((c.generation for c in found if c.generation > mine and c.owner != owner), default=None)
+
+    return patched(checkpointlog, "replaced_by", replaced_by)
+
+
+def damaged_newer_checkpoints_are_retained() -> AbstractContextManager[None]:  # C35
+    def retained(log: ObservedLog, restored: Manifest | None) -> tuple[CheckpointId, ...]:
+        return tuple(m.checkpoint for m in reversed(recovery.candidates(log)))
+
+    return patched(recovery, "retained", retained)
+
+
+def an_unexpected_error_means_that_nothing_was_written() -> AbstractContextManager[None]:  # C12
+    def append(self: Any, manifest: Manifest, oldest: CheckpointId) -> Outcome:
+        try:
+            return Outcome(self._log.append(manifest, oldest))
+        except FencedError:
+            raise
+        except Exception:
+            return Outcome.FAILED
+
+    return patched(Coordination, "_append", append)
+
+
+def the_newest_has_the_highest_id() -> AbstractContextManager[None]:  # R8
+    def candidates(log: ObservedLog) -> tuple[Manifest, ...]:
+        found = [entry.content for entry in log.entries if isinstance(entry.content, Manifest)]
+        return tuple(sorted(found, key=lambda m: m.checkpoint, reverse=True))
+
+    return patched(takeover, "candidates", candidates)
+
+
+def every_entry_counts() -> AbstractContextManager[None]:  # R31
+    return patched(ObservedLog, "counted", lambda self: tuple(reversed(self.entries)))
+
+
+def ids_are_reserved_without_a_look() -> AbstractContextManager[None]:  # R32
+    def reserve(self: Any, checkpoint: CheckpointId) -> None:
+        try:
+            self._storage.put_if_absent(self._id_path(checkpoint), [b""])
+        except AlreadyExists:
+            return
+
+    return patched(CheckpointLog, "reserve", reserve)
+
+
+def ids_are_looked_up_before_the_claim() -> AbstractContextManager[None]:  # R32
+    def first(log: ObservedLog, reserved: CheckpointId) -> CheckpointId:
+        return recovery.first_checkpoint(log, log.reserved)
+
+    return patched(checkpointlog, "first_checkpoint", first)
+
+
+def claims_stay() -> AbstractContextManager[None]:  # R33
+    return patched(checkpointlog, "superseded", lambda log, claim: ())
+
+
+def a_claim_does_not_say_what_it_follows() -> AbstractContextManager[None]:  # R31, R33
+    real = checkpointlog.encode_log_entry
+
+    def encode(entry: Any) -> bytes:
+        if isinstance(entry, recovery.Claim):
+            entry = recovery.Claim(entry.generation, entry.owner, entry.wall_ms)
+        return real(entry)
+
+    return patched(checkpointlog, "encode_log_entry", encode)
+
+
+def what_can_be_read_is_durable() -> AbstractContextManager[None]:  # O11
+    def taken(self: Any, path: str, target: Path) -> None:
+        raise AlreadyExists(path)
+
+    return patched(LocalStorage, "_refuse_taken", taken)
+
+
+def a_look_trusts_what_it_reads() -> AbstractContextManager[None]:  # O11
+    def look_up(self: Any, path: str, data: bytes, manifest: Manifest) -> Outcome:
+        return Outcome(self._after_conflict(path, data, manifest))
+
+    return patched(CheckpointLog, "_look_up", look_up)
+
+
+def a_directory_that_is_there_is_durable() -> AbstractContextManager[None]:  # O11
+    def make(path: Path, *_: Any) -> None:
+        if not path.is_dir():
+            make(path.parent)
+            path.mkdir(exist_ok=True)
+            local.sync_directory(path.parent)
+
+    return patched(power, "make_directories", make)
+
+
+def every_storage_is_trusted() -> AbstractContextManager[None]:  # O12
+    return patched(checkpointlog, "refuse_unless_exclusive", lambda storage, directory: None)
+
+
+def a_sweep_that_fails_ends_the_run() -> AbstractContextManager[None]:
+    def sweep(log: CheckpointLog, retained: Any, below: CheckpointId, *_: Any) -> None:
+        log.sweep(retained, below)
+
+    return patched(claims, "_sweep", sweep)
+
+
+def storage() -> FaultyStorage:
+    return FaultyStorage(MemoryStorage("mutants"))
+
+
+WITHOUT_FILES = [
+    (an_error_of_the_look_means_that_nobody_follows, outcomes.test_an_error_of_the_look_behind_an_append_is_no_answer),
+    (a_put_that_timed_out_has_failed, outcomes.test_a_put_of_an_object_store_that_timed_out_may_still_land),
+    (every_storage_is_trusted, outcomes.test_a_storage_that_ignores_the_condition_of_a_put_is_refused),
+]
+
+IN_A_LOG = [
+    (nobody_looks_for_a_newer_generation, takeover.test_two_generations_never_get_the_same_id),
+    (one_path_is_looked_at, takeover.test_whoever_was_replaced_before_its_first_checkpoint_finds_out),
+    (only_claims_tell_who_was_replaced, takeover.test_whoever_was_replaced_before_its_first_checkpoint_finds_out),
+    (every_entry_counts, takeover.test_a_manifest_at_the_number_of_a_pruned_claim_counts_for_nothing),
+    (ids_are_reserved_without_a_look, takeover.test_two_generations_never_get_the_same_id),
+    (claims_stay, takeover.test_claims_that_led_nowhere_are_pruned),
+    (a_claim_does_not_say_what_it_follows, takeover.test_claims_that_led_nowhere_are_pruned),
+    (
+        a_claim_does_not_say_what_it_follows,
+        takeover.test_a_manifest_at_the_number_of_a_pruned_claim_counts_for_nothing,
+    ),
+]
+
+WITH_FILES = [
+    (damaged_newer_checkpoints_are_retained, replaced.test_a_damaged_newer_checkpoint_is_not_retained),
+    (
+        an_unexpected_error_means_that_nothing_was_written,
+        replaced.test_an_unexpected_error_while_a_manifest_is_written_leaves_its_outcome_open,
+    ),
+    (a_sweep_that_fails_ends_the_run, replaced.test_what_cannot_be_swept_now_is_left_and_noted),
+    (what_can_be_read_is_durable, power.test_what_exists_already_is_durable),
+    (
+        what_can_be_read_is_durable,
+        outcomes.test_a_manifest_that_was_not_synced_survives_a_power_cut_or_is_not_written,
+    ),
+    (
+        a_look_trusts_what_it_reads,
+        outcomes.test_a_manifest_that_was_not_synced_survives_a_power_cut_or_is_not_written,
+    ),
+    (
+        a_directory_that_is_there_is_durable,
+        power.test_a_directory_that_could_not_be_made_durable_is_not_taken_for_made,
+    ),
+]
+
+
+def name_of(value: object) -> str:
+    return getattr(value, "__name__", "")
+
+
+@pytest.mark.parametrize(("mutant", "test"), WITHOUT_FILES, ids=name_of)
+def test_caught(mutant: Any, test: Any) -> None:
+    test()
+    assert_caught(mutant, test)
+
+
+@pytest.mark.parametrize(("mutant", "test"), IN_A_LOG, ids=name_of)
+def test_caught_in_a_log(mutant: Any, test: Any) -> None:
+    test(storage())
+    assert_caught(mutant, test, storage())
+
+
+@pytest.mark.parametrize(("mutant", "test"), WITH_FILES, ids=name_of)
+def test_caught_with_files(mutant: Any, test: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    test(tmp_path / "sound")
+    assert_caught(mutant, test, tmp_path / "mutant")
+
+
+def test_the_order_of_ids_is_caught() -> None:
+    test = takeover.test_the_newest_checkpoint_is_the_newest_in_the_log
+    assert_caught(the_newest_has_the_highest_id, test, storage(), 3)
+
+
+def test_looking_up_ids_too_early_is_caught() -> None:
+    test = takeover.test_an_id_reserved_while_another_driver_claims_is_seen_or_refused
+    assert_caught(ids_are_looked_up_before_the_claim, test, storage(), 1)
+
+
+def test_not_looking_before_a_choice_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # X11
+    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    test = replaced.test_a_driver_replaced_between_its_claim_and_its_choice_does_not_report_damage
+    assert_caught(nobody_looks_for_a_newer_generation, test, tmp_path, 6)
