@@ -45,11 +45,11 @@ def a_put_that_timed_out_has_failed() -> AbstractContextManager[None]:  # X10, C
     return patched(ObjectStorage, "puts_may_land_late", False)
 
 
-def nobody_looks_for_a_newer_generation() -> AbstractContextManager[None]:  # X11, R30
+def nobody_looks_for_a_newer_generation() -> AbstractContextManager[None]:  # X11, R40
     return patched(CheckpointLog, "newer_generation", lambda self: None)
 
 
-def one_path_is_looked_at() -> AbstractContextManager[None]:  # R30
+def one_path_is_looked_at() -> AbstractContextManager[None]:  # R40
     def look(self: Any) -> Any:
         sequence = self._next_sequence
         if sequence not in self._numbers("log"):
@@ -59,7 +59,7 @@ def one_path_is_looked_at() -> AbstractContextManager[None]:  # R30
     return patched(CheckpointLog, "newer_generation", look)
 
 
-def only_claims_tell_who_was_replaced() -> AbstractContextManager[None]:  # R30, X9
+def only_claims_tell_who_was_replaced() -> AbstractContextManager[None]:  # R40, X9
     def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Generation | None:
         found = [e.content for e in log.entries if isinstance(e.content, recovery.Claim)]
         return max((c.generation for c in found if c.generation > mine and c.owner != owner), default=None)
@@ -94,11 +94,11 @@ def the_newest_has_the_highest_id() -> AbstractContextManager[None]:  # R8
     return patched(takeover, "candidates", candidates)
 
 
-def every_entry_counts() -> AbstractContextManager[None]:  # R31
+def every_entry_counts() -> AbstractContextManager[None]:  # R41
     return patched(ObservedLog, "counted", lambda self: tuple(reversed(self.entries)))
 
 
-def ids_are_reserved_without_a_look() -> AbstractContextManager[None]:  # R32
+def ids_are_reserved_without_a_look() -> AbstractContextManager[None]:  # R42
     def reserve(self: Any, checkpoint: CheckpointId) -> None:
         try:
             self._storage.put_if_absent(self._id_path(checkpoint), [b""])
@@ -108,18 +108,18 @@ def ids_are_reserved_without_a_look() -> AbstractContextManager[None]:  # R32
     return patched(CheckpointLog, "reserve", reserve)
 
 
-def ids_are_looked_up_before_the_claim() -> AbstractContextManager[None]:  # R32
+def ids_are_looked_up_before_the_claim() -> AbstractContextManager[None]:  # R42
     def first(log: ObservedLog, reserved: CheckpointId) -> CheckpointId:
         return recovery.first_checkpoint(log, log.reserved)
 
     return patched(checkpointlog, "first_checkpoint", first)
 
 
-def claims_stay() -> AbstractContextManager[None]:  # R33
+def claims_stay() -> AbstractContextManager[None]:  # R43
     return patched(checkpointlog, "superseded", lambda log, claim: ())
 
 
-def a_claim_does_not_say_what_it_follows() -> AbstractContextManager[None]:  # R31, R33
+def a_claim_does_not_say_what_it_follows() -> AbstractContextManager[None]:  # R41, R43
     real = checkpointlog.encode_log_entry
 
     def encode(entry: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""Who was replaced finds out, and what a replaced driver leaves in the log counts for nothing (R30–R33, X8, X9, X11).
+"""Who was replaced finds out, and what a replaced driver leaves in the log counts for nothing (R40–R43, X8, X9, X11).
 
 The sleeper is a driver that was stopped at some point while its heir took over, completed checkpoints and pruned.
 """
@@ -63,7 +63,7 @@ def numbers(storage: FaultyStorage) -> list[int]:
 
 
 @pytest.mark.parametrize("times", [0, 1, 2, 6])
-def test_whoever_was_replaced_finds_out_whatever_was_pruned(storage: FaultyStorage, times: int) -> None:  # R30, X9
+def test_whoever_was_replaced_finds_out_whatever_was_pruned(storage: FaultyStorage, times: int) -> None:  # R40, X9
     sleeper = Life(storage, "sleeper")
     sleeper.complete(2)
     heir = Life(storage, "heir")
@@ -78,7 +78,7 @@ def test_whoever_was_replaced_finds_out_whatever_was_pruned(storage: FaultyStora
     heir.complete(3)
 
 
-def test_whoever_was_replaced_before_its_first_checkpoint_finds_out(storage: FaultyStorage) -> None:  # R30
+def test_whoever_was_replaced_before_its_first_checkpoint_finds_out(storage: FaultyStorage) -> None:  # R40
     sleeper = Life(storage, "sleeper")
     heir = Life(storage, "heir")
     heir.complete(6)
@@ -87,7 +87,7 @@ def test_whoever_was_replaced_before_its_first_checkpoint_finds_out(storage: Fau
         sleeper.log.claim("sleeper", 0, sleeper.generation)
 
 
-def test_a_driver_that_claimed_again_unheard_is_not_replaced_by_itself(storage: FaultyStorage) -> None:  # R30
+def test_a_driver_that_claimed_again_unheard_is_not_replaced_by_itself(storage: FaultyStorage) -> None:  # R40
     life = Life(storage, "one")
     life.complete(3)
     storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent"))
@@ -102,7 +102,7 @@ def test_a_driver_that_claimed_again_unheard_is_not_replaced_by_itself(storage: 
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 6])
-def test_the_newest_checkpoint_is_the_newest_in_the_log(storage: FaultyStorage, times: int) -> None:  # R8, R31
+def test_the_newest_checkpoint_is_the_newest_in_the_log(storage: FaultyStorage, times: int) -> None:  # R8, R41
     """The sleeper's manifest has a higher id, or the same one, and lies at a number that was pruned."""
     sleeper = Life(storage, "sleeper")
     sleeper.complete(2)
@@ -121,7 +121,7 @@ def test_the_newest_checkpoint_is_the_newest_in_the_log(storage: FaultyStorage, 
         storage.delete("p/log/0000000004")
 
 
-def test_what_a_replaced_driver_left_goes_with_the_next_prune(storage: FaultyStorage) -> None:  # R31
+def test_what_a_replaced_driver_left_goes_with_the_next_prune(storage: FaultyStorage) -> None:  # R41
     sleeper = Life(storage, "sleeper")
     heir = Life(storage, "heir")
     heir.complete(4)
@@ -132,7 +132,7 @@ def test_what_a_replaced_driver_left_goes_with_the_next_prune(storage: FaultySto
     assert [m.generation for m in candidates(third.log.observe())] == [3, 2]
 
 
-def test_nothing_older_is_restored_instead_of_a_damaged_newest_one(storage: FaultyStorage) -> None:  # R31
+def test_nothing_older_is_restored_instead_of_a_damaged_newest_one(storage: FaultyStorage) -> None:  # R41
     """With one checkpoint retained the stale manifest lies right before the one that counts."""
     sleeper = Life(storage, "sleeper")
     heir = Life(storage, "heir")
@@ -146,7 +146,7 @@ def test_nothing_older_is_restored_instead_of_a_damaged_newest_one(storage: Faul
 # -- ids --------------------------------------------------------------------------------------------------------------
 
 
-def test_two_generations_never_get_the_same_id(storage: FaultyStorage) -> None:  # R7, R32
+def test_two_generations_never_get_the_same_id(storage: FaultyStorage) -> None:  # R7, R42
     """The sleeper reserves an id while its heir claims: either it is refused, or the heir begins above it."""
     sleeper = Life(storage, "sleeper")
     sleeper.complete(2)
@@ -158,7 +158,7 @@ def test_two_generations_never_get_the_same_id(storage: FaultyStorage) -> None: 
 
 @pytest.mark.parametrize("look", [1, 2])
 def test_an_id_reserved_while_another_driver_claims_is_seen_or_refused(storage: FaultyStorage, look: int) -> None:
-    """R32: the reservation looks at the log after its put, the claim looks at the ids after its put."""
+    """R42: the reservation looks at the log after its put, the claim looks at the ids after its put."""
     sleeper = Life(storage, "sleeper")
     reserved: list[int] = []
 
@@ -181,7 +181,7 @@ def test_an_id_reserved_while_another_driver_claims_is_seen_or_refused(storage: 
 # -- failed claims -----------------------------------------------------------------------------------------------------
 
 
-def test_claims_that_led_nowhere_are_pruned(storage: FaultyStorage) -> None:  # R33
+def test_claims_that_led_nowhere_are_pruned(storage: FaultyStorage) -> None:  # R43
     first = Life(storage, "one")
     for _ in range(5):
         first = Life(storage, "one", first.generation)
@@ -198,7 +198,7 @@ def test_claims_that_led_nowhere_are_pruned(storage: FaultyStorage) -> None:  # 
     assert last == 56
 
 
-def test_a_lost_checkpoint_behind_a_pruned_claim_is_still_missed(storage: FaultyStorage) -> None:  # R9, R33
+def test_a_lost_checkpoint_behind_a_pruned_claim_is_still_missed(storage: FaultyStorage) -> None:  # R9, R43
     first = Life(storage, "one")
     first.complete(1)
     for _ in range(3):
@@ -208,7 +208,7 @@ def test_a_lost_checkpoint_behind_a_pruned_claim_is_still_missed(storage: Faulty
     assert CheckpointLog(storage, "p").observe().lost() == (2,)
 
 
-def test_a_manifest_at_the_number_of_a_pruned_claim_counts_for_nothing(storage: FaultyStorage) -> None:  # R31, R33
+def test_a_manifest_at_the_number_of_a_pruned_claim_counts_for_nothing(storage: FaultyStorage) -> None:  # R41, R43
     """Its number looks free; the generation behind it has chosen what to restore already."""
     sleeper = Life(storage, "sleeper")
     sleeper.complete(1)
@@ -226,7 +226,7 @@ def test_a_manifest_at_the_number_of_a_pruned_claim_counts_for_nothing(storage: 
 
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
-def test_a_crash_while_claims_are_pruned_leaves_no_gap(storage: FaultyStorage, failing: int) -> None:  # R33
+def test_a_crash_while_claims_are_pruned_leaves_no_gap(storage: FaultyStorage, failing: int) -> None:  # R43
     storage.inject(Fault(FaultKind.IO_ERROR, operation="delete", times=99))
     for _ in range(4):
         Life(storage, "one")

@@ -6,7 +6,9 @@ import errno
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
+import obstore
 import pytest
 
 from headgate.errors import StorageError, UsageError
@@ -284,3 +286,20 @@ def test_faults_hit_the_operations_they_name() -> None:
     storage.inject(Fault(FaultKind.IO_ERROR, times=9))
     storage.heal()
     storage.list("")
+
+
+def test_an_object_store_gets_each_object_in_one_request(monkeypatch: pytest.MonkeyPatch) -> None:  # O13
+    """An upload in parts that is aborted leaves parts that nobody sees and somebody pays for."""
+    seen: list[object] = []
+    real = obstore.put
+
+    def put(*args: Any, **options: Any) -> Any:
+        seen.append(options.get("use_multipart"))
+        return real(*args, **options)
+
+    monkeypatch.setattr(obstore, "put", put)
+    storage = open_storage("obstore+memory:///")
+    storage.put("a", [bytes(6 << 20)])
+    storage.put_if_absent("b", [bytes(6 << 20)])
+    assert seen == [False, False]
+    assert len(storage.get("a")) == 6 << 20

@@ -1,4 +1,4 @@
-"""What the next manifest of a generation says about those before it (rules R31 and R33 of docs/spec/recovery.md).
+"""What the next manifest of a generation says about those before it (rules R41 and R43 of docs/spec/recovery.md).
 
 A value of the driver: which manifests are retained, and where in the log they are. Counterpart:
 ``recovery.ObservedLog.counted``, which follows what is said here. Never reads the log.

@@ -47,7 +47,7 @@ class ObservedLog:
     hint_sequence: int = 0
 
     def counted(self) -> tuple[ObservedEntry, ...]:
-        """Return the entries that count, newest first (R31): the newest one, and what each of them follows.
+        """Return the entries that count, newest first (R41): the newest one, and what each of them follows.
 
         The others were left by drivers that had been replaced, at numbers that were used and pruned.
         """
@@ -106,7 +106,7 @@ def _followed_by(entry: ObservedEntry) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NextClaim:
-    """What a new generation writes: its number, at this sequence of the log (R6), and what it follows (R31)."""
+    """What a new generation writes: its number, at this sequence of the log (R6), and what it follows (R41)."""
 
     sequence: int
     generation: Generation
@@ -130,13 +130,13 @@ def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim
 
 
 def first_checkpoint(log: ObservedLog, reserved: CheckpointId) -> CheckpointId:
-    """Return the first id of a generation (R7). ``reserved`` is the newest id that was found after its claim (R32)."""
+    """Return the first id of a generation (R7). ``reserved`` is the newest id that was found after its claim (R42)."""
     ids = [e.content.checkpoint for e in log.entries if isinstance(e.content, Manifest)]
     return CheckpointId(max([reserved, log.reserved, *ids]) + 1)
 
 
 def superseded(log: ObservedLog, claim: NextClaim) -> tuple[ObservedEntry, ...]:
-    """Return the entries that nothing needs once ``claim`` is durable, oldest first: claims that led nowhere (R33)."""
+    """Return the entries that nothing needs once ``claim`` is durable, oldest first: claims that led nowhere (R43)."""
     return tuple(entry for entry in log.entries if claim.follows < entry.sequence < claim.sequence)
 
 
@@ -145,7 +145,7 @@ def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Generation | 
 
     Ask before a driver claims again: one that was replaced stops. Were it to take over in turn, two drivers would
     replace each other for ever (C38, I5). A claim of its own that it does not know of does not count. A manifest tells
-    as well as a claim, which may have been pruned (R30): a driver knows every generation of its own that has any.
+    as well as a claim, which may have been pruned (R40): a driver knows every generation of its own that has any.
     """
     newer = (e.content for e in log.counted() if not isinstance(e.content, Damage) and e.content.generation > mine)
     others = (c.generation for c in newer if isinstance(c, Manifest) or c.owner != owner)

@@ -160,7 +160,7 @@ class CheckpointLog:
                 continue
             if self._replaced_after(following.sequence) is not None:
                 continue
-            first = first_checkpoint(log, self._newest_id())  # looked up behind the claim (R32)
+            first = first_checkpoint(log, self._newest_id())  # looked up behind the claim (R42)
             self._next_sequence, self._generation = following.sequence + 1, following.generation
             self._lineage = Lineage.observed(log)
             self._write_hint(following.sequence)
@@ -178,7 +178,7 @@ class CheckpointLog:
         """Record that ``checkpoint`` is in use, and forget what is far below it.
 
         Whoever claims looks at the ids behind its claim, and this looks at the log behind its id: so no two
-        generations use the same one (R32).
+        generations use the same one (R42).
 
         Raises:
             FencedError: a newer generation was claimed; the id must not be used.
@@ -273,7 +273,7 @@ class CheckpointLog:
         return None
 
     def newer_generation(self) -> Generation | None:
-        """Return the generation that replaced this one, whatever was pruned (R30), or None. Cheap: one listing.
+        """Return the generation that replaced this one, whatever was pruned (R40), or None. Cheap: one listing.
 
         Raises:
             StorageError: nobody can tell now.

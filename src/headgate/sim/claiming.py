@@ -115,7 +115,7 @@ class Claiming:
         self._driver.look_later(disk.is_tail(claim.sequence), self._guarded, self._look, log, claim)
 
     def _look(self, log: recovery.ObservedLog, claim: recovery.NextClaim) -> None:
-        """Whether anything follows (X8); then the ids, which nobody else reserves any more (R32)."""
+        """Whether anything follows (X8); then the ids, which nobody else reserves any more (R42)."""
         env, disk = self._env, self._env.disk
         if not disk.is_tail(claim.sequence):
             env.marks.reach(Mark.PRUNED_NUMBER)

@@ -111,7 +111,7 @@ class Disk:
         self.damaged_entries.pop(sequence, None)
 
     def newer_generation(self, sequence: int, mine: Generation) -> Generation | None:
-        """Return the generation that replaced ``mine``, whose newest entry is at ``sequence``, or None (R30).
+        """Return the generation that replaced ``mine``, whose newest entry is at ``sequence``, or None (R40).
 
         Raises:
             StorageError
@@ -144,7 +144,7 @@ class Disk:
         return ObservedLog(tuple(entries), self.reserved, self.hint)
 
     def reserve(self, checkpoint: CheckpointId) -> None:
-        """Record that ``checkpoint`` is in use; whoever does looks at the log afterwards (R32).
+        """Record that ``checkpoint`` is in use; whoever does looks at the log afterwards (R42).
 
         Raises:
             StorageError

@@ -177,7 +177,7 @@ class GenerationHost:
         self.driver.look_later(True, self._look_after_reserve, checkpoint)
 
     def _look_after_reserve(self, checkpoint: CheckpointId) -> None:
-        """Whoever claims looks at the ids afterwards, and this looks at the claims: no id is used twice (R32)."""
+        """Whoever claims looks at the ids afterwards, and this looks at the claims: no id is used twice (R42)."""
         try:
             newer = self.env.disk.newer_generation(self._next_sequence - 1, self.generation)
         except StorageError:

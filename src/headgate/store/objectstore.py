@@ -60,7 +60,7 @@ class ObjectStorage:
         return True
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably, replacing what was there, in one request: nothing hidden is left by a failure."""
+        """Write an object durably, replacing what was there, in one request (O13)."""
         with self._errors("put", path):
             obstore.put(self._store, checked_path(path), _buffers(parts), mode="overwrite", use_multipart=False)
 
