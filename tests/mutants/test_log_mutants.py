@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.mutants.harness import assert_caught, patched
 from tests.runtime import test_claims_replaced as replaced
+from tests.runtime import test_log_interleavings as interleavings
 from tests.runtime import test_log_outcomes as outcomes
 from tests.runtime import test_log_takeover as takeover
 from tests.store import test_power_cut as power
@@ -154,6 +155,14 @@ def a_directory_that_is_there_is_durable() -> AbstractContextManager[None]:  # O
     return patched(power, "make_directories", make)
 
 
+def the_hint_is_read_last() -> AbstractContextManager[None]:  # R40
+    def observe(self: Any) -> ObservedLog:
+        entries = tuple(self._observe_entry(sequence) for sequence in self._numbers("log"))
+        return ObservedLog(entries, self._newest_id(), self._read_hint())
+
+    return patched(CheckpointLog, "observe", observe)
+
+
 def every_storage_is_trusted() -> AbstractContextManager[None]:  # O12
     return patched(checkpointlog, "refuse_unless_exclusive", lambda storage, directory: None)
 
@@ -233,6 +242,11 @@ def test_caught_with_files(mutant: Any, test: Any, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
     test(tmp_path / "sound")
     assert_caught(mutant, test, tmp_path / "mutant")
+
+
+def test_reading_the_hint_last_is_caught() -> None:
+    test = interleavings.test_a_driver_that_slept_before_any_operation_changes_nothing
+    assert_caught(the_hint_is_read_last, test, interleavings.claims_again, 6)
 
 
 def test_the_order_of_ids_is_caught() -> None:

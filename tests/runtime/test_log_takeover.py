@@ -27,11 +27,11 @@ class Life:
     """A driver's generation: claims, completes checkpoints, prunes, as the coordinator orders it."""
 
     def __init__(self, storage: FaultyStorage, owner: str, mine: Generation | None = None) -> None:
-        self.owner = owner
+        self.storage, self.owner = storage, owner
         self.log = CheckpointLog(storage, "p")
         claimed = self.log.claim(owner, 0, mine)
         self.generation = claimed.next.generation
-        self.next = claimed.first_checkpoint
+        self.first = self.next = claimed.first_checkpoint
         self.retained = [m.checkpoint for m in reversed(candidates(claimed.log))]
 
     def complete(self, times: int = 1) -> None:

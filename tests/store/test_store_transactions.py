@@ -177,6 +177,18 @@ def test_recover_keeps_what_it_is_told_aborts_the_rest_and_sweeps_leftovers(stor
         store.recover(STREAM, owner="p/sink", epoch=1)
 
 
+def test_files_that_are_not_ours_are_passed_over_and_kept(store: Store) -> None:
+    crashed = store.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
+    crashed.write(keyed(("d", 4)))
+    crashed._write_chunk(crashed._buffer)
+    (chunk,) = (p.path for p in store.fsck())
+    directory = chunk.rsplit("/", 2)[0]
+    store._storage.put(f"{directory}/README", [b"?"])
+    store._storage.put(f"{directory}/old/1", [b"?"])
+    assert store.recover(STREAM, owner="p/sink", epoch=2) == []
+    assert store._storage.list(directory) == [f"{directory}/README", f"{directory}/old/1"]
+
+
 def test_sweeping_spares_open_transactions_of_the_living_epoch(store: Store) -> None:
     alive = store.begin(STREAM, owner="p/sink", epoch=2, name="alive")
     alive.write(keyed(("a", 1)))

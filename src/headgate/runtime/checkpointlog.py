@@ -98,10 +98,11 @@ class CheckpointLog:
             StorageError
         """
         for _ in range(READ_TRIES_MAX):
+            hint = self._read_hint()  # first: what is appended behind the listing is not lost
             entries = tuple(self._observe_entry(sequence) for sequence in self._numbers("log"))
             if not any(isinstance(e.content, Damage) and e.content.problem == _VANISHED for e in entries):
                 break  # else it was pruned meanwhile, so there is something newer to be seen
-        return ObservedLog(entries, self._newest_id(), self._read_hint())
+        return ObservedLog(entries, self._newest_id(), hint)
 
     def _observe_entry(self, sequence: int) -> ObservedEntry:
         path = self._entry_path(sequence)
