@@ -181,8 +181,7 @@ def test_files_that_are_not_ours_are_passed_over_and_kept(store: Store) -> None:
     crashed = store.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
     crashed.write(keyed(("d", 4)))
     crashed._write_chunk(crashed._buffer)
-    (chunk,) = (p.path for p in store.fsck())
-    directory = chunk.rsplit("/", 2)[0]
+    directory = transactions.owner_directory(crashed.stream.stream_id, "p/sink")
     store._storage.put(f"{directory}/README", [b"?"])
     store._storage.put(f"{directory}/old/1", [b"?"])
     assert store.recover(STREAM, owner="p/sink", epoch=2) == []
