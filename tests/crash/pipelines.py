@@ -88,6 +88,40 @@ def standard(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+MANY_KEYS = 20_000
+
+
+class Count(hg.ProcessFunction):
+    """Counts the records of each key, in a value and in a map."""
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.count = state.value("count", pa.int64())
+        self.by_half = state.map("by_half", pa.int64(), pa.int64())
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> list[dict[str, Any]]:
+        half = row["id"] % 2
+        self.count.put(self.count.get(0) + 1)
+        self.by_half.put(half, self.by_half.get(half, 0) + 1)
+        assert sum(n for _, n in self.by_half.items()) == self.count.get()
+        return [{"id": row["id"], "key": row["key"], "n": self.count.get()}]
+
+
+def many_keys(spec: dict[str, Any]) -> Pipeline:
+    """A reduce and a process function with a state that is worth more than the records in flight."""
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    columns = {"id": hg.RowNumber(), "key": hg.Uniform(0, MANY_KEYS)}
+    source = pipeline.source(
+        hg.Generator(columns=columns, rows=spec["rows"], rows_per_second=spec["rate"], time="deterministic", splits=4),
+        name="in",
+    )
+    ones = source.select("key", n=pl.lit(1, pl.Int64)).key_by("key").reduce(counted, name="reduced")
+    ones.sink(hg.FileSink(root / "reduced"), name="reduced-out")
+    counts = source.select("id", "key", n=pl.lit(1, pl.Int64)).key_by("key").process(Count(), name="processed")
+    counts.sink(hg.FileSink(root / "processed"), name="processed-out")
+    return pipeline
+
+
 def slowly_counted(so_far: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     time.sleep(0.001)
     return counted(so_far, row)
@@ -267,6 +301,7 @@ BUILDERS = {
     "every_operator": every_operator,
     "standard": standard,
     "backlog": backlog,
+    "many_keys": many_keys,
     "failing": failing,
     "dead_letters": dead_letters,
     "stream_to_stream": stream_to_stream,

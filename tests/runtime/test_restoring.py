@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+import polars as pl
 import pytest
 
 import headgate as hg
@@ -13,6 +14,7 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
 from headgate.model.plan import Plan
+from headgate.protocol.looppart import RoundProgress
 from headgate.runtime.checkpointlog import write_snapshot
 from headgate.runtime.restoring import RestoredSnapshots, read_restored, restored_by
 from headgate.store.memory import MemoryStorage
@@ -124,3 +126,48 @@ def test_a_snapshot_that_is_gone_names_its_file() -> None:
     with pytest.raises(CorruptionError, match="no file") as caught:
         former.restored(0, 1)
     assert caught.value.path == handle.path
+
+
+def loop_former(count: int, progress: Mapping[int, RoundProgress], worker: int, parallelism: int) -> RestoredSnapshots:
+    """Return what ``worker`` restores of ``count`` former heads (here: subtasks of the reduce) in these rounds."""
+    formers = {index: {"rounds/sum": memoryview(msgspec.msgpack.encode(one))} for index, one in progress.items()}
+    return RestoredSnapshots(WorkerIndex(worker), plan_of(parallelism), formers, count)
+
+
+SUM = next(vertex for vertex in plan_of(1).vertices if not vertex.is_source)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_after_a_rescale_rounds_go_on_from_the_lowest_round_of_any_head(after: int) -> None:  # L36
+    """A head that is ahead has passed a probe that the others have not: its round is not over."""
+    progress = {0: RoundProgress(4, 6, 7), 1: RoundProgress(4, 5, 9)}
+    for worker in range(after):
+        assert loop_former(2, progress, worker, after).rounds(SUM) == RoundProgress(closed=4, started=5, highest=9)
+    assert [loop_former(2, progress, worker, 2).rounds(SUM) for worker in range(2)] == list(progress.values())
+
+
+def test_heads_that_have_not_started_hold_the_rounds_of_all_back() -> None:  # L36
+    progress = {0: RoundProgress(-1, 0, 3), 1: RoundProgress(-1, -1, -1)}
+    assert loop_former(2, progress, 0, 1).rounds(SUM) == RoundProgress(closed=-1, started=-1, highest=3)
+
+
+def edited(parallelism: int) -> Plan:
+    """``plan_of`` with an operator more in both chains."""
+    pipeline = hg.Pipeline("p", parallelism=parallelism)
+    stream = pipeline.source(hg.Generator(rows=1), name="in").filter(pl.col("key") > 0, name="new-filter")
+    counts = stream.key_by("key").reduce(lambda total, row: row, name="sum")
+    counts.filter(pl.col("key") > 1, name="newer-filter").sink(hg.Discard(), name="out")
+    return pipeline.definition().plan
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_vertex_with_an_operator_that_the_snapshot_does_not_know_has_not_finished(after: int) -> None:  # R17
+    """It has never seen the end of its input, so it must: an operator that holds records back sends them then."""
+    former = Former(2, {0: True, 1: True})
+    plan = edited(after)
+    for worker in range(after):
+        messages = restored_by(former.manifest, plan, WorkerIndex(worker))
+        restored = read_restored(former.storage, "p", WorkerIndex(worker), plan, messages)
+        assert [vertex.is_source for vertex in plan.vertices] == [True, False]
+        assert not any(restored.is_finished(vertex) for vertex in plan.vertices)
+        assert all(former.restored(worker, after).is_finished(vertex) for vertex in plan_of(after).vertices)

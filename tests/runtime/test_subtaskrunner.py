@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from test_outlets import CREDIT, Sent
+from tests.runtime.test_outlets import CREDIT, Sent
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
 from headgate.codec.snapshot import decode_sections

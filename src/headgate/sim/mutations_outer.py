@@ -15,7 +15,7 @@ from headgate.sim.mutants import Patch, around, mutant
 # -- commits --------------------------------------------------------------------------------------------------------
 
 
-@mutant("commits-out-of-order", "K2", "a newer checkpoint is committed before an older one", seed=19)
+@mutant("commits-out-of-order", "K2", "a newer checkpoint is committed before an older one", seed=138)
 def _(patch: Patch) -> None:
     def next_(call: Any, self: Any) -> Any:
         if not self._is_in_flight:
@@ -32,7 +32,7 @@ def _(patch: Patch) -> None:
     around(patch, commit.CommitQueue, "completed", completed)
 
 
-@mutant("retry-forgets", "K1", "a commit that failed is not tried again", seed=19)
+@mutant("retry-forgets", "K1", "a commit that failed is not tried again", seed=56)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         self._queue.popleft()
@@ -65,7 +65,7 @@ def _(patch: Patch) -> None:
 # -- supervisor -----------------------------------------------------------------------------------------------------
 
 
-@mutant("used-up-attempt-deployed-again", "G4", "workers of a failed generation serve the next one", seed=22)
+@mutant("used-up-attempt-deployed-again", "G4", "workers of a failed generation serve the next one", seed=1)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, *, is_done: bool) -> Any:
         fenced, registered = self._fenced, set(self._registered)
@@ -150,7 +150,7 @@ def _(patch: Patch) -> None:
     patch(recovery, "candidates", lambda log: tuple(reversed(original(log))))
 
 
-@mutant("damage-not-checked", "R10", "a damaged checkpoint is restored", seed=87)
+@mutant("damage-not-checked", "R10", "a damaged checkpoint is restored", seed=137)
 def _(patch: Patch) -> None:
     original = recovery.choose
     patch(recovery, "choose", lambda log, damage, policy: original(log, dict.fromkeys(damage, ()), policy))
@@ -204,7 +204,7 @@ def _(patch: Patch) -> None:
     around(patch, Chain, "freeze", change)
 
 
-@mutant("fenced-write-accepted", "S18", "the store lets a replaced generation write and prepare", seed=11)
+@mutant("fenced-write-accepted", "S18", "the store lets a replaced generation write and prepare", seed=25)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, *arguments: Any) -> Any:
         fences, self.fences = self.fences, {}

@@ -11,6 +11,7 @@ from headgate.protocol import align, commit, coordinator, subtask
 from headgate.protocol.machine import Ignored
 from headgate.sim import probes
 from headgate.sim.mutants import Patch, around, mutant, without
+from headgate.sim.subtaskhost import SubtaskHost
 
 # -- alignment ------------------------------------------------------------------------------------------------------
 
@@ -36,7 +37,7 @@ class _Anything(frozenset[ChannelIndex]):
     __hash__ = frozenset.__hash__
 
 
-@mutant("second-snapshot", "A3", "a late barrier takes the snapshot again", seed=19)
+@mutant("second-snapshot", "A3", "a late barrier takes the snapshot again", seed=10)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         if event.checkpoint == self._current and self._phase is align.Phase.FLOWING and event.channel:
@@ -68,7 +69,7 @@ def _(patch: Patch) -> None:
 # -- subtask and precommit ------------------------------------------------------------------------------------------
 
 
-@mutant("pending-dropped-at-abort", "T5", "an abort discards prepared output", seed=1)
+@mutant("pending-dropped-at-abort", "T5", "an abort discards prepared output", seed=11)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         self._precommit._pending.clear()
@@ -99,7 +100,7 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant("late-written-output-dropped", "T5", "output prepared by a cancelled write is forgotten", seed=19)
+@mutant("late-written-output-dropped", "T5", "output prepared by a cancelled write is forgotten", seed=24)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         if event.checkpoint not in self._writing:
@@ -137,6 +138,19 @@ def _(patch: Patch) -> None:
         return effects
 
     around(patch, subtask.Subtask, "_on_failed", change)
+
+
+@mutant("sealed-before-flush", "U8", "sinks are sealed before operators send what belongs before the barrier", seed=34)
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, checkpoint: Any) -> Any:
+        sealed, seal = self._outlets.seal(), self._outlets.seal
+        self._outlets.seal = lambda: sealed
+        try:
+            return call(checkpoint)
+        finally:
+            self._outlets.seal = seal
+
+    around(patch, SubtaskHost, "_freeze", change)
 
 
 # -- coordinator ----------------------------------------------------------------------------------------------------
@@ -227,7 +241,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_on_finish_reported", change)
 
 
-@mutant("done-before-committed", "C27", "the pipeline ends before its last commit", seed=10)
+@mutant("done-before-committed", "C27", "the pipeline ends before its last commit", seed=26)
 def _(patch: Patch) -> None:
     patch(commit.CommitQueue, "is_empty", property(lambda self: True))
 
@@ -252,7 +266,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_on_manifest_written", remember)
 
 
-@mutant("unknown-manifest-deleted", "C12", "files go although the manifest may have been written", seed=183)
+@mutant("unknown-manifest-deleted", "C12", "files go although the manifest may have been written", seed=210)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         acks = self._pending[event.checkpoint].acks
@@ -263,7 +277,7 @@ def _(patch: Patch) -> None:
 
 
 @mutant(
-    "repeated-acknowledgement-deletes", "C10", "the second acknowledgement of a completed checkpoint deletes", seed=110
+    "repeated-acknowledgement-deletes", "C10", "the second acknowledgement of a completed checkpoint deletes", seed=34
 )
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:

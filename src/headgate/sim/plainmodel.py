@@ -123,6 +123,9 @@ def _apply(node: Node, records: Counter[Record]) -> tuple[Counter[Record], Count
                     main[mapped(record, name)] += times
         case Kind.FILTER:
             main.update({(f"{r[0]}.{name}", *r[1:]): times for r, times in records.items() if passes(r)})
+        case Kind.HOLD:
+            for record, times in records.items():
+                main.update(dict.fromkeys(kinds.transformed(spec, name, record), times))
         case Kind.COUNT:
             for key in {r[2] for r in records}:
                 mine = [(r[3], times) for r, times in records.items() if r[2] == key]

@@ -296,7 +296,7 @@ class SubtaskHost:
             self.env.marks.reach(Mark.ABORT_BEFORE_BARRIER)
 
     def _freeze(self, checkpoint: CheckpointId) -> None:
-        self._chain.flush()
+        self._chain.flush()  # U8: before anything is sealed
         content: dict[str, Any] = {
             "is_finished": self._machine.is_finished,
             "state": self._chain.freeze(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
@@ -49,9 +49,18 @@ def draw_workload(rng: random.Random, parallelism: int) -> Workload:
         also = [rng.choice(everything)] if rng.random() < 0.3 else []
         streams = list(dict.fromkeys([first, *also]))
         edges = tuple(_edge(rng, stream, Kind.SINK) for stream in streams)
-        nodes.append(Node(NodeName(f"out{index}"), Role.SINK, edges, Spec(Kind.SINK)))
+        nodes += _held_back(Node(NodeName(f"out{index}"), Role.SINK, edges, Spec(Kind.SINK)))
     graph = Graph(tuple(nodes))
     return Workload(graph, *expect(graph, parallelism))
+
+
+def _held_back(sink: Node) -> list[Node]:
+    """Return ``sink``, now and then behind an operator in its chain that holds records back until a barrier (U8)."""
+    (first, *others) = sink.inputs
+    if others or first.partitioner is not Partitioner.FORWARD or random.Random(repr(first)).random() < 0.5:
+        return [sink]
+    hold = Node(NodeName(f"h{sink.name}"), Role.OPERATOR, (first,), Spec(Kind.HOLD))
+    return [hold, replace(sink, inputs=(Edge(hold.name, Partitioner.FORWARD),))]
 
 
 def _source(rng: random.Random, name: str) -> Node:

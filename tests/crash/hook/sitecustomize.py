@@ -1,13 +1,29 @@
 """Lets a test make local storage fail in every process of a pipeline, for as long as a control file exists.
 
 Python imports this module by itself at start, because tests put its directory on PYTHONPATH. The control file holds
-``{"errno": 28, "part": "/chk-", "operations": ["put"]}``; without it nothing is different.
+``{"errno": 28, "part": "/chk-", "operations": ["put"]}``; without it nothing is different. With ``"told": PATH`` each
+process fails the first try for each object only, and appends a line to that file.
 """
 
 import json
 import os
 
 CONTROL = os.environ.get("HEADGATE_TEST_STORAGE_FAULT")
+
+
+_failed = set()
+
+
+def _is_spared(fault, name, path):
+    """Whether the fault is over for this object; tells that it was not."""
+    if "told" not in fault:
+        return False
+    if (name, path) in _failed:
+        return True
+    _failed.add((name, path))
+    with open(fault["told"], "a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()} {name} {path}\n")
+    return False
 
 
 def _install(control: str) -> None:
@@ -20,7 +36,8 @@ def _install(control: str) -> None:
                     fault = json.load(file)
             except (FileNotFoundError, ValueError):
                 return original(self, path, *args, **kwargs)
-            if name in fault["operations"] and fault["part"] in f"{self.url}/{path}":
+            is_meant = name in fault["operations"] and fault["part"] in f"{self.url}/{path}"
+            if is_meant and not _is_spared(fault, name, path):
                 raise local.storage_error(name, path, OSError(fault["errno"], os.strerror(fault["errno"])))
             return original(self, path, *args, **kwargs)
 
