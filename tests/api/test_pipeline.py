@@ -193,3 +193,27 @@ def test_the_checkpoint_directory_is_made_for_whom_the_user_wants(tmp_path: Path
 def hello(pipeline: hg.Pipeline) -> PipelineDefinition:
     pipeline.source(hg.FromRows([{"n": 1}])).sink(hg.Discard())
     return pipeline.definition()
+
+
+# SE14, SE16
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tls": "on"}, r"security tls must be True, False or None \(all but loopback\), not 'on'"),
+        ({"certificate_file": "a.pem"}, "belong together: give all three or none"),
+        (
+            {"certificate_file": "a", "key_file": "b", "ca_file": "c", "tls": False},
+            "certificate_file has no use with tls=False",
+        ),
+    ],
+)
+def test_wrong_security_is_refused_in_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(hg.UsageError, match=message):
+        hg.Security(**options)
+
+
+def test_security_travels_in_the_definition(tmp_path: Path) -> None:
+    security = hg.Security(tls=True, certificate_file=tmp_path / "c.pem", key_file="/k.pem", ca_file="/a.pem")
+    config = hello(hg.Pipeline("p", security=security)).config.security
+    assert (config.tls, config.certificate_file, config.key_file) == (True, str(tmp_path / "c.pem"), "/k.pem")
+    assert hello(hg.Pipeline("q")).config.security.tls is None

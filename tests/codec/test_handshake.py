@@ -47,7 +47,7 @@ def test_the_secret_never_travels() -> None:
 def test_a_client_refuses_a_server_without_the_secret() -> None:
     one = client()
     with pytest.raises(ProtocolViolation, match="does not know this job's secret"):
-        one.receive(server(b"x" * 32).receive(one.start()))
+        one.receive(server().receive(client().start())[:-32] + b"\0" * 32)
     assert one.phase is Phase.FAILED
 
 
@@ -64,6 +64,44 @@ def test_a_proof_cannot_be_reflected_to_its_author() -> None:
     answer = other.receive(client().start())
     with pytest.raises(ProtocolViolation, match="secret"):
         other.receive(answer[-32:])
+
+
+# SE10
+def test_a_first_message_without_the_secret_is_refused_at_once() -> None:
+    other = server()
+    with pytest.raises(ProtocolViolation, match="does not know this job's secret"):
+        other.receive(client(b"x" * 32).start())
+    with pytest.raises(ProtocolViolation, match="purpose"):
+        ServerHandshake(SECRET, Purpose.DATA, b"n" * NONCE_BYTES, is_tls=True).receive(client().start())
+
+
+# SE12
+def test_the_beginning_of_another_protocol_is_recognised_by_its_first_byte() -> None:
+    other = server()
+    assert other.can_begin(b"")
+    assert all(other.can_begin(client().start()[:size]) for size in range(80))
+    assert not other.can_begin(b"G")
+    assert not other.can_begin(b"HGHS\x01")
+
+
+# SE13
+def test_both_sides_have_the_same_keys_one_for_each_direction_and_new_ones_each_time() -> None:
+    one, other = client(), server()
+    one.receive(other.receive(one.receive(other.receive(one.start()))))
+    assert one.keys == other.keys
+    later = ServerHandshake(SECRET, Purpose.DATA, b"m" * NONCE_BYTES)
+    again = client()
+    again.receive(later.receive(again.receive(later.receive(again.start()))))
+    assert len({*one.keys, *again.keys}) == 4
+
+
+# SE15
+def test_a_server_with_another_certificate_than_the_session_s_is_refused() -> None:
+    one, other = client(), server()
+    one.bind(b"the certificate of somebody in between")
+    other.bind(b"the server's certificate")
+    with pytest.raises(ProtocolViolation, match="does not know this job's secret"):
+        one.receive(other.receive(one.start()))
 
 
 def test_a_recorded_proof_is_worthless_for_another_nonce() -> None:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.codec import test_handshake
 from tests.mutants.harness import assert_caught, patched
+from tests.runtime import test_connection_attacks, test_connection_tls
 from tests.store import test_access
 
+from headgate.codec.framemac import FrameMac
+from headgate.codec.handshake import Handshake
 from headgate.model.security import Access
+from headgate.runtime.connection import Connection
+from headgate.runtime.listener import Listener
+from headgate.runtime.tls import Tls
 from headgate.store import access
 
 
@@ -66,3 +74,85 @@ def test_a_lock_that_stays_readable_is_caught(tmp_path: Path) -> None:
     assert_caught(
         the_umask_cuts_the_group_off, test_access.test_a_lock_that_everybody_could_read_is_closed_to_them, tmp_path
     )
+
+
+@contextmanager
+def tags_are_not_checked() -> Iterator[None]:
+    with patched(Connection, "_check_tag", lambda self, mac, view: None):
+        yield
+
+
+@contextmanager
+def every_block_has_the_same_number() -> Iterator[None]:
+    with patched(FrameMac, "_nonce", lambda self: bytes(12)):
+        yield
+
+
+@contextmanager
+def tls_is_off_unless_asked_for() -> Iterator[None]:
+    with patched(Tls, "applies_to", lambda self, host: bool(self._config.tls)):
+        yield
+
+
+@contextmanager
+def the_certificate_is_not_proved() -> Iterator[None]:
+    with patched(Handshake, "bind", lambda self, certificate: None):
+        yield
+
+
+@contextmanager
+def a_flood_closes_the_oldest_of_all() -> Iterator[None]:
+    """As version 0.1 did: whoever has begun makes room like a stranger."""
+    know = Listener._know
+
+    def known_but_no_better(self: Listener, stream: socket.socket, nonce: bytes) -> None:
+        know(self, stream, nonce)
+        self._strangers = {stream: None, **self._strangers}
+
+    with patched(Listener, "_know", known_but_no_better):
+        yield
+
+
+@contextmanager
+def strangers_are_believed() -> Iterator[None]:
+    with patched(Handshake, "_voucher", lambda self, nonce: bytes(32)):
+        yield
+
+
+# SE13
+@pytest.mark.parametrize("attack", ["changed", "inserted"])
+def test_tags_that_nobody_checks_are_caught(attack: str) -> None:
+    assert_caught(tags_are_not_checked, test_connection_attacks.read_under_attack, attack)
+
+
+# SE13
+@pytest.mark.parametrize("attack", ["repeated", "moved", "left out"])
+def test_blocks_without_a_number_are_caught(attack: str) -> None:
+    assert_caught(every_block_has_the_same_number, test_connection_attacks.read_under_attack, attack)
+
+
+# SE14
+def test_tls_that_is_off_by_default_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = test_connection_tls.test_a_listener_for_other_machines_speaks_tls_without_being_told
+    assert_caught(tls_is_off_unless_asked_for, test, monkeypatch)
+
+
+# SE15
+def test_a_certificate_that_nobody_proves_is_caught() -> None:
+    test = test_connection_attacks.test_somebody_in_between_with_a_certificate_of_its_own_is_refused
+    assert_caught(the_certificate_is_not_proved, test)
+
+
+# SE10
+def test_a_flood_that_pushes_out_who_has_begun_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_caught(
+        a_flood_closes_the_oldest_of_all,
+        test_connection_attacks.test_a_handshake_that_has_begun_survives_a_flood,
+        monkeypatch,
+    )
+
+
+# SE10
+def test_a_voucher_that_proves_nothing_is_caught() -> None:
+    test = test_handshake.test_a_first_message_without_the_secret_is_refused_at_once
+    assert_caught(strangers_are_believed, test)

@@ -12,8 +12,9 @@ import pytest
 
 from headgate.codec.handshake import Purpose
 from headgate.errors import CorruptionError, ProtocolViolation
-from headgate.runtime import connection as connections
-from headgate.runtime.connection import Connection, ConnectionLost, Listener, connect
+from headgate.runtime import listener as listeners
+from headgate.runtime.connection import Connection, ConnectionLost, connect
+from headgate.runtime.listener import Listener
 
 SECRET = b"s" * 32
 WAIT = 10
@@ -114,7 +115,7 @@ def test_a_peer_that_drips_its_handshake_is_closed_at_the_deadline(server: Serve
 
 # N5
 def test_a_flood_of_silent_connections_keeps_nobody_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "PENDING_MAX", 4)
+    monkeypatch.setattr(listeners, "STRANGERS_MAX", 4)
     flood = [raw_socket(server) for _ in range(20)]
     one, other = server.pair()
     one.send_message(b"in")
@@ -135,7 +136,7 @@ def test_an_oversized_length_is_refused_before_anything_is_allocated(server: Ser
 # N7
 def test_a_damaged_message_is_noticed(server: Server) -> None:
     one, other = server.pair()
-    one.send([struct.pack("<IQ", 3, 12345), b"abc"])
+    one.send([struct.pack("<IQ", 3, 12345)], [b"abc"])
     with pytest.raises(CorruptionError):
         other.receive_message()
 

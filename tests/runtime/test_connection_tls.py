@@ -1,4 +1,4 @@
-"""The same connections over TLS: both directions at once, and strangers refused (N14)."""
+"""The same connections over TLS: when it is on, with which certificate, both directions at once (SE14 to SE16)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ from pathlib import Path
 
 import pytest
 
-from headgate.codec.handshake import Purpose
-from headgate.runtime.connection import Connection, ConnectionLost, Listener, connect
-from headgate.runtime.stream import Tls
+from headgate.codec.handshake import NONCE_BYTES, ClientHandshake, Purpose
+from headgate.errors import UsageError
+from headgate.model.security import SecurityConfig
+from headgate.runtime.connection import Connection, ConnectionLost, connect
+from headgate.runtime.listener import Listener
+from headgate.runtime.tls import Tls, is_loopback
 
 SECRET = b"s" * 32
 WAIT = 20
-
-
-@pytest.fixture
-def contexts(certificate: Path) -> Tls:
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate)
-    return Tls(ssl.create_default_context(cafile=str(certificate)), server)
+ON, OFF = Tls(SecurityConfig(tls=True)), Tls(SecurityConfig(tls=False))
 
 
 class Server:
-    def __init__(self, tls: Tls) -> None:
+    def __init__(self, tls: Tls = ON) -> None:
         self.tls = tls
         self.accepted: queue.Queue[Connection] = queue.Queue()
         self.listener = Listener(SECRET, Purpose.DATA, self.accepted.put, name="tls", handshake_seconds=1.0, tls=tls)
@@ -37,10 +34,85 @@ class Server:
 
 
 @pytest.fixture
-def server(contexts: Tls) -> Iterator[Server]:
-    server = Server(contexts)
+def server() -> Iterator[Server]:
+    server = Server()
     yield server
     server.listener.close()
+
+
+# SE14
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [
+        ("127.0.0.1", True),
+        ("127.0.1.1", True),
+        ("::1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("", False),
+        ("10.0.0.7", False),
+        ("node7.example", False),
+        ("localhost.example", False),
+    ],
+)
+def test_tls_is_on_for_every_address_but_loopback_unless_somebody_says_otherwise(host: str, is_local: bool) -> None:
+    assert is_loopback(host) is is_local
+    default = Tls(SecurityConfig())
+    assert (default.server(host) is None, default.client(host) is None) == (is_local, is_local)
+    assert ON.server(host) is not None
+    assert OFF.server(host) is OFF.client(host) is None
+
+
+# SE14
+def test_a_listener_for_other_machines_speaks_tls_without_being_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address is loopback, but counts as one that is not: nothing of the tests leaves this machine."""
+    monkeypatch.setattr("headgate.runtime.tls.is_loopback", lambda host: False)
+    accepted: queue.Queue[Connection] = queue.Queue()
+    listener = Listener(SECRET, Purpose.DATA, accepted.put, name="tls")
+    try:
+        one = connect("127.0.0.1", listener.port, SECRET, Purpose.DATA)
+        other = accepted.get(timeout=WAIT)
+        assert type(one._stream).__name__ == type(other._stream).__name__ == "TlsStream"
+        one.send_message(b"hidden")
+        assert other.receive_message() == b"hidden"
+        one.close()
+        other.close()
+    finally:
+        listener.close()
+
+
+# SE14
+def test_records_cannot_be_read_on_the_way(server: Server) -> None:
+    seen = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as between:
+
+        def relay() -> None:
+            near, _ = between.accept()
+            with near, socket.create_connection(("127.0.0.1", server.listener.port)) as far:
+
+                def back() -> None:
+                    while data := far.recv(1 << 16):
+                        near.sendall(data)
+
+                thread = threading.Thread(target=back)
+                thread.start()
+                while data := near.recv(1 << 16):
+                    seen.extend(data)
+                    far.sendall(data)
+                far.shutdown(socket.SHUT_WR)
+                thread.join()
+
+        thread = threading.Thread(target=relay)
+        thread.start()
+        one = connect("127.0.0.1", int(between.getsockname()[1]), SECRET, Purpose.DATA, tls=ON)
+        other = server.accepted.get(timeout=WAIT)
+        one.send_message(b"the salary of everybody" * 10)
+        assert other.receive_message() == b"the salary of everybody" * 10
+        one.close()
+        other.close()
+        thread.join()
+    assert len(seen) > 230
+    assert b"salary" not in seen
 
 
 def test_both_sides_send_and_receive_at_the_same_time(server: Server) -> None:
@@ -79,18 +151,59 @@ def test_tls_does_not_replace_the_secret(server: Server) -> None:
         server.connect(b"w" * 32)
 
 
-def test_a_server_without_a_trusted_certificate_is_refused(server: Server) -> None:
-    distrustful = Tls(ssl.create_default_context(), server.tls.server)
-    with pytest.raises(ConnectionLost, match="CERTIFICATE_VERIFY_FAILED"):
-        server.connect(tls=distrustful)
-
-
-def test_a_client_without_tls_is_refused(server: Server) -> None:
+# SE14
+@pytest.mark.parametrize(("of_server", "of_client"), [(ON, OFF), (OFF, ON)], ids=["server", "client"])
+def test_nobody_falls_back_to_a_connection_without_tls(of_server: Tls, of_client: Tls) -> None:
+    server = Server(of_server)
     with pytest.raises(ConnectionLost, match="not let in"):
-        connect("127.0.0.1", server.listener.port, SECRET, Purpose.DATA, timeout_seconds=WAIT)
+        server.connect(tls=of_client)
+    assert server.accepted.empty()
+    server.listener.close()
 
 
+# SE16
+def test_the_users_own_certificate_is_used_and_checked(certificate: Path) -> None:
+    config = SecurityConfig(
+        tls=True, certificate_file=str(certificate), key_file=str(certificate), ca_file=str(certificate)
+    )
+    server = Server(Tls(config))
+    one = server.connect()
+    other = server.accepted.get(timeout=WAIT)
+    one.send_message(b"in")
+    assert other.receive_message() == b"in"
+    one.close()
+    other.close()
+    stranger = Server(ON)
+    with pytest.raises(ConnectionLost, match="CERTIFICATE_VERIFY_FAILED"):
+        stranger.connect(tls=server.tls)
+    server.listener.close()
+    stranger.listener.close()
+
+
+# SE16
+@pytest.mark.parametrize("what", ["certificate_file", "ca_file"])
+def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, what: str) -> None:
+    bad = tmp_path / "bad.pem"
+    for content in (None, "nothing"):
+        if content is not None:
+            bad.write_text(content)
+        config = SecurityConfig(tls=True, **{what: str(bad)}, key_file=str(bad))
+        with pytest.raises(UsageError, match=f"security {what} {bad} cannot be used: "):
+            Tls(config).server("x") if what == "certificate_file" else Tls(config).client("x")
+
+
+# N3
 def test_a_peer_that_drips_its_tls_handshake_is_closed_at_the_deadline(server: Server) -> None:
+    first = ClientHandshake(SECRET, Purpose.DATA, b"c" * NONCE_BYTES, is_tls=True).start()
     with socket.create_connection(("127.0.0.1", server.listener.port), timeout=WAIT) as stream:
-        stream.sendall(b"\x16\x03\x01")
+        stream.sendall(first + b"\x16\x03\x01")
         assert stream.recv(100) == b""
+
+
+# SE10
+def test_a_stranger_gets_no_tls_handshake(server: Server) -> None:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    stream = socket.create_connection(("127.0.0.1", server.listener.port), timeout=WAIT)
+    with stream, pytest.raises((ssl.SSLError, ConnectionError)):
+        context.wrap_socket(stream)

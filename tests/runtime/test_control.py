@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from headgate.codec.frames import Buffer
 from headgate.codec.handshake import Purpose
 from headgate.codec.messages import Abort, Complete, FromWorker, Ready, Stop, ToWorker, encode_message
 from headgate.runtime import outbox
-from headgate.runtime.connection import Connection, ConnectionLost, Listener, connect
+from headgate.runtime.connection import Connection, ConnectionLost, connect
 from headgate.runtime.control import ControlClient, ControlServer, WorkerConnection
+from headgate.runtime.listener import Listener
 
 SECRET = b"s" * 32
 WAIT = 10
@@ -173,8 +173,7 @@ def test_a_wrong_secret_is_told_at_once(driver: Driver) -> None:
 def test_a_flipped_bit_in_a_message_loses_its_sender_only(driver: Driver) -> None:
     good = driver.worker()
     bad = connect(*driver.server.address, SECRET, Purpose.CONTROL)
-    parts: list[Buffer] = [b"\x03\x00\x00\x00" + b"\x01" * 8, b"abc"]
-    bad.send(parts)
+    bad.send([b"\x03\x00\x00\x00" + b"\x01" * 8], [b"abc"])
     assert "damaged" in driver.lost.get(timeout=WAIT)[1]
     good.client.send(Ready(1))
     assert driver.messages.get(timeout=WAIT)[1] == Ready(1)

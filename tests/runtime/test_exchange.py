@@ -373,8 +373,9 @@ def test_frames_of_another_generation_are_dropped_and_counted() -> None:
         ([frame(FrameKind.OPEN, 0, OPENING, edge=9)], "edge 9 is not shuffled"),
         ([frame(FrameKind.CREDIT, 1, 10)], "was not due"),
         ([frame(FrameKind.CREDIT, 0, -10)], "was not due"),
-        ([[b"\0" * 100]], "not b'HG' version 1"),
-        ([[b"HG\x01" + b"\0" * 100]], "damaged"),
+        ([[b"\0" * HEADER_BYTES]], "not b'HG' version 1"),
+        ([[b"HG\x01".ljust(HEADER_BYTES, b"\0")]], "damaged"),
+        ([[b"HG\x01".ljust(HEADER_BYTES + 1, b"\0")]], "changed, repeated, moved or inserted"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -398,7 +399,7 @@ def test_a_batch_far_beyond_the_credit_is_a_violation(monkeypatch: pytest.Monkey
     peer.send(frame(FrameKind.OPEN, 0, OPENING))
     payload = bytes(batch_of(1).batch.serialize())
     for sequence in (1, 2):
-        peer.send([encode_header(FrameKind.BATCH, 0, GENERATION, sequence, 1, [payload]), payload])
+        peer.send([encode_header(FrameKind.BATCH, 0, GENERATION, sequence, 1, [payload])], [payload])
     assert "without credit" in worker.lost.get(timeout=WAIT)[1]
     assert len(worker.input(0, 1)) == 1
     worker.exchange.close()
@@ -412,8 +413,8 @@ def test_closing_frees_a_sender_that_is_blocked_by_a_stopped_peer() -> None:
     big = batch_element(pa.record_batch([np.arange(8_000_000)], schema=SCHEMA))
     sending = threading.Thread(target=worker.output(0, 1).send, args=(big,))
     sending.start()
-    head = bytearray(3 * HEADER_BYTES)  # two OPEN frames, and the beginning of the batch
-    peer.receive_into(memoryview(head))  # it is being sent, and nobody reads on
+    for _ in range(3):  # two OPEN frames, and the header of the batch: it is being sent, and nobody reads on
+        peer.receive_into(memoryview(bytearray(HEADER_BYTES)))
     worker.exchange.close()
     sending.join(WAIT)
     assert not sending.is_alive()
@@ -442,7 +443,7 @@ def test_feedback_beyond_the_disk_limit_is_an_error_of_this_worker_and_not_a_los
     peer = start_with_hand_made_peer(worker)
     peer.send(frame(FrameKind.OPEN, 0, OPENING, edge=FEEDBACK))
     payload = bytes(batch_of(1).batch.serialize())
-    peer.send([encode_header(FrameKind.BATCH, FEEDBACK, GENERATION, 1, 1, [payload]), payload])
+    peer.send([encode_header(FrameKind.BATCH, FEEDBACK, GENERATION, 1, 1, [payload])], [payload])
     error = worker.errors.get(timeout=WAIT)
     assert "the loop 'loop'" in str(error)
     assert "loop_disk_bytes_max" in str(error)

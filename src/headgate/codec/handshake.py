@@ -1,17 +1,24 @@
 """Mutual challenge and response: both ends prove that they know the job's secret, without showing it.
 
-One ``ClientHandshake`` and one ``ServerHandshake`` per connection; ``runtime.connection`` carries their bytes.
-Both read fixed sizes only, so an unknown peer can make nobody allocate or wait for more. Rules N1–N6:
-docs/spec/connections.md. Never sees a socket, a clock or a random generator: nonces come from outside.
+One ``ClientHandshake`` and one ``ServerHandshake`` per connection; ``runtime.connection`` and ``runtime.listener``
+carry their bytes. Both read fixed sizes only, so an unknown peer can make nobody allocate or wait for more. Rules N1–N6
+and SE10–SE13: docs/spec/connections.md. Never sees a socket, a clock or a random generator: nonces come from outside.
 
 ::
 
-    client → server   magic, version, purpose, client nonce
-    server → client   magic, version, purpose, server nonce, proof(server)
-    client → server   proof(client)
+    client → server   magic, version, purpose, protection, client nonce, voucher
+                      with TLS its handshake, and everything below within it
+    server → client   magic, version, purpose, protection, server nonce, proof(S)
+    client → server   proof(C)
     server → client   one byte: accepted
 
-``proof(role) = HMAC-SHA256(secret, magic, version, role, purpose, client nonce, server nonce)``.
+    head     = magic, version, purpose, protection
+    voucher  = HMAC-SHA256(secret, head, "V", client nonce)
+    proof(r) = HMAC-SHA256(secret, head, r, client nonce, server nonce, certificate)
+    keys     = the same with the roles "c" and "s": one for each direction
+
+``certificate`` is the SHA-256 of the server's certificate, 32 zeros without TLS. The client takes it from the TLS
+session, so whoever sits in between with a certificate of its own gets no proof right.
 """
 
 from __future__ import annotations
@@ -22,16 +29,17 @@ from enum import Enum, IntEnum
 
 from headgate.errors import ProtocolViolation
 
-HANDSHAKE_VERSION = 1
+HANDSHAKE_VERSION = 2
 NONCE_BYTES = 32
 SECRET_BYTES_MIN = 16
 
 _MAGIC = b"HGHS"
 _PROOF_BYTES = 32
 _ACCEPTED = b"\x01"
-_PREFIX_BYTES = len(_MAGIC) + 2
+_PREFIX_BYTES = len(_MAGIC) + 3
 PREAUTH_BYTES_MAX = _PREFIX_BYTES + NONCE_BYTES + _PROOF_BYTES
 """Most bytes that either side reads in one step before the other is known (N3)."""
+_NO_CERTIFICATE = bytes(32)
 
 
 class Purpose(IntEnum):
@@ -54,13 +62,15 @@ class Phase(Enum):
 class Handshake:
     """What both roles share: one step per fixed-size input."""
 
-    def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes) -> None:
+    def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes, *, is_tls: bool = False) -> None:
         assert len(secret) >= SECRET_BYTES_MIN
         assert len(nonce) == NONCE_BYTES
         self._secret = secret
         self._nonce = nonce
-        self._hello = _MAGIC + bytes([HANDSHAKE_VERSION, purpose])
+        self._hello = _MAGIC + bytes([HANDSHAKE_VERSION, purpose, is_tls])
+        self._certificate = _NO_CERTIFICATE
         self._phase = Phase.HELLO
+        self._keys = b"", b""
 
     @property
     def phase(self) -> Phase:
@@ -71,6 +81,16 @@ class Handshake:
     def is_complete(self) -> bool:
         """Whether both sides are known to each other."""
         return self._phase is Phase.COMPLETE
+
+    @property
+    def keys(self) -> tuple[bytes, bytes]:
+        """The keys of what the client and of what the server sends, when complete."""
+        assert self.is_complete
+        return self._keys
+
+    def bind(self, certificate: bytes) -> None:
+        """Say what certificate (DER) the server has in the TLS session; before the server's proof is made or read."""
+        self._certificate = hashlib.sha256(certificate).digest()
 
     @property
     def wanted_bytes(self) -> int:
@@ -98,15 +118,24 @@ class Handshake:
         if not hello.startswith(_MAGIC):
             raise self._refuse("the other side does not speak Headgate's protocol")
         if hello != self._hello:
-            expected, found = tuple(self._hello[-2:]), tuple(hello[-2:])
-            raise self._refuse(f"(version, purpose) is {found} there and {expected} here")
+            expected, found = tuple(self._hello[-3:]), tuple(hello[-3:])
+            raise self._refuse(f"(version, purpose, TLS) is {found} there and {expected} here")
 
     def _check_proof(self, proof: bytes, expected: bytes) -> None:
         if not hmac.compare_digest(proof, expected):  # N2: constant time
             raise self._refuse("the other side does not know this job's secret")
 
     def _proof(self, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-        message = self._hello + role + client_nonce + server_nonce  # N1: every part has a fixed size
+        message = self._hello + role + client_nonce + server_nonce + self._certificate  # N1: parts of fixed size
+        return self._digest(message)
+
+    def _voucher(self, client_nonce: bytes) -> bytes:
+        return self._digest(self._hello + b"V" + client_nonce)
+
+    def _derive_keys(self, client_nonce: bytes, server_nonce: bytes) -> None:
+        self._keys = self._proof(b"c", client_nonce, server_nonce), self._proof(b"s", client_nonce, server_nonce)
+
+    def _digest(self, message: bytes) -> bytes:
         return hmac.new(self._secret, message, hashlib.sha256).digest()
 
 
@@ -121,7 +150,7 @@ class ClientHandshake(Handshake):
 
     def start(self) -> bytes:
         """Return the first bytes to send."""
-        return self._hello + self._nonce
+        return self._hello + self._nonce + self._voucher(self._nonce)
 
     def _step(self, data: bytes) -> bytes:
         if self._phase is Phase.VERDICT:  # N6
@@ -133,20 +162,26 @@ class ClientHandshake(Handshake):
         self._check_hello(data[:_PREFIX_BYTES])
         self._check_proof(data[-_PROOF_BYTES:], self._proof(b"S", self._nonce, server_nonce))
         self._phase = Phase.VERDICT
+        self._derive_keys(self._nonce, server_nonce)
         return self._proof(b"C", self._nonce, server_nonce)
 
 
 class ServerHandshake(Handshake):
     """The side that accepted; it waits for the other to begin."""
 
-    def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes) -> None:
-        super().__init__(secret, purpose, nonce)
+    def __init__(self, secret: bytes, purpose: Purpose, nonce: bytes, *, is_tls: bool = False) -> None:
+        super().__init__(secret, purpose, nonce, is_tls=is_tls)
         self._expected = b""
+        self.client_nonce = b""
+
+    def can_begin(self, data: bytes | bytearray) -> bool:
+        """Return whether ``data`` may be the beginning of a client's first message: nobody waits for other bytes."""
+        return data[:_PREFIX_BYTES] == self._hello[: len(data)]
 
     @property
     def wanted_bytes(self) -> int:
         """How many bytes exactly the next ``receive`` takes."""
-        sizes = {Phase.HELLO: _PREFIX_BYTES + NONCE_BYTES, Phase.PROOF: _PROOF_BYTES}
+        sizes = {Phase.HELLO: PREAUTH_BYTES_MAX, Phase.PROOF: _PROOF_BYTES}
         return sizes.get(self._phase, 0)
 
     def _step(self, data: bytes) -> bytes:
@@ -155,7 +190,9 @@ class ServerHandshake(Handshake):
             self._phase = Phase.COMPLETE
             return _ACCEPTED
         self._check_hello(data[:_PREFIX_BYTES])
-        client_nonce = data[_PREFIX_BYTES:]
+        client_nonce = self.client_nonce = data[_PREFIX_BYTES:-_PROOF_BYTES]
+        self._check_proof(data[-_PROOF_BYTES:], self._voucher(client_nonce))  # SE10
+        self._derive_keys(client_nonce, self._nonce)
         self._expected = self._proof(b"C", client_nonce, self._nonce)
         self._phase = Phase.PROOF
         return self._hello + self._nonce + self._proof(b"S", client_nonce, self._nonce)

@@ -1,6 +1,6 @@
-"""Who may read what a pipeline writes: plain values.
+"""Who may read what a pipeline writes, and how its connections are protected: plain values.
 
-Counterparts: ``store.access`` (modes of files), ``api.security`` (the user's form).
+Counterparts: ``store.access`` (modes of files), ``runtime.tls`` (connections), ``api.security`` (the user's form).
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ class SecurityConfig:
 
     Attributes:
         access: of a checkpoint directory that does not exist yet; one that exists decides by itself.
+        tls: True and False for all connections; None: all but those over loopback.
+        certificate_file, key_file, ca_file: the user's own certificate, PEM, on every machine; "" makes one per job.
     """
 
     access: Access = Access.OWNER
+    tls: bool | None = None
+    certificate_file: str = ""
+    key_file: str = ""
+    ca_file: str = ""

@@ -1,31 +1,30 @@
-"""Authenticated connections between processes of one job: connect, listen, send, receive.
+"""Authenticated connections between processes of one job: connect, send, receive.
 
-Counterpart: ``codec.handshake`` decides who is let in; ``runtime.control`` and ``runtime.exchange`` use the
-connections. Rules N1–N10: docs/spec/connections.md. Everything blocks; ``close`` from any thread ends the waiting.
-Never interprets what it carries.
+Counterparts: ``codec.handshake`` decides who is let in, ``runtime.listener`` accepts; ``runtime.control`` and
+``runtime.exchange`` use the connections. Rules N1–N10 and SE13: docs/spec/connections.md. Everything blocks; ``close``
+from any thread ends the waiting. Never interprets what it carries, and never hands out a byte that is not authentic.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
+import hmac
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import xxhash
 
+from headgate.codec.framemac import TAG_BYTES, FrameMac
 from headgate.codec.frames import Buffer
-from headgate.codec.handshake import NONCE_BYTES, ClientHandshake, Handshake, Purpose, ServerHandshake
+from headgate.codec.handshake import NONCE_BYTES, ClientHandshake, Handshake, Purpose
 from headgate.codec.messages import MESSAGE_BYTES_MAX
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.runtime.process import PROCESS
-from headgate.runtime.stream import PlainStream, Tls, client_stream, server_stream
-from headgate.runtime.surroundings import Surroundings, Thread
+from headgate.runtime.stream import PlainStream, TlsStream, client_stream
+from headgate.runtime.surroundings import Surroundings
+from headgate.runtime.tls import Tls
 
 HANDSHAKE_SECONDS = 5.0
 """Deadline of a whole handshake, however slowly its bytes drip in (N3)."""
-PENDING_MAX = 64
-"""Connections that may be in their handshake at a time; one more closes the oldest (N5)."""
 
 _BUFFER_BYTES = 1 << 16
 _RECORD = struct.Struct("<IQ")
@@ -44,10 +43,20 @@ class ConnectionLost(Exception):  # noqa: N818 (an outcome, like store.storage.N
 
 
 class Connection:
-    """An authenticated connection. Any thread may send; one thread at a time may receive."""
+    """An authenticated connection. Any thread may send; one thread at a time may receive.
 
-    def __init__(self, stream: PlainStream, peer: str, around: Surroundings = PROCESS) -> None:
+    What travels are *blocks*: what one argument of ``send`` holds, one ``receive_into`` takes. Behind each block stands
+    its tag (SE13), or TLS authenticates instead.
+    """
+
+    def __init__(
+        self, stream: PlainStream, peer: str, keys: tuple[bytes, bytes] | None, around: Surroundings = PROCESS
+    ) -> None:
+        """``keys``: of what goes out and of what comes in; None under TLS."""
         self.peer = peer
+        self._mac_out = FrameMac(keys[0]) if keys else None
+        self._mac_in = FrameMac(keys[1]) if keys else None
+        self._tag = bytearray(TAG_BYTES)
         self.bytes_out = 0
         self.bytes_in = 0
         self._stream = stream
@@ -63,38 +72,60 @@ class Connection:
         """Whether ``close`` was called here (not: whether the other side closed)."""
         return self._is_closed
 
-    def send(self, parts: Iterable[Buffer]) -> None:
-        """Send the concatenation of ``parts`` without joining them. Blocks while the peer does not read.
+    def send(self, *blocks: Iterable[Buffer]) -> None:
+        """Send blocks, each the concatenation of its parts, without joining them. Blocks while the peer does not read.
 
         Raises:
             ConnectionLost
         """
-        views = [view for part in parts if len(view := memoryview(part).cast("B"))]
+        mac = self._mac_out
         with self._send_lock:
+            views: list[memoryview] = []
+            for block in blocks:
+                parts = [view for part in block if len(view := memoryview(part).cast("B"))]
+                views += parts
+                self.bytes_out += sum(map(len, parts))
+                if mac is not None:
+                    views.append(memoryview(mac.tag(parts)))
             try:
                 self._stream.send_parts(views)
-                self.bytes_out += sum(map(len, views))
             except (OSError, ValueError) as error:
                 raise ConnectionLost(self.peer, _text(error)) from error
 
     def receive_into(self, view: memoryview) -> None:
-        """Fill ``view``. Bytes are read ahead only into a small buffer.
+        """Fill ``view`` with the next block, which has exactly its size.
 
         Raises:
             ConnectionLost: also when the other side closes in the middle or before.
+            ProtocolViolation: it is not what the peer sent, or not what was due; the connection must be closed.
         """
         view = view.cast("B")
-        filled = 0
         with self._receive_lock:
-            while filled < len(view):
-                try:
-                    count = self._receive_some(view[filled:])
-                except (OSError, ValueError) as error:
-                    raise ConnectionLost(self.peer, _text(error)) from error
-                if not count:
-                    raise ConnectionLost(self.peer, "it was closed by the other side")
-                filled += count
-        self.bytes_in += filled
+            self._fill(view)
+            if self._mac_in is not None:
+                self._fill(memoryview(self._tag))
+                self._check_tag(self._mac_in, view)
+        self.bytes_in += len(view)
+
+    def _check_tag(self, mac: FrameMac, view: memoryview) -> None:
+        if not hmac.compare_digest(self._tag, mac.tag([view])):
+            raise ProtocolViolation(
+                "connection",
+                f"what came from {self.peer} is not what was sent there: it was changed, repeated, moved or inserted "
+                "on the way",
+            )
+
+    def _fill(self, view: memoryview) -> None:
+        """Read ahead only into a small buffer."""
+        filled = 0
+        while filled < len(view):
+            try:
+                count = self._receive_some(view[filled:])
+            except (OSError, ValueError) as error:
+                raise ConnectionLost(self.peer, _text(error)) from error
+            if not count:
+                raise ConnectionLost(self.peer, "it was closed by the other side")
+            filled += count
 
     def _receive_some(self, view: memoryview) -> int:
         """Take what was received ahead; else receive, large parts straight into ``view``."""
@@ -108,12 +139,12 @@ class Connection:
         return count
 
     def send_message(self, payload: bytes) -> None:
-        """Send ``payload`` as one record with length and checksum (N7).
+        """Send ``payload`` as one record with length and checksum (N7), a block each.
 
         Raises:
             ConnectionLost
         """
-        self.send((_RECORD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)), payload))
+        self.send((_RECORD.pack(len(payload), xxhash.xxh3_64_intdigest(payload)),), (payload,))
 
     def receive_message(self, size_bytes_max: int = MESSAGE_BYTES_MAX) -> bytes:
         """Return the next record.
@@ -167,16 +198,20 @@ def connect(
         ConnectionLost: nobody there, too slow, or not a process of this job.
     """
     peer = f"{host}:{port}"
-    deadline = _now_s(around) + timeout_seconds
+    context = (tls or Tls()).client(host)
+    deadline = now_s(around) + timeout_seconds
     try:
         stream = around.connect(host, port, timeout_seconds)
     except OSError as error:
         raise ConnectionLost(peer, _text(error)) from error
     try:
-        secured = client_stream(stream, host, tls, deadline, around)
-        machine = ClientHandshake(secret, purpose, around.token(NONCE_BYTES))
-        _send(secured, machine.start(), deadline)
-        return _established(secured, machine, peer, deadline, around)
+        machine = ClientHandshake(secret, purpose, around.token(NONCE_BYTES), is_tls=context is not None)
+        stream.sendall(machine.start())  # in front of TLS: strangers get no further (SE10)
+        secured = client_stream(stream, host, context, deadline, around)
+        if isinstance(secured, TlsStream):
+            machine.bind(secured.peer_certificate())
+        finish_handshake(secured, machine, deadline)
+        return Connection(secured, peer, None if context is not None else machine.keys, around)
     except (OSError, ValueError, ProtocolViolation) as error:
         stream.close()
         raise ConnectionLost(peer, f"not let in: {_text(error)}") from error
@@ -185,125 +220,17 @@ def connect(
         raise
 
 
-class Listener:
-    """Accepts connections of this job on one port; everything else is closed without an answer (N4).
-
-    ``on_connection`` is called with each connection and with its thread, in which it runs and which it may keep.
-    """
-
-    def __init__(
-        self,
-        secret: bytes,
-        purpose: Purpose,
-        on_connection: Callable[[Connection, Thread], None],
-        *,
-        name: str,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        handshake_seconds: float = HANDSHAKE_SECONDS,
-        tls: Tls | None = None,
-        around: Surroundings = PROCESS,
-    ) -> None:
-        self._around = around
-        self._secret = secret
-        self._purpose = purpose
-        self._on_connection = on_connection
-        self._name = name
-        self._handshake_seconds = handshake_seconds
-        self._tls = tls
-        self._lock = around.lock()
-        self._pending: dict[socket.socket, None] = {}
-        self._is_closed = False
-        self.refused_count = 0
-        self._socket = around.listen(host, port)
-        self.host = host
-        self.port = int(self._socket.getsockname()[1])
-        self._thread = around.thread(self._accept_loop, f"{name}-accept")
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop listening, drop unfinished handshakes. Established connections are not touched. Idempotent."""
-        with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-            pending = list(self._pending)
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        for stream in pending:
-            _interrupt(stream)
-        self._thread.join(0.2)
-        if self._thread.is_alive():  # systems where shutdown does not end an accept: a connection does
-            with contextlib.suppress(OSError):
-                self._around.connect(self.host, self.port, 1.0).close()
-            self._thread.join()
-        self._socket.close()
-
-    def _accept_loop(self) -> None:
-        while not self._is_closed:
-            try:
-                stream, address = self._socket.accept()
-            except OSError:  # closed, or out of descriptors: the loop must survive that
-                if not self._is_closed:
-                    self._around.sleep(0.05)
-                continue
-            if self._is_closed:
-                stream.close()
-                return
-            self._admit(stream)
-            peer = f"{address[0]}:{address[1]}"
-            served: list[Thread] = []
-            served.append(self._around.thread(self._serve, f"{self._name}-{peer}", stream, peer, served))
-            try:
-                served[0].start()
-            except RuntimeError:  # no more threads: refuse this one, keep listening
-                self._forget(stream)
-                stream.close()
-
-    def _admit(self, stream: socket.socket) -> None:
-        """Count ``stream`` as unauthenticated; the oldest of too many goes (N5)."""
-        with self._lock:
-            self._pending[stream] = None
-            if len(self._pending) > PENDING_MAX:
-                _interrupt(next(iter(self._pending)))
-
-    def _forget(self, stream: socket.socket) -> None:
-        with self._lock:
-            self._pending.pop(stream, None)
-
-    def _serve(self, stream: socket.socket, peer: str, thread: list[Thread]) -> None:
-        try:
-            deadline = _now_s(self._around) + self._handshake_seconds
-            stream.settimeout(self._handshake_seconds)
-            secured = server_stream(stream, self._tls, deadline, self._around)
-            machine = ServerHandshake(self._secret, self._purpose, self._around.token(NONCE_BYTES))
-            connection = _established(secured, machine, peer, deadline, self._around)
-        except (OSError, ValueError, ProtocolViolation):
-            with self._lock:
-                self.refused_count += 1
-            stream.close()
-            return
-        finally:
-            self._forget(stream)
-        if self._is_closed:
-            connection.close()
-            return
-        self._on_connection(connection, thread[0])
-
-
-def _established(
-    stream: PlainStream, machine: Handshake, peer: str, deadline: float, around: Surroundings
-) -> Connection:
-    """Run the handshake, then return the connection without any deadline."""
+def finish_handshake(stream: PlainStream, machine: Handshake, deadline: float) -> None:
+    """Run the rest of the handshake before ``deadline``; afterwards there is none."""
     while not machine.is_complete:
         answer = machine.receive(_receive_exactly(stream, machine.wanted_bytes, deadline))
         if answer:
-            _send(stream, answer, deadline)
+            send_before(stream, answer, deadline)
     stream.set_deadline(None)
-    return Connection(stream, peer, around)
 
 
-def _send(stream: PlainStream, data: bytes, deadline: float) -> None:
+def send_before(stream: PlainStream, data: bytes, deadline: float) -> None:
+    """Send ``data`` before ``deadline``."""
     stream.set_deadline(deadline)
     stream.send_parts([memoryview(data)])
 
@@ -321,12 +248,8 @@ def _receive_exactly(stream: PlainStream, size_bytes: int, deadline: float) -> b
     return bytes(data)
 
 
-def _interrupt(stream: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        stream.shutdown(socket.SHUT_RDWR)
-
-
-def _now_s(around: Surroundings) -> float:
+def now_s(around: Surroundings) -> float:
+    """Return the seconds of the clock by which deadlines go."""
     return around.monotonic_ns() / 1e9
 
 

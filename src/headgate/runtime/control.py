@@ -20,11 +20,12 @@ from headgate.codec.messages import (
     encode_message,
 )
 from headgate.errors import HeadgateError
-from headgate.runtime.connection import HANDSHAKE_SECONDS, Connection, ConnectionLost, Listener, connect
+from headgate.runtime.connection import HANDSHAKE_SECONDS, Connection, ConnectionLost, connect
+from headgate.runtime.listener import Listener
 from headgate.runtime.outbox import Outbox
 from headgate.runtime.process import PROCESS
-from headgate.runtime.stream import Tls
 from headgate.runtime.surroundings import Surroundings, Thread
+from headgate.runtime.tls import Tls
 
 CONNECT_SECONDS = 20.0
 """How long a worker tries to reach the coordinator before it gives up."""

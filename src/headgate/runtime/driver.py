@@ -39,6 +39,7 @@ from headgate.runtime.process import PROCESS
 from headgate.runtime.progressbook import ProgressBook
 from headgate.runtime.restoring import restored_by
 from headgate.runtime.surroundings import Queue, Surroundings
+from headgate.runtime.tls import Tls
 from headgate.runtime.worker import FAILED_PEER, FAILED_RECORD, FAILED_USER
 from headgate.store.storage import open_storage
 
@@ -134,6 +135,7 @@ class Driver:
             self._on_lost,
             heartbeat_timeout_ms=config.runtime.heartbeat_timeout_ms,
             host=host,
+            tls=Tls(config.security),
             around=around,
         )
         self._thread = around.thread(self._loop, "headgate-driver")

@@ -29,13 +29,14 @@ from headgate.model.graph import Partitioner
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge
 from headgate.runtime.channels import ChannelKey, OutputChannel, local_channel
-from headgate.runtime.connection import Connection, ConnectionLost, Listener, connect
+from headgate.runtime.connection import Connection, ConnectionLost, connect
 from headgate.runtime.feedback import MERGE_BYTES_MAX, FeedbackChannel, ReceivingChannel, local_feedback_channel
+from headgate.runtime.listener import Listener
 from headgate.runtime.peer import EdgeOfPeer, ExchangeCallbacks, Peer
 from headgate.runtime.process import PROCESS
 from headgate.runtime.spill import SpillBudget
-from headgate.runtime.stream import Tls
 from headgate.runtime.surroundings import Surroundings, Thread
+from headgate.runtime.tls import Tls
 
 START_SECONDS = 30.0
 """All workers of a generation must have connected to each other within this time."""

@@ -221,7 +221,7 @@ class Peer:
         outgoing = self._outgoing[edge]
         header = encode_header(FrameKind.CREDIT, edge, self._generation, outgoing.credit_sequence, size_bytes)
         outgoing.credit_sequence += 1
-        self._put_on_wire([header])
+        self._put_on_wire(header, [])
 
     def _send(
         self, edge: int, outgoing: _Outgoing, kind: FrameKind, value: int, parts: list[Buffer] | None = None
@@ -229,15 +229,18 @@ class Peer:
         payload = parts or []
         header = encode_header(kind, edge, self._generation, outgoing.sequence, value, payload)
         outgoing.sequence += 1
-        self._put_on_wire([header, *payload])
+        self._put_on_wire(header, payload)
 
-    def _put_on_wire(self, parts: list[Buffer]) -> None:
-        """Send one frame; after a loss it is dropped, because the loss was reported and ends the generation."""
+    def _put_on_wire(self, header: bytes, payload: list[Buffer]) -> None:
+        """Send one frame: a block of its header, and one of its payload if it has one.
+
+        After a loss it is dropped, because the loss was reported and ends the generation.
+        """
         connection = self._connection
         if connection is None or self._is_over:
             return
         try:
-            connection.send(parts)
+            connection.send([header], *([payload] if payload else []))
             self.frames_out += 1
         except ConnectionLost as lost:
             self._lose(lost.reason)

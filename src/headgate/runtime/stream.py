@@ -1,8 +1,8 @@
 """Byte streams under a connection: plain TCP, or TLS over it.
 
-Used by ``connection`` only. Both kinds are full duplex: one thread may receive while another sends. Python's
-``SSLSocket`` is not (OpenSSL forbids two threads in one session), so TLS runs here on memory buffers under a lock
-that is never held while the socket blocks. Rule N14: docs/spec/connections.md.
+Used by ``connection`` and ``listener`` only. Both kinds are full duplex: one thread may receive while another sends.
+Python's ``SSLSocket`` is not (OpenSSL forbids two threads in one session), so TLS runs here on memory buffers under a
+lock that is never held while the socket blocks. Rule SE14: docs/spec/connections.md.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import io
 import socket
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from headgate.runtime.process import PROCESS
@@ -21,14 +20,6 @@ from headgate.runtime.surroundings import Surroundings
 _PARTS_MAX = 512
 """Parts per ``sendmsg``: half of Linux's IOV_MAX."""
 _CHUNK_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """TLS for both roles of a process; the job's secret still authenticates."""
-
-    client: ssl.SSLContext
-    server: ssl.SSLContext
 
 
 class PlainStream(io.RawIOBase):
@@ -110,6 +101,10 @@ class TlsStream(PlainStream):
                 if not self._fill():
                     raise ConnectionResetError("closed by the other side during the TLS handshake") from None
 
+    def peer_certificate(self) -> bytes:
+        """Return the other side's certificate (DER), trusted or not. After ``handshake``."""
+        return self._session.getpeercert(binary_form=True) or b""
+
     def readinto(self, buffer: Any) -> int:
         """Receive what is there, at least one byte; 0 when the other side closed."""
         view = memoryview(buffer).cast("B")
@@ -153,21 +148,21 @@ class TlsStream(PlainStream):
 
 
 def client_stream(
-    stream: socket.socket, host: str, tls: Tls | None, deadline: float, around: Surroundings = PROCESS
+    stream: socket.socket, host: str, context: ssl.SSLContext | None, deadline: float, around: Surroundings = PROCESS
 ) -> PlainStream:
     """Return the stream of the side that connected to ``host``; with TLS its keys are agreed."""
-    if tls is None:
+    if context is None:
         return PlainStream(stream, around)
-    return _agreed(TlsStream(stream, tls.client, host, around), deadline)
+    return _agreed(TlsStream(stream, context, host, around), deadline)
 
 
 def server_stream(
-    stream: socket.socket, tls: Tls | None, deadline: float, around: Surroundings = PROCESS
+    stream: socket.socket, context: ssl.SSLContext | None, deadline: float, around: Surroundings = PROCESS
 ) -> PlainStream:
     """Return the stream of the side that accepted; with TLS its keys are agreed."""
-    if tls is None:
+    if context is None:
         return PlainStream(stream, around)
-    return _agreed(TlsStream(stream, tls.server, None, around), deadline)
+    return _agreed(TlsStream(stream, context, None, around), deadline)
 
 
 def _agreed(stream: TlsStream, deadline: float) -> TlsStream:

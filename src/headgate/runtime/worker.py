@@ -34,6 +34,7 @@ from headgate.runtime.process import PROCESS
 from headgate.runtime.spill import SpillBudget
 from headgate.runtime.subtaskrunner import SubtaskRunner
 from headgate.runtime.surroundings import Surroundings
+from headgate.runtime.tls import Tls
 from headgate.runtime.uploads import Destination, SnapshotWriter
 from headgate.runtime.workermetrics import WorkerMetrics
 from headgate.store.storage import open_storage
@@ -93,6 +94,7 @@ class Worker:
     def __init__(self, task: WorkerTask, around: Surroundings = PROCESS) -> None:
         self._around = around
         self._task = task
+        self._tls = Tls(task.definition.config.security)
         self._mail: deque[messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException] = deque()
         self._wake = around.event()
         self._generation = Generation(0)
@@ -126,6 +128,7 @@ class Worker:
             callbacks,
             budget=self._budget,
             host=task.bind_host,
+            tls=self._tls,
             around=self._around,
         )
         try:
@@ -160,6 +163,7 @@ class Worker:
             self._on_control_closed,
             heartbeat_ms=config.heartbeat_ms,
             heartbeat_timeout_ms=config.heartbeat_timeout_ms,
+            tls=self._tls,
             around=self._around,
         )
 
