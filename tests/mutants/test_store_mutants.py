@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -9,16 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.store import test_store_acknowledgements as acknowledging
 from tests.store import test_store_linger as lingering
+from tests.store import test_store_transactions as deciding
 from tests.store.storing import KEYED, STREAM
 
+from headgate.protocol import transactions as protocol
+from headgate.protocol.transactions import Status
 from headgate.store import catalogue as catalogues
+from headgate.store import outcomes
+from headgate.store import tables as t
+from headgate.store import transactions as store_transactions
 from headgate.store.faulty import FaultyStorage
 from headgate.store.linger import Linger
 from headgate.store.memory import MemoryStorage
+from headgate.store.opentransaction import Transaction
 from headgate.store.store import Store
+from headgate.store.streams import StreamInfo
+from headgate.store.transactions import TransactionLog
 from headgate.store.writer import Appended, StreamWriter
 
 Test = Callable[..., object]
@@ -201,3 +212,164 @@ def test_a_linger_that_does_not_keep_its_word_is_caught(
 def test_a_timed_flush_that_gives_up_is_caught(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     test = lingering.test_a_full_disk_delays_what_waits_and_loses_nothing
     assert_caught(a_timed_flush_that_failed_is_not_repeated, test, tmp_path, caplog)
+
+
+# -- transactions ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def outcomes_are_counted_over_the_whole_store() -> Iterator[None]:
+    """S17 before it was mended."""
+    everybody = (t.transactions.c.status != Status.PREPARED.value,)
+    with patched(outcomes, "_decided", lambda owner: everybody):
+        yield
+
+
+@contextmanager
+def outcomes_of_pipelines_are_counted_like_others() -> Iterator[None]:
+    real = outcomes.forget_oldest
+
+    def counted(connection: Any, owner: str) -> None:
+        life = connection.execute(sa.select(t.owners).where(t.owners.c.owner == owner)).one_or_none()
+        connection.execute(t.owners.delete().where(t.owners.c.owner == owner))
+        real(connection, owner)
+        if life is not None:
+            connection.execute(t.owners.insert().values(owner=life.owner, life=life.life))
+
+    with patched(outcomes, "forget_oldest", counted), patched(store_transactions, "forget_oldest", counted):
+        yield
+
+
+@contextmanager
+def a_commit_is_as_old_as_its_prepare() -> Iterator[None]:
+    real = TransactionLog._set_status
+
+    def keep_the_time(self: TransactionLog, connection: Any, stream: Any, name: str, status: Status) -> int:
+        where = (t.transactions.c.stream_id == stream.stream_id, t.transactions.c.name == name)
+        before = connection.scalar(sa.select(t.transactions.c.changed_ms).where(*where))
+        number = real(self, connection, stream, name, status)
+        connection.execute(t.transactions.update().where(*where).values(changed_ms=before))
+        return number
+
+    with patched(TransactionLog, "_set_status", keep_the_time):
+        yield
+
+
+@contextmanager
+def giving_up_removes_files_without_a_verdict() -> Iterator[None]:
+    real = Transaction.abort
+
+    def abort(self: Transaction) -> None:
+        self._may_be_prepared = False
+        real(self)
+
+    with patched(Transaction, "abort", abort):
+        yield
+
+
+@contextmanager
+def an_aborted_transaction_may_be_prepared() -> Iterator[None]:
+    real = Transaction.abort
+
+    def abort(self: Transaction) -> None:
+        real(self)
+        self._is_aborted = False
+
+    with patched(Transaction, "abort", abort):
+        yield
+
+
+@contextmanager
+def other_content_is_prepared_over_what_was_decided() -> Iterator[None]:
+    real = protocol._on_prepare
+
+    def prepare(request: protocol.Request, record: protocol.TransactionRecord | None) -> protocol.Decision:
+        decision = real(request, record)
+        return protocol.Ignored("as it was") if isinstance(decision, protocol.RefuseContradiction) else decision
+
+    with patched(protocol, "_on_prepare", prepare):
+        yield
+
+
+@contextmanager
+def recovery_looks_at_the_present_stream_only() -> Iterator[None]:
+    real = store_transactions.find_stream
+    found: list[StreamInfo] = []
+
+    def remember(connection: Any, name: str, where: str) -> StreamInfo:
+        found.append(real(connection, name, where))
+        return found[-1]
+
+    present = patched(store_transactions, "stream_info", lambda row, where: found[-1])
+    with present, patched(store_transactions, "find_stream", remember):
+        yield
+
+
+@contextmanager
+def every_name_counts_as_an_epoch() -> Iterator[None]:
+    with patched(store_transactions, "_CHUNK", re.compile(r"([^/]*)(/.*)?")):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (
+            an_aborted_transaction_may_be_prepared,
+            deciding.test_a_transaction_that_was_aborted_cannot_be_prepared_as_an_empty_one,
+        ),
+        (
+            other_content_is_prepared_over_what_was_decided,
+            deciding.test_other_content_under_a_name_that_was_decided_is_denied,
+        ),
+        (
+            every_name_counts_as_an_epoch,
+            deciding.test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm,
+        ),
+    ],
+)
+def test_a_transaction_that_does_not_keep_its_word_is_caught(store: Store, mutant: Mutant, test: Test) -> None:
+    assert_caught(mutant, test, store)
+
+
+def test_files_removed_without_a_verdict_are_missed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = deciding.test_giving_up_after_a_lost_answer_of_prepare_does_not_take_files_from_the_store
+    assert_caught(giving_up_removes_files_without_a_verdict, test, store, monkeypatch)
+
+
+def test_prepared_transactions_left_in_another_stream_are_found(store: Store) -> None:
+    assert_caught(
+        recovery_looks_at_the_present_stream_only, deciding.test_recovery_aborts_what_was_left_in_other_streams, store
+    )
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (
+            outcomes_are_counted_over_the_whole_store,
+            deciding.test_a_busy_owner_does_not_make_the_store_forget_a_quiet_one,
+        ),
+        (
+            outcomes_of_pipelines_are_counted_like_others,
+            deciding.test_outcomes_of_a_pipeline_stay_until_it_says_that_it_will_not_ask,
+        ),
+    ],
+)
+def test_an_outcome_forgotten_too_early_is_missed(
+    store: Store, mutant: Mutant, test: Test, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
+    monkeypatch.setattr(store_transactions, "DECISIONS_BETWEEN_LOOKS", 1)
+    test(store)
+    store.forget_outcomes([x.name for x in store.list_transactions()], owner="p/sink", epoch=9)
+    with Store.open(Path(store.root) / "another") as fresh:
+        fresh.create_stream(STREAM, KEYED, segments=3, routing_key="key")
+        assert_caught(mutant, test, fresh)
+
+
+def test_an_outcome_aged_by_its_prepare_is_missed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
+    monkeypatch.setattr(store_transactions, "DECISIONS_BETWEEN_LOOKS", 1)
+    test = deciding.test_what_was_decided_last_is_remembered_however_long_it_was_prepared
+    assert_caught(a_commit_is_as_old_as_its_prepare, test, store, monkeypatch)

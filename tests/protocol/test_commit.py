@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from making import committable, cp, gen, inline_handle, sub
 
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
-from headgate.protocol.commit import Commit, CommitPermit, CommitQueue, Precommit
+from headgate.protocol.commit import Commit, CommitPermit, CommitQueue, Precommit, promised_from
 
 
 def commit(checkpoint: int, *committables: Committable) -> Commit:
@@ -131,3 +131,15 @@ def test_every_committable_is_committed_in_order_whatever_fails(steps: list[str]
         in_flight += orders
         assert len(in_flight) <= 1, "one at a time"
     assert committed == promised
+
+
+def test_targets_forget_below_what_any_retained_manifest_promises() -> None:  # K20
+    def manifest(checkpoint: int, own: tuple[int, ...], carried: tuple[int, ...] = ()) -> Manifest:
+        entry = SubtaskEntry(sub("sink"), inline_handle(), tuple(committable(c) for c in own))
+        return Manifest(cp(checkpoint), gen(7), 1, 128, (entry,), tuple(committable(c) for c in carried))
+
+    assert promised_from([]) is None
+    assert promised_from([manifest(9, (9,)), manifest(7, (7,)), manifest(8, (8,))]) == 7
+    assert promised_from([manifest(9, (6, 9))]) == 6  # the output of an aborted checkpoint travels with a later one
+    assert promised_from([manifest(9, (9,), (4, 5))]) == 4  # its commit was not confirmed
+    assert promised_from([manifest(9, ())]) == 9

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headgate.errors import StorageError
+from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.protocol.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime import uploads
@@ -121,6 +121,19 @@ def test_what_no_checkpoint_can_survive_is_handed_on(made: Uploads) -> None:  # 
     made.start(1, Sealed(b"x", bug))
     assert made.finish() == []
     assert made.errors == [bug]
+
+
+@pytest.mark.parametrize(
+    "said", [CorruptionError("transaction 't'", 0, "one to prepare", "committed"), UsageError("the stream is sealed")]
+)
+def test_output_that_the_target_refuses_is_never_left_to_the_next_snapshot(
+    made: Uploads, said: Exception
+) -> None:  # K21
+    made.start(1, Sealed(b"1", said))
+    assert made.finish() == []
+    (error,) = made.errors
+    assert isinstance(error, uploads.PrepareRefused)
+    assert str(error).startswith(f"sink 'out' cannot prepare the output of checkpoint 1: {said}; starting again cannot")
 
 
 def test_closing_gives_up_waiting_for_retries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.store.storing import KEYED, STREAM, drained, keyed
+from tests.store.storing import KEYED, STREAM, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.store import writer as writers
@@ -20,8 +20,6 @@ from headgate.store.faulty import Fault, FaultKind, FaultyStorage
 from headgate.store.memory import MemoryStorage
 from headgate.store.store import Store
 from headgate.store.writer import Appended, StreamWriter
-
-Fail = Callable[[StorageError], None]
 
 
 @pytest.fixture
@@ -38,26 +36,6 @@ def faulty(tmp_path: Path, disk: FaultyStorage) -> Iterator[Store]:
 
 def numbered(store: Store, epoch: int = 1) -> StreamWriter:
     return store.writer(STREAM, writer_id="importer", epoch=epoch, linger=None)
-
-
-def lose_an_answer(store: Store, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
-    """The next write of the catalogue takes effect, and its caller is told that it failed."""
-    real = store._catalogue.write
-    left = [times]
-
-    class Lost:
-        def __enter__(self) -> Any:
-            self.inner = real()
-            return self.inner.__enter__()
-
-        def __exit__(self, *args: object) -> Any:
-            result = self.inner.__exit__(*args)  # type: ignore[arg-type]
-            left[0] -= 1
-            if left[0] >= 0 and args[0] is None:
-                raise StorageError("write", "catalogue", "disk I/O error")
-            return result
-
-    monkeypatch.setattr(store._catalogue, "write", Lost)
 
 
 def test_a_repeated_append_is_not_acknowledged_before_the_first_is_durable(faulty: Store, disk: FaultyStorage) -> None:
@@ -330,22 +308,6 @@ def test_a_callback_may_append_and_flush(store: Store) -> None:
     assert second.done()
     assert drained(store) == [("a", 1), ("b", 2), ("c", 3)]
     assert store.fsck() == []
-
-
-def in_a_child(work: Callable[[], object]) -> None:
-    """Run ``work`` in a forked process; it must end without an error, in a bounded time."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            watchdog = threading.Timer(120, lambda: os._exit(2))
-            watchdog.daemon = True
-            watchdog.start()
-            work()
-            code = 0
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

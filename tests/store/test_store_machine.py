@@ -20,11 +20,11 @@ from hypothesis.stateful import (
 )
 from tests.store.storing import KEYED, STREAM, drain, keyed
 
-from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
+from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.store.faulty import Fault, FaultKind, FaultyStorage
 from headgate.store.local import LocalStorage
+from headgate.store.opentransaction import Transaction
 from headgate.store.store import Store
-from headgate.store.transactions import Transaction
 
 keys = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5)
 OWNER = "p/sink"
@@ -99,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
         except FencedError:
             assert epoch < self.epoch
             return multiple()
-        except UsageError:
+        except CorruptionError:
             assert self.outcome[transaction.name] == "aborted"
             return multiple()
         assert epoch == self.epoch

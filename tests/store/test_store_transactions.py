@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.storing import KEYED, STREAM, drain, drained, keyed
+from tests.store.storing import KEYED, STREAM, drain, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.protocol.transactions import Status
-from headgate.store import transactions
+from headgate.store import opentransaction, outcomes, tables, transactions
 from headgate.store.faulty import Fault, FaultKind, FaultyStorage
 from headgate.store.local import LocalStorage
 from headgate.store.memory import MemoryStorage
+from headgate.store.opentransaction import Transaction
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
-from headgate.store.transactions import Transaction
 
 
 def prepared(store: Store, name: str, *pairs: tuple[str, int], epoch: int = 1, owner: str = "p/sink") -> Transaction:
@@ -110,7 +110,7 @@ def test_an_aborted_name_cannot_be_prepared_later(store: Store) -> None:
     late = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
     late.write(keyed(("a", 1)))
     store.abort_transaction(STREAM, "t", owner="p/sink", epoch=1)
-    with pytest.raises(UsageError, match="aborted already"):
+    with pytest.raises(CorruptionError, match="aborted: it cannot be prepared"):
         late.prepare()
     with pytest.raises(UsageError, match="aborted already"):
         store.begin(STREAM, owner="p/sink", epoch=1, name="t")
@@ -211,7 +211,7 @@ def test_an_open_transaction_that_is_aborted_leaves_no_file(store: Store) -> Non
 def test_a_large_transaction_is_spilled_and_still_commits_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "FLUSH_BYTES", 4_000)
+    monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 4_000)
     transaction = store.begin(STREAM, owner="p/sink", epoch=1)
     for n in range(50):
         transaction.write(keyed(*((f"k{k}", n) for k in range(20))))
@@ -228,7 +228,7 @@ def test_a_large_transaction_is_spilled_and_still_commits_in_order(
 def test_without_routing_key_a_transaction_stays_together_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transactions, "FLUSH_BYTES", 100)
+    monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 100)
     store.create_stream("lines", TEXT_SCHEMA, segments=3)
     for name in ("t1", ""):
         transaction = store.begin("lines", owner="p", epoch=1, name=name)
@@ -261,7 +261,7 @@ def test_prepare_can_be_repeated_after_a_full_disk(
         transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
         storage.inject(Fault(FaultKind.NO_SPACE, "put", times=2))
         if is_spilled:
-            monkeypatch.setattr(transactions, "FLUSH_BYTES", 1)
+            monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 1)
         transaction.write(keyed(("a", 1)))
         monkeypatch.undo()
         if is_spilled:
@@ -279,8 +279,14 @@ def test_prepare_can_be_repeated_after_a_full_disk(
         assert drained(store) == [("a", 1), ("a", 2)]
 
 
-def test_old_outcomes_are_forgotten_and_then_unknown(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "OUTCOMES_RETAINED", 3)
+@pytest.fixture
+def three_retained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
+    monkeypatch.setattr(transactions, "DECISIONS_BETWEEN_LOOKS", 1)
+
+
+@pytest.mark.usefixtures("three_retained")
+def test_old_outcomes_are_forgotten_and_then_unknown(store: Store) -> None:
     prepared(store, "waits", ("w", 0))
     for n in range(6):
         prepared(store, f"t{n}", ("a", n))
@@ -290,6 +296,166 @@ def test_old_outcomes_are_forgotten_and_then_unknown(store: Store, monkeypatch: 
         commit(store, "t0")
     commit(store, "waits")
     assert len(drained(store)) == 7
+
+
+@pytest.mark.usefixtures("three_retained")
+def test_a_busy_owner_does_not_make_the_store_forget_a_quiet_one(store: Store) -> None:
+    prepared(store, "quiet", ("q", 0), owner="quiet/sink")
+    commit(store, "quiet", owner="quiet/sink")
+    for n in range(9):
+        prepared(store, f"t{n}", ("a", n))
+        commit(store, f"t{n}")
+    commit(store, "quiet", owner="quiet/sink")  # it may ask at any time: its checkpoint is its newest one
+    assert len(store.list_transactions(owner="p/sink")) == 3
+
+
+@pytest.mark.usefixtures("three_retained")
+def test_what_was_decided_last_is_remembered_however_long_it_was_prepared(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(1_000))
+    monkeypatch.setattr(store._transactions, "_now_ms", lambda: next(now))
+    prepared(store, "waits", ("w", 0))
+    for n in range(6):
+        prepared(store, f"t{n}", ("a", n))
+        commit(store, f"t{n}")
+    for _ in range(2):  # the answer to the first was lost
+        commit(store, "waits")
+
+
+@pytest.mark.usefixtures("three_retained")
+def test_aborted_names_are_bounded_as_well(store: Store) -> None:
+    for n in range(9):
+        store.abort_transaction(STREAM, f"t{n}", owner="p/sink", epoch=1)
+    assert len(store.list_transactions()) == 3
+
+
+@pytest.mark.usefixtures("three_retained")
+def test_outcomes_of_a_pipeline_stay_until_it_says_that_it_will_not_ask(store: Store) -> None:
+    store.own("p/sink", LIFE)
+    for n in range(6):
+        prepared(store, f"t{n}", ("a", n))
+        commit(store, f"t{n}")
+    prepared(store, "waits", ("w", 0))
+    commit(store, "t0")
+    store.forget_outcomes(["t0", "t1", "waits", "unknown"], owner="p/sink", epoch=1)
+    assert sorted(statuses(store)) == ["t2", "t3", "t4", "t5", "waits"]
+    store.forget_outcomes(["t2"], owner="other", epoch=1)
+    assert "t2" in statuses(store)
+    store.fence("p/sink", 2)
+    with pytest.raises(FencedError):
+        store.forget_outcomes(["t2"], owner="p/sink", epoch=1)
+    assert store.fsck() == []
+
+
+def test_a_transaction_that_was_aborted_cannot_be_prepared_as_an_empty_one(store: Store) -> None:
+    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    transaction.write(keyed(("a", 1)))
+    transaction.abort()
+    with pytest.raises(UsageError, match="was aborted"):
+        transaction.prepare()
+    assert statuses(store) == {}
+
+
+def test_giving_up_after_a_lost_answer_of_prepare_does_not_take_files_from_the_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    transaction.write(keyed(("a", 1)))
+    with monkeypatch.context() as patch:
+        lose_an_answer(store, patch)
+        with pytest.raises(StorageError):
+            transaction.prepare()
+    transaction.abort()
+    assert statuses(store) == {"t": "aborted"}
+    with pytest.raises(CorruptionError, match="aborted"):
+        commit(store, "t")
+    assert store.fsck() == []
+    kept = prepared(store, "kept", ("b", 2))
+    commit(store, "kept")
+    with pytest.raises(CorruptionError, match="committed"):
+        kept.abort()
+    assert drained(store) == [("b", 2)]
+
+
+def test_a_write_that_raised_took_nothing_so_that_it_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 1)
+    storage = FaultyStorage(MemoryStorage())
+    with Store.open(tmp_path, storage=storage) as store:
+        store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+        transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+        storage.inject(Fault(FaultKind.NO_SPACE, "put", times=2))
+        transaction.write(keyed(("a", 1)))  # is written beside, in vain
+        with pytest.raises(StorageError):
+            transaction.write(keyed(("a", 2)))
+        transaction.write(keyed(("a", 2)))
+        transaction.prepare()
+        commit(store, "t")
+        assert drained(store) == [("a", 1), ("a", 2)]
+
+
+def test_a_commit_of_less_than_was_prepared_is_an_error(store: Store) -> None:
+    prepared(store, "t", ("a", 1), ("b", 2))
+    with store._catalogue.write() as connection:
+        connection.execute(tables.prepared_parts.delete())
+    with pytest.raises(CorruptionError, match="2 prepared events, found 0"):
+        commit(store, "t")
+    assert statuses(store) == {"t": "prepared"}
+
+
+def test_other_content_under_a_name_that_was_decided_is_denied(store: Store) -> None:
+    """As another life of a pipeline would come with it: never a reason to try again."""
+    prepared(store, "t", ("a", 1))
+    commit(store, "t")
+    other = store.begin(STREAM, owner="p/sink", epoch=1)
+    other.write(keyed(("b", 2)))
+    other.seal("t")
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="committed: it cannot be prepared with other content"):
+            other.prepare()
+    assert drained(store) == [("a", 1)]
+
+
+def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:
+    store.create_stream("former", KEYED, segments=1)
+    for name in ("keep", "drop"):
+        transaction = store.begin("former", owner="p/sink", epoch=1, name=name)
+        transaction.write(keyed((name, 1)))
+        transaction.prepare()
+    spilled = store.begin("former", owner="p/sink", epoch=1, name="spilled")
+    spilled.write(keyed(("x", 1)))
+    spilled._write_chunk(spilled._buffer)
+    with pytest.raises(UsageError, match="prepared transaction"):
+        store.seal("former")
+    assert store.recover(STREAM, owner="p/sink", epoch=2, keep={"keep"}) == ["drop"]
+    store.commit_transactions([("former", "keep")], owner="p/sink", epoch=2)
+    store.seal("former")
+    assert drained(store, "former") == [("keep", 1)]
+    assert store.fsck() == []
+
+
+def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(store: Store) -> None:
+    prepared(store, "t", ("a", 1))
+    stream_id = store.describe(STREAM).stream_id
+    base = Path(store.root) / "chunks" / opentransaction.owner_directory(stream_id, "p/sink")
+    strays = [base / "README", base / "7", base / "x" / "1.chunk", base / "1" / "notes.txt"]
+    for stray in strays:
+        stray.parent.mkdir(exist_ok=True)
+        stray.write_text("not ours")
+    assert store.recover(STREAM, owner="p/sink", epoch=9) == ["t"]
+    assert all(stray.exists() for stray in strays)
+    assert all(problem.is_harmless for problem in store.fsck())
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_large_transactions_are_written_in_a_child_as_well(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 1)
+    prepared(store, "parent", ("a", 1), ("b", 2))  # its threads live in this process
+    in_a_child(lambda: prepared(store, "child", ("c", 3), ("d", 4)))
+    commit(store, "parent", "child")
+    assert len(drained(store)) == 4
 
 
 LIFE, OTHER = Life("a", "/a", "h", 1), Life("b", "/b", "h", 2)
@@ -341,7 +507,7 @@ def test_files_of_an_owner_lie_below_its_directory(store: Store) -> None:
     prepared(store, "t", ("a", 1), epoch=4)
     (path,) = LocalStorage(Path(store.root) / "chunks").list("")
     stream_id = store.describe(STREAM).stream_id
-    assert path.startswith(transactions.owner_directory(stream_id, "p/sink") + "/4/")
+    assert path.startswith(opentransaction.owner_directory(stream_id, "p/sink") + "/4/")
 
 
 def test_unusable_owners_and_names_are_refused(store: Store) -> None:

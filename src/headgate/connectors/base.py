@@ -165,6 +165,20 @@ class Committer(Protocol):
         """Release resources."""
 
 
+@runtime_checkable
+class ForgettingCommitter(Committer, Protocol):
+    """A committer whose target remembers how each transaction was decided. Optional: one without never forgets."""
+
+    def forget(self, before: CheckpointId) -> None:
+        """Forget outcomes of checkpoints below ``before``: no checkpoint that is retained promises any of them (K20).
+
+        Called from the same thread as ``commit``; best effort, repeated with every checkpoint.
+
+        Raises:
+            StorageError, FencedError
+        """
+
+
 class Sink(Protocol):
     """Configuration of a sink."""
 

@@ -9,6 +9,7 @@ Never makes output visible before its checkpoint is completed.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,10 +31,10 @@ from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.operators.types import canonical_schema, to_canonical
 from headgate.protocol.commit import CommitPermit
+from headgate.store.opentransaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.schemas import schema_difference
 from headgate.store.store import Store, store_root
-from headgate.store.transactions import Transaction
 
 _POSITION = struct.Struct(">q")
 _POSITION_AND_END = struct.Struct(">qq")
@@ -257,6 +258,15 @@ def transaction_name(owner: str, checkpoint: CheckpointId, subtask_index: int, g
     return f"{owner}/checkpoint-{checkpoint}/subtask-{subtask_index}/generation-{generation}"
 
 
+_NAME = re.compile(r"(?P<owner>.*)/checkpoint-(?P<checkpoint>[0-9]+)/subtask-[0-9]+/generation-[0-9]+", re.DOTALL)
+
+
+def checkpoint_of(name: str) -> CheckpointId | None:
+    """Return the checkpoint of a ``transaction_name``; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else CheckpointId(int(match["checkpoint"]))
+
+
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
     """What a committable carries."""
 
@@ -347,6 +357,14 @@ class StreamCommitter:
         names = [(payload.stream, payload.name) for payload in payloads]
         if names:
             self._store.commit_transactions(names, owner=self._owner, epoch=permit.generation)
+
+    def forget(self, before: CheckpointId) -> None:
+        """See ``ForgettingCommitter``."""
+        decided = [x.name for x in self._store.list_transactions(owner=self._owner) if x.status.is_terminal]
+        checkpoints = {name: checkpoint_of(name) for name in decided}
+        names = [name for name, checkpoint in checkpoints.items() if checkpoint is not None and checkpoint < before]
+        if names:
+            self._store.forget_outcomes(names, owner=self._owner, epoch=self._generation)
 
     def close(self) -> None:
         """The store is shared by the process and stays open."""

@@ -8,10 +8,11 @@ Never commits by itself: it says what may be committed, in which order, and on w
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Committable
+from headgate.model.manifest import Committable, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,15 @@ class Commit:
 
     permit: CommitPermit
     committables: tuple[Committable, ...]
+
+
+def promised_from(retained: Iterable[Manifest]) -> CheckpointId | None:
+    """Return the least checkpoint whose output a retained manifest promises; None without manifests (K20).
+
+    Whatever may be restored later asks for nothing below: a manifest promises its own output, and what it carries.
+    """
+    needed = [min((c.checkpoint for c in m.committables), default=m.checkpoint) for m in retained]
+    return min(needed, default=None)
 
 
 class Precommit:

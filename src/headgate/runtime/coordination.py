@@ -18,13 +18,17 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.model.progress import CheckpointProgress
 from headgate.protocol import coordinator as machine
-from headgate.protocol.commit import Commit
+from headgate.protocol.commit import Commit, promised_from
 from headgate.protocol.machine import Ignored
+from headgate.protocol.recovery import Damage
 from headgate.runtime.checkpointlog import CheckpointLog, Outcome
 from headgate.runtime.claims import NewGeneration
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Pool
 from headgate.runtime.surroundings import Surroundings as Around
+
+DROPS_BETWEEN_FORGETTING = 16
+"""It reads the log, so it is not done with every checkpoint; targets remember the outcomes of so many more."""
 
 
 class Surroundings(Protocol):
@@ -78,6 +82,7 @@ class Coordination:
         self._commit_pool = commit_pool
         self._triggered: dict[CheckpointId, tuple[int, int]] = {}
         self._is_closed = False
+        self._drops_count = 0
         self.is_started = False
         """Whether every participant runs; what they report before is remembered."""
         plan = definition.plan
@@ -137,8 +142,7 @@ class Coordination:
             case machine.DeleteHandles():
                 self._storage_pool.submit(self._quietly, lambda: self._log.delete(effect.handles))
             case machine.DropCheckpoint():
-                oldest = CheckpointId(effect.checkpoint + 1)
-                self._storage_pool.submit(self._quietly, lambda: self._log.drop(effect.checkpoint, oldest))
+                self._storage_pool.submit(self._quietly, lambda: self._drop(effect.checkpoint))
             case Commit():
                 self._commit_pool.submit(self._commit, effect)
             case machine.FailGeneration():
@@ -234,7 +238,21 @@ class Coordination:
         except Exception as error:
             self._note(f"could not remove old checkpoint files: {error}")
 
+    def _drop(self, checkpoint: CheckpointId) -> None:
+        self._log.drop(checkpoint, CheckpointId(checkpoint + 1))
+        self._drops_count += 1
+        if self._drops_count % DROPS_BETWEEN_FORGETTING != 0:
+            return
+        contents = [entry.content for entry in self._log.observe().entries]
+        before = promised_from(content for content in contents if isinstance(content, Manifest))
+        if before is not None and not any(isinstance(content, Damage) for content in contents):
+            self._commit_pool.submit(self._quietly, lambda: self._forget(before))
+
     # -- in the commit thread -------------------------------------------------------------------------------------
+
+    def _forget(self, before: CheckpointId) -> None:
+        if not self._is_closed:
+            self._begun.commits.forget(before)
 
     def _commit(self, effect: Commit) -> None:
         checkpoint = effect.permit.checkpoint

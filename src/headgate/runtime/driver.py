@@ -40,7 +40,7 @@ from headgate.runtime.progressbook import ProgressBook
 from headgate.runtime.restoring import restored_by
 from headgate.runtime.surroundings import Queue, Surroundings
 from headgate.runtime.tls import Tls
-from headgate.runtime.worker import FAILED_PEER, FAILED_RECORD, FAILED_USER
+from headgate.runtime.worker import FAILED_PEER, FAILED_RECORD, FAILED_REFUSED, FAILED_USER
 from headgate.store.storage import open_storage
 
 PROGRESS_PERIOD_MS = 500
@@ -638,7 +638,7 @@ def _failure(message: messages.Failed) -> Failure:
         return Failure(FailureKind.USER_CODE, reason, message.traceback)
     if message.reason == FAILED_PEER:
         return Failure(FailureKind.LOST, message.traceback)
-    if message.reason == FAILED_RECORD:
+    if message.reason in (FAILED_RECORD, FAILED_REFUSED):
         return Failure(FailureKind.DETERMINISTIC, message.traceback)
     where = f"operator '{message.node}': " if message.node else ""
     return Failure(FailureKind.USER_CODE, f"{where}{message.reason}", message.traceback)

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from headgate import faultpoints
-from headgate.connectors.base import Committer, Sink
+from headgate.connectors.base import Committer, ForgettingCommitter, Sink
 from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
-from headgate.model.ids import Generation
+from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.commit import CommitPermit
 
@@ -73,6 +73,12 @@ class SinkCommits:
                 faultpoints.reach("in-commit")
                 with _denials(name, permit.checkpoint):
                     committer.commit(permit, mine)
+
+    def forget(self, before: CheckpointId) -> None:
+        """Let targets forget outcomes of checkpoints below ``before``, for which nobody can ask any more (K20)."""
+        for committer in self._committers.values():
+            if isinstance(committer, ForgettingCommitter):
+                committer.forget(before)
 
     def close(self) -> None:
         """Release resources of every target."""

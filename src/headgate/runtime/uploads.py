@@ -18,7 +18,7 @@ from headgate import faultpoints
 from headgate.codec.snapshot import Buffer, encode_sections, section_views
 from headgate.codec.staterows import difference, stored_rows
 from headgate.connectors.base import SealedTransaction
-from headgate.errors import StorageError
+from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, StateHandle
 from headgate.protocol.subtask import SnapshotFailed, SnapshotWritten
@@ -32,6 +32,20 @@ _T = TypeVar("_T")
 
 RETRY_PAUSES_S = (0.1, 0.3, 0.6)
 """Pauses between tries of one storage write; after them the checkpoint is declined (U4)."""
+
+
+class PrepareRefused(Exception):  # noqa: N818 - what the target said
+    """A sink's target refuses the output of a checkpoint for good: neither a retry nor a restart can help (K21)."""
+
+    def __init__(self, node: str, checkpoint: CheckpointId, cause: str) -> None:
+        super().__init__(node, checkpoint, cause)
+        self.node, self.checkpoint, self.cause = node, checkpoint, cause
+
+    def __str__(self) -> str:
+        return (
+            f"sink '{self.node}' cannot prepare the output of checkpoint {self.checkpoint}: {self.cause}; starting "
+            "again cannot help: look at what else writes to the target, or write to another one"
+        )
 
 
 @dataclass(slots=True)
@@ -151,7 +165,10 @@ class SnapshotWriter:
     def _prepare_all(self) -> None:
         while self._unprepared:
             node, checkpoint, sealed = self._unprepared[0]
-            payload = self._with_retries(sealed.prepare)
+            try:
+                payload = self._with_retries(sealed.prepare)
+            except (CorruptionError, UsageError) as error:  # K21: the target knows this output, and it is another
+                raise PrepareRefused(node, checkpoint, str(error)) from error
             self._unprepared.popleft()
             if payload is not None:
                 index = self._subtask.index

@@ -35,7 +35,7 @@ from headgate.runtime.spill import SpillBudget
 from headgate.runtime.subtaskrunner import SubtaskRunner
 from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.tls import Tls
-from headgate.runtime.uploads import Destination, SnapshotWriter
+from headgate.runtime.uploads import Destination, PrepareRefused, SnapshotWriter
 from headgate.runtime.workermetrics import WorkerMetrics
 from headgate.store.storage import open_storage
 
@@ -373,6 +373,8 @@ class Worker:
             return messages.failed(
                 self._generation, VertexId(""), error.node, FAILED_USER, error.record, error.traceback_text
             )
+        if isinstance(error, PrepareRefused):
+            return messages.failed(self._generation, VertexId(""), error.node, FAILED_REFUSED, "", str(error))
         if isinstance(error, BadRecord):
             return messages.failed(self._generation, VertexId(""), error.node, FAILED_RECORD, error.record, str(error))
         reason = str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
@@ -394,6 +396,9 @@ FAILED_USER = "user-function"
 
 FAILED_PEER = "peer-lost"
 """``Failed.reason`` when the connection with another worker broke; ``traceback`` is the sentence."""
+
+FAILED_REFUSED = "output-refused"
+"""``Failed.reason`` when a sink's target refused its output for good (K21); ``traceback`` is the whole sentence."""
 
 FAILED_RECORD = "bad-record"
 """``Failed.reason`` when a record broke the ``fail`` policy; ``traceback`` is the whole sentence."""

@@ -126,7 +126,9 @@ class Catalogue:
                 f"stream store at {self.path.parent} has version {found}, this Headgate reads up to "
                 f"{CATALOGUE_VERSION}; upgrade Headgate"
             )
-        owners.create(connection, checkfirst=True)
+        if found < CATALOGUE_VERSION:
+            owners.create(connection, checkfirst=True)
+            connection.execute(meta.update().where(meta.c.key == "version").values(value=str(CATALOGUE_VERSION)))
 
     @contextlib.contextmanager
     def _errors(self, operation: str) -> Iterator[None]:

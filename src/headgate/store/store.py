@@ -26,6 +26,7 @@ from headgate.store.chunks import delete_quietly
 from headgate.store.fsck import Problem, check_store
 from headgate.store.linger import LINGER
 from headgate.store.local import LocalStorage
+from headgate.store.opentransaction import Transaction
 from headgate.store.owners import find_owner, forget, own
 from headgate.store.reader import SegmentReader
 from headgate.store.roots import checked_access, make_root
@@ -41,7 +42,7 @@ from headgate.store.streams import (
     stream_info,
     with_counts,
 )
-from headgate.store.transactions import Transaction, TransactionInfo, TransactionLog
+from headgate.store.transactions import TransactionInfo, TransactionLog
 from headgate.store.writer import StreamWriter
 
 ROOT_VARIABLE = "HEADGATE_STORE"
@@ -244,6 +245,14 @@ class Store:
         """Abort a prepared transaction, or refuse the name to one not yet prepared (S13)."""
         self._transactions.abort(stream, name, owner, epoch)
 
+    def forget_outcomes(self, names: Sequence[str], *, owner: str, epoch: int) -> None:
+        """Forget how these transactions of ``owner`` were decided: it will never ask again (S17).
+
+        Raises:
+            FencedError: a newer epoch of ``owner`` exists.
+        """
+        self._transactions.forget(names, owner, epoch)
+
     def list_transactions(
         self, *, owner: str | None = None, prefix: str = "", stream: str | None = None
     ) -> list[TransactionInfo]:
@@ -259,7 +268,10 @@ class Store:
         self._transactions.fence(owner, epoch)
 
     def recover(self, stream: str, *, owner: str, epoch: int, keep: Collection[str] = ()) -> list[str]:
-        """Fence, abort all prepared ones not in ``keep``, and sweep leftovers; return the names aborted."""
+        """Fence, abort what is prepared and not in ``keep``, and sweep leftovers; return the names aborted.
+
+        ``stream`` is the one written to from now on; what ``owner`` left in other streams is aborted as well (S43).
+        """
         return self._transactions.recover(stream, owner, epoch, keep)
 
     def owner(self, owner: str) -> Owner:

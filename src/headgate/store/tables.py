@@ -1,4 +1,4 @@
-"""Tables of the catalogue, version 1.
+"""Tables of the catalogue, version 2.
 
 Counterpart: ``catalogue`` opens them. Source: docs/spec/stream-store.md §3. Never holds events, only where they are.
 """
@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-CATALOGUE_VERSION = 1
-"""Raised with every change that an older release could not read; opening a newer one is refused."""
+CATALOGUE_VERSION = 2
+"""Raised with every change that an older release could not work with; opening a newer one is refused (D3).
+
+1: Headgate 0.1. It has no table ``owners``, and it forgets outcomes by their number in the whole store.
+2: ``owners``; outcomes are remembered for each owner (S17).
+"""
 
 metadata = sa.MetaData()
 

@@ -7,16 +7,11 @@ An open transaction writes nothing to the catalogue: until ``prepare`` its chunk
 
 from __future__ import annotations
 
-import secrets
-import sys
+import re
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 
-import pyarrow as pa
 import sqlalchemy as sa
-import xxhash
 from sqlalchemy.engine import Connection
 
 from headgate.codec.chunk import PartEntry
@@ -39,23 +34,19 @@ from headgate.protocol.transactions import (
 from headgate.store import tables as t
 from headgate.store.catalogue import Catalogue
 from headgate.store.chunks import (
-    FLUSH_BYTES,
     assign_positions,
     delete_quietly,
-    encode_batches,
     insert_chunk,
-    new_chunk_path,
     part_row,
 )
-from headgate.store.limits import check_event_sizes
 from headgate.store.local import sweep_unfinished
-from headgate.store.routing import hash_text
-from headgate.store.schemas import check_same_schema
+from headgate.store.opentransaction import PreparedChunk, Transaction, owner_directory
+from headgate.store.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
 from headgate.store.storage import Storage
-from headgate.store.streams import StreamInfo, check_writable, find_stream, inserted_id
+from headgate.store.streams import StreamInfo, check_writable, find_stream, inserted_id, stream_info
 
-OUTCOMES_RETAINED = 100_000
-"""Decided transactions remembered (S17): weeks of checkpoints; a verb for an older one fails loudly as unknown."""
+_CHUNK = re.compile(r"([0-9]+)/[^/]+\.chunk")
+"""What this module writes below an owner's directory: epoch and file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +62,6 @@ class TransactionInfo:
     changed_ms: int
 
 
-def _epoch_of(path: str) -> int:
-    """Return the epoch in whose directory ``path`` is; a file that is not ours belongs to none, and is never swept."""
-    name = path.split("/")[0]
-    return int(name) if name.isascii() and name.isdigit() else sys.maxsize
-
-
-def owner_directory(stream_id: int, owner: str) -> str:
-    """Return where an owner's chunks are, prepared or not."""
-    return f"{stream_id}/txn/{xxhash.xxh3_64_hexdigest(owner.encode())}"
-
-
 class TransactionLog:
     """Transactions of one store: the verbs, each one database transaction."""
 
@@ -91,6 +71,7 @@ class TransactionLog:
         self._storage = storage
         self._now_ms = now_ms
         self._where = str(catalogue.path.parent)
+        self._decisions_count = 0
 
     def begin(self, stream: StreamInfo, name: str, owner: str, epoch: int) -> Transaction:
         """Return an open transaction.
@@ -135,7 +116,7 @@ class TransactionLog:
                 decision = self._decide(connection, stream, Request(Verb.COMMIT, name, owner, epoch))
                 if isinstance(decision, Record):
                     self._apply_commit(connection, stream, name)
-            _forget_old_outcomes(connection)
+            self._decided(connection, owner)
 
     def abort(self, stream_name: str, name: str, owner: str, epoch: int) -> None:
         """Abort a transaction; its events go away.
@@ -147,7 +128,18 @@ class TransactionLog:
         with self._catalogue.write() as connection:
             stream = find_stream(connection, stream_name, self._where)
             orphans = self._abort(connection, stream, Request(Verb.ABORT, name, owner, epoch))
+            self._decided(connection, owner)
         delete_quietly(self._storage, orphans)
+
+    def forget(self, names: Sequence[str], owner: str, epoch: int) -> None:
+        """Forget the outcomes of these transactions: ``owner`` will never ask for them again (S17).
+
+        Raises:
+            FencedError: a newer epoch exists.
+        """
+        with self._catalogue.write() as connection:
+            self._raise_fence(connection, owner, epoch)
+            forget_named(connection, owner, names)
 
     def fence(self, owner: str, epoch: int) -> None:
         """Refuse every verb of older epochs of ``owner`` from now on (S18).
@@ -161,6 +153,8 @@ class TransactionLog:
     def recover(self, stream_name: str, owner: str, epoch: int, keep: Collection[str]) -> list[str]:
         """Fence older epochs, abort what ``owner`` has prepared and is not in ``keep``, sweep what is left of them.
 
+        In every stream of the store: the owner may have written to another one before (S43).
+
         Returns:
             the names aborted.
 
@@ -168,20 +162,26 @@ class TransactionLog:
             FencedError: a newer epoch exists.
         """
         orphans: list[str] = []
+        aborted: list[str] = []
         with self._catalogue.write() as connection:
             self._raise_fence(connection, owner, epoch)
-            stream = find_stream(connection, stream_name, self._where)
-            query = sa.select(t.transactions.c.name).where(
-                t.transactions.c.owner == owner,
-                t.transactions.c.stream_id == stream.stream_id,
-                t.transactions.c.status == Status.PREPARED.value,
-            )
-            aborted = sorted(name for name in connection.scalars(query) if name not in keep)
-            for name in aborted:
-                orphans += self._abort(connection, stream, Request(Verb.ABORT, name, owner, epoch))
+            streams = {stream_name: find_stream(connection, stream_name, self._where)}
+            mine = sa.select(t.transactions.c.stream_id).where(t.transactions.c.owner == owner)
+            for row in connection.execute(sa.select(t.streams).where(t.streams.c.id.in_(mine))):
+                streams[row.name] = stream_info(row, self._where)
+            for stream in streams.values():
+                names = sa.select(t.transactions.c.name).where(
+                    t.transactions.c.owner == owner,
+                    t.transactions.c.stream_id == stream.stream_id,
+                    t.transactions.c.status == Status.PREPARED.value,
+                )
+                for name in sorted(set(connection.scalars(names)) - set(keep)):
+                    orphans += self._abort(connection, stream, Request(Verb.ABORT, name, owner, epoch))
+                    aborted.append(name)
         delete_quietly(self._storage, orphans)
-        self._sweep(stream, owner, epoch)
-        return aborted
+        for stream in streams.values():
+            self._sweep(stream, owner, epoch)
+        return sorted(aborted)
 
     def infos(self, owner: str | None, prefix: str, stream: str | None) -> list[TransactionInfo]:
         """Return recorded transactions by name."""
@@ -202,6 +202,12 @@ class TransactionLog:
             )
             for row in rows
         ]
+
+    def _decided(self, connection: Connection, owner: str) -> None:
+        """Forget old outcomes of ``owner``, not every time."""
+        if self._decisions_count % DECISIONS_BETWEEN_LOOKS == 0:
+            forget_oldest(connection, owner)
+        self._decisions_count += 1
 
     def _decide(self, connection: Connection, stream: StreamInfo, request: Request) -> Decision:
         record = _find_record(connection, stream.stream_id, request.name)
@@ -228,6 +234,9 @@ class TransactionLog:
 
     def _apply_commit(self, connection: Connection, stream: StreamInfo, name: str) -> None:
         transaction_id = self._set_status(connection, stream, name, Status.COMMITTED)
+        promised = connection.scalar(
+            sa.select(t.transactions.c.events_count).where(t.transactions.c.id == transaction_id)
+        )
         mine = t.prepared_parts.c.transaction_id == transaction_id
         rows = connection.execute(sa.select(t.prepared_parts).where(mine).order_by(t.prepared_parts.c.number)).all()
         parts = [
@@ -239,6 +248,10 @@ class TransactionLog:
             )
             for row in rows
         ]
+        found = sum(entry.events_count for _, entry in parts)
+        if found != promised:
+            what = f"transaction '{name}' of stream '{stream.name}'"
+            raise CorruptionError(what, 0, f"{promised} prepared events", f"{found}")
         assign_positions(connection, stream.stream_id, parts)
         connection.execute(t.prepared_parts.delete().where(mine))
 
@@ -273,119 +286,14 @@ class TransactionLog:
         """Remove chunks that older epochs left without a record: they can never be prepared any more."""
         base = owner_directory(stream.stream_id, owner)
         sweep_unfinished(self._storage, base)
-        found = [path for path in self._storage.list(base) if _epoch_of(path[len(base) + 1 :]) < epoch]
+        matches = [(path, _CHUNK.fullmatch(path[len(base) + 1 :])) for path in self._storage.list(base)]
+        found = [path for path, match in matches if match and int(match[1]) < epoch]  # a stranger's file stays
         if not found:
             return
         with self._catalogue.read() as connection:
             query = sa.select(t.chunks.c.path).where(t.chunks.c.path.startswith(base + "/", autoescape=True))
             known = set(connection.scalars(query))
         delete_quietly(self._storage, [path for path in found if path not in known])
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedChunk:
-    """A durable file of a transaction that is not prepared yet."""
-
-    path: str
-    size_bytes: int
-    entries: tuple[PartEntry, ...]
-
-
-class Transaction:
-    """An open transaction. ``write`` and ``seal`` belong to one thread, ``prepare`` to any one after ``seal``."""
-
-    def __init__(
-        self, log: TransactionLog, storage: Storage, stream: StreamInfo, name: str, owner: str, epoch: int
-    ) -> None:
-        """Use ``Store.begin``."""
-        self.stream = stream
-        self.name = name
-        self.owner = owner
-        self.epoch = epoch
-        self.events_count = 0
-        self._log = log
-        self._storage = storage
-        self._buffer: list[pa.RecordBatch] = []
-        self._buffered_bytes = 0
-        self._written: list[PreparedChunk] = []
-        self._spill: Future[None] | None = None
-        self._spilling: list[pa.RecordBatch] = []
-        self._is_open = True
-        # without a routing key all of a transaction goes to one segment, in order (S2)
-        self._fallback = hash_text(f"{owner}/{epoch}/{name}" if name else secrets.token_hex(8))
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Add events. Memory stays bounded: large transactions are written as they come, still invisible.
-
-        Raises:
-            UsageError: other schema, too large an event, or the transaction is not open.
-            StorageError: an earlier part could not be written; ``prepare`` may be tried, or give up with ``abort``.
-        """
-        if not self._is_open:
-            raise UsageError(f"transaction '{self.name}' of stream '{self.stream.name}' takes no more events (S12)")
-        check_same_schema(self.stream.name, self.stream.schema, batch.schema)
-        check_event_sizes(self.stream.name, batch)
-        if batch.num_rows == 0:
-            return
-        self._buffer.append(batch)
-        self.events_count += batch.num_rows
-        self._buffered_bytes += batch.nbytes
-        if self._buffered_bytes >= FLUSH_BYTES:
-            self._finish_spill()  # one at a time: bounded, and in order
-            self._spilling, self._buffer, self._buffered_bytes = self._buffer, [], 0
-            self._spill = _spill_threads().submit(self._write_chunk, self._spilling)
-
-    def seal(self, name: str | None = None) -> None:
-        """Take no more events; give it its final name. No I/O."""
-        self._is_open = False
-        if name is not None:
-            self.name = name
-
-    def prepare(self) -> None:
-        """Make it durable, immutable and still invisible (S12). May be repeated after it raised.
-
-        Raises:
-            StorageError: it is not prepared, or its outcome is unknown; repeating is safe.
-            FencedError: a newer epoch of the owner exists.
-        """
-        self.seal()
-        if not self.name:
-            raise UsageError(f"a transaction of '{self.owner}' needs a name before it can be prepared")
-        self._finish_spill()
-        if self._buffer:
-            self._write_chunk(self._buffer)
-            self._buffer = []
-        self._log.prepare(self, self._written)
-
-    def abort(self) -> None:
-        """Drop an open transaction and its files. For a prepared one use ``Store.abort_transaction``."""
-        self.seal()
-        self._buffer = []
-        if self._spill is not None:
-            self._spill.exception()  # wait for it
-            self._spill, self._spilling = None, []
-        delete_quietly(self._storage, [chunk.path for chunk in self._written])
-        self._written = []
-
-    def _write_chunk(self, batches: list[pa.RecordBatch]) -> None:
-        encoded = encode_batches(self.stream, batches, self._fallback).chunk
-        base = owner_directory(self.stream.stream_id, self.owner).partition("/")[2]
-        path = new_chunk_path(self.stream.stream_id, f"{base}/{self.epoch}")
-        self._storage.put(path, encoded.buffers)
-        self._written.append(PreparedChunk(path, encoded.size_bytes, encoded.entries))
-
-    def _finish_spill(self) -> None:
-        """Wait for the part being written; write it again if that failed."""
-        if self._spill is None:
-            return
-        if self._spill.exception() is not None:
-            self._write_chunk(self._spilling)
-        self._spill, self._spilling = None, []
-
-
-@cache
-def _spill_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="headgate-spill")
 
 
 def _insert_prepared(
@@ -422,17 +330,6 @@ def _set_fence(connection: Connection, owner: str, old: int, new: int) -> None:
         connection.execute(t.fences.insert().values(owner=owner, epoch=new))
 
 
-def _forget_old_outcomes(connection: Connection) -> None:
-    newest = connection.scalar(sa.select(sa.func.max(t.transactions.c.id)))
-    if newest is not None and newest > OUTCOMES_RETAINED:
-        connection.execute(
-            t.transactions.delete().where(
-                t.transactions.c.id <= newest - OUTCOMES_RETAINED,
-                t.transactions.c.status != Status.PREPARED.value,
-            )
-        )
-
-
 def _refuse(decision: Decision, request: Request, stream: str) -> None:
     """Raise what a refusing decision means."""
     what = f"transaction '{request.name}' of stream '{stream}'"
@@ -444,6 +341,6 @@ def _refuse(decision: Decision, request: Request, stream: str) -> None:
         case RefuseUnknown():
             raise CorruptionError(what, 0, "a prepared transaction to commit", "no record of it")
         case RefuseContradiction(recorded, problem):
-            if request.verb in (Verb.COMMIT, Verb.ABORT):
+            if request.verb is not Verb.BEGIN:
                 raise CorruptionError(what, 0, f"one to {request.verb.value}", f"{recorded.value}: {problem}")
             raise UsageError(f"{what} is {recorded.value} already: {problem}; choose another name")
