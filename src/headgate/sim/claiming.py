@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import Life, Owner
 from headgate.model.manifest import Claim, Manifest
-from headgate.protocol import recovery
+from headgate.protocol import lives, recovery
 from headgate.protocol import supervisor as machine
 from headgate.protocol.commit import Commit, CommitPermit
 from headgate.protocol.lineage import Lineage
@@ -58,7 +59,12 @@ class Claiming:
         if driver.was_denied:
             raise Violation("K5", f"{driver.name} goes on after a target denied what was promised")
         self._first_checkpoint = CheckpointId(1)
-        self._step(self._observe)
+        self._life: Life | None = None
+        self._owners: dict[str, Owner] = {}
+        if self._env.faults.has(Fault.ASK_FAILS):
+            self._later(self._draw)
+        else:  # at once, so that what other seeds do stays as it was
+            self._step(self._observe)
 
     def _step(self, call: Callable[..., None], *args: object) -> None:
         self._driver.post(self._env.faults.delay_ms(STEP_MS), self._driver.interruptible, self._guarded, call, *args)
@@ -88,8 +94,53 @@ class Claiming:
         now, jitter = self._env.world.now_ms, self._env.rng.random()
         self._driver.feed(machine.ClaimFailed(Failure(kind, reason), now, jitter))
 
+    def _later(self, call: Callable[..., None]) -> None:
+        """As ``_step``, with dice of its own."""
+        self._driver.post(self._env.faults.owners.randint(0, STEP_MS), self._guarded, call)
+
+    def _draw(self) -> None:
+        env = self._env
+        drawn = Life(f"drawn at {env.world.now_ms} by {self._driver.name}", "disk", self._driver.name, env.world.now_ms)
+        self._life = env.disk.draw_life(drawn)
+        self._later(self._ask)
+
+    def _ask(self) -> None:
+        """Ask the targets of all sinks before anything is claimed or told (LV2)."""
+        if self._env.faults.strikes(Fault.ASK_FAILS):
+            raise StorageError("ask", "the sinks", "injected")
+        self._owners = {sink: self._env.store.owner(sink) for sink in self._sinks()}
+        self._later(self._observe)
+
+    def _tell(self) -> None:
+        """Let the targets know this life; the driver may die between any two (LV3)."""
+        env = self._env
+        assert self._life is not None
+        for sink in self._sinks():
+            env.faults.crash_point(self._driver, Fault.TELL_CRASH)
+            assert lives.may_own(self._life, env.store.own(sink, self._life))
+
+    def _sinks(self) -> list[str]:
+        nodes = [inner for node in self._env.plan.vertices for inner in node.nodes]
+        return [str(inner.name) for inner in nodes if spec_of(inner).kind is Kind.SINK]
+
+    def _objects(self, following: Generation) -> bool:
+        """Whether a target belongs to another life: then nothing is written anywhere."""
+        assert self._life is not None
+        found = {sink: lives.objection(self._life, owner, following) for sink, owner in self._owners.items()}
+        problems = [f"{sink}: {problem.value}" for sink, problem in found.items() if problem is not None]
+        if problems:
+            self._env.marks.reach(Mark.START_OVER_REFUSED)
+            self._driver.stranger = self._life
+            self._fail(FailureKind.DETERMINISTIC, problems[0])
+        return bool(problems)
+
     def _observe(self) -> None:
+        if self._life is None:
+            self._life = self._env.disk.draw_life(Life("the only one", "disk", self._driver.name, 0))
+            self._owners = {sink: self._env.store.owner(sink) for sink in self._sinks()}
         log = self._env.disk.observe()
+        if self._objects(recovery.next_claim(log).generation):
+            return
         mine = self._driver.last_generation
         # X9: a driver that was replaced does not claim again.
         other = None if mine is None else recovery.replaced_by(log, mine, self._driver.name)
@@ -134,6 +185,7 @@ class Claiming:
 
     def _choose(self, log: recovery.ObservedLog, claim: recovery.NextClaim) -> None:
         env = self._env
+        self._tell()
         damage: dict[CheckpointId, list[recovery.Damage]] = {}
         for manifest in recovery.candidates(log):
             damage[manifest.checkpoint] = env.disk.verify(manifest)

@@ -6,16 +6,22 @@ between them. Outlives every process.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import xxhash
 
 from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.life import Life
 from headgate.model.manifest import Claim, LogEntry, Manifest, StateHandle
 from headgate.protocol.recovery import Damage, ObservedEntry, ObservedLog
 from headgate.sim import history
 from headgate.sim.faults import Fault, Faults
 from headgate.sim.history import Observer
 from headgate.sim.world import World
+
+Contents: TypeAlias = tuple[dict[str, bytes], dict[int, LogEntry], dict[int, str], int, CheckpointId, Life | None]
+"""Everything that a disk holds."""
 
 
 class Disk:
@@ -30,6 +36,22 @@ class Disk:
         self.damaged_entries: dict[int, str] = {}
         self.hint = 0
         self.reserved = CheckpointId(0)
+        self.life: Life | None = None
+
+    def take_away(self) -> Contents:
+        """Remove everything, as one who wants to start over does; return it."""
+        contents = (self.files, self.log, self.damaged_entries, self.hint, self.reserved, self.life)
+        self.bring_back(({}, {}, {}, 0, CheckpointId(0), None))
+        return contents
+
+    def bring_back(self, contents: Contents) -> None:
+        """Put back what was taken away."""
+        self.files, self.log, self.damaged_entries, self.hint, self.reserved, self.life = contents
+
+    def draw_life(self, life: Life) -> Life:
+        """Return the life that is there; ``life``, if this is the very first start (LV1)."""
+        self.life = self.life or life
+        return self.life
 
     # -- snapshot files -----------------------------------------------------------------------------------------
 

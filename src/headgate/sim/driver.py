@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headgate.model.ids import Generation, WorkerIndex
+from headgate.model.life import Life
 from headgate.model.plan import Plan
 from headgate.protocol import coordinator
 from headgate.protocol import supervisor as machine
@@ -39,6 +40,7 @@ class Driver(Process):
         self.spark = SparkApp(env, self)
         self.was_refused = False
         self.was_denied = False
+        self.stranger: Life | None = None
         self.former_parallelism: int | None = None
         self.last_generation: Generation | None = None
         self._simulation = simulation

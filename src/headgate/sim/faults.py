@@ -51,6 +51,9 @@ class Fault(Enum):
     LOOK_CRASH = ("crash-before-a-look", 0.003)
     LOOK_CRASH_STALE = ("crash-behind-a-stale-put", 0.4)
     LOOK_PAUSE = ("pause-before-a-look", 0.005)
+    START_OVER = ("start-over", 0.0)
+    ASK_FAILS = ("ask-fails", 0.05)
+    TELL_CRASH = ("crash-while-telling", 0.02)
     LOG_CRASH = ("crash-with-a-log", 0.4)
     TARGET_DENIES = ("target-denies", 0.3)
 
@@ -75,6 +78,7 @@ DISRUPTIVE = frozenset(
         Fault.TARGET_DENIES,
         Fault.LOOK_CRASH,
         Fault.LOOK_PAUSE,
+        Fault.TELL_CRASH,
     }
 )
 """Faults that (may) end a generation: they share ``Faults.budget``."""
@@ -82,7 +86,9 @@ DISRUPTIVE = frozenset(
 
 LOOKS = frozenset({Fault.LOOK_CRASH, Fault.LOOK_CRASH_STALE, Fault.LOOK_PAUSE})
 
-DRAWN_ELSEWHERE = frozenset({Fault.DRAIN, Fault.LOG_CRASH, Fault.TARGET_DENIES}) | LOOKS
+LIVES = frozenset({Fault.START_OVER, Fault.ASK_FAILS, Fault.TELL_CRASH})
+
+DRAWN_ELSEWHERE = frozenset({Fault.DRAIN, Fault.LOG_CRASH, Fault.TARGET_DENIES}) | LOOKS | LIVES
 """Faults with a draw of their own, so that what other seeds do stays as it was."""
 
 
@@ -96,6 +102,8 @@ class Faults:
     is_healed: bool = False
     looks: random.Random = field(default_factory=lambda: random.Random(0))
     """Dice for what happens between a put and the look behind it."""
+    owners: random.Random = field(default_factory=lambda: random.Random(0))
+    """Dice for lives and the targets that remember them."""
     storage_gone_until_ms: int = 0
 
     @classmethod
@@ -125,6 +133,12 @@ class Faults:
         if self.rates and self.looks.random() < 0.33:
             self.rates.update({fault: fault.rate for fault in LOOKS})
 
+    def draw_lives(self, seed: int) -> None:
+        """Have the checkpoints removed in one run in four, and targets that are hard to ask. Dice of its own, too."""
+        self.owners = random.Random(f"lives {seed}")
+        if self.rates and self.owners.random() < 0.25:
+            self.rates.update({fault: fault.rate for fault in LIVES})
+
     def draw_loops(self, share: float) -> None:
         """Have the faults that end a generation strike less often, but then while loop logs are not empty."""
         for fault in DISRUPTIVE & self.rates.keys():
@@ -140,7 +154,7 @@ class Faults:
     def strikes(self, fault: Fault) -> bool:
         """Whether ``fault`` happens at this opportunity."""
         rate = self.rates.get(fault)
-        dice = self.looks if fault in LOOKS else self.rng
+        dice = self.looks if fault in LOOKS else self.owners if fault in LIVES else self.rng
         if rate is None or self.is_healed or dice.random() >= rate:
             return False
         if fault in DISRUPTIVE:

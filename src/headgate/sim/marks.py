@@ -30,6 +30,7 @@ class Mark(Enum):
     STAGE_RETRY = "Spark retried the stage by itself"
     STAGE_RETRY_DEPLOYED = "the workers of a stage retry were deployed"
     WORKER_REFUSED = "a worker of a used-up attempt was refused"
+    START_OVER_REFUSED = "a pipeline whose checkpoints were removed was refused by its sinks"
     TWO_DRIVERS = "two drivers ran at once"
     CLAIM_CONFLICT = "two drivers competed for one entry of the log"
     PRUNED_NUMBER = "a stopped driver filled a number of the log that had been used and pruned"

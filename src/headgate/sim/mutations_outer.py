@@ -6,9 +6,10 @@ import dataclasses
 from typing import Any
 
 from headgate.model.ids import CheckpointId, Generation
-from headgate.protocol import commit, coordinator, recovery, restart, supervisor, watermarks
+from headgate.protocol import commit, coordinator, lives, recovery, restart, supervisor, watermarks
 from headgate.sim import disk, probes, storemodel
 from headgate.sim.chain import Chain
+from headgate.sim.claiming import Claiming
 from headgate.sim.generation import GenerationHost
 from headgate.sim.mutants import Patch, around, mutant
 
@@ -170,6 +171,35 @@ def _(patch: Patch) -> None:
 @mutant("lost-entry-not-noticed", "R9", "a missing newest entry of the log looks like one that never was", seed=71)
 def _(patch: Patch) -> None:
     patch(recovery.ObservedLog, "lost", lambda self: ())
+
+
+# -- lives ----------------------------------------------------------------------------------------------------------
+
+
+@mutant("stranger-goes-on", "LV2", "a pipeline whose checkpoints were removed writes all output again")
+def _(patch: Patch) -> None:
+    patch(lives, "objection", lambda life, owner, following: None)
+    patch(lives, "may_own", lambda life, owner: True)
+
+
+@mutant("told-before-asked", "LV2", "the target of one sink is told a life before the others are asked")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any) -> Any:
+        if self._life is not None and self._env.disk.manifests() == ():
+            for sink in self._sinks():
+                self._env.store.lives[sink] = self._life
+        return call()
+
+    around(patch, Claiming, "_ask", change)
+
+
+@mutant("life-drawn-again", "LV1", "a life is drawn at every start")
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, life: Any) -> Any:
+        self.life = None
+        return call(life)
+
+    around(patch, disk.Disk, "draw_life", change)
 
 
 # -- event time -----------------------------------------------------------------------------------------------------

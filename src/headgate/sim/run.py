@@ -13,12 +13,13 @@ from typing import TypeAlias
 import msgspec
 
 from headgate.model.graph import Partitioner
+from headgate.model.life import Life
 from headgate.model.manifest import LogEntry
 from headgate.model.plan import Plan, make_plan
 from headgate.protocol.supervisor import Finish
 from headgate.sim import history
 from headgate.sim.checkers import Checkers
-from headgate.sim.disk import Disk, checkpoint_of
+from headgate.sim.disk import Contents, Disk, checkpoint_of
 from headgate.sim.driver import Driver
 from headgate.sim.env import Env, Options
 from headgate.sim.faults import Fault, Faults
@@ -113,6 +114,7 @@ class Simulation:
         faults.draw_drain(seed)
         faults.draw_denials(seed)
         faults.draw_looks(seed)
+        faults.draw_lives(seed)
         if self.has_loops:
             options = options.with_loops(rng)
             faults.draw_loops(LOOPS_RATE)
@@ -137,6 +139,7 @@ class Simulation:
         self._is_healed = False
         self._ended_after_heal = 0
         self._was_stopped = False
+        self._taken_away: Contents | None = None
         self._kept_for_repair: tuple[int, LogEntry] | tuple[str, bytes] | None = None
 
     def run(self) -> Violation | None:
@@ -171,8 +174,32 @@ class Simulation:
             world.at(rng.randint(1, safety // 2), self._cancel)
         if faults.has(Fault.DRAIN):
             world.at(self._drain_dice.randint(1, safety // 2), self._drain)
+        if faults.has(Fault.START_OVER):
+            world.at(faults.owners.randint(50, safety // 2), self._start_over)
         if faults.has(Fault.DAMAGE):
             world.at(rng.randint(50, safety // 2), self._damage)
+
+    def _start_over(self) -> None:
+        """Remove the checkpoints, once there are any, while no driver runs; the same command follows (LV2)."""
+        if self.is_finished or self._is_healed:
+            return
+        if not self.env.disk.manifests():
+            self.env.world.at(100, self._start_over)
+            return
+        for driver in self.drivers:
+            driver.kill("before the checkpoints are removed")
+        self.env.world.tell("user", "removes the checkpoints")
+        self._taken_away = self.env.disk.take_away()
+
+    def _bring_back(self, stranger: Life, outcome: Finish) -> None:
+        """The sinks remember the life whose checkpoints were removed: the user brings them back."""
+        if self._taken_away is None:
+            if stranger == self.env.disk.life:
+                raise Violation("I4", f"refused by its own sinks: {outcome.failure}")
+            return  # another driver began meanwhile, too
+        self.env.world.tell("user", "brings the checkpoints back")
+        self.env.disk.bring_back(self._taken_away)
+        self._taken_away = None
 
     def _start_driver(self) -> None:
         if len(self.drivers) >= DRIVERS_MAX:
@@ -232,6 +259,8 @@ class Simulation:
                 raise Violation("I5", f"without any fault, driver after driver ends: {outcome.failure}")
         if driver.was_refused:
             self._repair(outcome)
+        if driver.stranger is not None:
+            self._bring_back(driver.stranger, outcome)
         if outcome.failure is not None and "restart" in outcome.failure.reason:
             self.env.marks.reach(Mark.GAVE_UP)
         self._start_later()

@@ -11,7 +11,9 @@ from enum import Enum
 
 from headgate.errors import FencedError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.model.manifest import Committable
+from headgate.protocol import lives
 from headgate.protocol.commit import CommitPermit
 from headgate.sim.history import Aborted, Committed, Observer, Prepared, Read, Record, SinkFenced, TransactionId
 
@@ -49,8 +51,19 @@ class StoreModel:
         self.transactions: dict[TransactionId, Transaction] = {}
         self.visible: dict[str, list[TransactionId]] = {}
         self.fences: dict[str, Generation] = {}
+        self.lives: dict[str, Life] = {}
         self._by_payload: dict[bytes, Transaction] = {}
         self._serial = 0
+
+    def owner(self, sink: str) -> Owner:
+        """Return which life of the pipeline writes to ``sink``, as far as somebody told."""
+        return Owner(self.lives.get(sink), self.fences.get(sink, NO_GENERATION))
+
+    def own(self, sink: str, life: Life) -> Owner:
+        """Let ``life`` write to ``sink``, unless another one does; return which one does then."""
+        if lives.may_own(life, self.owner(sink)):
+            self.lives[sink] = life
+        return self.owner(sink)
 
     def begin(self, sink: str, subtask_index: int, generation: Generation) -> Transaction:
         """Open a transaction.
