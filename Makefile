@@ -10,7 +10,7 @@ WORKERS ?= 2
 TIMES ?= 20
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java demo test crash-loops check format sim bench bench-peers clean
+.PHONY: help setup setup-java demo test test-again crash-loops check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -28,6 +28,9 @@ demo: setup-java ## kill a worker and the driver of a running pipeline, compare 
 test: setup-java ## all tests, with Spark and with real kills (at most 25 minutes on 2 cores)
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
 	$(PYTHON_ENV) -m pytest -q -m "spark or crash"
+
+test-again: setup ## the tests without Spark and kills TIMES times with other seeds, then once on a busy machine
+	@scripts/test-again $(TIMES) $(WORKERS)
 
 crash-loops: setup-java ## kill what runs loops TIMES times in each scenario, on Spark
 	HEADGATE_TEST_TIMES=$(TIMES) $(PYTHON_ENV) -m pytest -q tests/crash/test_loop_*.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import headgate.model
 import headgate.protocol
@@ -78,3 +80,79 @@ def test_every_rule_has_a_line_of_code_and_a_test(spec: str) -> None:
 def test_the_specs_that_are_listed_exist() -> None:
     listed = set(re.findall(r"\]\(([a-z-]+)\.md\)", (ROOT / "docs" / "spec" / "README.md").read_text()))
     assert set(SPECS) <= listed
+
+
+# -- no verdict of a test depends on how fast the machine is ----------------------------------------------------------
+
+PATIENCE_S_MIN = 20
+"""A wait for something that must come is at least this long: a busy machine may take seconds for anything."""
+
+NO_WAIT = "not a wait for anything"
+"""What the comment beside a sleep says that stands for slow work, or for the time of a fault."""
+
+
+def trees() -> list[tuple[str, list[str], ast.Module]]:
+    paths = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
+    texts = [(str(path.relative_to(ROOT)), path.read_text()) for path in paths]
+    return [(name, text.splitlines(), ast.parse(text)) for name, text in texts]
+
+
+def impatient(lines: list[str], tree: ast.Module) -> list[int]:
+    """Return the lines that wait for a time instead of a condition, or too short a time for something to come.
+
+    A sleep between two looks at a condition is inside a ``while``; a timeout of 0 is a look.
+    """
+    polls = {id(call) for loop in ast.walk(tree) if isinstance(loop, ast.While) for call in ast.walk(loop)}
+    found = []
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute | ast.Name):
+            continue
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
+        value = call.func.value if isinstance(call.func, ast.Attribute) else None
+        is_pause = name == "sleep" or (name == "wait" and isinstance(value, ast.Call) and call.args)
+        limits = [keyword.value for keyword in call.keywords if keyword.arg == "timeout"]
+        limits += call.args[-1:] if name in ("wait", "join", "result", "wait_for") else []
+        numbers = [limit.value for limit in limits if isinstance(limit, ast.Constant)]
+        is_short = any(type(n) in (int, float) and 0 < n < PATIENCE_S_MIN for n in numbers)
+        is_excused = NO_WAIT in lines[call.lineno - 1] or (is_pause and id(call) in polls)
+        if (is_pause or is_short) and not is_excused:
+            found.append(call.lineno)
+    return found
+
+
+def test_tests_wait_for_conditions_and_patiently() -> None:
+    found = [f"{name}:{line}" for name, lines, tree in trees() for line in impatient(lines, tree)]
+    assert found == [], f"wait for a condition, at least {PATIENCE_S_MIN} s; or say in a comment: {NO_WAIT}"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("time.sleep(0.5)", True),
+        ("sleep(0.5)", True),
+        ("threading.Event().wait(0.5)", True),
+        ("inbox.get(timeout=0.3)", True),
+        ("thread.join(5)", True),
+        ("process.wait(20)", False),
+        ("while not ready():\n    time.sleep(0.5)", False),
+        ("time.sleep(0.5)  # slow work: not a wait for anything", False),
+        ("barrier.wait()", False),
+        ("future.result(0)", False),
+        ("counts.get(key, 1)", False),
+    ],
+)
+def test_impatience_is_found(text: str, is_refused: bool) -> None:
+    assert bool(impatient(text.splitlines(), ast.parse(text))) is is_refused
+
+
+def test_hypothesis_has_one_profile_that_judges_no_machine() -> None:
+    assert settings.default is settings.get_profile("headgate")
+    assert settings.default.deadline is None
+    assert HealthCheck.too_slow in settings.default.suppress_health_check
+    assert settings.default.print_blob
+    for name, _, tree in trees():
+        keywords = {k.arg for call in ast.walk(tree) if isinstance(call, ast.Call) for k in call.keywords}
+        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        is_profile = name == "tests/conftest.py"
+        assert is_profile or not {"deadline", "print_blob", "derandomize"} & keywords, f"{name} has its own settings"
+        assert is_profile or "too_slow" not in attributes, f"{name} judges the machine"

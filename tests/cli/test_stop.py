@@ -43,7 +43,7 @@ def test_a_running_pipeline_is_asked_and_waited_for(tmp_path: Path, option: list
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         result = CliRunner().invoke(cli.app, ["stop", "p", "--checkpoints", str(tmp_path), *option])
-        assert child.wait(30) == 0
+        assert child.wait(120) == 0
     assert result.exit_code == 0, result.output
     assert result.stdout == sentence
     assert re.search(r"p: (stopping|draining) a child", result.stderr)

@@ -56,7 +56,7 @@ def test_every_line_is_read_by_one_subtask(tmp_path: Path, parallelism: int) -> 
 
 
 @pytest.mark.usefixtures("small_blocks")
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(
     data=st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"a", b"bcdefghij", "é".encode(), b""]), max_size=40),
     stop_after=st.integers(0, 30),
@@ -276,7 +276,7 @@ def test_deep_nesting_and_halves_of_objects_do_no_harm(tmp_path: Path) -> None:
     assert len(bad) == 3
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(st.lists(st.one_of(st.integers(0, 9), st.sampled_from([line for line, _ in BAD_LINES])), max_size=30))
 def test_good_lines_survive_any_mixture_with_bad_ones(tmp_path: Path, lines: list[int | bytes]) -> None:
     # N11

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import cloudpickle
 from source_reading import context, read_all, read_over_subtasks
@@ -43,7 +43,6 @@ def test_values_are_frozen() -> None:
 FROZEN = [(-4, "b"), (3, "a"), (0, "a"), (1, "a"), (1, "b"), (-2, "b")]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 20), st.integers(1, 3), st.integers(1, 3))
 def test_splits_of_the_first_start_survive_another_parallelism(polls: int, before: int, after: int) -> None:
     # N15

@@ -44,7 +44,7 @@ def kill_and_finish(life: Life, dice: random.Random, spec: dict[str, Any], times
     generation = kill_workers(life, dice, times - 1, workers=workers)
     running = life.running(after=generation, workers=workers)
     hurry(Path(spec["root"]))
-    threading.Event().wait(dice.uniform(0.0, 0.3))
+    threading.Event().wait(dice.uniform(0.0, 0.3))  # the fault's time: not a wait for anything
     if not life.seen("result"):  # else it has ended within so short a time, which is no failure
         kill(next(iter(running["workers"].values())))
     result = life.result()

@@ -29,7 +29,7 @@ LAG_S = 0.01
 
 def lagging(batch: pl.DataFrame) -> pl.DataFrame:
     """Keep the thread busy, so that records are under way when something is killed."""
-    time.sleep(LAG_S)
+    time.sleep(LAG_S)  # slow work: not a wait for anything
     return batch
 
 
@@ -131,7 +131,7 @@ class SumOfRound(hg.ProcessFunction):
         return None
 
     def on_round(self, round: int, context: hg.ProcessContext) -> Iterator[Row]:
-        time.sleep(self.on_round_s)
+        time.sleep(self.on_round_s)  # slow work: not a wait for anything
         yield {"key": context.key, "value": self.sums.get(round), "what": "sum", "round": round}
 
 
@@ -359,7 +359,7 @@ class Lag:
         self.seconds = seconds
 
     def __call__(self, batch: pl.DataFrame) -> pl.DataFrame:
-        time.sleep(self.seconds)
+        time.sleep(self.seconds)  # slow work: not a wait for anything
         return batch
 
 

@@ -123,7 +123,7 @@ def many_keys(spec: dict[str, Any]) -> Pipeline:
 
 
 def slowly_counted(so_far: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
-    time.sleep(0.001)
+    time.sleep(0.001)  # slow work: not a wait for anything
     return counted(so_far, row)
 
 
@@ -219,7 +219,7 @@ def words(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def slowly(row: dict[str, Any]) -> dict[str, Any]:
-    time.sleep(0.001)
+    time.sleep(0.001)  # slow work: not a wait for anything
     return row
 
 

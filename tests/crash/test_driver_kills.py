@@ -63,14 +63,14 @@ def test_a_driver_killed_at_random_continues_and_ends_only_once(
     life = launch(what)
     life.running()
     life.checkpoint()
-    threading.Event().wait(dice.uniform(0.0, 1.0))
+    threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
     life.child.kill()
     life.child.assert_gone()  # workers leave when their driver is gone, the JVM when its input closes
 
     life = launch(what)
     life.note("continues from checkpoint")
     life.running()
-    threading.Event().wait(dice.uniform(0.0, 0.5))
+    threading.Event().wait(dice.uniform(0.0, 0.5))  # the fault's time: not a wait for anything
     kill(life.child.jvm())  # the JVM alone: workers lose Spark, the driver loses its session
     code = life.child.exit_code()
     assert code == 1, life.child.tale(f"exit code {code}")

@@ -128,7 +128,7 @@ def test_the_driver_of_a_loop_killed_again_and_again_continues_by_the_same_comma
         else:
             life = launch(what)
             life.running()
-            threading.Event().wait(dice.uniform(0.0, 1.0))
+            threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
             life.child.kill()
         life.child.assert_gone()
     hurry(tmp_path)

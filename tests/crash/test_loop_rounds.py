@@ -50,7 +50,7 @@ def test_every_round_sums_up_once_whatever_is_killed(
 def kill_in_rounds(life: Life, dice: random.Random, running: dict[str, Any], times: int) -> int:
     """Kill workers ``times`` times, or as often as there is time until the end; return how often."""
     for number in range(times):
-        threading.Event().wait(dice.uniform(0.1, 1.5))
+        threading.Event().wait(dice.uniform(0.1, 1.5))  # the fault's time: not a wait for anything
         restarts = len(life.seen("restart"))
         if life.seen("result"):
             return number

@@ -122,7 +122,7 @@ def payload(frozen: Any) -> bytes:
     return b"".join(bytes(memoryview(b)) for b in frozen.encode())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(rows=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 69)), min_size=1, max_size=60), data=st.data())
 def test_every_kind_of_state_does_what_plain_dicts_do_with_snapshots_anywhere(
     rows: list[tuple[str, int]], data: st.DataObject
@@ -155,7 +155,7 @@ def check_restored(frozen: Any, model: Model) -> None:
     assert sorted(told(run)) == [(key, f"3: {model.all(key)}") for key in model.living()]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.lists(st.tuples(st.text("abcdefgh", max_size=2), st.integers(0, 69)), min_size=1, max_size=60),
     before=st.integers(1, 4),

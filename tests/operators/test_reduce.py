@@ -49,7 +49,7 @@ def test_every_record_emits_the_accumulator_after_it() -> None:  # O7
     assert pairs(run) == [("a", 1), ("b", 5), ("a", 3), ("a", 6)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(-9, 9)), min_size=1, max_size=40),
     data=st.data(),

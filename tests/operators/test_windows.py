@@ -146,7 +146,7 @@ def frame_of(batches: list[pa.RecordBatch], operators: WindowOperators) -> pl.Da
     return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches, schema=operators.output)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     rows=st.lists(ROW, min_size=1, max_size=60),
     keys=st.sampled_from([("key",), ("name",), ("name", "key"), ("key", "name", "ts"), ("big",), ("real",)]),

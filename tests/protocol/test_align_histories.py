@@ -144,7 +144,7 @@ def test_every_interleaving_of_two_channels_two_checkpoints_and_one_cancel_or_ab
     assert histories_count > 2_000
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data(), st.integers(1, 4))
 def test_any_legal_history_keeps_the_rules(data: st.DataObject, channels_count: int) -> None:
     observer = Observer(channels_count)

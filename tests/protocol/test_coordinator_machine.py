@@ -265,4 +265,4 @@ class CoordinatorMachine(RuleBasedStateMachine):
 
 
 TestCoordinatorMachine = CoordinatorMachine.TestCase
-TestCoordinatorMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCoordinatorMachine.settings = settings(max_examples=60, stateful_step_count=40)

@@ -50,7 +50,7 @@ def assert_rounds_were_closed_in_order_and_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**32),
     parallelism=st.integers(1, 3),
@@ -95,7 +95,7 @@ def test_the_final_checkpoint_has_empty_logs(shape: str) -> None:  # L28, L29
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32), parallelism=st.integers(1, 3))
 def test_a_loop_ends_after_few_probes_when_it_is_empty(shape: str, seed: int, parallelism: int) -> None:  # L34, L37
     plan, random = plan_of(shape, parallelism), Random(seed)
@@ -105,7 +105,7 @@ def test_a_loop_ends_after_few_probes_when_it_is_empty(shape: str, seed: int, pa
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32), parallelism=st.integers(1, 3))
 def test_rounds_are_finished_one_after_another_up_to_the_last(shape: str, seed: int, parallelism: int) -> None:
     plan, random = plan_of(shape, parallelism), Random(seed)  # L35

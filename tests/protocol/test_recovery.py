@@ -171,7 +171,7 @@ def test_a_damaged_final_checkpoint_falls_back_to_the_one_before() -> None:  # R
     assert choice == Restore(manifest(1), (Damage("chk-2", "torn"),), (cp(2),))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_whatever_is_damaged_nothing_is_repeated_and_nothing_forgotten(data: st.DataObject) -> None:  # R7, R10, R11
     """A true history of claims and manifests; then entries vanish, are torn, snapshots rot. Then the next claim."""

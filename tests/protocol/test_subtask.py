@@ -210,7 +210,7 @@ def test_an_end_that_no_peer_can_send_is_a_violation(subtask: Subtask, event: Ev
 # -- random histories -----------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_no_prepared_output_is_ever_lost(data: st.DataObject) -> None:  # T3, T5, T9
     """Writes end in order, as the one upload thread of a worker ends them; each prepares one committable."""

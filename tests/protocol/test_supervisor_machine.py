@@ -145,7 +145,7 @@ class World:
 STEPS = ["worker_registers", "worker_is_ready", "worker_dies", "stage_is_retried", "job_ends"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(st.sampled_from([*STEPS, "claim_succeeds", "delay_ends"]), st.sampled_from(WORKERS)), max_size=50

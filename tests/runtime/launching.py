@@ -62,7 +62,7 @@ class Zygote:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(120)
         self._thread.join()
         self._process.stdout.close()
 

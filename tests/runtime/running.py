@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,18 +13,42 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from holding import held
 from launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote
 
 import headgate as hg
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import Progress, RunResult
-from headgate.runtime.driver import Driver
+from headgate.runtime.driver import SILENCE, Driver
 
-WAIT_S = 30.0
+WAIT_S = 120.0
+SILENCE_MS_MAX = 60_000
+"""Longer than a busy machine keeps a process waiting; who wants silence to be noticed calls ``Run.silence``."""
+
+
+class AskedDriver(Driver):
+    """A driver that knows whether its test has asked for the end."""
+
+    is_asked_to_end = False
+
+    def stop(self) -> None:
+        self.is_asked_to_end = True
+        super().stop()
+
+    def drain(self) -> None:
+        self.is_asked_to_end = True
+        super().drain()
+
+    def cancel(self) -> None:
+        self.is_asked_to_end = True
+        super().cancel()
 
 
 class Run:
-    """One driver and its workers. Also the observer: everything it hears is kept and wakes who waits."""
+    """One driver and its workers. Also the observer: everything it hears is kept and wakes who waits.
+
+    A generator with a rate does not end before ``result`` or ``release`` is called (``holding``).
+    """
 
     def __init__(
         self,
@@ -34,6 +59,9 @@ class Run:
         prepare: Callable[[], None] | None = None,
         stage_attempts: int = 1,
     ) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="headgate-test-")
+        self._gate = Path(self._directory.name) / "gate"
+        definition = held(definition, self._gate)
         self.notes: list[str] = []
         self.restarts: list[str] = []
         self.checkpoints: list[int] = []
@@ -42,7 +70,7 @@ class Run:
             zygote, definition, faults=faults, prepare=prepare, stage_attempts=stage_attempts
         )
         self._before = _threads(), _sockets()
-        self.driver = Driver(definition, self.launcher, self, FINGERPRINT)
+        self.driver = AskedDriver(definition, self.launcher, self, FINGERPRINT)
         self.driver.result.add_done_callback(lambda _: self._wake())
         self.driver.start()
 
@@ -70,7 +98,7 @@ class Run:
     # -- what tests wait for --------------------------------------------------------------------------------------
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until ``condition`` holds; fail when the run ended or 30 s passed before."""
+        """Wait until ``condition`` holds; fail when the run ended or much time passed before."""
         with self._changed:
             reached = self._changed.wait_for(lambda: condition() or self.driver.result.done(), WAIT_S)
         if not condition():
@@ -109,12 +137,23 @@ class Run:
         os.kill(pid, number)
         return pid
 
+    def release(self) -> None:
+        """Let the input end."""
+        self._gate.touch()
+
+    def silence(self, worker: int) -> None:
+        """Have the driver find ``worker`` silent, as after the heartbeats' timeout."""
+        connections = [r.connection for r in list(self.driver._workers.values()) if r.worker == worker]
+        connections[-1].lose(f"{SILENCE} for long")
+
     def result(self) -> RunResult:
-        """Wait for the end.
+        """Let the input end, unless the pipeline was asked to end before, and wait for the end.
 
         Raises:
             PipelineFailed, FencedError: that was the end.
         """
+        if not self.driver.is_asked_to_end:
+            self.release()
         self.wait(self.driver.result.done, "the end")
         self.driver.join()
         return self.driver.result.result()
@@ -131,6 +170,7 @@ class Run:
         deadline = time.monotonic() + WAIT_S
         while self.launcher.alive() and time.monotonic() < deadline:
             time.sleep(0.01)
+        self._directory.cleanup()
         assert not self.launcher.alive(), "a worker outlived its pipeline"
         assert LEAKED not in self.launcher.codes.values(), "a worker returned with threads or sockets open"
         threads, sockets = _threads(), _sockets()
@@ -148,6 +188,7 @@ def _sockets() -> set[Any]:
 
 def definition_of(pipeline: hg.Pipeline, *, inline_bytes_max: int | None = None, **runtime: Any) -> PipelineDefinition:
     """Return what the pipeline runs, with limits that the public API does not offer."""
+    runtime.setdefault("heartbeat_timeout_ms", SILENCE_MS_MAX)
     found = pipeline.definition()
     checkpoints = found.config.checkpoints
     if inline_bytes_max is not None:

@@ -17,7 +17,7 @@ from headgate.runtime.connection import Connection, ConnectionLost, connect
 from headgate.runtime.listener import Listener
 
 SECRET = b"s" * 32
-WAIT = 10
+WAIT = 120
 
 
 class Server:

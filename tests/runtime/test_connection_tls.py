@@ -19,7 +19,7 @@ from headgate.runtime.listener import Listener
 from headgate.runtime.tls import Tls, is_loopback
 
 SECRET = b"s" * 32
-WAIT = 20
+WAIT = 120
 ON, OFF = Tls(SecurityConfig(tls=True)), Tls(SecurityConfig(tls=False))
 
 

@@ -37,7 +37,7 @@ from headgate.runtime.peer import ExchangeCallbacks
 
 SECRET = b"s" * 32
 SCHEMA = pa.schema([("value", pa.int64())])
-WAIT = 20
+WAIT = 120
 GENERATION = Generation(5)
 
 

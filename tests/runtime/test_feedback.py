@@ -277,7 +277,7 @@ def test_two_threads_lose_nothing_and_no_wake_up(memory_bytes: int) -> None:
     putting.start()
     found: list[int] = []
     while len(found) < count:
-        assert is_ready.wait(20), "a wake-up was lost"
+        assert is_ready.wait(120), "a wake-up was lost"
         is_ready.clear()
         while (one := channel.poll()) is not None:
             found.append(one.watermark_ms if isinstance(one, Watermark) else one.batch.column(0)[0].as_py())

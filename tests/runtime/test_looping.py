@@ -18,7 +18,7 @@ from headgate.runtime.looping import Looping, RoundCallbacks
 
 SCHEMA = pa.schema([("id", pa.int64())])
 NOW = Generation(3)
-WAIT = 20
+WAIT = 120
 BALANCED = Partitioner.REBALANCE
 
 

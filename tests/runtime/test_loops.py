@@ -17,7 +17,7 @@ import headgate as hg
 from headgate.connectors.filecommit import read_committed
 from headgate.errors import PipelineFailed
 from headgate.model.progress import PipelineState
-from running import definition_of, pipeline_at
+from running import WAIT_S, definition_of, pipeline_at
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
@@ -97,7 +97,7 @@ def spin(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
 
 def test_loops_nest(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path)
-    records = entering(pipeline, numbers(2_000)).filter(pl.col("left") > 0)
+    records = entering(pipeline, numbers(2_000, 20_000)).filter(pl.col("left") > 0)
     records.iterate(nested, name="outer").sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
     run = start(definition_of(pipeline))
     run.wait_checkpoints(1)
@@ -183,7 +183,7 @@ def test_a_run_ends_when_its_last_callback_has_returned(start: Start, tmp_path: 
     def told(round_: int) -> None:
         heard.append(round_)
         if round_ == 2:
-            gate.wait(30)
+            gate.wait(WAIT_S)
             raise ValueError("the printer is on fire")
 
     pipeline = pipeline_at(tmp_path)

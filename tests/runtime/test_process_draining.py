@@ -81,7 +81,7 @@ def test_a_worker_killed_in_mid_drain_does_not_end_the_drain(start: Start, tmp_p
 
 
 def slowly(row: dict[str, Any]) -> dict[str, Any]:
-    time.sleep(0.0005)
+    time.sleep(0.0005)  # work that takes time: not a wait for anything
     return row
 
 

@@ -47,13 +47,15 @@ def test_workers_killed_one_after_the_other_lose_and_repeat_nothing(
 
 def test_a_stopped_worker_that_wakes_beside_its_successor_changes_nothing(start: Start, tmp_path: Path) -> None:
     source = generator(5_000, 3_000, batch=50)
-    run = start(definition_of(windowed(tmp_path, source), heartbeat_ms=100, heartbeat_timeout_ms=1_000))
+    run = start(definition_of(windowed(tmp_path, source)))
     run.wait_checkpoints(2)
     zombie = run.pids()[1]
     run.launcher.spared.add(zombie)
     os.kill(zombie, signal.SIGSTOP)
+    run.silence(1)
     run.wait_restarts(1)
     run.wait_checkpoints(2)
+    assert zombie in run.launcher.alive(), (run.restarts, run.launcher.codes)
     os.kill(zombie, signal.SIGCONT)
     run.wait(lambda: zombie in run.launcher.codes, "the zombie notices that it is over")
     assert run.launcher.codes[zombie] in (1, FENCED)

@@ -46,6 +46,8 @@ def test_a_checkpoint_whose_state_cannot_be_written_is_declined_and_later_ones_c
     full = Fault(FaultKind.NO_SPACE, operation="put", path_part="chk-0000000003", times=1_000)
     definition = definition_of(windowed(tmp_path, SOURCE, tolerable_failures=1), inline_bytes_max=0)
     run = start(definition, faults=[full])
+    run.wait(lambda: any("checkpoint 3 was aborted" in note for note in run.notes), "a checkpoint without its state")
+    run.wait_checkpoints(1)
     assert finish(run, tmp_path).restarts == 0
     assert 3 not in run.checkpoints
     assert any("checkpoint 3 was aborted" in note for note in run.notes)
@@ -55,6 +57,7 @@ def test_a_checkpoint_whose_state_cannot_be_written_is_declined_and_later_ones_c
 def test_more_failures_than_are_tolerable_restart_the_pipeline(start: Start, tmp_path: Path) -> None:
     full = Fault(FaultKind.NO_SPACE, operation="put", path_part="chk-0000000003", times=1_000)
     run = start(definition_of(windowed(tmp_path, SOURCE), inline_bytes_max=0), faults=[full])
+    run.wait_restarts(1)
     assert finish(run, tmp_path).restarts == 1
     assert "checkpoint 3 failed" in run.restarts[0]
 
@@ -65,6 +68,7 @@ def test_a_manifest_that_failed_for_sure_costs_one_checkpoint(
     run = start(definition_of(windowed(tmp_path, SOURCE, tolerable_failures=1)))
     run.wait_checkpoints(2)
     driver_storage[0].inject(Fault(FaultKind.NO_SPACE, operation="put_if_absent", path_part="/log/"))
+    run.wait(lambda: any("was aborted" in note for note in run.notes), "a checkpoint without its manifest")
     assert finish(run, tmp_path).restarts == 0
     assert sum("was aborted" in note for note in run.notes) == 1
 
@@ -85,6 +89,7 @@ def test_ids_that_cannot_be_reserved_are_tried_again(
     run = start(definition_of(windowed(tmp_path, SOURCE, tolerable_failures=5)))
     run.wait_checkpoints(1)
     driver_storage[0].inject(Fault(FaultKind.IO_ERROR, operation="put_if_absent", path_part="/ids/", times=3))
+    run.wait(lambda: sum("cannot begin checkpoint" in note for note in run.notes) == 3, "three failures")
     assert finish(run, tmp_path).restarts == 0
     assert sum("cannot begin checkpoint" in note for note in run.notes) == 3
 
@@ -107,6 +112,7 @@ def test_commits_that_fail_for_a_while_are_repeated_until_they_succeed(
 ) -> None:
     failing_commits(monkeypatch, lambda call: StorageError("commit", "out", "busy") if call % 2 else None)
     run = start(definition_of(windowed(tmp_path, SOURCE)))
+    run.wait(lambda: any("busy" in note for note in run.notes), "a commit that fails")
     assert finish(run, tmp_path).restarts == 0
     assert any("busy" in note for note in run.notes)
 

@@ -57,7 +57,7 @@ def test_the_holder_is_asked_and_leaves_word(tmp_path: Path, hold: Hold, drain: 
     assert running.holder.pid == child.pid
     assert running.ended() is None
     running.ask(drain=drain)
-    child.wait(30)
+    child.wait(120)
     assert running.ended() == replace(running.holder, ending=ending, checkpoint=5)
     with pytest.raises(UsageError, match="no pipeline 'p' runs"):
         RunningPipeline.find(str(tmp_path), "p")
@@ -67,7 +67,7 @@ def test_a_holder_that_dies_leaves_no_word(tmp_path: Path, hold: Hold) -> None:
     child = hold("silent")
     running = RunningPipeline.find(f"file://{tmp_path}", "p")
     running.ask(drain=True)
-    child.wait(30)
+    child.wait(120)
     ended = running.ended()
     assert ended is not None
     assert ended.ending == ""
@@ -79,7 +79,7 @@ def test_a_run_that_was_started_again_is_another_one(tmp_path: Path, hold: Hold)
     first = hold("word")
     running = RunningPipeline.find(str(tmp_path), "p")
     running.ask(drain=False)
-    first.wait(30)
+    first.wait(120)
     hold("word")
     ended = running.ended()
     assert ended is not None

@@ -26,7 +26,7 @@ class Sealed:
     def prepare(self) -> bytes | None:
         self.entered.set()
         if self._gate is not None:
-            assert self._gate.wait(20)
+            assert self._gate.wait(120)
         if self._errors:
             raise self._errors.pop(0)
         return self._payload
@@ -98,7 +98,7 @@ def test_a_cancelled_write_reports_nothing_and_leaves_its_output_to_the_next_one
     gate = threading.Event()
     first = Sealed(b"a", gate=gate)
     made.start(1, first)
-    assert first.entered.wait(20)
+    assert first.entered.wait(120)
     made.start(2, Sealed(b"b"))
     made.start(3, Sealed(b"c"))
     made.writer.cancel(CheckpointId(1))
@@ -141,6 +141,6 @@ def test_closing_gives_up_waiting_for_retries(monkeypatch: pytest.MonkeyPatch) -
     made = Uploads()
     sealed = Sealed(b"x", StorageError("prepare", "x", "busy"))
     made.start(1, sealed)
-    assert sealed.entered.wait(20)
+    assert sealed.entered.wait(120)
     made.writer.close()
     assert made.finish() == [(1, None)]

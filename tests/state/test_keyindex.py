@@ -13,7 +13,7 @@ from headgate.state.keyindex import WordIndex, make_key_index
 INTS = st.one_of(st.integers(-20, 20), st.integers(0, 5_000), st.integers(-(2**63), 2**63 - 1))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.lists(INTS, max_size=40), max_size=12))
 def test_slots_are_dense_stable_and_lead_back_to_the_keys(batches: list[list[int]]) -> None:
     index, model = WordIndex(), dict[int, int]()

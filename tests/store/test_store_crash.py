@@ -32,7 +32,7 @@ SINK = """
 import sys
 import pyarrow as pa
 from headgate.store.store import Store
-root, epoch = sys.argv[1], int(sys.argv[2])
+root, epoch, is_asked = sys.argv[1], int(sys.argv[2]), "asked" in sys.argv
 store = Store.open(root)
 schema = store.describe("app/events").schema
 for n in range(100_000):
@@ -40,6 +40,8 @@ for n in range(100_000):
     transaction.write(pa.record_batch([[f"k{i}" for i in range(6)], [n] * 6], schema=schema))
     transaction.prepare()
     print("prepared", n, flush=True)
+    if is_asked:
+        sys.stdin.readline()  # holds no lock here
     store.commit_transactions([("app/events", transaction.name)], owner="p/sink", epoch=epoch)
     print("committed", n, flush=True)
 """
@@ -47,7 +49,11 @@ for n in range(100_000):
 
 def start(program: str, *args: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, args)], stdout=subprocess.PIPE, text=True, env=os.environ.copy()
+        [sys.executable, "-c", program, *map(str, args)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ.copy(),
     )
 
 
@@ -105,15 +111,18 @@ def test_a_killed_sink_leaves_whole_transactions_and_its_successor_decides_the_r
 
 @pytest.mark.crash
 def test_a_zombie_changes_nothing_after_its_successor_recovered(store: Store) -> None:
-    zombie = start(SINK, store.root, 1)
-    lines_of(zombie, 3)
+    zombie = start(SINK, store.root, 1, "asked")
+    assert zombie.stdin is not None
+    zombie.stdin.write("\n")
+    zombie.stdin.flush()
+    assert lines_of(zombie, 3) == ["prepared 0", "committed 0", "prepared 1"]
     zombie.send_signal(signal.SIGSTOP)
     try:
         store.recover(STREAM, owner="p/sink", epoch=2)
         before = drained(store)
     finally:
         zombie.send_signal(signal.SIGCONT)
-    zombie.communicate()
+    zombie.communicate("\n")
     assert zombie.returncode != 0
     assert drained(store) == before
     with pytest.raises(FencedError):

@@ -7,7 +7,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -167,7 +167,5 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-StoreMachine.TestCase.settings = settings(
-    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+StoreMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25)
 TestStoreMachine = StoreMachine.TestCase

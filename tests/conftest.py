@@ -1,0 +1,23 @@
+"""What holds for every test: no verdict depends on how fast the machine is, and what failed can be repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "headgate",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.load_profile("headgate")
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Print the seed of the order also where pytest is quiet, as in ``make check``."""
+    seed = config.getoption("randomly_seed", None)
+    if seed is not None and terminalreporter.stats.get("failed", []) + terminalreporter.stats.get("error", []):
+        terminalreporter.write_line(f"the same order again: --randomly-seed={seed}")

@@ -1,0 +1,66 @@
+"""Input that does not end before the test says so, however slow or fast the machine is.
+
+A test that kills, stops or watches a running pipeline needs it to run still when it does. A rate alone cannot promise
+that. So a ``Generator`` with a rate keeps its last records back until its gate, a file, is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from headgate.connectors.base import SourceContext
+from headgate.connectors.generator import Generator, GeneratorReader
+from headgate.model.definition import PipelineDefinition
+
+LOOK_MS = 5
+
+
+@dataclass(frozen=True)
+class Held:
+    """A source that is ``inner``, but for its end."""
+
+    inner: Generator
+    gate: Path
+
+    def schema(self) -> Any:
+        return self.inner.schema()
+
+    def identity(self) -> str:
+        return self.inner.identity()
+
+    def open(self, context: SourceContext) -> HeldReader:
+        return HeldReader(self.inner, context, self.gate)
+
+
+class HeldReader(GeneratorReader):
+    """Delivers what leaves at least one record of each subtask."""
+
+    def __init__(self, config: Generator, context: SourceContext, gate: Path) -> None:
+        super().__init__(config, context)
+        self._gate, self._batch_rows = gate, config.batch_rows
+
+    def poll(self) -> Any:
+        return None if self._is_held() else super().poll()
+
+    def wakeup_ms(self) -> int:
+        return LOOK_MS if self._is_held() else super().wakeup_ms()
+
+    def _is_held(self) -> bool:
+        left = sum(split.remaining() for split in self._splits)
+        return 0 < left <= self._batch_rows and not self._gate.exists()
+
+
+def held(definition: PipelineDefinition, gate: Path) -> PipelineDefinition:
+    """Return ``definition`` with every generator that has a rate and an end held by ``gate``."""
+
+    def wrapped(node: Any) -> Any:
+        spec = node.spec
+        is_paced = isinstance(spec, Generator) and spec.rows_per_second is not None and spec.rows is not None
+        return replace(node, spec=Held(spec, gate)) if is_paced else node
+
+    vertices = tuple(
+        replace(vertex, nodes=tuple(wrapped(node) for node in vertex.nodes)) for vertex in definition.plan.vertices
+    )
+    return replace(definition, plan=replace(definition.plan, vertices=vertices))
