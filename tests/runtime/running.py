@@ -23,7 +23,7 @@ from headgate.runtime.driver import SILENCE, Driver
 
 WAIT_S = 120.0
 SILENCE_MS_MAX = 60_000
-"""Longer than a busy machine keeps a process waiting; who wants silence to be noticed calls ``Run.silence``."""
+"""Longer than a busy machine keeps a process waiting; who wants silence to be noticed calls ``Run.freeze``."""
 
 
 class AskedDriver(Driver):
@@ -141,8 +141,23 @@ class Run:
         """Let the input end."""
         self._gate.touch()
 
-    def silence(self, worker: int) -> None:
-        """Have the driver find ``worker`` silent, as after the heartbeats' timeout."""
+    def freeze(self, worker: int) -> int:
+        """Stop a worker, which counts as gone but may wake as a zombie; have the driver find it silent at once.
+
+        Returns:
+            Its process id.
+        """
+        pid = self.pids()[worker]
+        self.launcher.spared.add(pid)
+        os.kill(pid, signal.SIGSTOP)
+        deadline = time.monotonic() + WAIT_S
+        while not _is_stopped(pid):  # until then other threads than the one that got the signal run on
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        self._silence(worker)
+        return pid
+
+    def _silence(self, worker: int) -> None:
         connections = [r.connection for r in list(self.driver._workers.values()) if r.worker == worker]
         connections[-1].lose(f"{SILENCE} for long")
 
@@ -176,6 +191,11 @@ class Run:
         threads, sockets = _threads(), _sockets()
         assert threads - self._before[0] == set(), "the driver left threads"
         assert sockets - self._before[1] == set(), "the driver left ports open"
+
+
+def _is_stopped(pid: int) -> bool:
+    states = [(path / "stat").read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").iterdir()]
+    return set(states) == {"T"}
 
 
 def _threads() -> set[str]:
