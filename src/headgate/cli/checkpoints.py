@@ -122,13 +122,24 @@ def _print_manifest(manifest: Manifest) -> None:
     for node, text in manifest.state_texts.items():
         if text:
             typer.echo(f"state of {node}: {text}")
+    for name, counts in _rows_by_state(manifest).items():
+        each = ", ".join(f"{subtask} {count:,}" for subtask, count in counts.items())
+        typer.echo(f"rows of {name}: {sum(counts.values()):,} ({each})")
 
 
 def _rows_text(rows: dict[str, dict[str, int]] | None) -> str:
-    """Return the rows of each state of one subtask, a line each."""
-    if rows is None:
-        return "not recorded"
-    return "\n".join(f"{node}/{state}: {count:,}" for node, states in rows.items() for state, count in states.items())
+    """Return the rows of all states of one subtask; version 0.1 did not record them."""
+    return "?" if rows is None else f"{sum(sum(states.values()) for states in rows.values()):,}"
+
+
+def _rows_by_state(manifest: Manifest) -> dict[str, dict[str, int]]:
+    """Return ``operator/state → subtask → rows``."""
+    found: dict[str, dict[str, int]] = {}
+    for entry in manifest.entries:
+        for node, states in (entry.handle.rows or {}).items():
+            for state, count in states.items():
+                found.setdefault(f"{node}/{state}", {})[str(entry.subtask)] = count
+    return found
 
 
 def _entry_fields(entry: ObservedEntry) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def _(patch: Patch) -> None:
     around(patch, subtask.Subtask, "_on_failed", change)
 
 
-@mutant("sealed-before-flush", "U8", "sinks are sealed before operators send what belongs before the barrier", seed=34)
+@mutant("sealed-before-flush", "U8", "sinks are sealed before operators send what belongs before the barrier", seed=193)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, checkpoint: Any) -> Any:
         sealed, seal = self._outlets.seal(), self._outlets.seal
