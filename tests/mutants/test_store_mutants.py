@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,20 +14,24 @@ import pytest
 import sqlalchemy as sa
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.store import test_store_acknowledgements as acknowledging
+from tests.store import test_store_catalogue as opening
 from tests.store import test_store_linger as lingering
+from tests.store import test_store_reader as reading
 from tests.store import test_store_transactions as deciding
-from tests.store.storing import KEYED, STREAM
+from tests.store.storing import KEYED, STREAM, keyed
 
 from headgate.protocol import transactions as protocol
 from headgate.protocol.transactions import Status
 from headgate.store import catalogue as catalogues
-from headgate.store import outcomes
+from headgate.store import openlock, outcomes
 from headgate.store import tables as t
 from headgate.store import transactions as store_transactions
+from headgate.store.catalogue import Catalogue
 from headgate.store.faulty import FaultyStorage
 from headgate.store.linger import Linger
 from headgate.store.memory import MemoryStorage
 from headgate.store.opentransaction import Transaction
+from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
 from headgate.store.streams import StreamInfo
 from headgate.store.transactions import TransactionLog
@@ -373,3 +378,49 @@ def test_an_outcome_aged_by_its_prepare_is_missed(store: Store, monkeypatch: pyt
     monkeypatch.setattr(store_transactions, "DECISIONS_BETWEEN_LOOKS", 1)
     test = deciding.test_what_was_decided_last_is_remembered_however_long_it_was_prepared
     assert_caught(a_commit_is_as_old_as_its_prepare, test, store, monkeypatch)
+
+
+# -- catalogue and reader --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def commits_are_synced_now_and_then() -> Iterator[None]:
+    """D1 with ``synchronous=NORMAL``."""
+    with patched(catalogues, "SYNCHRONOUS", "NORMAL"):
+        yield
+
+
+@pytest.mark.parametrize(
+    "test",
+    [opening.test_every_connection_syncs_every_commit, opening.test_a_commit_that_cannot_be_synced_is_not_acknowledged],
+)
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_commit_that_is_not_synced_is_caught(tmp_path: Path, test: Test) -> None:
+    assert_caught(commits_are_synced_now_and_then, test, tmp_path)
+
+
+@contextmanager
+def opening_always_takes_the_lock() -> Iterator[None]:
+    with patched(Catalogue, "_is_up_to_date", lambda self: False), patched(openlock, "LOCK_TIMEOUT_S", 0.05):
+        yield
+
+
+def test_opening_that_waits_for_strangers_is_caught(tmp_path: Path) -> None:
+    test = opening.test_a_lock_that_somebody_holds_does_not_keep_a_store_from_opening
+    assert_caught(opening_always_takes_the_lock, test, tmp_path, fcntl.LOCK_SH)
+
+
+@contextmanager
+def a_reader_goes_on_where_it_was_interrupted() -> Iterator[None]:
+    with patched(SegmentReader, "_rewind", lambda self: None):
+        yield
+
+
+def test_events_skipped_after_an_interruption_are_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Store.open(tmp_path / "ten") as store:
+        store.create_stream(reading.ONE, KEYED, segments=1)
+        for n in range(10):
+            with store.writer(reading.ONE) as writer:
+                writer.append(keyed(*(("k", n * 3 + i) for i in range(3))))
+        test = reading.test_a_read_that_was_interrupted_is_repeated_from_where_it_began
+        assert_caught(a_reader_goes_on_where_it_was_interrupted, test, store, monkeypatch)

@@ -15,6 +15,7 @@ from tests.store.storing import KEYED, keyed
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.store import reader as reader_module
+from headgate.store import reader as readers
 from headgate.store import tables as t
 from headgate.store.faulty import Fault, FaultKind, FaultyStorage
 from headgate.store.memory import MemoryStorage
@@ -211,3 +212,21 @@ def test_all_kinds_of_columns_come_back_as_they_were(tmp_path: Path) -> None:
             writer.append(batch.slice(1, 1))
         found = [batch for s in range(2) if (batch := store.reader(ONE, s).read()) is not None]
     assert sorted((r for b in found for r in b.to_pylist()), key=lambda r: r["i"] is None) == rows
+
+
+def test_a_read_that_was_interrupted_is_repeated_from_where_it_began(
+    ten: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was taken out of a part before was not returned, so the next read returns it."""
+    reader = ten.reader(ONE, 0)
+    assert values(reader, 2) == [0, 1]
+
+    def interrupted(*_: object) -> pa.RecordBatch:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(readers, "read_part", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.read()
+    assert reader.position == 2
+    assert values(reader) == list(range(2, 30))

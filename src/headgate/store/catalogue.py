@@ -7,7 +7,6 @@ docs/spec/stream-store.md. Never keeps a transaction open across a call of its o
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import sqlite3
 import threading
@@ -21,10 +20,17 @@ from sqlalchemy.engine import Connection, Engine
 
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.store.access import access_in, open_created, open_lock
+from headgate.store.openlock import wait_for_lock
 from headgate.store.tables import CATALOGUE_VERSION, meta, metadata, owners
 
 BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for other processes' short transactions before it reports a transient error."""
+
+SYNCHRONOUS = "FULL"
+"""The WAL is synced before a commit returns: it survives a power cut (D1). With NORMAL it is synced now and then."""
+
+_WAL_AT, _IS_WAL = 18, 2
+"""Byte of SQLite's file header that says which journal it has, and its value for a WAL."""
 
 _VERSIONS_OF_A_TAIL = 1 << 32
 """More than one connection counts: numbers of two connections are never equal, so a new one always means to look."""
@@ -41,6 +47,7 @@ class Catalogue:
 
         Raises:
             UsageError: it was written by a newer release, or its place is not writable.
+            StorageError: it must be created or raised to this version, and somebody holds its lock.
             CorruptionError: it is not a catalogue.
         """
         self.path = path
@@ -50,9 +57,11 @@ class Catalogue:
         self._tail: Any = None
         self._tails_count = 0
         self._engine = _engine(path)
+        if self._is_up_to_date():
+            return  # without the lock, which others may hold
         try:
             with os.fdopen(open_lock(path.with_suffix(".lock")), "ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # two first openers: switching to WAL does not wait by itself
+                wait_for_lock(lock, path)  # two first openers: switching to WAL does not wait by itself
                 # SQLite gives its other files (-wal, -shm) the mode of this one.
                 os.close(open_created(path, os.O_RDWR | os.O_CREAT, access_in(path.parent)))
                 with self.write() as connection:
@@ -115,6 +124,21 @@ class Catalogue:
             self._engine = _engine(self.path)
             self._write_lock, self._tail_lock, self._tail = threading.Lock(), threading.Lock(), None
 
+    def _is_up_to_date(self) -> bool:
+        """Whether there is nothing to create, to switch to WAL or to raise to this version."""
+        try:
+            with open(self.path, "rb") as file:
+                header = file.read(_WAL_AT + 1)
+        except OSError:
+            return False
+        if len(header) <= _WAL_AT or header[_WAL_AT] != _IS_WAL:
+            return False
+        with self.read() as connection:
+            if not sa.inspect(connection).has_table(meta.name):
+                return False
+            version = connection.execute(sa.select(meta.c.value).where(meta.c.key == "version")).scalar_one_or_none()
+        return version == str(CATALOGUE_VERSION)
+
     def _prepare(self, connection: Connection) -> None:
         if not sa.inspect(connection).has_table(meta.name):
             metadata.create_all(connection)
@@ -156,7 +180,7 @@ def _engine(path: Path) -> Engine:
     def on_connect(connection: Any, _: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves
         connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")  # a commit that returned survives a power cut (D1)
+        connection.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
 
     def on_begin(connection: Connection) -> None:
         is_write = connection.get_execution_options().get("headgate_write", False)

@@ -1,6 +1,6 @@
 """A reader of one segment from a position on.
 
-Counterpart: ``writer`` and committed ``transactions``. Source: S14, S23 and S35 of docs/spec/stream-store.md.
+Counterpart: ``writer`` and committed ``transactions``. Source: S14, S23, S35 and S44 of docs/spec/stream-store.md.
 Never returns an event that was not verified, and never skips one.
 """
 
@@ -56,9 +56,26 @@ class SegmentReader:
             CorruptionError: a chunk is damaged; the events before it were returned by earlier calls.
             UsageError: the stream was deleted.
         """
+        try:
+            batch = self._collect(rows_max if end is None else min(rows_max, end - self.position))
+        except BaseException:  # whatever was taken out of the part is not returned: begin there again
+            self._rewind()
+            raise
+        self.position += 0 if batch is None else batch.num_rows
+        return batch
+
+    def is_sealed_and_exhausted(self) -> bool:
+        """Whether the stream is sealed and the last ``read`` found its end."""
+        return self._is_sealed and not self._parts and self._unread() == 0
+
+    def _rewind(self) -> None:
+        self._parts.clear()
+        self._batch, self._batch_at, self._fetched, self._tail_version = None, 0, self.position, -1
+
+    def _collect(self, limit: int) -> pa.RecordBatch | None:
+        """Return the next events, at most ``limit``; ``position`` is moved by the caller."""
         pieces: list[pa.RecordBatch] = []
         rows = size_bytes = 0
-        limit = rows_max if end is None else min(rows_max, end - self.position)
         while rows < limit and size_bytes < READ_BYTES_MAX:
             try:
                 batch = self._current()
@@ -73,14 +90,9 @@ class SegmentReader:
             pieces.append(piece)
             rows += piece.num_rows
             size_bytes += piece.nbytes
-        self.position += rows
         if not pieces:
             return None
         return pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-
-    def is_sealed_and_exhausted(self) -> bool:
-        """Whether the stream is sealed and the last ``read`` found its end."""
-        return self._is_sealed and not self._parts and self._unread() == 0
 
     def _unread(self) -> int:
         return 0 if self._batch is None else self._batch.num_rows - self._batch_at
@@ -96,7 +108,7 @@ class SegmentReader:
         self._batch = read_part(self._storage, part, self.stream.schema)
         self._parts.popleft()  # only now: a failed load is tried again
         self.part_chunk = part.path
-        self._batch_at = max(0, self.position - part.start) if part.start < self.position else 0
+        self._batch_at = max(0, self.position - part.start)
         return self._batch
 
     def _fetch(self) -> bool:
