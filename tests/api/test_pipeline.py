@@ -45,6 +45,31 @@ def test_the_definition_holds_configuration_graph_plan_and_schemas(tmp_path: Pat
     assert definition.schemas == {NodeName(n): pa.schema([("n", pa.int64())]) for n in ("source", "filter", "sink")}
 
 
+@pytest.mark.parametrize(
+    ("sink", "said", "policy"),
+    [
+        (hg.Discard(), None, model.DamagedCheckpoint.PREVIOUS),
+        (hg.Print(), None, model.DamagedCheckpoint.PREVIOUS),
+        ("files", None, model.DamagedCheckpoint.FAIL),
+        ("files", "previous", model.DamagedCheckpoint.PREVIOUS),
+        (hg.Discard(), "fail", model.DamagedCheckpoint.FAIL),
+    ],
+)
+def test_output_of_transactional_sinks_is_not_repeated_unless_somebody_says_so(
+    tmp_path: Path, sink: Any, said: str | None, policy: model.DamagedCheckpoint
+) -> None:  # R52
+    pipeline = hg.Pipeline("p", on_damaged_checkpoint=said)
+    source = pipeline.source(hg.FromRows([{"n": 1}]))
+    source.sink(hg.Discard())
+    source.sink(hg.FileSink(tmp_path) if sink == "files" else sink)
+    assert pipeline.definition().config.on_damaged is policy
+
+
+def test_a_dead_letter_sink_is_transactional_too(tmp_path: Path) -> None:  # R52
+    found = simple(bad_records=hg.DeadLetter(hg.FileSink(tmp_path))).definition()
+    assert found.config.on_damaged is model.DamagedCheckpoint.FAIL
+
+
 def test_two_builds_of_one_program_agree() -> None:
     first, second = simple().definition(), simple().definition()
     assert [n.name for n in first.graph.nodes] == [n.name for n in second.graph.nodes]

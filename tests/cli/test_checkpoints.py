@@ -10,6 +10,7 @@ from headgate.cli.main import app
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
+from headgate.protocol.recovery import Damage
 from headgate.runtime.checkpointlog import CheckpointLog
 from headgate.store.storage import open_storage
 
@@ -97,3 +98,17 @@ def test_what_is_not_there_is_said(root: Path) -> None:
         told("list", "other", "--dir", str(root))
     with pytest.raises(UsageError, match="has not checkpoint 9; there is 1, 2"):
         told("show", "counts", "9", "--dir", str(root))
+
+
+def test_what_is_kept_aside_is_listed_and_removed(root: Path) -> None:  # R51
+    log = CheckpointLog(open_storage(str(root)), "counts")
+    log.set_aside(manifest(1), CheckpointId(3), [Damage("chk-0000000002/window-0.g1", "torn")])
+    (root / "counts/chk-0000000002").mkdir()
+    (root / "counts/chk-0000000002/window-0.g1").write_bytes(b"torn")
+    listed = CliRunner().invoke(app, ["checkpoints", "list", "counts", "--dir", str(root)]).output
+    assert "kept aside: what came after checkpoint 1 and before 3: chk-0000000002/window-0.g1: torn" in listed
+    done = CliRunner().invoke(app, ["checkpoints", "discard", "counts", "--dir", str(root), "--yes"])
+    assert "1 files removed" in done.output
+    assert not (root / "counts/chk-0000000002").exists()
+    again = CliRunner().invoke(app, ["checkpoints", "discard", "counts", "--dir", str(root), "--yes"])
+    assert "Nothing is kept aside" in again.output

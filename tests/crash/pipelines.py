@@ -43,6 +43,7 @@ def make(spec: dict[str, Any], **options: Any) -> Pipeline:
         tolerable_failures=spec.get("tolerable_failures", 0),
     )
     options.setdefault("restart", hg.FixedDelay(delay="50ms"))
+    options.setdefault("on_damaged_checkpoint", spec.get("on_damaged"))
     made = Pipeline(spec["name"], parallelism=spec.get("parallelism", 2), checkpointing=checkpointing, **options)
     made.spec = spec
     return made

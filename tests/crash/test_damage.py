@@ -12,6 +12,8 @@ import pytest
 
 from crash.processes import Life
 from crash.results import assert_clean, assert_standard, expected_standard, read_stream
+from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.store.storage import open_storage
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
 
@@ -59,8 +61,28 @@ DAMAGES = [
 ]
 
 
-def test_each_damage_is_named_and_the_checkpoint_before_it_used(spec: Spec, run: Run, tmp_path: Path) -> None:
+def test_damage_stops_a_pipeline_whose_output_would_be_repeated(spec: Spec, run: Run, tmp_path: Path) -> None:
     what = spec("standard", rows=60_000, rate=12_000, inline_bytes_max=0, interval="100ms")
+    run_and_stop(run, what)
+    victim = newest_snapshot(tmp_path, what["name"])
+    sound = victim.read_bytes()
+    flip(victim)
+    before = read_stream(tmp_path / "store", "out/rows")
+    for _ in range(2):
+        error = run(what).failed()["error"]
+        assert victim.name in error
+        assert "would produce again the output that" in error
+        assert "on_damaged_checkpoint='previous'" in error
+    assert read_stream(tmp_path / "store", "out/rows").equals(before)
+    victim.write_bytes(sound)  # restored from a copy: nothing was lost meanwhile
+    assert run(what).result()["is_finished"]
+    assert_standard(tmp_path, 60_000)
+    assert_clean(tmp_path)
+
+
+def test_each_damage_is_named_and_the_checkpoint_before_it_used(spec: Spec, run: Run, tmp_path: Path) -> None:
+    """The user chose to go back: the default is to stop (R52)."""
+    what = spec("standard", rows=60_000, rate=12_000, inline_bytes_max=0, interval="100ms", on_damaged="previous")
     run_and_stop(run, what)
     for damage, find in DAMAGES:
         victim = find(tmp_path, what["name"])
@@ -71,6 +93,9 @@ def test_each_damage_is_named_and_the_checkpoint_before_it_used(spec: Spec, run:
         assert any("continues from checkpoint" in n for n in notes), notes
     life = run(what)
     assert life.result()["is_finished"]
+    log = CheckpointLog(open_storage(str(tmp_path / "checkpoints")), what["name"])
+    assert log.aside()
+    log.discard_aside()  # what was gone back behind is kept until somebody removes it (R51)
     # What the damaged checkpoints had committed comes again (K18), but nothing is lost and nothing is half restored.
     found = read_stream(tmp_path / "store", "out/rows")
     expected = expected_standard(60_000)["rows"]

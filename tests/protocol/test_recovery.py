@@ -136,14 +136,33 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used() -> None:  # 
 
 def test_a_damaged_checkpoint_is_refused_if_configured_so() -> None:  # R14
     observed = log({1: claim(1), 2: manifest(1), 3: manifest(2)})
-    assert choose(observed, damage_of(c2="bit flipped", c1=""), FAIL) == Refuse("chk-2: bit flipped")
+    choice = choose(observed, damage_of(c2="bit flipped", c1=""), FAIL)
+    assert isinstance(choice, Refuse)
+    assert choice.reason.startswith(
+        "chk-2: bit flipped; going back to checkpoint 1 would produce again the output that "
+    )
+    assert "checkpoint 2 committed" in choice.reason
+    assert "on_damaged_checkpoint='previous'" in choice.reason
+
+
+def test_damage_older_than_the_newest_sound_checkpoint_stops_nothing() -> None:  # R14: nothing would be repeated
+    observed = log({1: claim(1), 2: TORN, 3: manifest(1), 4: manifest(2)})
+    assert choose(observed, damage_of(c2=""), FAIL) == Restore(manifest(2), skipped=(TORN,))
+
+
+def test_a_damaged_final_checkpoint_is_refused_if_configured_so() -> None:  # R14
+    observed = log({1: claim(1), 2: manifest(1), 3: manifest(2, is_final=True)})
+    assert isinstance(choose(observed, damage_of(c2="torn", c1=""), FAIL), Refuse)
 
 
 def test_a_damaged_or_lost_entry_is_named_or_refused() -> None:  # R9, R14
     observed = log({1: claim(1), 2: manifest(1), 4: TORN})
     lost = Damage("log/0000000003", "the entry is missing")
     assert choose(observed, damage_of(c1=""), PREVIOUS) == Restore(manifest(1), skipped=(TORN, lost))
-    assert choose(observed, damage_of(c1=""), FAIL) == Refuse("log/x: torn; log/0000000003: the entry is missing")
+    choice = choose(observed, damage_of(c1=""), FAIL)
+    assert isinstance(choice, Refuse)
+    assert choice.reason.startswith("log/x: torn; log/0000000003: the entry is missing; going back to checkpoint 1 ")
+    assert "whatever was completed since" in choice.reason
 
 
 def test_a_pipeline_never_starts_fresh_over_damage() -> None:  # R11, C36

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate.codec.logentry import decode_log_entry
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
+from headgate.protocol.recovery import candidates
 from headgate.runtime import claims
 from headgate.runtime.checkpointlog import CheckpointLog, write_snapshot
 from headgate.runtime.claims import Finished, NewGeneration, begin_generation
@@ -126,6 +128,72 @@ def test_a_finished_pipeline_commits_its_last_output_again_and_is_over(place: Pl
     CALLS.clear()
     assert isinstance(place.begin(), Finished)
     assert CALLS == [("recover", [1]), ("commit 1 as 2", [1]), ("close", [])]
+
+
+class BadOnce(MemoryStorage):
+    """Reads of some files are bad, now and then."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__("bad")
+        self.times, self.part, self.reads = times, "/never/", 0
+
+    def get(self, path: str) -> bytes:
+        data = super().get(path)
+        if self.part not in path:
+            return data
+        self.reads += 1
+        return data[:-1] if self.reads <= self.times else data
+
+
+@pytest.mark.parametrize("part", ["/chk-", "/log/0000000003", "/life"])
+def test_one_bad_read_destroys_nothing(place: Place, part: str) -> None:  # R50
+    bad = BadOnce(times=2)
+    place.storage = FaultyStorage(bad)
+    place.begin()
+    place.complete(1, 1)
+    place.complete(2, 1)
+    files = set(place.storage.list("p"))
+    bad.part = part
+    found = begun(place.begin())
+    assert found.restored is not None
+    assert found.restored.checkpoint == 2
+    assert files <= set(place.storage.list("p"))
+    assert not [note for note in place.notes if "damaged" in note]
+
+
+def test_what_a_start_goes_back_behind_is_kept_until_somebody_removes_it(place: Place) -> None:  # R51
+    place.begin()
+    place.complete(1, 1)
+    newest = place.complete(2, 1)
+    damaged = {f"p/{entry.handle.path}" for entry in newest.entries}
+    place.damage(newest)
+    for _ in range(3):  # a start that goes back again keeps nothing twice
+        place.begin()
+        assert damaged <= set(place.storage.list("p"))
+    asides = place.log.aside()
+    assert [(aside.restored, aside.below) for aside in asides] == [(1, 3)]
+    assert "chk-0000000002" in asides[0].why
+    kept = [path for path in place.storage.list("p/aside") if "/log-" in path]
+    entry = decode_log_entry(place.storage.get(kept[0]), "kept")
+    assert isinstance(entry, Manifest)
+    assert (entry.checkpoint, entry.entries) == (2, newest.entries)
+
+    place.complete(3, 4)
+    place.complete(4, 4)
+    place.log.drop(CheckpointId(3), CheckpointId(4))
+    assert damaged <= set(place.storage.list("p")), "pruning leaves it alone"
+    assert place.log.discard_aside() == len(damaged)
+    assert not damaged & set(place.storage.list("p"))
+    assert place.log.aside() == []
+    assert [m.checkpoint for m in candidates(place.log.observe())] == [4]
+
+
+def test_prepared_output_of_a_skipped_checkpoint_is_not_aborted_without_a_word(place: Place) -> None:  # R51, K18
+    place.begin()
+    place.complete(1, 1)
+    place.damage(place.complete(2, 1))
+    place.begin()
+    assert any("had prepared and not committed yet is aborted, and produced again" in note for note in place.notes)
 
 
 def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_restored(place: Place) -> None:

@@ -69,7 +69,7 @@ class Pipeline:
         restart: Restart | None = None,
         bad_records: BadRecords | None = None,
         max_parallelism: int = MAX_PARALLELISM_DEFAULT,
-        on_damaged_checkpoint: str = "previous",
+        on_damaged_checkpoint: str | None = None,
         state_backend: str = "memory",
         loop_memory_bytes: int = LOOP_MEMORY_BYTES,
         loop_disk_bytes_max: int = LOOP_DISK_BYTES_MAX,
@@ -84,7 +84,9 @@ class Pipeline:
             restart: what happens after a failure; default is ``ExponentialDelay()``.
             bad_records: ``Fail()`` (default) or ``DeadLetter(sink)``.
             max_parallelism: number of key groups; fixed for the life of the pipeline.
-            on_damaged_checkpoint: "previous" restores the one before a damaged checkpoint, "fail" does not start.
+            on_damaged_checkpoint: "previous" restores the one before a damaged checkpoint, which repeats output that
+                was committed since; "fail" does not start. Default: "fail" if a sink is transactional (all but
+                ``Discard`` and ``Print``), else "previous".
             state_backend: "memory".
             loop_memory_bytes: what the loops of one worker keep in memory of the records that circulate; beyond it
                 they go to disk, and new input of the loops waits.
@@ -102,7 +104,7 @@ class Pipeline:
             restart or ExponentialDelay(), (NoRestart, FixedDelay, ExponentialDelay, FailureRate), "restart"
         ).to_config()
         self._bad_records = _checked_policy(bad_records or Fail())
-        self._on_damaged = _damaged_policy(on_damaged_checkpoint)
+        self._on_damaged = None if on_damaged_checkpoint is None else _damaged_policy(on_damaged_checkpoint)
         if state_backend != "memory":
             not_there_yet(f"state backend '{state_backend}'", "use state_backend='memory'")
         self._runtime = RuntimeConfig(
@@ -154,7 +156,7 @@ class Pipeline:
             max_parallelism=self._max_parallelism,
             checkpoints=self._checkpointing.to_config(),
             restart=self._restart,
-            on_damaged=self._on_damaged,
+            on_damaged=self._on_damaged or _policy_for(graph),
             runtime=self._runtime,
             security=self._security,
         )
@@ -220,6 +222,13 @@ class Pipeline:
 
     def _checked_parallelism(self, parallelism: int) -> int:
         return _whole(parallelism, self._max_parallelism, "parallelism")
+
+
+def _policy_for(graph: Graph) -> DamagedCheckpoint:
+    """Return what happens to a damaged checkpoint when nobody said (R52): output is not repeated unasked."""
+    sinks = [node.spec for node in graph.nodes if node.role is Role.SINK]
+    matters = any(getattr(sink, "is_transactional", True) for sink in sinks)
+    return DamagedCheckpoint.FAIL if matters else DamagedCheckpoint.PREVIOUS
 
 
 def _placed(graph: Graph, config: PipelineConfig) -> Graph:

@@ -1,6 +1,6 @@
 """``headgate checkpoints``: what the checkpoint directory of a pipeline holds, damaged entries by name.
 
-Reads only; a running pipeline is not disturbed.
+Reads only, but for ``discard``; a running pipeline is not disturbed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headgate.cli.text import duration_text, size_text, time_text
 from headgate.errors import UsageError
 from headgate.model.manifest import Claim, Manifest
 from headgate.protocol.recovery import Damage, ObservedEntry, ObservedLog
-from headgate.runtime.checkpointlog import CheckpointLog
+from headgate.runtime.checkpointlog import Aside, CheckpointLog
 from headgate.store.storage import open_storage
 
 app = typer.Typer(help="Completed checkpoints of pipelines.", no_args_is_help=True)
@@ -46,6 +46,7 @@ def list_checkpoints(
         typer.echo(json.dumps([_entry_fields(entry) for entry in log.entries]))
     else:
         _print_entries(log)
+        _print_aside(CheckpointLog(open_storage(absolute_location(directory)), pipeline).aside())
 
 
 @app.command("show")
@@ -67,6 +68,31 @@ def show_checkpoint(
         typer.echo(json.dumps({**_manifest_fields(manifest), "subtasks": _subtask_fields(manifest)}))
     else:
         _print_manifest(manifest)
+
+
+@app.command("discard")
+def discard(
+    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    directory: DirOption = CHECKPOINT_DIR_DEFAULT,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove damaged checkpoints that were kept aside when a start went back behind them."""
+    _observed(directory, pipeline)
+    log = CheckpointLog(open_storage(absolute_location(directory)), pipeline)
+    found = log.aside()
+    if not found:
+        typer.echo(f"Nothing is kept aside at {log.url}.")
+        return
+    _print_aside(found)
+    if not yes:
+        typer.confirm("Remove their files for good?", abort=True)
+    typer.echo(f"{log.discard_aside()} files removed")
+
+
+def _print_aside(found: list[Aside]) -> None:
+    for aside in found:
+        what = f"kept aside: what came after checkpoint {aside.restored} and before {aside.below}"
+        typer.secho(f"{what}: {'; '.join(aside.why.splitlines())}", fg=typer.colors.RED)
 
 
 def _pipelines(directory: str) -> list[str]:

@@ -157,6 +157,9 @@ class _Nothing:
 class Discard:
     """A sink that drops everything; the runtime counts what reaches it."""
 
+    is_transactional = False
+    """Nothing is ever visible twice, so going back to an older checkpoint does no harm (R52)."""
+
     def check(self, schema: pa.Schema) -> None:
         """Every schema can be dropped."""
 

@@ -16,6 +16,9 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Claim, LogEntry, Manifest
 
+READS_MAX = 3
+"""A read whose bytes do not fit, or that finds nothing, is repeated before anything is judged by it (R50)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Damage:
@@ -203,22 +206,37 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     """
     skipped = [e.content for e in reversed(log.counted()) if isinstance(e.content, Damage)]
     skipped += [Damage(f"log/{s:010d}", "the entry is missing") for s in log.lost()]
-    if skipped and policy is DamagedCheckpoint.FAIL:  # R14
-        return Refuse(_describe(skipped))
     passed: list[CheckpointId] = []
     for manifest in candidates(log):
         problems = damage[manifest.checkpoint]
         if not problems:
+            if policy is DamagedCheckpoint.FAIL and (passed or _damage_after(log, manifest)):  # R14
+                return Refuse(_describe(skipped) + _going_back(manifest, passed))
             if manifest.is_final and not passed:  # R13
                 return AlreadyFinished(manifest)
             return Restore(manifest, tuple(skipped), tuple(passed))  # R10
         skipped += problems
         passed.append(manifest.checkpoint)
-        if policy is DamagedCheckpoint.FAIL:
-            return Refuse(_describe(skipped))
     if skipped:  # silently starting empty is forbidden (R11, C36)
         return Refuse(_describe(skipped) + "; no sound checkpoint is left")
     return StartFresh()
+
+
+def _damage_after(log: ObservedLog, manifest: Manifest) -> bool:
+    """Whether something newer than ``manifest`` is unreadable or lost: it may have been a completed checkpoint."""
+    at = next(e.sequence for e in log.counted() if e.content == manifest)
+    unreadable = (e.sequence for e in log.counted() if isinstance(e.content, Damage))
+    return any(sequence > at for sequence in (*unreadable, *log.lost()))
+
+
+def _going_back(manifest: Manifest, passed: Sequence[CheckpointId]) -> str:
+    """Return what the user can do about damage, and what going back would repeat (K18)."""
+    again = "checkpoint " + ", ".join(str(c) for c in passed) if passed else "whatever was completed since"
+    return (
+        f"; going back to checkpoint {manifest.checkpoint} would produce again the output that {again} committed: "
+        "restore the damaged files from a copy, or, to go back, use Pipeline(on_damaged_checkpoint='previous'), which "
+        "keeps the damaged files aside"
+    )
 
 
 def _describe(skipped: Sequence[Damage]) -> str:

@@ -6,6 +6,7 @@
     <pipeline>/log/0000000001          Claim or Manifest, put-if-absent: the only authority (docs/spec/recovery.md)
     <pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
     <pipeline>/ids/0000000007          this checkpoint id has been used (R7)
+    <pipeline>/aside/<restored>-<below>/...   the files of the checkpoints between are kept: a start went back (R51)
     <pipeline>/chk-0000000007/<vertex>-<subtask>.g<generation>    snapshots too large to be inlined
 
 Reads and writes; what they mean is decided by ``protocol.recovery`` and the ``Coordinator``.
@@ -14,11 +15,13 @@ Reads and writes; what they mean is decided by ``protocol.recovery`` and the ``C
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import TypeVar
 
 import xxhash
 
@@ -32,6 +35,7 @@ from headgate.model.life import NO_GENERATION, Life
 from headgate.model.manifest import Claim, Manifest, StateHandle
 from headgate.protocol.lineage import Lineage
 from headgate.protocol.recovery import (
+    READS_MAX,
     Damage,
     NextClaim,
     ObservedEntry,
@@ -59,12 +63,29 @@ _VANISHED = "it vanished while it was read"
 _NUMBER = re.compile(r"[0-9]{10,}")
 
 
+_CHECKPOINT_OF = re.compile(r"/chk-(\d+)/")
+_ASIDE = re.compile(r"/aside/(\d{10,})-(\d{10,})/")
+_WHY = "why"
+
+_T = TypeVar("_T")
+
+
 class Outcome(Enum):
     """What became of a manifest."""
 
     WRITTEN = "it is durable"
     FAILED = "it is certainly not there"
     UNKNOWN = "nobody can tell"
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """The checkpoints above ``restored`` and below ``below`` are kept: a start went back behind them. ``why`` names
+    the damage."""
+
+    restored: CheckpointId
+    below: CheckpointId
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +128,7 @@ class CheckpointLog:
     def _observe_entry(self, sequence: int) -> ObservedEntry:
         path = self._entry_path(sequence)
         try:
-            return ObservedEntry(sequence, path, decode_log_entry(self._storage.get(path), path))
+            return ObservedEntry(sequence, path, read_again(lambda: decode_log_entry(self._storage.get(path), path)))
         except CorruptionError as error:
             return ObservedEntry(sequence, path, Damage(path, str(error)))
         except NotFound:
@@ -124,15 +145,14 @@ class CheckpointLog:
         """
         path = f"{self._pipeline}/life"
         try:
-            data = self._storage.get(path)
+            self._storage.get(path)
         except NotFound:
             refuse_unless_exclusive(self._storage, self._pipeline)
             newest = Generation(next_claim(self.observe()).generation - 1)
             drawn = Life(secrets.token_hex(16), self.url, host, wall_ms, newest)
             with contextlib.suppress(AlreadyExists):
                 self._storage.put_if_absent(path, [encode_life(drawn)])
-            data = self._storage.get(path)
-        life = decode_life(data, f"{self._storage.url}/{path}")
+        life = read_again(lambda: decode_life(self._storage.get(path), f"{self._storage.url}/{path}"))
         if life is None:
             raise CorruptionError(f"{self._storage.url}/{path}", 0, "a life", "none")
         return life
@@ -282,6 +302,48 @@ class CheckpointLog:
         newest = self._newest_generation(self._next_sequence - 1)
         return newest if newest is not None and newest > self._generation else None
 
+    def set_aside(self, restored: Manifest, below: CheckpointId, skipped: Sequence[Damage]) -> None:
+        """Keep what a start goes back behind, until somebody removes it (R51): snapshots and log entries.
+
+        Repeating it changes nothing.
+
+        Raises:
+            StorageError
+        """
+        name = f"{self._pipeline}/aside/{restored.checkpoint:010d}-{below:010d}"
+        counted = self.observe().counted()
+        newer = itertools.takewhile(lambda entry: entry.content != restored, counted)
+        for entry in newer:
+            if not isinstance(entry.content, Claim):
+                with contextlib.suppress(AlreadyExists, NotFound):
+                    data = self._storage.get(entry.path)
+                    self._storage.put_if_absent(f"{name}/log-{entry.sequence:010d}", [data])
+        why = "".join(f"{damage.path}: {damage.problem}\n" for damage in skipped)
+        with contextlib.suppress(AlreadyExists):
+            self._storage.put_if_absent(f"{name}/{_WHY}", [why.encode()])
+
+    def aside(self) -> list[Aside]:
+        """Return what was set aside, oldest first.
+
+        Raises:
+            StorageError
+        """
+        paths = [path for path in self._storage.list(f"{self._pipeline}/aside") if path.endswith(f"/{_WHY}")]
+        return [Aside(*_range_of(path), self._storage.get(path).decode("utf-8", "replace").strip()) for path in paths]
+
+    def discard_aside(self) -> int:
+        """Remove what was set aside; return how many files of checkpoints that were. Snapshots first, reasons last.
+
+        Raises:
+            StorageError
+        """
+        paths = self._storage.list(self._pipeline)
+        ranges = _ranges_aside(paths)
+        files = [path for path in paths if (found := _CHECKPOINT_OF.search(path)) and _is_within(found, ranges)]
+        for path in [*files, *sorted(p for p in paths if "/aside/" in p)]:
+            self._storage.delete(path)
+        return len(files)
+
     def verify(self, manifest: Manifest) -> list[Damage]:
         """Read every snapshot file of ``manifest`` and return what is wrong with them (I4)."""
         found = []
@@ -321,9 +383,11 @@ class CheckpointLog:
         self._delete_snapshots(lambda found: found < below and found not in kept)
 
     def _delete_snapshots(self, is_garbage: Callable[[int], bool]) -> None:
-        for path in self._storage.list(self._pipeline):
-            match = re.search(r"/chk-(\d+)/", path)
-            if match and is_garbage(int(match.group(1))):
+        paths = self._storage.list(self._pipeline)
+        ranges = _ranges_aside(paths)
+        for path in paths:
+            match = _CHECKPOINT_OF.search(path)
+            if match and is_garbage(int(match.group(1))) and not _is_within(match, ranges):  # R51
                 self._storage.delete(path)
 
     def delete(self, handles: Sequence[StateHandle]) -> None:
@@ -361,6 +425,20 @@ class CheckpointLog:
             return  # best effort: the log itself decides
 
 
+def _range_of(path: str) -> tuple[CheckpointId, CheckpointId]:
+    match = _ASIDE.search(path)
+    assert match is not None
+    return CheckpointId(int(match.group(1))), CheckpointId(int(match.group(2)))
+
+
+def _ranges_aside(paths: Sequence[str]) -> set[tuple[CheckpointId, CheckpointId]]:
+    return {_range_of(path) for path in paths if _ASIDE.search(path)}
+
+
+def _is_within(match: re.Match[str], ranges: Collection[tuple[int, int]]) -> bool:
+    return any(restored < int(match.group(1)) < below for restored, below in ranges)
+
+
 def write_snapshot(
     storage: Storage,
     pipeline: str,
@@ -394,9 +472,23 @@ def write_snapshot(
 def read_snapshot(storage: Storage, pipeline: str, handle: StateHandle) -> bytes:
     """Return the payload of ``handle`` after checking its size, its checksum, and the rows of each state (R30).
 
+    A read that does not fit is repeated: one bad read is not damage (R50).
+
     Raises:
         CorruptionError, NotFound, StorageError
     """
+    return read_again(lambda: _read_once(storage, pipeline, handle))
+
+
+def read_again(read: Callable[[], _T]) -> _T:
+    """Return what ``read`` returns; repeat it a few times while it says that the bytes are damaged or missing (R50)."""
+    for _ in range(READS_MAX - 1):
+        with contextlib.suppress(CorruptionError, NotFound):
+            return read()
+    return read()
+
+
+def _read_once(storage: Storage, pipeline: str, handle: StateHandle) -> bytes:
     where = f"{pipeline}/{handle.path}" if handle.path else "an inlined snapshot"
     data = storage.get(where) if handle.path else handle.inline
     if len(data) != handle.size_bytes:

@@ -81,6 +81,9 @@ def begin_generation(
         case recovery.Restore():
             restored = choice.manifest
             _tell(choice, note)
+            if choice.skipped:  # before anything is swept or aborted
+                below = claimed.first_checkpoint
+                _retrying(lambda: log.set_aside(choice.manifest, below, choice.skipped), around)
     if restored is not None:
         plan = definition.plan
         problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
@@ -157,8 +160,11 @@ def _tell(choice: recovery.Restore, note: Callable[[str], None]) -> None:
         ids = ", ".join(str(c) for c in choice.contradicts)
         note(
             f"output that checkpoint {ids} committed will be produced again, because the pipeline goes back to "
-            f"checkpoint {choice.manifest.checkpoint}; remove it at the target if it must not be there twice"
+            f"checkpoint {choice.manifest.checkpoint}; remove it at the target if it must not be there twice. What it "
+            "had prepared and not committed yet is aborted, and produced again too"
         )
+    if choice.skipped:
+        note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
 
 
 def _retrying(call: Callable[[], _T], around: Surroundings) -> _T:

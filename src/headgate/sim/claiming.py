@@ -212,6 +212,7 @@ class Claiming:
                 restored, contradicts = choice.manifest, choice.contradicts
                 if choice.skipped:
                     env.marks.reach(Mark.DAMAGED_NEWEST)
+                    env.disk.set_aside(restored.checkpoint, self._first_checkpoint)
             case recovery.AlreadyFinished():
                 restored = choice.manifest
             case recovery.StartFresh():

@@ -14,7 +14,7 @@ from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.life import Life
 from headgate.model.manifest import Claim, LogEntry, Manifest, StateHandle
-from headgate.protocol.recovery import Damage, ObservedEntry, ObservedLog
+from headgate.protocol.recovery import READS_MAX, Damage, ObservedEntry, ObservedLog
 from headgate.sim import history
 from headgate.sim.faults import Fault, Faults
 from headgate.sim.history import Observer
@@ -37,6 +37,15 @@ class Disk:
         self.hint = 0
         self.reserved = CheckpointId(0)
         self.life: Life | None = None
+        self.aside: set[CheckpointId] = set()
+        """Checkpoints whose files are kept, because a start went back behind them (R51)."""
+        self.aside_files: set[str] = set()
+        self._bad_once: set[str] = set()
+
+    def set_aside(self, restored: CheckpointId, below: CheckpointId) -> None:
+        """Keep the files of the checkpoints between, whatever is swept later (R51)."""
+        self.aside.update(CheckpointId(c) for c in range(restored + 1, below))
+        self.aside_files.update(path for path in self.files if checkpoint_of(path) in self.aside)
 
     def take_away(self) -> Contents:
         """Remove everything, as one who wants to start over does; return it."""
@@ -84,6 +93,17 @@ class Disk:
         if not handle.path:
             return handle.inline
         self._may_fail("get", handle.path, Fault.GET_FAILS)
+        found: bytes | Damage = b""
+        for _ in range(READS_MAX):  # R50
+            found = self._read_once(handle)
+            if isinstance(found, bytes):
+                break
+        return found
+
+    def _read_once(self, handle: StateHandle) -> bytes | Damage:
+        if handle.path not in self._bad_once and self._faults.strikes(Fault.READ_BAD):
+            self._bad_once.add(handle.path)  # the next read is good again
+            return Damage(handle.path, "the read was bad")
         data = self.files.get(handle.path)
         if data is None:
             return Damage(handle.path, "the file is missing")
@@ -197,7 +217,7 @@ class Disk:
         """Remove files of checkpoints below ``below`` that are not kept: leftovers of dead generations."""
         for path in list(self.files):
             checkpoint = checkpoint_of(path)
-            if checkpoint < below and checkpoint not in keep:
+            if checkpoint < below and checkpoint not in keep and checkpoint not in self.aside:
                 self.delete(path)
 
     # -- the simulator's own view -------------------------------------------------------------------------------

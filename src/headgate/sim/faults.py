@@ -52,6 +52,7 @@ class Fault(Enum):
     LOOK_CRASH_STALE = ("crash-behind-a-stale-put", 0.4)
     LOOK_PAUSE = ("pause-before-a-look", 0.005)
     START_OVER = ("start-over", 0.0)
+    READ_BAD = ("bad-read", 0.1)
     ASK_FAILS = ("ask-fails", 0.05)
     TELL_CRASH = ("crash-while-telling", 0.02)
     LOG_CRASH = ("crash-with-a-log", 0.4)
@@ -88,7 +89,7 @@ LOOKS = frozenset({Fault.LOOK_CRASH, Fault.LOOK_CRASH_STALE, Fault.LOOK_PAUSE})
 
 LIVES = frozenset({Fault.START_OVER, Fault.ASK_FAILS, Fault.TELL_CRASH})
 
-DRAWN_ELSEWHERE = frozenset({Fault.DRAIN, Fault.LOG_CRASH, Fault.TARGET_DENIES}) | LOOKS | LIVES
+DRAWN_ELSEWHERE = frozenset({Fault.DRAIN, Fault.LOG_CRASH, Fault.TARGET_DENIES}) | LOOKS | LIVES | {Fault.READ_BAD}
 """Faults with a draw of their own, so that what other seeds do stays as it was."""
 
 
@@ -104,6 +105,8 @@ class Faults:
     """Dice for what happens between a put and the look behind it."""
     owners: random.Random = field(default_factory=lambda: random.Random(0))
     """Dice for lives and the targets that remember them."""
+    reads: random.Random = field(default_factory=lambda: random.Random(0))
+    """Dice for reads that are bad once."""
     storage_gone_until_ms: int = 0
 
     @classmethod
@@ -138,6 +141,9 @@ class Faults:
         self.owners = random.Random(f"lives {seed}")
         if self.rates and self.owners.random() < 0.25:
             self.rates.update({fault: fault.rate for fault in LIVES})
+        self.reads = random.Random(f"reads {seed}")
+        if self.rates and self.reads.random() < 0.25:
+            self.rates[Fault.READ_BAD] = Fault.READ_BAD.rate
 
     def draw_loops(self, share: float) -> None:
         """Have the faults that end a generation strike less often, but then while loop logs are not empty."""
@@ -154,7 +160,7 @@ class Faults:
     def strikes(self, fault: Fault) -> bool:
         """Whether ``fault`` happens at this opportunity."""
         rate = self.rates.get(fault)
-        dice = self.looks if fault in LOOKS else self.owners if fault in LIVES else self.rng
+        dice = self._dice_for(fault)
         if rate is None or self.is_healed or dice.random() >= rate:
             return False
         if fault in DISRUPTIVE:
@@ -162,6 +168,11 @@ class Faults:
                 return False
             self.budget -= 1
         return True
+
+    def _dice_for(self, fault: Fault) -> random.Random:
+        if fault is Fault.READ_BAD:
+            return self.reads
+        return self.looks if fault in LOOKS else self.owners if fault in LIVES else self.rng
 
     def crash_point(self, process: Process, fault: Fault) -> None:
         """Kill ``process`` here, perhaps.

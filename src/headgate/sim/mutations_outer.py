@@ -151,6 +151,23 @@ def _(patch: Patch) -> None:
     patch(recovery, "candidates", lambda log: tuple(reversed(original(log))))
 
 
+@mutant("one-bad-read-counts", "R50", "a single bad read makes a checkpoint count as damaged", seed=71)
+def _(patch: Patch) -> None:
+    patch(disk, "READS_MAX", 1)
+
+
+@mutant("skipped-files-swept", "R51", "the files of a checkpoint that was skipped are swept", seed=177)
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, *arguments: Any) -> Any:
+        aside, self.aside = self.aside, set()
+        try:
+            return call(*arguments)
+        finally:
+            self.aside = aside
+
+    around(patch, disk.Disk, "sweep", change)
+
+
 @mutant("damage-not-checked", "R10", "a damaged checkpoint is restored", seed=137)
 def _(patch: Patch) -> None:
     original = recovery.choose

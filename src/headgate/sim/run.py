@@ -356,10 +356,13 @@ class Simulation:
         orphans = tuple(
             path
             for path in sorted(env.disk.files)
-            if checkpoint_of(path) not in retained and path.endswith(f".g{newest}")
+            if checkpoint_of(path) not in {*retained, *env.disk.aside} and path.endswith(f".g{newest}")
         )
         alive = tuple(p.name for d in self.drivers for p in (d, *d.spark.workers) if p.is_alive)
         env.note(history.Inventory(env.store.undecided(), orphans, alive))
+        gone = sorted(env.disk.aside_files - env.disk.files.keys())
+        if gone:
+            raise Violation("I4", f"{gone[0]} of a checkpoint that was skipped is gone")
         self._note_end()
         self.checkers.at_end()
 

@@ -1,0 +1,106 @@
+"""Ways to lose or repeat output over a damaged checkpoint that was not (R14, R50–R52)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from tests.mutants.harness import assert_caught, patched
+
+from headgate import FileSink, FromRows, Pipeline
+from headgate.api import pipeline as pipeline_module
+from headgate.errors import UsageError
+from headgate.model.config import DamagedCheckpoint
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Manifest, SubtaskEntry
+from headgate.protocol import recovery
+from headgate.runtime import checkpointlog
+from headgate.runtime.checkpointlog import CheckpointLog, write_snapshot
+from headgate.store.memory import MemoryStorage
+
+
+class BadReads(MemoryStorage):
+    """The first ``times`` reads of snapshots are bad."""
+
+    times = 0
+
+    def get(self, path: str) -> bytes:
+        data = super().get(path)
+        if "/chk-" in path and self.times:
+            self.times -= 1
+            return data[:-1]
+        return data
+
+
+def checkpoint_of(storage: MemoryStorage, log: CheckpointLog, number: int) -> Manifest:
+    subtask, checkpoint = SubtaskId(VertexId("v"), 0), CheckpointId(number)
+    handle = write_snapshot(storage, "p", subtask, checkpoint, Generation(1), [b"state"], 0)
+    made = Manifest(checkpoint, Generation(1), 1, 128, (SubtaskEntry(subtask, handle),))
+    log.append(made)
+    return made
+
+
+def a_bad_read_is_survived() -> None:
+    storage = BadReads("bad reads")
+    log = CheckpointLog(storage, "p")
+    log.claim("test", 0)
+    made = checkpoint_of(storage, log, 1)
+    storage.times = 2
+    assert log.verify(made) == []
+
+
+def what_is_aside_stays() -> None:
+    storage = MemoryStorage("aside")
+    log = CheckpointLog(storage, "p")
+    log.claim("test", 0)
+    first, second = (checkpoint_of(storage, log, number) for number in (1, 2))
+    log.set_aside(first, CheckpointId(3), [recovery.Damage("x", "torn")])
+    log.sweep([CheckpointId(1)], CheckpointId(3))
+    assert log.verify(second) == []
+
+
+def damage_newer_than_what_is_sound_is_refused() -> None:
+    storage = MemoryStorage("refused")
+    log = CheckpointLog(storage, "p")
+    log.claim("test", 0)
+    for number in (1, 2):
+        checkpoint_of(storage, log, number)
+    storage.put("p/log/0000000003", [b"garbage"])
+    observed = log.observe()
+    sound: dict[CheckpointId, list[recovery.Damage]] = {CheckpointId(1): []}
+    if not isinstance(recovery.choose(observed, sound, DamagedCheckpoint.FAIL), recovery.Refuse):
+        raise UsageError("it goes back unasked")
+
+
+def a_sink_with_transactions_matters() -> None:
+    pipeline = Pipeline("p")
+    pipeline.source(FromRows([{"n": 1}])).sink(FileSink("memory://files"))
+    assert pipeline.definition().config.on_damaged is DamagedCheckpoint.FAIL
+
+
+MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[[], None]]] = [
+    (lambda: patched(checkpointlog, "READS_MAX", 1), a_bad_read_is_survived),
+    (lambda: patched(checkpointlog, "_is_within", lambda match, ranges: False), what_is_aside_stays),
+    (
+        lambda: patched(recovery, "_damage_after", lambda log, manifest: False),
+        damage_newer_than_what_is_sound_is_refused,
+    ),
+]
+
+
+@pytest.mark.parametrize(("mutant", "test"), MUTANTS)
+def test_a_mutant_of_damage_is_caught(
+    mutant: Callable[[], AbstractContextManager[None]], test: Callable[[], None], tmp_path: Path
+) -> None:
+    test()
+    assert_caught(mutant, test)
+
+
+def test_going_back_unasked_is_caught() -> None:
+    a_sink_with_transactions_matters()
+    assert_caught(
+        lambda: patched(pipeline_module, "_policy_for", lambda graph: DamagedCheckpoint.PREVIOUS),
+        a_sink_with_transactions_matters,
+    )
