@@ -48,7 +48,7 @@ def test_what_the_manifest_lists_is_committed_whatever_a_consumer_did_to_the_fil
     tmp_path: Path, consume: Callable[[Path], object]
 ) -> None:
     # D5
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
     begun(sink, 1, one).commit(permit(1), one)
     consume(the_file(sink))
@@ -64,7 +64,7 @@ def test_a_committed_file_that_is_prepared_again_does_not_come_back(
 ) -> None:
     # D5: a put whose answer was lost takes effect late, when a consumer has the file already
     monkeypatch.setattr(fileledger, "MERGE_AFTER", merge_after)
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
     committer = begun(sink, 1, one)
     committer.commit(permit(1), one)
@@ -79,7 +79,7 @@ def test_a_file_taken_before_its_commit_is_listed_is_not_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D11: published, killed before the manifest, taken away, and the commit repeated
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     for first in (1, 2):
         fault = Fault(FaultKind.IO_ERROR, "rename_if_absent" if first == 2 else "put_if_absent", "out", first=2)
@@ -99,7 +99,7 @@ def test_what_was_never_published_is_denied_even_after_other_files_of_its_commit
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D11, K6: an intent that recovery does not keep counts for nothing
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     both = prepared(sink, 2, 1) + prepared(sink, 2, 2, where=context(1))
     fault = Fault(FaultKind.IO_ERROR, "rename_if_absent", first=2)
     committer, _ = faulty_committer(monkeypatch, sink, fault)
@@ -113,7 +113,7 @@ def test_what_was_never_published_is_denied_even_after_other_files_of_its_commit
 
 def test_a_lost_file_is_denied_before_anything_of_its_commit_is_published(tmp_path: Path) -> None:
     # K5, D11
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     (first, second) = sorted(Path(sink.url).glob("_staging/*/*"))
     second.unlink()
@@ -126,7 +126,7 @@ def test_a_lost_file_is_denied_before_anything_of_its_commit_is_published(tmp_pa
 
 def test_another_file_under_the_final_name_stops_the_commit_and_ours_stays(tmp_path: Path) -> None:
     # D5
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
     (staged,) = Path(sink.url).glob("_staging/*/*")
     other = Path(sink.url) / staged.name.removesuffix(".tmp")
@@ -143,7 +143,7 @@ def test_a_generation_that_is_replaced_while_it_claims_aborts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D8: the second look, after the claim
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     storage = open_storage(sink.url)
     put = type(storage).put_if_absent
 
@@ -163,7 +163,7 @@ def test_a_generation_that_is_replaced_before_it_publishes_leaves_no_intent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # D11: the look after the intent
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     one = prepared(sink, 1, 1)
     old = begun(sink, 1, [*one])
     intend = fileledger.Ledger.intend
@@ -179,7 +179,7 @@ def test_a_generation_that_is_replaced_before_it_publishes_leaves_no_intent(
 
 
 def test_stray_files_among_the_sinks_own_are_left_alone(tmp_path: Path) -> None:
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     for directory in ("_claims", "_committed", "_publishing"):
         stray = Path(sink.url) / directory / "p.out" / ".DS_Store"
         stray.parent.mkdir(parents=True)
@@ -191,7 +191,7 @@ def test_stray_files_among_the_sinks_own_are_left_alone(tmp_path: Path) -> None:
 
 def test_readers_of_manifests_leave_out_what_was_taken_away(tmp_path: Path) -> None:
     # D12
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     committer = begun(sink, 1, [])
     for number in (1, 2):
         committer.commit(permit(number), prepared(sink, number, number))
@@ -202,7 +202,7 @@ def test_readers_of_manifests_leave_out_what_was_taken_away(tmp_path: Path) -> N
 
 def test_output_of_version_0_1_is_read_and_its_commits_are_continued(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "out", tmp_path / "out")
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     assert numbers_in(sink.url) == [1, 2, 3]
     saved = [
         Committable("out", CheckpointId(one["checkpoint"]), 0, Generation(1), base64.b64decode(one["payload"]))
@@ -217,7 +217,7 @@ def test_manifests_are_merged_in_bounded_size(tmp_path: Path, monkeypatch: pytes
     # D9
     monkeypatch.setattr(fileledger, "MERGE_AFTER", 4)
     monkeypatch.setattr(fileledger, "MANIFEST_FILES_MAX", 10)
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     committer = begun(sink, 1, [])
     for checkpoint in range(1, 61):
         committer.commit(permit(checkpoint), prepared(sink, checkpoint, checkpoint))
@@ -237,7 +237,7 @@ def test_a_merge_that_is_cut_short_anywhere_loses_nothing(
     # D9
     monkeypatch.setattr(fileledger, "MERGE_AFTER", 3)
     monkeypatch.setattr(fileledger, "MANIFEST_FILES_MAX", 5)
-    sink = FileSink(tmp_path / "out")
+    sink = FileSink(tmp_path / "out", roll_interval=0)
     outputs = {checkpoint: prepared(sink, checkpoint, checkpoint) for checkpoint in range(1, 25)}
     faults = [
         Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation, first=n)

@@ -55,7 +55,7 @@ def numbers_in(url: str) -> list[int]:
     return sorted(frame["n"].to_list()) if frame.width else []
 
 
-def target(url: str, file_format: Any) -> Target:
+def target(url: str, file_format: Any, roll_interval: Any = 0) -> Target:
     storage = open_storage(url)
 
     def read() -> list[dict[str, Any]]:
@@ -72,12 +72,21 @@ def target(url: str, file_format: Any) -> Target:
         for path in storage.list("_staging"):
             storage.delete(path)
 
-    return Target(FileSink(url, file_format), read, lambda: storage.list("_staging"), lose_prepared)
+    def leftovers() -> list[str]:
+        return storage.list("_staging") + storage.list("_publishing")
+
+    def take() -> None:
+        for path in storage.list(""):
+            if not path.startswith("_"):
+                storage.delete(path)
+
+    return Target(FileSink(url, file_format, roll_interval=roll_interval), read, leftovers, lose_prepared, take)
 
 
+@pytest.mark.parametrize("roll_interval", [0, "1h"])
 @pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
-def test_the_sink_survives_every_kill_point(file_format: str) -> None:
-    check_sink(lambda: target(f"memory://kit-{next(_numbers)}", file_format))
+def test_the_sink_survives_every_kill_point(file_format: str, roll_interval: Any) -> None:
+    check_sink(lambda: target(f"memory://kit-{next(_numbers)}", file_format, roll_interval))
 
 
 def test_the_sink_survives_kill_points_on_disk(tmp_path: Path) -> None:
@@ -87,7 +96,7 @@ def test_the_sink_survives_kill_points_on_disk(tmp_path: Path) -> None:
 
 def test_readers_of_the_directory_see_only_committed_files(tmp_path: Path) -> None:
     # D6
-    sink = FileSink(tmp_path, "parquet")
+    sink = FileSink(tmp_path, "parquet", roll_interval=0)
     committer = sink.open_committer("p", "out", Generation(1))
     committer.recover([])
     first = prepared(sink, 1, 1, 2)
@@ -101,7 +110,7 @@ def test_readers_of_the_directory_see_only_committed_files(tmp_path: Path) -> No
 
 def test_the_files_of_a_checkpoint_are_listed_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # D4
-    sink = FileSink(tmp_path)
+    sink = FileSink(tmp_path, roll_interval=0)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     committer, faulty = faulty_committer(monkeypatch, sink, Fault(FaultKind.IO_ERROR, "rename_if_absent", first=2))
     with pytest.raises(StorageError):
@@ -128,7 +137,7 @@ def faulty_committer(
 def test_a_commit_whose_outcome_is_unknown_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, kind: FaultKind
 ) -> None:
-    sink = FileSink(tmp_path)
+    sink = FileSink(tmp_path, roll_interval=0)
     both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
     committer, faulty = faulty_committer(monkeypatch, sink, Fault(kind, operation))
     with pytest.raises(StorageError):
@@ -141,7 +150,7 @@ def test_a_commit_whose_outcome_is_unknown_can_be_repeated(
 
 def test_prepare_can_be_repeated_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # D2
-    sink = FileSink(tmp_path, buffer_bytes=1, file_bytes=30)
+    sink = FileSink(tmp_path, roll_interval=0, buffer_bytes=1, file_bytes=30)
     faulty = FaultyStorage(open_storage(sink.url), [Fault(FaultKind.NO_SPACE, "put", first=2)])
     monkeypatch.setattr(filesink, "open_storage", lambda url, access: faulty)
     writer = sink.open(context())
@@ -160,7 +169,7 @@ def test_prepare_can_be_repeated_after_an_error(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_empty_transaction_has_no_committable(tmp_path: Path) -> None:
-    sink = FileSink(tmp_path)
+    sink = FileSink(tmp_path, roll_interval=0)
     writer = sink.open(context())
     assert writer.seal(CheckpointId(1)).prepare() is None
     writer.write(batch())
@@ -171,7 +180,7 @@ def test_an_empty_transaction_has_no_committable(tmp_path: Path) -> None:
 
 def test_sinks_and_pipelines_that_share_a_directory_do_not_touch_each_other(tmp_path: Path) -> None:
     # D1
-    sink = FileSink(tmp_path)
+    sink = FileSink(tmp_path, roll_interval=0)
     names = [("p", "a.b"), ("p.a", "b"), ("p", "a~2eb"), ("ü/..", "b")]
     committables = {name: prepared(sink, 1, i, where=context(0, 1, *name)) for i, name in enumerate(names)}
     for name in names:
@@ -184,7 +193,7 @@ def test_sinks_and_pipelines_that_share_a_directory_do_not_touch_each_other(tmp_
 
 def test_a_changed_or_missing_file_stops_the_commit(tmp_path: Path) -> None:
     # D5: as long as no manifest lists it
-    sink = FileSink(tmp_path)
+    sink = FileSink(tmp_path, roll_interval=0)
     committer = sink.open_committer("p", "out", Generation(1))
     one = prepared(sink, 1, 1)
     (path,) = tmp_path.glob("_staging/*/*")
@@ -199,7 +208,7 @@ def test_a_changed_or_missing_file_stops_the_commit(tmp_path: Path) -> None:
 
 
 def test_a_permit_covers_only_its_checkpoint_and_the_older_ones(tmp_path: Path) -> None:
-    sink = FileSink(tmp_path)
+    sink = FileSink(tmp_path, roll_interval=0)
     committer = sink.open_committer("p", "out", Generation(1))
     with pytest.raises(UsageError, match="output of checkpoint 2 must not be committed"):
         committer.commit(permit(1), prepared(sink, 2, 1))
@@ -210,7 +219,7 @@ def test_a_permit_covers_only_its_checkpoint_and_the_older_ones(tmp_path: Path) 
 
 def test_an_older_generation_is_fenced(tmp_path: Path) -> None:
     # D8
-    sink = FileSink(tmp_path)
+    sink = FileSink(tmp_path, roll_interval=0)
     one = prepared(sink, 1, 1)
     old, new = (sink.open_committer("p", "out", Generation(g)) for g in (1, 2))
     old.recover([])
@@ -228,7 +237,7 @@ def test_an_older_generation_is_fenced(tmp_path: Path) -> None:
 def test_manifests_are_merged_and_readers_do_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # D9
     monkeypatch.setattr(fileledger, "MERGE_AFTER", 3)
-    sink = FileSink(tmp_path)
+    sink = FileSink(tmp_path, roll_interval=0)
     committer = sink.open_committer("p", "out", Generation(1))
     for checkpoint in range(1, 9):
         committer.commit(permit(checkpoint), prepared(sink, checkpoint, checkpoint))
@@ -251,7 +260,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
 
 def test_going_back_to_an_older_checkpoint_keeps_later_files_and_writes_new_ones(tmp_path: Path) -> None:
     # D10, B1: a smaller checkpoint id is not taken for one committed before
-    sink = FileSink(tmp_path)
+    sink = FileSink(tmp_path, roll_interval=0)
     sink.open_committer("p", "out", Generation(1)).commit(permit(5), prepared(sink, 5, 1))
     later = sink.open_committer("p", "out", Generation(2))
     later.recover([])
@@ -279,10 +288,10 @@ def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
         FileSink(tmp_path, prefix="_x")
     nested = pa.schema([("x", pa.large_list(pa.struct([("b", pa.large_binary())])))])
     with pytest.raises(UsageError, match=r"column 'x' has type .* which JSON cannot hold"):
-        FileSink(tmp_path).check(nested)
+        FileSink(tmp_path, roll_interval=0).check(nested)
     FileSink(tmp_path, "parquet").check(nested)
     with pytest.raises(UsageError, match="without columns"):
-        FileSink(tmp_path).check(pa.schema([]))
+        FileSink(tmp_path, roll_interval=0).check(pa.schema([]))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UsageError, match=r"FileSink cannot write to .*/file"):
         FileSink(tmp_path / "file").check(SCHEMA)

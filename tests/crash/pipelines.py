@@ -71,7 +71,7 @@ def rows_sink(spec: dict[str, Any]) -> Any:
     """The store, unless it must not matter: a stopped process may hold the lock of its catalogue."""
     root = Path(spec["root"])
     if spec.get("only_files"):
-        return hg.FileSink(root / "rows", "parquet")
+        return hg.FileSink(root / "rows", "parquet", roll_interval=0)
     return hg.StreamSink("out/rows", store=str(root / "store"))
 
 
@@ -83,9 +83,9 @@ def standard(spec: dict[str, Any]) -> Pipeline:
     rows = source.map(doubled, {"id": pa.int64(), "twice": pa.int64()})
     rows.sink(rows_sink(spec), name="rows")
     windows = source.key_by("key").window(hg.Tumbling("5s")).agg(n=pl.len(), total=pl.col("value").sum())
-    windows.sink(hg.FileSink(root / "windows", "parquet"), name="windows")
+    windows.sink(hg.FileSink(root / "windows", "parquet", roll_interval="300ms"), name="windows")
     thin = source.filter(pl.col("id") % REDUCED_EVERY == 0).select("key", n=pl.lit(1, pl.Int64))
-    thin.key_by("key").reduce(counted).sink(hg.FileSink(root / "counts"), name="counts")
+    thin.key_by("key").reduce(counted).sink(hg.FileSink(root / "counts", roll_interval=0), name="counts")
     return pipeline
 
 
@@ -136,9 +136,9 @@ def backlog(spec: dict[str, Any]) -> Pipeline:
     rows = source.map(doubled, {"id": pa.int64(), "twice": pa.int64()})
     rows.sink(rows_sink(spec), name="rows")
     windows = source.key_by("key").window(hg.Tumbling("5s")).agg(n=pl.len(), total=pl.col("value").sum())
-    windows.sink(hg.FileSink(root / "windows", "parquet"), name="windows")
+    windows.sink(hg.FileSink(root / "windows", "parquet", roll_interval="300ms"), name="windows")
     ones = source.select("key", n=pl.lit(1, pl.Int64))
-    ones.key_by("key").reduce(slowly_counted).sink(hg.FileSink(root / "counts"), name="counts")
+    ones.key_by("key").reduce(slowly_counted).sink(hg.FileSink(root / "counts", roll_interval=0), name="counts")
     return pipeline
 
 
@@ -251,9 +251,9 @@ def other_state(spec: dict[str, Any]) -> Pipeline:
     rows = source.map(doubled, {"id": pa.int64(), "twice": pa.int64()})
     rows.sink(hg.StreamSink("out/rows", store=str(root / "store")), name="rows")
     windows = source.key_by("key").window(hg.Tumbling("7s")).agg(n=pl.len(), total=pl.col("value").sum())
-    windows.sink(hg.FileSink(root / "windows", "parquet"), name="windows")
+    windows.sink(hg.FileSink(root / "windows", "parquet", roll_interval="300ms"), name="windows")
     thin = source.filter(pl.col("id") % REDUCED_EVERY == 0).select("key", n=pl.lit(1, pl.Int64))
-    thin.key_by("key").reduce(counted).sink(hg.FileSink(root / "counts"), name="counts")
+    thin.key_by("key").reduce(counted).sink(hg.FileSink(root / "counts", roll_interval=0), name="counts")
     return pipeline
 
 

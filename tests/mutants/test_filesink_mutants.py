@@ -11,15 +11,19 @@ from typing import Any
 
 import pytest
 import tests.connectors.test_filecommit as committing
+import tests.connectors.test_filerolling as rolling
 import tests.runtime.test_sinkcommits as sinks
 import tests.test_names as names
 from tests.mutants.harness import Mutant, assert_caught, patched
 
 from headgate.api import builder
-from headgate.connectors import filecommit, fileledger, filesink
+from headgate.connectors import filecommit, fileledger, filesink, filewriter
+from headgate.connectors.filebuffer import RowBuffer
 from headgate.connectors.filecommit import FileCommitter
 from headgate.connectors.fileledger import Ledger
+from headgate.connectors.filewriter import FileWriter, SealedFiles
 from headgate.errors import FencedError, StorageError
+from headgate.protocol import recovery
 from headgate.runtime import sinkcommits
 from headgate.runtime.sinkcommits import SinkCommits
 from headgate.store import streams
@@ -212,6 +216,102 @@ def taken_files_are_listed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def what_is_held_is_in_no_state() -> Iterator[None]:
+    """D13: lost by every restart."""
+    with patched(FileWriter, "freeze", lambda self: None):
+        yield
+
+
+@contextmanager
+def what_was_written_stays_in_the_state() -> Iterator[None]:
+    """D13: in the output and in the state."""
+    seal = FileWriter.seal
+
+    def change(self: FileWriter, checkpoint: Any) -> Any:
+        held = self._held
+        sealed = seal(self, checkpoint)
+        self._held = self._held or held
+        return sealed
+
+    with patched(FileWriter, "seal", change):
+        yield
+
+
+@contextmanager
+def what_was_restored_waits_on() -> Iterator[None]:
+    """D14."""
+    due = FileWriter._is_due
+
+    def change(self: FileWriter) -> bool:
+        restored, self._restored = self._restored, []
+        is_due = due(self)
+        self._restored = restored
+        return is_due
+
+    with patched(FileWriter, "_is_due", change):
+        yield
+
+
+@contextmanager
+def every_subtask_takes_what_all_held() -> Iterator[None]:
+    """D14."""
+
+    def change(self: FileWriter, states: Any) -> None:
+        for state in states:
+            self._restored += filewriter.held_in(state, "out")
+
+    with patched(FileWriter, "restore", change):
+        yield
+
+
+@contextmanager
+def the_end_is_ignored() -> Iterator[None]:
+    """D14."""
+    with patched(FileWriter, "finish", lambda self: None):
+        yield
+
+
+@contextmanager
+def the_wait_begins_anew_with_every_record() -> Iterator[None]:
+    """D13."""
+    write = FileWriter.write
+
+    def change(self: FileWriter, batch: Any) -> None:
+        self._first_ms = None
+        write(self, batch)
+
+    with patched(FileWriter, "write", change):
+        yield
+
+
+@contextmanager
+def slices_are_held_as_they_are() -> Iterator[None]:
+    """D13."""
+    with patched(RowBuffer, "compact", lambda self: tuple(self._batches)):
+        yield
+
+
+@contextmanager
+def a_second_prepare_finds_nothing() -> Iterator[None]:
+    """D2."""
+    prepare = SealedFiles.prepare
+
+    def change(self: SealedFiles) -> bytes | None:
+        self._prepared = None
+        return prepare(self)
+
+    with patched(SealedFiles, "prepare", change):
+        yield
+
+
+@contextmanager
+def held_records_of_a_sink_that_is_gone_are_dropped() -> Iterator[None]:
+    """D15."""
+    with patched(recovery, "_held", lambda manifest: {}):
+        yield
+
+
 def matching_to_a_line_end(module: Any, name: str) -> Mutant:
     pattern = getattr(module, name).pattern
 
@@ -250,6 +350,30 @@ WITH_PATCH: list[Case] = [
 ]
 
 PLAIN: list[Case] = [
+    (what_is_held_is_in_no_state, rolling.test_every_record_is_shown_once_whatever_rolls_aborts_and_dies, (1,)),
+    (what_was_written_stays_in_the_state, rolling.test_every_record_is_shown_once_whatever_rolls_aborts_and_dies, (1,)),
+    (
+        what_was_restored_waits_on,
+        rolling.test_what_was_held_back_is_shown_by_the_first_checkpoint_after_a_restart_once,
+        (3, 3),
+    ),
+    (
+        every_subtask_takes_what_all_held,
+        rolling.test_what_was_held_back_is_shown_by_the_first_checkpoint_after_a_restart_once,
+        (3, 2),
+    ),
+    (the_end_is_ignored, rolling.test_the_end_of_the_input_shows_everything, ()),
+    (
+        the_wait_begins_anew_with_every_record,
+        rolling.test_records_wait_for_the_interval_from_the_oldest_one_on,
+        (),
+    ),
+    (slices_are_held_as_they_are, rolling.test_records_held_back_keep_no_larger_buffers_alive, ()),
+    (
+        a_second_prepare_finds_nothing,
+        rolling.test_a_prepare_that_is_repeated_after_it_succeeded_returns_the_same,
+        (),
+    ),
     (newest_first, sinks.test_a_sink_is_given_what_a_permit_covers_at_once_and_oldest_first, ()),
     (
         denials_look_transient,
@@ -312,3 +436,10 @@ def test_listing_what_was_taken_away_is_caught(tmp_path: Path) -> None:
             committing.test_readers_of_manifests_leave_out_what_was_taken_away(root)
 
     assert_caught(taken_files_are_listed, reads, tmp_path)
+
+
+def test_dropping_what_a_sink_holds_is_caught() -> None:
+    assert_caught(
+        held_records_of_a_sink_that_is_gone_are_dropped,
+        rolling.test_a_checkpoint_with_records_of_a_sink_that_is_gone_does_not_fit,
+    )

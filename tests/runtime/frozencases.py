@@ -16,7 +16,10 @@ import pytest
 from tests.operators.harness import Harness
 
 from headgate.codec.snapshot import Buffer, decode_sections
-from headgate.model.ids import CheckpointId
+from headgate.connectors.base import SinkContext
+from headgate.connectors.filesink import FileSink
+from headgate.connectors.filewriter import FileWriter
+from headgate.model.ids import CheckpointId, Generation
 from headgate.operators import reduce
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
 from headgate.operators.batchstates import BatchStateHandle
@@ -28,6 +31,7 @@ from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.windowplan import TumblingAggregate
 from headgate.operators.windows import window_operators
 from headgate.runtime import looplog
+from headgate.runtime.deployment import SinkHead
 from headgate.runtime.looplog import LoopLog, log_owner, replay_of
 from headgate.runtime.spill import SpillBudget
 from headgate.state import columns, memory_columns, memory_lists, memory_maps, memory_rows
@@ -214,6 +218,44 @@ class Log:
         return held != self.log.size_bytes(self._checkpoint)
 
 
+class Held:
+    """What a file sink holds back; now and then it writes it, and begins anew."""
+
+    def __init__(self) -> None:
+        self._now_ms = 0
+        self._step = 0
+        self._writer = self._open()
+        self.operator = SinkHead(self._writer)
+        self.change()
+
+    def _open(self) -> FileWriter:
+        context = SinkContext("p", "out", 0, 1, Generation(1), SCHEMA, lambda: self._now_ms)
+        writer = FileSink("memory://held", roll_interval="1h").open(context)
+        assert isinstance(writer, FileWriter)
+        return writer
+
+    def change(self) -> None:
+        self._step += 1
+        if self._step % 3 == 0:
+            self._now_ms += 3_600_000
+            self._writer.seal(CheckpointId(self._step))
+        self.operator.process(batch(self._step))
+
+    def freeze(self) -> FrozenState:
+        self._writer.seal(CheckpointId(self._step))
+        frozen = self.operator.freeze()
+        assert frozen is not None
+        return frozen
+
+    def contents(self, payload: bytes) -> list[Any]:
+        writer = self._open()
+        SinkHead(writer).restore([RestoredState(0, 1, memoryview(payload))])
+        return [row for part in writer._restored for row in part.to_pylist()]
+
+    def is_holding(self) -> bool:
+        return False
+
+
 def add(total: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     return {**total, "n": total["n"] + row["n"]}
 
@@ -238,6 +280,7 @@ CASES: dict[str, Callable[[], Live]] = {
     "with-timestamps": lambda: Holder(WithTimestampsSpec("ts")),
     "window-merge": lambda: Windows(pl.col("n").sum(), pl.col("n").max().alias("most"), may_combine=True),
     "window-buffer": lambda: Windows(pl.col("n").n_unique(), may_combine=False),
+    "held-by-a-file-sink": Held,
     "loop-log": lambda: Log(("key",), 1 << 30),
     "loop-log-on-disk": lambda: Log(("key",), 0),
     "loop-log-without-key": lambda: Log((), 1 << 30),

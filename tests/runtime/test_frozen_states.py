@@ -155,7 +155,7 @@ def test_every_state_that_can_be_frozen_is_in_the_conformance_test() -> None:
     stateful = {
         c for c in subclasses(Operator) if c.__module__.startswith("headgate.") and c.freeze is not Operator.freeze
     }
-    assert {type(live.operator) for live in holders} == stateful
+    assert {type(live.operator) for live in lives if hasattr(live, "operator")} == stateful
     assert {type(live.spec) for live in holders} | {LoopHeadSpec} == {
         one for one in specs if one is not StatefulSpec and one.__module__.startswith("headgate.operators")
     }

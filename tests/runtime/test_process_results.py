@@ -57,7 +57,7 @@ def windowed(root: Path, source: hg.Generator, **options: Any) -> hg.Pipeline:
     pipeline = pipeline_at(root, **options)
     stream = pipeline.source(source).with_timestamps("ts")
     counts = stream.key_by("key").window(hg.Tumbling("1s")).agg(n=pl.len(), total=pl.col("value").sum())
-    counts.sink(hg.FileSink(root / "out", "parquet"), name="out")
+    counts.sink(hg.FileSink(root / "out", "parquet", roll_interval="50ms"), name="out")
     return pipeline
 
 

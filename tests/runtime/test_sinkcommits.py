@@ -78,7 +78,7 @@ def test_output_of_an_aborted_checkpoint_is_shown_together_with_its_successors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # K19, D4
-    sink = hg.FileSink(tmp_path / "out")
+    sink = hg.FileSink(tmp_path / "out", roll_interval=0)
     commits = commits_to(tmp_path, sink)
     seen: list[list[int]] = []
     files = [prepared(sink, 5), prepared(sink, 6)]  # 5 was aborted, so 6 carries its output

@@ -83,7 +83,7 @@ class CommitsNothing(FileCommitter):
 
 class BrokenSink(FileSink):
     def __init__(self, url: Path, committer: type[FileCommitter]) -> None:
-        super().__init__(url)
+        super().__init__(url, roll_interval=0)
         self._committer = committer
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:

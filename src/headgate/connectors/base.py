@@ -13,16 +13,19 @@ thread) makes it durable and invisible and returns the committable's payload, wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
+from headgate.operators.base import RestoredState
 from headgate.protocol.commit import CommitPermit
+from headgate.state.frozen import FrozenState
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class EndlessSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a sink's writer may know."""
+    """What a sink's writer may know. ``clock_ms`` only goes forward; it is no date (``Clock.monotonic_ms``)."""
 
     pipeline: str
     node: str
@@ -113,6 +116,7 @@ class SinkContext:
     parallelism: int
     generation: Generation
     schema: pa.Schema
+    clock_ms: Callable[[], int] = SYSTEM_CLOCK.monotonic_ms
 
 
 class SealedTransaction(Protocol):
@@ -139,6 +143,26 @@ class SinkWriter(Protocol):
 
     def close(self) -> None:
         """Release resources; what is not prepared is abandoned."""
+
+
+@runtime_checkable
+class HoldingWriter(SinkWriter, Protocol):
+    """A writer that may hold records back over several checkpoints (D13). They are state of the pipeline meanwhile.
+
+    What is written before a ``seal`` is afterwards either in what it returned or in what ``freeze`` returns.
+    """
+
+    def freeze(self) -> FrozenState | None:
+        """Return the records held back, or None. Called directly after ``seal``, with no record in between."""
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the records of former subtasks that this one continues: each goes to exactly one subtask.
+
+        Called before the first record, not at all when there is nothing. They are held back no longer (D14).
+        """
+
+    def finish(self) -> None:
+        """All input has ended: no ``seal`` holds anything back any more (D14). May be called again."""
 
 
 class Committer(Protocol):

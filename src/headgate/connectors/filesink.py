@@ -1,26 +1,25 @@
 """A transactional sink of JSON-lines or Parquet files: readers see only files of completed checkpoints.
 
-Counterpart: ``filecommit`` publishes what is prepared here. Source: rules D1–D7 of docs/spec/connectors.md.
-Never writes a file where a reader looks.
+Counterparts: ``filewriter`` prepares files in the workers, ``filecommit`` publishes them in the driver. Source: the D
+rules of docs/spec/connectors.md. Configuration only.
 """
 
 from __future__ import annotations
 
 import re
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import pyarrow as pa
 
-from headgate.connectors.base import Committer, SealedTransaction, SinkContext, SinkWriter
-from headgate.connectors.encode import FORMATS, FileFormat, check_format, encode
-from headgate.connectors.filecommit import FileCommitter, refuse_if_fenced
-from headgate.connectors.filelayout import STAGING, SinkIdentity, StagedFile, digest, encode_files
+from headgate.connectors.base import Committer, SinkContext, SinkWriter
+from headgate.connectors.encode import FORMATS, FileFormat, check_format
+from headgate.connectors.filecommit import FileCommitter
+from headgate.connectors.filelayout import STAGING, SinkIdentity
 from headgate.connectors.fileowner import FileOwner
+from headgate.connectors.filewriter import FileNames, FileWriter, Limits
 from headgate.errors import StorageError, UsageError
-from headgate.model.ids import CheckpointId, Generation
+from headgate.model.config import Duration, duration_ms
+from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.model.security import Access
 from headgate.store.access import access_in
@@ -33,12 +32,22 @@ BUFFER_BYTES = 16 << 20
 FILE_BYTES = 64 << 20
 """Arrow bytes that make one file: encoding needs about twice as much memory."""
 
+ROLL_BYTES = 16 << 20
+"""Arrow bytes that are not held back any more: every checkpoint contains what is (D13)."""
+
+ROLL_INTERVAL: Duration = "1m"
+"""A day has 1,440 files of each subtask at most, however short the checkpoint interval (D13)."""
+
 _PROBE = f"{STAGING}/probe"
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class FileSink:
-    """Writes files that appear when their checkpoint completes, each exactly once.
+    """Writes files, each record exactly once: a file appears when the checkpoint that wrote it completes.
+
+    A checkpoint writes a file when there is enough for one, or when its oldest record has waited for long enough;
+    until then records are held back, safely, as state of the pipeline. ``roll_interval=0`` has every checkpoint
+    write what it has.
 
     Spark, DuckDB and pyarrow skip the sink's own directories, which begin with "_". Polars does not (D6): give it
     ``<url>/*.parquet`` or ``committed_files(url)``. A directory may be shared by several sinks and pipelines.
@@ -52,6 +61,8 @@ class FileSink:
         prefix: str = "part",
         buffer_bytes: int = BUFFER_BYTES,
         file_bytes: int = FILE_BYTES,
+        roll_bytes: int = ROLL_BYTES,
+        roll_interval: Duration = ROLL_INTERVAL,
         access: str = Access.UMASK.value,
     ) -> None:
         """Configure.
@@ -62,11 +73,15 @@ class FileSink:
             prefix: what the files' names begin with.
             buffer_bytes: memory per subtask before records go to a temporary file.
             file_bytes: Arrow bytes after which a transaction continues in another file.
+            roll_bytes: Arrow bytes of a subtask from which on the next checkpoint writes its file.
+            roll_interval: how long records may be held back, measured from the oldest one; the first checkpoint
+                after that writes them. The end of the input and a drain write everything; a stop does not, but the
+                first checkpoint of the next start does. 0: hold nothing back.
             access: who may read the files in a local directory: "umask", like those of any program; "owner", only
                 this user; "group", also the directory's group.
 
         Raises:
-            UsageError: the format or the access is unknown, or the prefix would hide the files.
+            UsageError: the format or the access is unknown, the prefix would hide the files, or a limit makes no sense.
         """
         if format not in FORMATS:
             raise UsageError(f"FileSink(format={format!r}) must be one of {', '.join(FORMATS)}")
@@ -75,7 +90,11 @@ class FileSink:
         text = str(url)
         self.url = text if "://" in text else str(Path(text).expanduser().absolute())
         self._format, self._prefix = format, prefix
-        self._buffer_bytes, self._file_bytes = buffer_bytes, file_bytes
+        for name, size_bytes in (("buffer", buffer_bytes), ("file", file_bytes), ("roll", roll_bytes)):
+            if size_bytes < 1:
+                raise UsageError(f"FileSink({name}_bytes={size_bytes!r}) must be at least 1")
+        interval_ms = duration_ms(roll_interval, "FileSink(roll_interval=)")
+        self._limits = Limits(buffer_bytes, file_bytes, roll_bytes, interval_ms)
         self._access: Access | None = checked_access(access, "FileSink(access=)", *Access)
 
     @classmethod
@@ -106,7 +125,7 @@ class FileSink:
         """Return a live writer."""
         identity = SinkIdentity(context.pipeline, context.node)
         names = FileNames(identity, self._prefix, context.subtask_index, context.generation, self._format)
-        return FileWriter(self._storage(), names, context.schema, self._buffer_bytes, self._file_bytes)
+        return FileWriter(self._storage(), names, context, self._limits)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return the committer of one generation."""
@@ -130,142 +149,3 @@ class FileSink:
     def how_to_forget(self, pipeline: str, node: str) -> str:
         """See ``OwnedSink``."""
         return f"headgate sinks forget '{pipeline}/{node}' '{self.url}'"
-
-
-class FileNames:
-    """Names of the files of one subtask."""
-
-    def __init__(
-        self, identity: SinkIdentity, prefix: str, subtask_index: int, generation: Generation, file_format: FileFormat
-    ) -> None:
-        self.identity, self.generation, self.format = identity, generation, file_format
-        self._prefix, self._subtask_index = prefix, subtask_index
-
-    def name(self, checkpoint: CheckpointId, number: int) -> str:
-        """Return the final name of file ``number`` of a transaction."""
-        return self.identity.file_name(
-            self._prefix, checkpoint, self._subtask_index, self.generation, number, self.format
-        )
-
-
-class RowBuffer:
-    """Records of one transaction, in memory and beyond ``buffer_bytes`` in an unnamed temporary file."""
-
-    def __init__(self, schema: pa.Schema, buffer_bytes: int) -> None:
-        self._schema, self._buffer_bytes = schema, buffer_bytes
-        self._batches: list[pa.RecordBatch] = []
-        self._size_bytes = 0
-        self._file: IO[bytes] | None = None
-        self._writer: pa.ipc.RecordBatchFileWriter | None = None
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Add records.
-
-        Raises:
-            StorageError: the temporary file cannot be written.
-        """
-        self._batches.append(batch)
-        self._size_bytes += batch.nbytes  # of the slice: the whole of its buffers may be shared
-        if self._size_bytes >= self._buffer_bytes:
-            self._spill()
-
-    def _spill(self) -> None:
-        try:
-            if self._writer is None:
-                self._file = tempfile.TemporaryFile(prefix="headgate-")  # noqa: SIM115 - closed with the buffer
-                self._writer = pa.ipc.new_file(self._file, self._schema)
-            self._writer.write_table(pa.Table.from_batches(self._batches, self._schema))
-        except OSError as error:
-            raise StorageError("write", tempfile.gettempdir(), str(error)) from error
-        self._batches, self._size_bytes = [], 0
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Return all records in order; can be called again. No record can be added afterwards."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        if self._file is not None:
-            reader = pa.ipc.open_file(self._file)
-            for index in range(reader.num_record_batches):
-                yield reader.get_batch(index)
-        yield from self._batches
-
-    def close(self) -> None:
-        """Drop the records."""
-        self._batches = []
-        if self._file is not None:
-            self._file.close()
-
-
-class FileWriter:
-    """Collects the output of one subtask, a transaction per checkpoint."""
-
-    def __init__(
-        self, storage: Storage, names: FileNames, schema: pa.Schema, buffer_bytes: int, file_bytes: int
-    ) -> None:
-        self._storage, self._names, self._schema = storage, names, schema
-        self._buffer_bytes, self._file_bytes = buffer_bytes, file_bytes
-        self._current = RowBuffer(schema, buffer_bytes)
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Add records to the current transaction."""
-        self._current.add(batch)
-
-    def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
-        """Close the current transaction as the output of ``checkpoint``."""
-        sealed = SealedFiles(self._storage, self._names, checkpoint, self._current, self._schema, self._file_bytes)
-        self._current = RowBuffer(self._schema, self._buffer_bytes)
-        return sealed
-
-    def close(self) -> None:
-        """Abandon the current transaction."""
-        self._current.close()
-
-
-class SealedFiles:
-    """One transaction on its way to staged files."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        names: FileNames,
-        checkpoint: CheckpointId,
-        rows: RowBuffer,
-        schema: pa.Schema,
-        file_bytes: int,
-    ) -> None:
-        self._storage, self._names, self._checkpoint = storage, names, checkpoint
-        self._rows, self._schema, self._file_bytes = rows, schema, file_bytes
-
-    def prepare(self) -> bytes | None:
-        """Write the staged files; return their list, or None when there are no records (K4).
-
-        Repeating it writes the same files again.
-
-        Raises:
-            StorageError: a file cannot be written.
-            FencedError: a newer generation owns the sink.
-        """
-        refuse_if_fenced(self._storage, self._names.identity, self._names.generation)
-        files = [self._write(number, table) for number, table in enumerate(self._tables())]
-        self._rows.close()
-        return encode_files(files) if files else None
-
-    def _write(self, number: int, table: pa.Table) -> StagedFile:
-        data = encode(self._names.format, table)
-        name = self._names.name(self._checkpoint, number)
-        self._storage.put(self._names.identity.staged(name), [data])
-        return StagedFile(name, table.num_rows, len(data), digest([data]))
-
-    def _tables(self) -> Iterator[pa.Table]:
-        """Group the records into files of about ``file_bytes``."""
-        group: list[pa.RecordBatch] = []
-        size_bytes = 0
-        for batch in self._rows.batches():
-            group.append(batch)
-            size_bytes += batch.nbytes
-            if size_bytes >= self._file_bytes:
-                yield pa.Table.from_batches(group, self._schema)
-                group, size_bytes = [], 0
-        if sum(batch.num_rows for batch in group):
-            yield pa.Table.from_batches(group, self._schema)

@@ -265,6 +265,12 @@ def incompatibility(manifest: Manifest, state_texts: Mapping[str, str], max_para
                 f"the state of operator '{name}' in {here} is [{text}], but this pipeline declares "
                 f"[{state_texts[name]}]; restore the old definition, or rename the operator or the pipeline"
             )
+    for name, count in sorted(_held(manifest).items()):
+        if name not in state_texts:  # D15
+            return (
+                f"{here} holds {count} records that sink '{name}' has not written yet, and this pipeline has no such "
+                "sink; bring it back under this name and run until it is drained or has written them"
+            )
     for name, text in sorted(state_texts.items()):
         if text and not manifest.state_texts.get(name):  # unknown there, or stateless there
             return (
@@ -272,3 +278,13 @@ def incompatibility(manifest: Manifest, state_texts: Mapping[str, str], max_para
                 "it should have counted: run under another pipeline name to start from the beginning"
             )
     return None
+
+
+def _held(manifest: Manifest) -> dict[str, int]:
+    """Return how many records sinks hold back: rows of nodes without a declared state."""
+    found: dict[str, int] = {}
+    for entry in manifest.entries:
+        for name, rows in (entry.handle.rows or {}).items():
+            if not manifest.state_texts.get(name):
+                found[name] = found.get(name, 0) + sum(rows.values())
+    return {name: count for name, count in found.items() if count}

@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from headgate.clock import Clock
 from headgate.codec.messages import Deploy
-from headgate.connectors.base import Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from headgate.connectors.base import HoldingWriter, Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Node, OutputTag, Role
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
@@ -32,6 +33,7 @@ from headgate.runtime.restoring import RestoredSnapshots, read_restored
 from headgate.runtime.spill import SpillBudget
 from headgate.runtime.subtaskrunner import Reports, SubtaskRunner
 from headgate.runtime.uploads import SnapshotWriter
+from headgate.state.frozen import FrozenState
 from headgate.store.storage import Storage
 
 
@@ -44,6 +46,28 @@ class SinkHead(Operator):
     def process(self, batch: pa.RecordBatch) -> None:
         """Write records."""
         self._writer.write(batch)
+
+    def freeze(self) -> FrozenState | None:
+        """Return what the writer holds back; its transaction has been sealed (D13)."""
+        return self._writer.freeze() if isinstance(self._writer, HoldingWriter) else None
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Give the writer what former ones held back.
+
+        Raises:
+            UsageError: it is of a sink that never holds anything back (D15).
+        """
+        if not isinstance(self._writer, HoldingWriter):
+            raise UsageError(
+                f"the restored checkpoint holds records that sink '{self.context.node}' had not written yet, but now "
+                "it is of another kind that cannot take them over: bring the former sink back under this name"
+            )
+        self._writer.restore(states)
+
+    def finish(self) -> None:
+        """Have the writer hold nothing back any more."""
+        if isinstance(self._writer, HoldingWriter):
+            self._writer.finish()
 
 
 def edge_schemas(definition: PipelineDefinition) -> list[pa.Schema]:
@@ -176,6 +200,7 @@ class Deployment:
             self._definition.plan.parallelism,
             Generation(self._message.generation),
             schema,
+            self._clock.monotonic_ms,
         )
 
     def _context(self, node: Node, subtask: SubtaskId) -> OperatorContext:

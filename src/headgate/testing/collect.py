@@ -17,7 +17,7 @@ class Collect(FileSink):
 
     def __init__(self, path: str | Path) -> None:
         """Configure; ``path`` is a directory that every worker reaches."""
-        super().__init__(path, "parquet", prefix="collected")
+        super().__init__(path, "parquet", prefix="collected", roll_interval=0)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the records of completed checkpoints, in order of checkpoint and subtask."""

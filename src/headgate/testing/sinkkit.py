@@ -15,11 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.connectors.base import Committer, OwnedSink, Sink, SinkContext, SinkWriter
-from headgate.errors import FencedError, HeadgateError
+from headgate.connectors.base import Committer, HoldingWriter, OwnedSink, Sink, SinkContext, SinkWriter
+from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
+from headgate.operators.base import RestoredState
 from headgate.protocol.commit import CommitPermit
 
 SCHEMA = pa.schema([pa.field("number", pa.int64()), pa.field("text", pa.large_string())])
@@ -38,12 +39,14 @@ class Target:
         read: returns the committed records as dicts, as a foreign reader sees them.
         leftovers: returns the names of prepared or open things and temporary files that are there.
         lose_prepared: makes the target forget or abort what is prepared; None when it cannot.
+        take: a consumer takes away all that is visible; None where there is no such consumer.
     """
 
     sink: Sink
     read: Callable[[], Sequence[dict[str, Any]]]
     leftovers: Callable[[], Sequence[str]] = tuple
     lose_prepared: Callable[[], None] | None = None
+    take: Callable[[], None] | None = None
 
 
 class KillPoint(Enum):
@@ -61,11 +64,18 @@ class KillPoint(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """What a completed checkpoint remembers: the source's position and everything to commit."""
+    """What a completed checkpoint remembers: the source's position, everything to commit, what writers hold back."""
 
     checkpoint: CheckpointId
     position: int
     committables: tuple[Committable, ...]
+    states: tuple[tuple[int, bytes], ...] = ()
+    parallelism: int = 0
+
+    @property
+    def shown(self) -> int:
+        """Below this position every record is visible after the commit."""
+        return 0 if self.states else self.position
 
 
 class _Life:
@@ -88,6 +98,24 @@ class _Life:
         for index in range(self._parallelism):
             context = SinkContext(PIPELINE, NODE, index, self._parallelism, self.generation, SCHEMA)
             self.writers.append(self._sink.open(context))
+            self._restore(index)
+
+    def _restore(self, index: int) -> None:
+        former = self.restored.parallelism
+        mine = [
+            RestoredState(subtask, former, memoryview(data))
+            for subtask, data in self.restored.states
+            if former != self._parallelism or subtask == index
+        ]
+        if mine:
+            writer = self.writers[index]
+            assert isinstance(writer, HoldingWriter), "a writer that cannot restore has held something back"
+            writer.restore(mine)
+
+    def finish(self) -> None:
+        for writer in self.writers:
+            if isinstance(writer, HoldingWriter):
+                writer.finish()
 
     def write(self, rows: int) -> None:
         for index, writer in enumerate(self.writers):
@@ -97,11 +125,16 @@ class _Life:
         self.position += rows
 
     def prepare(self, checkpoint: CheckpointId, subtasks: int | None = None) -> _Checkpoint:
+        states: list[tuple[int, bytes]] = []
         for index, writer in enumerate(self.writers[:subtasks]):
-            payload = writer.seal(checkpoint).prepare()
+            sealed = writer.seal(checkpoint)
+            frozen = writer.freeze() if isinstance(writer, HoldingWriter) else None
+            payload = sealed.prepare()
             if payload is not None:
                 self.pending.append(Committable(NODE, checkpoint, index, self.generation, payload))
-        return _Checkpoint(checkpoint, self.position, tuple(self.pending))
+            if frozen is not None:
+                states.append((index, b"".join(bytes(memoryview(part)) for part in frozen.encode())))
+        return _Checkpoint(checkpoint, self.position, tuple(self.pending), tuple(states), self._parallelism)
 
     def commit(self, done: _Checkpoint) -> None:
         self.committer.commit(CommitPermit(done.checkpoint, self.generation), done.committables)
@@ -140,11 +173,19 @@ class _World:
         done = self.prepare(life)
         self.complete(done)
         life.commit(done)
-        self.check_visible(done.position, "after a commit")
+        self.check_visible(done.shown, "after a commit")
         life.commit(done)
         life.commit(before)
         life.committer.commit(CommitPermit(done.checkpoint, life.generation), ())
-        self.check_visible(done.position, "after repeated commits")
+        self.check_visible(done.shown, "after repeated commits")
+
+    def finish(self, life: _Life) -> None:
+        """All input has ended: the last checkpoint shows whatever was held back."""
+        life.finish()
+        done = life.prepare(CheckpointId(next(self._ids)))
+        assert not done.states, f"{self.story}: records are held back after all input has ended"
+        self.complete(done)
+        life.commit(done)
 
     def check_visible(self, at_least: int, when: str) -> None:
         """All records below ``at_least`` are visible, none beyond the completed checkpoint, none twice."""
@@ -159,6 +200,7 @@ class _World:
     def check_end(self, parallelism: int) -> None:
         """After one more restart everything completed is visible with its content, and nothing is left behind."""
         life = self.start(parallelism)
+        self.finish(life)
         self.check_visible(self.completed.position, "at the end")
         assert all(row["text"] == str(row["number"]) for row in self.target.read()), f"{self.story}: content changed"
         left = list(self.target.leftovers())
@@ -195,6 +237,8 @@ def check_sink(
     check_older_checkpoint(fresh())
     check_stale_generation(fresh())
     check_lost_prepared(fresh())
+    check_lost_prepared_in_recovery(fresh())
+    check_taken_away(fresh())
     check_owner(fresh())
 
 
@@ -209,7 +253,7 @@ def check_kill(
         world.prepare(life)
     _die(world, life, point, after)
     life = world.start(after)
-    world.check_visible(world.completed.position, "after the restart")
+    world.check_visible(world.completed.shown, "after the restart")
     world.advance(life)
     world.check_end(before)
 
@@ -246,7 +290,7 @@ def check_older_checkpoint(target: Target) -> None:
     world.complete(lost)
     world.complete(older)
     life = world.start(2)
-    world.check_visible(older.position, "after going back")
+    world.check_visible(older.shown, "after going back")
     world.advance(life)
     world.check_end(2)
 
@@ -262,12 +306,12 @@ def check_stale_generation(target: Target) -> None:
         stale = old.prepare(CheckpointId(1_000))
     except FencedError:
         stale = _Checkpoint(CheckpointId(1_000), old.position, ())
-    world.check_visible(world.completed.position, "after the stale prepare")
+    world.check_visible(world.completed.shown, "after the stale prepare")
     if stale.committables:
         _expect_fenced(lambda: old.commit(stale), "committed")
-        world.check_visible(world.completed.position, "after the stale commit")
+        world.check_visible(world.completed.shown, "after the stale commit")
     _expect_fenced(old.recover, "recovered")
-    world.check_visible(world.completed.position, "after the stale recovery")
+    world.check_visible(world.completed.shown, "after the stale recovery")
     world.advance(new)
     world.check_end(2)
 
@@ -300,13 +344,62 @@ def check_lost_prepared(target: Target) -> None:
     """K5: when the target lost what a completed checkpoint counts on, the commit raises instead of going on."""
     if target.lose_prepared is None:
         return
-    world = _World(target, 4, "the target lost what was prepared")
-    life = world.start(1)
-    done = world.prepare(life)
-    world.complete(done)
-    target.lose_prepared()
+    world, life, done = _lost(target, "the target lost what was prepared")
     try:
         life.commit(done)
     except HeadgateError:
         return
     raise AssertionError(f"{world.story}: the commit reported success")
+
+
+def check_lost_prepared_in_recovery(target: Target) -> None:
+    """K5: the same, found by the next generation: it is told so in a way that nobody takes for worth another try."""
+    if target.lose_prepared is None:
+        return
+    world, _, _ = _lost(target, "the target lost what was prepared, and the pipeline was started again")
+    for _ in range(2):
+        try:
+            world.start(1)
+        except FencedError as error:
+            raise AssertionError(f"{world.story}: a denial looks like a newer generation: {error}") from error
+        except HeadgateError as error:
+            if isinstance(error, StorageError) and error.is_transient:
+                raise AssertionError(f"{world.story}: a denial looks like a fault that passes: {error}") from error
+        else:
+            raise AssertionError(f"{world.story}: the recovery reported success")
+
+
+def _lost(target: Target, story: str) -> tuple[_World, _Life, _Checkpoint]:
+    assert target.lose_prepared is not None
+    world = _World(target, 4, story)
+    life = world.start(1)
+    life.finish()  # hold nothing back, so that there is something to lose
+    done = world.prepare(life)
+    world.complete(done)
+    target.lose_prepared()
+    return world, life, done
+
+
+def check_taken_away(target: Target) -> None:
+    """D5: a consumer takes committed output away; commits that are repeated then neither fail nor bring it back."""
+    if target.take is None:
+        return
+    world = _World(target, 4, "a consumer took committed output away")
+    life = world.start(2)
+    life.finish()
+    done = world.prepare(life)
+    world.complete(done)
+    life.commit(done)
+    world.check_visible(done.position, "before")
+    target.take()
+    for _ in range(2):
+        life.commit(done)
+        assert not target.read(), f"{world.story}: it came back after a repeated commit"
+        life = world.start(2)
+        assert not target.read(), f"{world.story}: it came back after a restart"
+    life.finish()
+    after = world.prepare(life)
+    world.complete(after)
+    life.commit(after)
+    found = sorted(int(row["number"]) for row in target.read())
+    assert found == list(range(done.position, after.position)), f"{world.story}: later output is {found}"
