@@ -39,7 +39,7 @@ def dealt(frame: pl.DataFrame, splits: int) -> list[pl.DataFrame]:
 
 
 def out(spec: Spec, stream: hg.Stream, name: str = "out") -> None:
-    stream.sink(hg.FileSink(Path(spec["root"]) / name, "parquet"), name=name)
+    stream.sink(hg.FileSink(Path(spec["root"]) / name, "parquet", roll_interval=0), name=name)
 
 
 # -- FLIP-16's own: 2n - n = n --------------------------------------------------------------------------------------

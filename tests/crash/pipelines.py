@@ -188,7 +188,7 @@ def failing(spec: dict[str, Any]) -> Pipeline:
     root = Path(spec["root"])
     pipeline = make(spec)
     source = pipeline.source(generator(spec["rows"], spec["rate"]))
-    source.map(Doomed(spec["fails_at"]), name="divide").sink(hg.FileSink(root / "rows"), name="rows")
+    source.map(Doomed(spec["fails_at"]), name="divide").sink(hg.FileSink(root / "rows", roll_interval=0), name="rows")
     return pipeline
 
 
@@ -239,7 +239,9 @@ def text_files(spec: dict[str, Any]) -> Pipeline:
     root = Path(spec["root"])
     pipeline = make(spec)
     lines = pipeline.source(hg.TextFiles(str(root / "logs")))
-    lines.map(slowly).select(pl.col(lines.columns[0]).alias("line")).sink(hg.FileSink(root / "copied"), name="copied")
+    lines.map(slowly).select(pl.col(lines.columns[0]).alias("line")).sink(
+        hg.FileSink(root / "copied", roll_interval=0), name="copied"
+    )
     return pipeline
 
 

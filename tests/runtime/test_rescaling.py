@@ -43,7 +43,7 @@ def everything(root: Path, source: hg.Generator, parallelism: int, rate: int | N
     distinct.sink(hg.FileSink(root / "distinct", "parquet"), name="distinct")
     sums = stream.select("key", "value", n=pl.lit(1)).key_by("key").reduce(added)
     sums.sink(hg.FileSink(root / "sums", "parquet"), name="sums")
-    stream.sink(hg.FileSink(root / "rows", "parquet"), name="rows")
+    stream.sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
     return definition_of(pipeline)
 
 
@@ -93,7 +93,7 @@ def followed(root: Path, parallelism: int) -> PipelineDefinition:
     pipeline = pipeline_at(root, parallelism=parallelism)
     schema = pa.schema([("file", pa.string()), ("number", pa.int64())])
     rows = pipeline.source(hg.JsonLines(root / "in", schema, follow=True, discovery_interval="20ms"))
-    rows.sink(hg.FileSink(root / "rows", "parquet"), name="rows")
+    rows.sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
     return definition_of(pipeline)
 
 
@@ -134,7 +134,7 @@ def listed(root: Path, parallelism: int, rate: int | None) -> PipelineDefinition
     schema = pa.schema([("file", pa.string()), ("number", pa.int64())])
     rows = pipeline.source(hg.JsonLines(root / "in", schema))
     paced = pipeline.source(generator(5_000, rate, splits=2)).select(file=pl.lit("generated"), number=pl.col("id"))
-    rows.union(paced).sink(hg.FileSink(root / "rows", "parquet"), name="rows")
+    rows.union(paced).sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
     return definition_of(pipeline)
 
 
