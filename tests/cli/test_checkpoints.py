@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from headgate.cli.main import app
+from headgate.codec.logentry import encode_log_entry
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
@@ -67,6 +69,21 @@ def test_a_damaged_entry_is_listed_by_name(root: Path) -> None:
     text = told("list", "counts", "--dir", str(root))
     assert f"damaged: counts/log/{newest.name}" in text
     assert "final" not in text
+
+
+def test_what_a_replaced_driver_left_is_listed_as_such_and_is_never_the_newest(root: Path) -> None:  # R41
+    storage = open_storage(str(root))
+    log = CheckpointLog(storage, "counts")
+    heir = log.claim("heir", 0).next.generation
+    log.append(replace(manifest(3), generation=heir), CheckpointId(3))
+    log.drop(CheckpointId(2), CheckpointId(3))
+    storage.put("counts/log/0000000003", [encode_log_entry(replace(manifest(9), follows=2, log_start=2))])
+    text = told("list", "counts", "--dir", str(root))
+    assert text.count("left behind") == 1
+    assert "missing" not in text
+    assert "checkpoint: 3\n" in told("show", "counts", "--dir", str(root))
+    entries = json.loads(told("list", "counts", "--json", "--dir", str(root)))
+    assert [(e["checkpoint"], e["counts"]) for e in entries] == [(9, False), (3, True)]
 
 
 def test_one_checkpoint_is_shown_with_its_subtasks(root: Path) -> None:

@@ -5,11 +5,14 @@ The sleeper is a driver that was stopped at some point while its heir took over,
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+import xxhash
 
+from headgate.codec.logentry import encode_log_entry
 from headgate.errors import FencedError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Claim, Manifest
+from headgate.model.manifest import Claim, LogEntry, Manifest
 from headgate.protocol.recovery import candidates
 from headgate.runtime.checkpointlog import CheckpointLog, Outcome
 from headgate.store.faulty import Fault, FaultKind, FaultyStorage
@@ -236,3 +239,49 @@ def test_a_crash_while_claims_are_pruned_leaves_no_gap(storage: FaultyStorage, f
     storage.heal()
     assert CheckpointLog(storage, "p").observe().lost() == ()
     assert all(isinstance(e.content, Claim) for e in CheckpointLog(storage, "p").observe().entries)
+
+
+# -- what version 0.1 wrote --------------------------------------------------------------------------------------------
+
+
+def as_version_0_1(entry: LogEntry) -> bytes:
+    """Return the bytes of an entry that does not say what it follows."""
+    body = msgspec.json.decode(encode_log_entry(entry).partition(b"\n")[2])
+    for name in ("follows", "log_start"):
+        body.pop(name, None)
+    data = msgspec.json.format(msgspec.json.encode(body), indent=1)
+    kind = b"claim" if isinstance(entry, Claim) else b"manifest"
+    return b"headgate-log 1 %s %s\n%s" % (kind, xxhash.xxh3_64_hexdigest(data).encode(), data)
+
+
+@pytest.mark.parametrize("first", [1, 40])
+def test_a_log_of_version_0_1_goes_on(storage: FaultyStorage, first: int) -> None:  # R41
+    """From its beginning, or pruned; its claims stay until their checkpoints are dropped."""
+    old = Manifest(CheckpointId(6), Generation(2), 1, 128, ())
+    entries: list[LogEntry] = [
+        Manifest(CheckpointId(5), Generation(1), 1, 128, ()) if first > 1 else Claim(Generation(1), "old", 0),
+        Claim(Generation(2), "old", 0),
+        old,
+        Claim(Generation(3), "old", 0),
+    ]
+    for at, entry in enumerate(entries, start=first):
+        storage.put(f"p/log/{at:010d}", [as_version_0_1(entry)])
+    storage.put("p/log-hint", [str(first + 3).encode()])
+    observed = CheckpointLog(storage, "p").observe()
+    assert observed.lost() == ()
+    assert candidates(observed)[0] == old
+    life = Life(storage, "new")
+    assert (life.generation, life.next) == (4, 7)
+    life.complete(3)
+    observed = CheckpointLog(storage, "p").observe()
+    assert observed.lost() == ()
+    assert [m.checkpoint for m in candidates(observed)] == [9, 8]
+    assert len(numbers(storage)) == 2
+
+
+def test_what_is_missing_in_a_log_of_version_0_1_is_missed(storage: FaultyStorage) -> None:  # R9
+    for at in (1, 3):
+        storage.put(f"p/log/{at:010d}", [as_version_0_1(Claim(Generation(at), "old", 0))])
+    assert CheckpointLog(storage, "p").observe().lost() == (2,)
+    Life(storage, "new")
+    assert CheckpointLog(storage, "p").observe().lost() == (2,)

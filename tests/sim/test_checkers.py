@@ -52,6 +52,10 @@ def claim(sequence: int, generation: int) -> history.ClaimAppended:
     return history.ClaimAppended(sequence, Generation(generation))
 
 
+def owned(sequence: int, generation: int, owner: str) -> history.ClaimAppended:
+    return history.ClaimAppended(sequence, Generation(generation), owner)
+
+
 def completed(sequence: int, checkpoint: int, *serials: int, generation: int = 1) -> list[history.HistoryEvent]:
     wrote = history.SnapshotWrote(Generation(generation), SUBTASK, CheckpointId(checkpoint), HANDLE)
     return [wrote, history.ManifestAppended(sequence, manifest(checkpoint, *serials, generation=generation))]
@@ -117,6 +121,22 @@ BAD: dict[str, tuple[str, list[history.HistoryEvent]]] = {
     "a fresh start because of damage": (
         "I4",
         [*completed(2, 1), history.Damage(CheckpointId(1), "flipped"), chosen(2, None)],
+    ),
+    "a replaced driver that comes back": (
+        "I5",
+        [
+            owned(1, 1, "first"),
+            history.Deployed("first", Generation(1), (0, 0), 1),
+            owned(2, 2, "second"),
+            owned(3, 3, "first"),
+        ],
+    ),
+    "an id of two generations": (
+        "I7",
+        [
+            history.Triggered(Generation(1), CheckpointId(4)),
+            history.Triggered(Generation(2), CheckpointId(4)),
+        ],
     ),
     "a manifest without a subtask": (
         "I4",

@@ -16,7 +16,7 @@ from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
 from headgate.cli.text import duration_text, size_text, time_text
 from headgate.errors import UsageError
 from headgate.model.manifest import Claim, Manifest
-from headgate.protocol.recovery import Damage, ObservedEntry, ObservedLog
+from headgate.protocol.recovery import Damage, ObservedEntry, ObservedLog, candidates
 from headgate.runtime.checkpointlog import Aside, CheckpointLog
 from headgate.store.storage import open_storage
 
@@ -43,7 +43,8 @@ def list_checkpoints(
         return
     log = _observed(directory, pipeline)
     if as_json:
-        typer.echo(json.dumps([_entry_fields(entry) for entry in log.entries]))
+        counted = log.counted()
+        typer.echo(json.dumps([{**_entry_fields(entry), "counts": entry in counted} for entry in log.entries]))
     else:
         _print_entries(log)
         _print_aside(CheckpointLog(open_storage(absolute_location(directory)), pipeline).aside())
@@ -57,13 +58,13 @@ def show_checkpoint(
     as_json: JsonOption = False,
 ) -> None:
     """Show one checkpoint: the snapshot of each subtask, and what it promises to commit."""
-    manifests = [e.content for e in _observed(directory, pipeline).entries if isinstance(e.content, Manifest)]
+    manifests = candidates(_observed(directory, pipeline))
     found = [m for m in manifests if checkpoint in (None, m.checkpoint)]
     if not found:
-        there = ", ".join(str(m.checkpoint) for m in manifests) or "none"
+        there = ", ".join(str(m.checkpoint) for m in reversed(manifests)) or "none"
         what = "a completed checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
         raise UsageError(f"pipeline '{pipeline}' has not {what}; there is {there}")
-    manifest = max(found, key=lambda m: m.checkpoint)
+    manifest = found[0]
     if as_json:
         typer.echo(json.dumps({**_manifest_fields(manifest), "subtasks": _subtask_fields(manifest)}))
     else:
@@ -115,14 +116,16 @@ def _print_entries(log: ObservedLog) -> None:
         table.add_column(title, justify="left" if title in ("", "triggered (UTC)") else "right")
     damaged = []
     claims = 0
+    counted = log.counted()
     for entry in log.entries:
         match entry.content:
             case Manifest() as m:
                 remark = ("final" if m.is_final else "") + (" (draining)" if m.is_draining else "")
+                remark += "" if entry in counted else " (left behind)"
                 moment, size = time_text(m.trigger_wall_ms), size_text(m.size_bytes)
                 duration = duration_text(m.duration_ms)
                 table.add_row(str(m.checkpoint), str(m.generation), moment, duration, size, remark.strip())
-            case Damage() as damage:
+            case Damage() as damage if entry in counted:
                 damaged.append(damage)
             case Claim():
                 claims += 1

@@ -10,7 +10,7 @@ import typer
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
 from headgate.codec.lockholder import LockHolder
 from headgate.errors import PipelineFailed
-from headgate.model.manifest import Manifest
+from headgate.protocol.recovery import candidates
 from headgate.runtime.checkpointlog import CheckpointLog
 from headgate.runtime.stopping import RunningPipeline
 from headgate.store.storage import open_storage
@@ -63,8 +63,7 @@ def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str) -> LockHo
 
 
 def _newest(log: CheckpointLog) -> int | None:
-    contents = [entry.content for entry in log.observe().entries]
-    return max((int(content.checkpoint) for content in contents if isinstance(content, Manifest)), default=None)
+    return next((int(manifest.checkpoint) for manifest in candidates(log.observe())), None)
 
 
 def _outcome(ended: LockHolder, drain: bool) -> str:

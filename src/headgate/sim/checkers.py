@@ -18,6 +18,7 @@ from headgate.sim.lifecheckers import (
     FinishOnce,
     Monotone,
     NewestSound,
+    ReplacedStaysAway,
     StaleChangesNothing,
     WholeCheckpoints,
 )
@@ -195,6 +196,7 @@ class Checkers:
             WholeCheckpoints(plan),
             Monotone(),
             StaleChangesNothing(),
+            ReplacedStaysAway(),
             FinishOnce(),
             Bounded(),
             LogHoldsWhatCirculated(plan),

@@ -198,7 +198,7 @@ class Claiming:
             raise FencedError("the pipeline", claim.generation, newest)
         if log.lost():
             env.marks.reach(Mark.LOST_ENTRY)
-        if any(isinstance(entry.content, Manifest) for entry in log.entries if entry not in log.counted()):
+        if any(entry.sequence in env.disk.stale for entry in log.entries):
             env.marks.reach(Mark.LEFT_BY_REPLACED)
         restored: Manifest | None = None
         contradicts: tuple[CheckpointId, ...] = ()

@@ -6,6 +6,7 @@ between them. Outlives every process.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import xxhash
@@ -37,6 +38,11 @@ class Disk:
         self.hint = 0
         self.reserved = CheckpointId(0)
         self.life: Life | None = None
+        self.on_power_cut: Callable[[], object] = self.cut_power
+        self.stale: set[int] = set()
+        """Where something was put although something followed already: it means nothing (X8)."""
+        self._unsynced: dict[int, bool] = {}
+        """Entries whose names are not durable, in order; whether each was the newest when it was put."""
         self.aside: set[CheckpointId] = set()
         """Checkpoints whose files are kept, because a start went back behind them (R51)."""
         self.aside_files: set[str] = set()
@@ -49,6 +55,8 @@ class Disk:
 
     def take_away(self) -> Contents:
         """Remove everything, as one who wants to start over does; return it."""
+        self._settle()
+        self.stale = set()
         contents = (self.files, self.log, self.damaged_entries, self.hint, self.reserved, self.life)
         self.bring_back(({}, {}, {}, 0, CheckpointId(0), None))
         return contents
@@ -122,17 +130,47 @@ class Disk:
     # -- the log ------------------------------------------------------------------------------------------------
 
     def put_if_absent(self, sequence: int, entry: LogEntry) -> bool:
-        """Append ``entry`` at ``sequence`` unless that entry exists; return whether it was written."""
-        if sequence in self.log:
-            return False
-        self.log[sequence] = entry
-        if not self.is_tail(sequence):
-            return True
-        if isinstance(entry, Claim):
-            self._note(history.ClaimAppended(sequence, entry.generation))
-        else:
-            self._note(history.ManifestAppended(sequence, entry))
-        return True
+        """Append ``entry`` at ``sequence`` unless that entry exists; return whether it was written.
+
+        Either way what is there is durable (O11).
+
+        Raises:
+            StorageError: it may be there, and may go with the next power cut.
+        """
+        is_absent = sequence not in self.log
+        if is_absent:
+            self.log[sequence] = entry
+            self._unsynced[sequence] = self.is_tail(sequence)
+            if not self.is_tail(sequence):
+                self.stale.add(sequence)
+        self._sync()
+        return is_absent
+
+    def _sync(self) -> None:
+        """Make every name in the log durable; only then an observer may rely on an entry."""
+        if self._unsynced and self._faults.strikes(Fault.SYNC_FAILS):
+            if self._faults.strikes(Fault.POWER_CUT):
+                self._world.at(self._faults.looks.randint(0, 60), self._lose_power)
+            raise StorageError("sync", "log", "injected")
+        self._settle()
+
+    def _settle(self) -> None:
+        unsynced, self._unsynced = self._unsynced, {}
+        for sequence, was_tail in unsynced.items():
+            entry = self.log.get(sequence)
+            if isinstance(entry, Claim) and was_tail:
+                self._note(history.ClaimAppended(sequence, entry.generation, entry.owner))
+            elif isinstance(entry, Manifest) and was_tail:
+                self._note(history.ManifestAppended(sequence, entry))
+
+    def _lose_power(self) -> None:
+        self.on_power_cut()
+
+    def cut_power(self) -> int:
+        """Forget what was not synced; return how many entries that were."""
+        lost = [sequence for sequence in self._unsynced if self.log.pop(sequence, None) is not None]
+        self._unsynced.clear()
+        return len(lost)
 
     def is_tail(self, sequence: int) -> bool:
         """Whether nothing follows ``sequence``. Asked after each append (X8).

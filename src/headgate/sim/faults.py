@@ -48,8 +48,10 @@ class Fault(Enum):
     STOP = ("stop", 0.0)
     CANCEL = ("cancel", 0.0)
     DRAIN = ("drain", 0.0)
+    SYNC_FAILS = ("sync-fails", 0.02)
+    POWER_CUT = ("power-cut", 0.6)
     LOOK_CRASH = ("crash-before-a-look", 0.003)
-    LOOK_CRASH_STALE = ("crash-behind-a-stale-put", 0.4)
+    LOOK_CRASH_STALE = ("crash-behind-a-stale-put", 0.7)
     LOOK_PAUSE = ("pause-before-a-look", 0.005)
     START_OVER = ("start-over", 0.0)
     READ_BAD = ("bad-read", 0.1)
@@ -80,12 +82,14 @@ DISRUPTIVE = frozenset(
         Fault.LOOK_CRASH,
         Fault.LOOK_PAUSE,
         Fault.TELL_CRASH,
+        Fault.SYNC_FAILS,
     }
 )
 """Faults that (may) end a generation: they share ``Faults.budget``."""
 
 
-LOOKS = frozenset({Fault.LOOK_CRASH, Fault.LOOK_CRASH_STALE, Fault.LOOK_PAUSE})
+LOOKS = frozenset({Fault.LOOK_CRASH, Fault.LOOK_CRASH_STALE, Fault.LOOK_PAUSE, Fault.SYNC_FAILS, Fault.POWER_CUT})
+"""Faults around a put to the log, with dice of their own."""
 
 LIVES = frozenset({Fault.START_OVER, Fault.ASK_FAILS, Fault.TELL_CRASH})
 
@@ -102,7 +106,7 @@ class Faults:
     budget: int = 6
     is_healed: bool = False
     looks: random.Random = field(default_factory=lambda: random.Random(0))
-    """Dice for what happens between a put and the look behind it."""
+    """Dice for what happens around a put to the log."""
     owners: random.Random = field(default_factory=lambda: random.Random(0))
     """Dice for lives and the targets that remember them."""
     reads: random.Random = field(default_factory=lambda: random.Random(0))
@@ -131,7 +135,7 @@ class Faults:
             self.rates[Fault.TARGET_DENIES] = Fault.TARGET_DENIES.rate
 
     def draw_looks(self, seed: int) -> None:
-        """Have drivers stop or die between a put and the look behind it, in one run in three. Dice of its own, too."""
+        """Have puts to the log fail to be durable, or their writers stop or die behind them, in one run of three."""
         self.looks = random.Random(f"looks {seed}")
         if self.rates and self.looks.random() < 0.33:
             self.rates.update({fault: fault.rate for fault in LOOKS})

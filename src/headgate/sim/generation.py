@@ -6,6 +6,7 @@ generation ends still happens; only nobody hears of it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -211,10 +212,26 @@ class GenerationHost:
         if env.faults.strikes(Fault.MANIFEST_UNKNOWN):
             self._lose_answer(manifest)
             return
-        if disk.put_if_absent(self._next_sequence, manifest):
+        try:
+            is_written = disk.put_if_absent(self._next_sequence, manifest)
+        except StorageError:
+            self._look_up(manifest)
+            return
+        if is_written:
             self._after_append(manifest)
         else:
             self._on_conflict(manifest)
+
+    def _look_up(self, manifest: Manifest) -> None:
+        """It can be read, which does not prove that it is durable: put it again (O11)."""
+        self.env.marks.reach(Mark.SYNC_FAILED)
+        try:
+            self.env.disk.put_if_absent(self._next_sequence, manifest)
+        except StorageError:
+            self.env.marks.reach(Mark.MANIFEST_UNKNOWN)
+            self.handle(machine.ManifestUnknown(manifest.checkpoint))
+            return
+        self._on_conflict(manifest)
 
     def _lose_answer(self, manifest: Manifest) -> None:
         """The write reported an error: it took effect, did not, or will (X10)."""
@@ -224,17 +241,19 @@ class GenerationHost:
             env.marks.reach(Mark.MANIFEST_LATE)
             env.world.at(env.rng.randint(1, 300), self._land, sequence, manifest)
         elif fate >= 2:
-            env.disk.put_if_absent(sequence, manifest)
+            with contextlib.suppress(StorageError):
+                env.disk.put_if_absent(sequence, manifest)
         if fate == 3 and env.disk.log.get(sequence) is manifest:
             env.marks.reach(Mark.MANIFEST_READ_BACK)
-            self._after_append(manifest)
+            self._look_up(manifest)
             return
         env.marks.reach(Mark.MANIFEST_UNKNOWN)
         self.handle(machine.ManifestUnknown(manifest.checkpoint))
 
     def _land(self, sequence: int, manifest: Manifest) -> None:
         """A write that was given up reaches the storage after all: nobody looks behind it."""
-        self.env.disk.put_if_absent(sequence, manifest)
+        with contextlib.suppress(StorageError):
+            self.env.disk.put_if_absent(sequence, manifest)
 
     def _after_append(self, manifest: Manifest) -> None:
         self.driver.look_later(self.env.disk.is_tail(self._next_sequence), self._look, manifest)

@@ -84,10 +84,11 @@ class SnapshotWrote:
 
 @dataclass(frozen=True, slots=True)
 class ClaimAppended:
-    """A generation was claimed."""
+    """A generation was claimed, by the driver of this name."""
 
     sequence: int
     generation: Generation
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

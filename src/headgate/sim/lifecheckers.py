@@ -91,6 +91,7 @@ class Monotone:
         self._generation = Generation(0)
         self._completed = CheckpointId(0)
         self._triggered: dict[Generation, CheckpointId] = {}
+        self._users: dict[CheckpointId, Generation] = {}
         self._passed: dict[tuple[Generation, SubtaskId], CheckpointId] = {}
         self._cancelled: dict[tuple[Generation, SubtaskId], set[CheckpointId]] = {}
         self._watermarks: dict[tuple[Generation, SubtaskId], int] = {}
@@ -124,6 +125,9 @@ class Monotone:
                 pass
 
     def _trigger(self, event: history.Triggered) -> None:
+        user = self._users.setdefault(event.checkpoint, event.generation)
+        if user != event.generation:
+            raise Violation("I7", f"generations {user} and {event.generation} both use the id {event.checkpoint}")
         before = self._triggered.get(event.generation, CheckpointId(0))
         self._rises("a triggered id", event.checkpoint, before)
         if event.generation == self._generation:
@@ -178,6 +182,26 @@ class StaleChangesNothing:
     def _refuse(self, what: str, generation: Generation, newest: Generation) -> None:
         if generation < newest:
             raise Violation("I8", f"generation {generation} {what} after generation {newest} had begun")
+
+    def at_end(self) -> None:
+        """Nothing to add."""
+
+
+class ReplacedStaysAway:
+    """I5: a driver that ran the pipeline and was replaced by another one never claims it again (X9)."""
+
+    def __init__(self) -> None:
+        self._ran: set[str] = set()
+        self._replaced: set[str] = set()
+
+    def observe(self, event: HistoryEvent) -> None:
+        """Remember who ran, and who claimed behind it."""
+        if isinstance(event, history.Deployed):
+            self._ran.add(event.driver)
+        elif isinstance(event, history.ClaimAppended):
+            if event.owner in self._replaced:
+                raise Violation("I5", f"{event.owner} was replaced and claims generation {event.generation}")
+            self._replaced |= self._ran - {event.owner}
 
     def at_end(self) -> None:
         """Nothing to add."""

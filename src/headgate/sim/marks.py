@@ -34,6 +34,8 @@ class Mark(Enum):
     TWO_DRIVERS = "two drivers ran at once"
     CLAIM_CONFLICT = "two drivers competed for one entry of the log"
     PRUNED_NUMBER = "a stopped driver filled a number of the log that had been used and pruned"
+    SYNC_FAILED = "an entry of the log could be read and was not durable"
+    POWER_CUT = "a power cut took an entry of the log that was not synced"
     CLAIMS_PRUNED = "claims that led nowhere were removed"
     LEFT_BY_REPLACED = "an entry that a replaced driver left in the log counted for nothing"
     ID_REFUSED = "a replaced driver was refused an id"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
+from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Claim
 from headgate.protocol import commit, coordinator, lives, recovery, restart, supervisor, watermarks
+from headgate.protocol.coordinator import IdReserved
 from headgate.sim import disk, probes, storemodel
 from headgate.sim.chain import Chain
 from headgate.sim.claiming import Claiming
@@ -140,7 +144,7 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant("replaced-driver-claims-again", "C38", "two drivers replace each other for ever", seed=213)
+@mutant("replaced-driver-claims-again", "C38", "two drivers replace each other for ever", seed=11)
 def _(patch: Patch) -> None:
     patch(recovery, "replaced_by", lambda log, mine, owner: None)
 
@@ -286,6 +290,47 @@ def _(patch: Patch) -> None:
 @mutant("pruned-number-reused", "R6", "an append at a number that was used and pruned counts", seed=54)
 def _(patch: Patch) -> None:
     patch(disk.Disk, "is_tail", lambda self, sequence: True)
+
+
+@mutant("unsynced-counts", "O11", "an entry of the log that can be read counts as durable", seed=61)
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any) -> Any:
+        with contextlib.suppress(StorageError):
+            call()
+
+    around(patch, disk.Disk, "_sync", change)
+
+
+@mutant(
+    "left-entry-counts",
+    "R41",
+    "what was left in the log is restored",
+    probe=probes.what_was_left_is_passed,
+)
+def _(patch: Patch) -> None:
+    patch(recovery.ObservedLog, "counted", lambda self: tuple(reversed(self.entries)))
+
+
+@mutant(
+    "only-claims-tell",
+    "R40",
+    "a driver whose heir has pruned its claim takes over again",
+    probe=probes.a_manifest_tells_who_was_replaced,
+)
+def _(patch: Patch) -> None:
+    def replaced_by(log: Any, mine: Any, owner: Any) -> Any:
+        found = [e.content for e in log.entries if isinstance(e.content, Claim)]
+        return max((c.generation for c in found if c.generation > mine and c.owner != owner), default=None)
+
+    patch(recovery, "replaced_by", replaced_by)
+
+
+@mutant("ids-without-a-look", "R42", "a replaced driver reserves an id that its heir uses", seed=5)
+def _(patch: Patch) -> None:
+    def change(call: Any, self: Any, checkpoint: Any) -> Any:
+        self.handle(IdReserved(checkpoint))
+
+    around(patch, GenerationHost, "_look_after_reserve", change)
 
 
 @mutant("reports-before-start-dropped", "E1", "a subtask that finishes before the last worker is ready is not heard")

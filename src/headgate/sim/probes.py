@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate.model.config import CheckpointConfig, FixedDelay
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import StateHandle
+from headgate.model.manifest import Manifest, StateHandle
 from headgate.protocol import align, coordinator, recovery, watermarks
 from headgate.protocol.reasons import AbortReason
 from headgate.protocol.restart import GiveUp, RestartPolicy
@@ -99,6 +99,26 @@ def ids_are_not_reused() -> None:
     log = recovery.ObservedLog((), CheckpointId(5))
     assert recovery.first_checkpoint(log, CheckpointId(0)) == 6
     assert recovery.first_checkpoint(log, CheckpointId(7)) == 8
+
+
+def what_was_left_is_passed() -> None:
+    """R41: a manifest at a number that was pruned is no candidate."""
+    left, newest = (
+        Manifest(CheckpointId(9), Generation(1), 1, 8, (), follows=0, log_start=2),
+        Manifest(CheckpointId(7), Generation(2), 1, 8, (), follows=6, log_start=7),
+    )
+    entries = tuple(recovery.ObservedEntry(at, f"log/{at}", m) for at, m in ((2, left), (7, newest)))
+    log = recovery.ObservedLog(entries, CheckpointId(9))
+    assert recovery.candidates(log) == (newest,)
+    assert log.lost() == ()
+
+
+def a_manifest_tells_who_was_replaced() -> None:
+    """R40: the heir has pruned its claim; what it completed says that it was there."""
+    manifest = Manifest(CheckpointId(7), Generation(2), 1, 8, (), follows=6, log_start=7)
+    log = recovery.ObservedLog((recovery.ObservedEntry(7, "log/7", manifest),), CheckpointId(7))
+    assert recovery.replaced_by(log, Generation(1), "sleeper") == 2
+    assert recovery.replaced_by(log, Generation(2), "heir") is None
 
 
 def _running(config: CheckpointConfig) -> coordinator.Coordinator:

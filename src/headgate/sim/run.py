@@ -125,6 +125,7 @@ class Simulation:
         self.checkers = Checkers(workload, plan)
         note = self.checkers.observe
         disk, store = Disk(world, faults, note), StoreModel(note)
+        disk.on_power_cut = self._cut_power
         self.env = Env(world, faults, Marks(), options, workload, plan, disk, store, note)
         self.drivers: list[Driver] = []
         self._sizes = random.Random(f"parallelism of {seed}")
@@ -329,6 +330,13 @@ class Simulation:
         self.env.note(history.Damage(disk.manifests()[-1].checkpoint, "repaired"))
 
     # -- phases -------------------------------------------------------------------------------------------------
+
+    def _cut_power(self) -> None:
+        """Everything that runs dies with the machine, and so does what was not synced."""
+        for driver in self.drivers:
+            driver.kill("power cut")
+        if self.env.disk.cut_power():
+            self.env.marks.reach(Mark.POWER_CUT)
 
     def _heal(self) -> None:
         """End all faults: stopped processes go on, what is dead is started again."""
