@@ -148,7 +148,7 @@ class Disk:
 
     def _sync(self) -> None:
         """Make every name in the log durable; only then an observer may rely on an entry."""
-        if self._unsynced and self._faults.strikes(Fault.SYNC_FAILS):
+        if self._unsynced and self._faults.is_sync_failing(self._world.now_ms):
             if self._faults.strikes(Fault.POWER_CUT):
                 self._world.at(self._faults.looks.randint(0, 60), self._lose_power)
             raise StorageError("sync", "log", "injected")

@@ -112,6 +112,7 @@ class Faults:
     reads: random.Random = field(default_factory=lambda: random.Random(0))
     """Dice for reads that are bad once."""
     storage_gone_until_ms: int = 0
+    syncs_fail_until_ms: int = 0
 
     @classmethod
     def draw(cls, rng: random.Random, *, has_none: bool = False) -> Faults:
@@ -192,6 +193,15 @@ class Faults:
         if self.strikes(Fault.SLOW):
             return self.rng.randint(1, usual_max_ms * 30)
         return self.rng.randint(0, usual_max_ms)
+
+    def is_sync_failing(self, now_ms: int) -> bool:
+        """Whether a sync fails now; once it does, others may for a while."""
+        if self.is_healed:
+            return False
+        if now_ms >= self.syncs_fail_until_ms and self.strikes(Fault.SYNC_FAILS):
+            self.syncs_fail_until_ms = now_ms + self.looks.choice((1, 1, 50, 300))
+            return True
+        return now_ms < self.syncs_fail_until_ms and self.looks.random() < 0.7
 
     def is_storage_gone(self, now_ms: int) -> bool:
         """Whether the checkpoint storage refuses everything now (F11); may begin such a time."""
