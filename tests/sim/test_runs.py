@@ -15,12 +15,12 @@ from headgate.sim import __main__ as command
 from headgate.sim.marks import Mark
 from headgate.sim.run import Result, run_seed
 
-COVERING = (572, 206, 1067, 974, 1470, 201, 387, 782, 11, 58)
+COVERING = (572, 206, 122, 237, 277, 919, 974)
 """Reach every mark together; ``python -m headgate.sim cover --seeds 1500`` prints such a list."""
 
 SMOKE = tuple(sorted({*range(60), *COVERING}))
 
-COVERING_LOOPS = (62, 42, 461, 23, 67, 358, 144, 205, 409, 27, 37)
+COVERING_LOOPS = (62, 42, 461, 23, 67, 358, 144, 205, 409, 27, 37, 234)
 """The same for graphs with loops: ``cover --loops``, which need not reach what the others reach."""
 
 SMOKE_LOOPS = tuple(sorted({*range(20), *COVERING_LOOPS}))
