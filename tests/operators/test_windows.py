@@ -422,3 +422,22 @@ def test_finishing_again_emits_nothing_again() -> None:  # R17: after a restore 
     assert emitted
     combine.operator.finish()
     assert len(combine.out.batches) == emitted
+
+
+def test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes() -> None:  # WN13
+    for operators in (aggregated(pl.len().alias("n")), aggregated(pl.col("i64").n_unique().alias("n"))):
+        ended = Pipeline(operators, 1)
+        ended.send(0, batch_of([row(10, i64=1), row(1_500, i64=1)]))
+        ended.flush()
+        ended.watermark(1_200)
+        ended.watermark(WATERMARK_MAX_MS)
+        frozen = ended.workers[0].window.operator.freeze()
+        assert frozen is not None
+        payload = memoryview(b"".join(bytes(memoryview(b)) for b in frozen.encode()))
+        again = Pipeline(operators, 1, [RestoredState(0, 1, payload)])
+        again.workers[0].window.operator.on_resumed()
+        again.send(0, batch_of([row(20, i64=2), row(1_600, i64=2)]))
+        again.flush()
+        again.watermark(WATERMARK_MAX_MS)
+        assert [(r["window_start"].second, r["n"]) for b in again.results() for r in b.to_pylist()] == [(1, 1)]
+        assert again.late() == 1, "the first window had fired before the end"

@@ -26,7 +26,9 @@ from headgate.protocol.subtask import (
     EndReceived,
     Event,
     FinishOperators,
+    InputResumed,
     ReportFinished,
+    ResumeOperators,
     SnapshotFailed,
     SnapshotWritten,
     SourceEnded,
@@ -192,6 +194,17 @@ def test_operators_of_a_restored_finished_subtask_do_not_finish_again(channels_c
     subtask = Subtask(channels_count, is_restored_finished=True)
     assert subtask.is_finished
     assert subtask.handle(event) == [EmitEnd(), ReportFinished()]
+
+
+@pytest.mark.parametrize(("channels_count", "event"), [(0, SourceEnded()), (1, EndReceived(ch(0)))])
+def test_a_restored_finished_subtask_goes_on_when_more_input_comes(channels_count: int, event: Event) -> None:  # T10
+    subtask = Subtask(channels_count, is_restored_finished=True)
+    assert subtask.handle(InputResumed()) == [ResumeOperators()]
+    assert not subtask.is_finished, "the next snapshot must say so"
+    assert subtask.handle(InputResumed()) == [Ignored("its input had not ended")]
+    assert subtask.handle(event) == [FinishOperators(), EmitEnd(), ReportFinished()]
+    with pytest.raises(ProtocolViolation, match="input came after the end of data had gone out"):
+        subtask.handle(InputResumed())
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from headgate.protocol.subtask import (
     FeedbackReceived,
     FinishOperators,
     ForwardFeedback,
+    InputResumed,
     LogFeedback,
     LoopEnded,
     LoopPlace,
@@ -36,6 +37,7 @@ from headgate.protocol.subtask import (
     ProbeOrdered,
     ReportEntranceEnded,
     ReportFinished,
+    ResumeOperators,
     RoundProgress,
     SealLog,
     SnapshotFailed,
@@ -255,6 +257,15 @@ def test_checkpoints_go_on_while_a_loop_drains_and_after_its_end() -> None:  # L
     draining.handle(barrier(0, 2))
     assert OpenLog(cp(2)) in draining.handle(barrier(1, 2))
     assert draining.handle(barrier(BACK, 2)) == [SealLog(cp(2))]
+
+
+def test_a_head_restored_as_finished_goes_round_again_when_more_input_comes() -> None:  # T10, L29
+    restored = head(is_restored_finished=True)
+    assert restored.handle(InputResumed()) == [ResumeOperators()]
+    assert restored.handle(FeedbackReceived(BACK)) == [ForwardFeedback()]
+    for event in (end(0), end(1)):
+        restored.handle(event)
+    assert restored.handle(LoopEnded()) == [FinishOperators(), EmitEnd()]
 
 
 def test_a_head_restored_as_finished_sends_the_end_round_again_without_finishing_twice() -> None:  # L29, T8

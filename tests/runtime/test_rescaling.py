@@ -150,5 +150,6 @@ def test_a_list_of_files_that_grew_between_two_runs_shifts_nobodys_position(
     assert start(listed(tmp_path, after, None)).result().is_finished
     found = committed(tmp_path)
     assert len(found) == len(set(found))
-    assert {name for name, _ in found} >= {"b", "c", "d"}
+    assert {name for name, _ in found} == {"a", "b", "c", "d", "generated"}
+    assert len([name for name, _ in found if name in "abcd"]) == 400
     assert len([name for name, _ in found if name == "generated"]) == 5_000

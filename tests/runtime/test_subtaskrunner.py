@@ -14,12 +14,14 @@ from tests.runtime.test_outlets import CREDIT, Sent
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
 from headgate.codec.snapshot import decode_sections
 from headgate.connectors.base import SourceBatch
+from headgate.errors import UsageError
 from headgate.model.graph import Edge, Node, Partitioner, Role
-from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
+from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
 from headgate.model.plan import Vertex
-from headgate.operators.base import Operator, OperatorContext
+from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
 from headgate.protocol import subtask as machine
+from headgate.protocol.looppart import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.runtime.chain import Chain
 from headgate.runtime.channels import ChannelKey, InputChannel
 from headgate.runtime.deployment import SinkHead
@@ -37,13 +39,16 @@ def batch(*ids: int) -> pa.RecordBatch:
 class Passing(Operator):
     """Passes everything on; counts how often it was finished."""
 
-    finished = 0
+    finished = resumed = 0
 
     def process(self, batch: pa.RecordBatch) -> None:
         self.output.emit(batch)
 
     def finish(self) -> None:
         Passing.finished += 1
+
+    def on_resumed(self) -> None:
+        Passing.resumed += 1
 
 
 class Holding(Operator):
@@ -131,9 +136,11 @@ class Made:
         inputs: int = 0,
         credit: int = CREDIT,
         restored: bool = False,
-        sink: Sink | None = None,
+from headgate.errors import UsageError
+from headgate.model.graph import Edge, Node, Partitioner, Role
+from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
     ) -> None:
-        Passing.finished = 0
+        Passing.finished = Passing.resumed = 0
         self.reader = reader
         self.sent = Sent(Partitioner.REBALANCE, 1, credit=credit)
         node = Node(NodeName("a"), Role.OPERATOR, (), None)
@@ -169,6 +176,9 @@ class Made:
             ),
             self,
             is_restored_finished=restored,
+            is_draining=draining,
+            place=place,
+            rounds=rounds,
         )
         self.runner.start()
 
@@ -268,12 +278,55 @@ def test_a_drained_source_without_credit_ends_when_there_is_room() -> None:  # E
     assert made.runner.wakeup_ms(0) is None, "nothing is left to wake up for"
 
 
-def test_a_source_restored_as_finished_is_not_read_again() -> None:  # E9
-    made = Made(reader=Reader([batch(1), batch(2)]), restored=True)
+def test_a_source_of_a_drained_checkpoint_is_not_read_again() -> None:  # E9
+    made = Made(reader=Reader([batch(1), batch(2)]), restored=True, draining=True)
     made.runner.step()
     assert made.reader is not None
     assert made.reader.taken == 0
     assert made.out() == [EndOfData()]
+    assert Passing.finished == 0
+
+
+def test_a_source_restored_as_finished_reads_what_was_added() -> None:  # T10
+    made = Made(reader=Reader([batch(1), batch(2)]), restored=True)
+    while made.runner.step():
+        pass
+    assert made.out() == [[1], [2], Watermark(WATERMARK_MAX_MS), EndOfData()]
+    assert (Passing.resumed, Passing.finished) == (1, 1)
+
+
+def test_a_source_restored_as_finished_without_more_input_only_ends() -> None:  # T8
+    made = Made(reader=Reader([]), restored=True)
+    while made.runner.step():
+        pass
+    assert made.out() == [EndOfData()]
+    assert (Passing.resumed, Passing.finished) == (0, 0)
+
+
+def test_operators_restored_as_finished_go_on_with_the_first_records() -> None:  # T10
+    made = Made(inputs=1, restored=True)
+    for element in (Barrier(CheckpointId(1)), batch_element(batch(1)), Barrier(CheckpointId(2)), EndOfData()):
+        made.inputs[0].put(element)
+    while made.runner.step():
+        pass
+    made.upload()
+    found = [report[2][f"{FINISHED_PREFIX}a"] for report in made.reports if report[0] == "acknowledged"]
+    assert [bytes(flag) for flag in found] == [b"\x01", b"\x00"]
+    assert (Passing.resumed, Passing.finished) == (1, 1)
+
+
+def test_input_that_comes_after_the_rounds_of_its_loop_have_begun_is_refused() -> None:  # L39
+    channel = ChannelIndex(0)
+    nothing = frozenset[ChannelIndex]()
+    place = LoopPlace(inside=nothing, outside=frozenset({channel}), feedback=nothing, is_leaf=True)
+    made = Made(inputs=1, place=place, rounds=RoundProgress(closed=1))
+    made.inputs[0].put(batch_element(batch(1)))
+    with pytest.raises(UsageError, match=r"more input came to loop .* after its input had ended"):
+        made.runner.step()
+    made = Made(inputs=1, place=place)
+    made.inputs[0].put(batch_element(batch(1)))
+    made.runner.step()
+    assert made.out() == [[1]]
 
 
 def test_without_credit_nothing_is_polled_and_nobody_is_woken_for_it() -> None:

@@ -14,6 +14,7 @@ from headgate.sim import history
 from headgate.sim.checkers import Checkers
 from headgate.sim.history import Record, TransactionId
 from headgate.sim.kinds import Kind, Spec
+from headgate.sim.listing import folded
 from headgate.sim.storemodel import payload_of
 from headgate.sim.workload import Workload
 from headgate.sim.world import Violation
@@ -266,3 +267,28 @@ def test_without_a_drain_a_source_that_ends_early_has_lost_records() -> None:
     show(checker, [history.Ended((("s/0", 1),))])
     with pytest.raises(Violation, match="I1: out lost 1 records"):
         checker.at_end()
+
+
+def grown(*records: Record, listed: int) -> Checkers:
+    """A history whose final checkpoint was taken by a driver that listed so many records of the split."""
+    workload = Workload(SPLIT, {"out": Counter((FIRST, SECOND))}, {"out": frozenset({"s/0"})})
+    checker = Checkers(workload, make_plan(SPLIT, 1, 8))
+    show(checker, [history.ListGrows(), claim(1, 1), chosen(1, None), *completed(2, 1, 1), committed(1, *records)])
+    show(checker, [history.Ended((("s/0", listed),), (("s/0", listed),))])
+    return checker
+
+
+def test_what_a_grown_list_has_must_have_been_read_and_no_more() -> None:  # N1
+    grown(FIRST, listed=1).at_end()
+    grown(FIRST, SECOND, listed=2).at_end()
+    with pytest.raises(Violation, match="I1: out lost 1 records"):
+        grown(FIRST, listed=2).at_end()
+    with pytest.raises(Violation, match="I1: out shows 1 too many"):
+        grown(FIRST, SECOND, listed=1).at_end()
+
+
+def test_sums_that_came_in_parts_are_added_up() -> None:  # T10
+    whole = Counter({("=c", 5, 1, 70, 0): 1, ("wv", 40, 1, 3, 0): 1, ("s/0", 1, 1, 2, 3): 1})
+    parts = Counter({("=c", 2, 1, 30, 0): 1, ("=c", 3, 1, 40, 0): 1, ("wv", 40, 1, 1, 0): 3, ("s/0", 1, 1, 2, 3): 1})
+    assert folded(whole) == folded(parts) == whole
+    assert folded(parts) != folded(Counter({**parts, ("=c", 3, 1, 40, 0): 2}))

@@ -188,7 +188,8 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
 class Deploy(Struct, frozen=True, tag="deploy"):
     """Answer to the registrations of all workers: a generation begins.
 
-    ``addresses`` by worker index; ``restore_checkpoint`` 0 = none; ``restored`` only what this worker needs.
+    ``addresses`` by worker index; ``restore_checkpoint`` 0 = none; ``restored`` only what this worker needs;
+    ``is_draining``: that checkpoint was taken while draining, so no source reads on (E9).
     """
 
     generation: Id
@@ -198,6 +199,7 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     credit_bytes: Id
     flush_ms: Id
     inline_bytes_max: Id
+    is_draining: bool = False
 
 
 class TriggerCheckpoint(Struct, frozen=True, tag="trigger"):

@@ -144,9 +144,12 @@ class Operator:
     def finish(self) -> None:
         """All input has ended and the last watermark was processed: emit the rest, and forget it.
 
-        Called again where only some of the former subtasks had finished before a restore at another parallelism
-        (R17), so what was emitted must not be in state any more.
+        Called again after a restore where only some of the former subtasks had finished (R17) or where more input has
+        come (T10), so what was emitted must not be in state any more.
         """
+
+    def on_resumed(self) -> None:
+        """More input comes after ``finish`` and a restore (T10). Called before its first batch."""
 
     def close(self) -> None:
         """Release resources. Also called after a failure."""

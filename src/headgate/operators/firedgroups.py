@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.model.keygroups import key_groups_of_subtask
-from headgate.operators.base import WATERMARK_MIN_MS, OperatorContext, RestoredState
+from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS, OperatorContext, RestoredState
 from headgate.state.keyhash import hash_columns, key_groups
 
 
@@ -26,20 +26,37 @@ class FiredGroups:
         self._first = 0
         self._ms: npt.NDArray[np.int64] | None = None
         self._max_parallelism = 0
+        self._restored_ms = self._restored_before_end_ms = np.empty(0, np.int64)
+        self._before_end_ms = WATERMARK_MIN_MS
 
     def restore(self, context: OperatorContext, states: Sequence[tuple[RestoredState, bytes]]) -> int:
         """Take over what ``encode`` wrote in every former subtask; return the watermark to go on with."""
         owned = key_groups_of_subtask(context.subtask_index, context.max_parallelism, context.parallelism)
         found = np.full(context.max_parallelism, WATERMARK_MIN_MS, np.int64)
+        before_end = found.copy()
         for state, encoded in states:
             meta = json.loads(encoded)
             former = key_groups_of_subtask(state.subtask_index, context.max_parallelism, state.parallelism)
             found[former.start : former.stop] = meta["watermark_ms"]
             for group, watermark_ms in meta.get("ahead", ()):
                 found[group] = watermark_ms
-        found = found[owned.start : owned.stop]
-        lowest = int(found.min())
+            before_end[former.start : former.stop] = meta.get("before_end_ms", WATERMARK_MIN_MS)
         self._max_parallelism, self._first = context.max_parallelism, owned.start
+        self._restored_ms = found[owned.start : owned.stop]
+        self._restored_before_end_ms = before_end[owned.start : owned.stop]
+        self._before_end_ms = int(self._without_end().min())
+        return self._start_at(self._restored_ms)
+
+    def resume(self) -> int:
+        """Return the watermark to go on with when more input comes: what the end alone has fired is not late (WN13)."""
+        return max(self._start_at(self._without_end()), self._before_end_ms)
+
+    def _without_end(self) -> npt.NDArray[np.int64]:
+        has_ended = self._restored_ms == WATERMARK_MAX_MS
+        return np.where(has_ended, self._restored_before_end_ms, self._restored_ms)
+
+    def _start_at(self, found: npt.NDArray[np.int64]) -> int:
+        lowest = int(found.min())
         self._ms = found if found.max() > lowest else None
         return lowest
 
@@ -50,12 +67,14 @@ class FiredGroups:
 
     def advance(self, watermark_ms: int) -> None:
         """Forget what the subtask's own watermark covers."""
+        if watermark_ms < WATERMARK_MAX_MS:
+            self._before_end_ms = watermark_ms
         if self._ms is not None and watermark_ms >= self._ms.max():
             self._ms = None
 
     def encode(self, watermark_ms: int) -> bytes:
         """Return ``watermark_ms`` of the subtask, and the key groups that are ahead of it."""
-        meta: dict[str, Any] = {"watermark_ms": watermark_ms}
+        meta: dict[str, Any] = {"watermark_ms": watermark_ms, "before_end_ms": self._before_end_ms}
         if self._ms is not None:
             ahead = np.flatnonzero(self._ms > watermark_ms)
             meta["ahead"] = [[self._first + int(i), int(self._ms[i])] for i in ahead]

@@ -147,6 +147,10 @@ class WindowBufferOperator(Operator):
         for start in range(0, batch.num_rows, _BATCH_ROWS_MAX):
             self.output.emit(batch.slice(start, _BATCH_ROWS_MAX))
 
+    def on_resumed(self) -> None:
+        """Go on with the event time before the end: what the end alone has fired is not late (WN13)."""
+        self._watermark_ms = self._fired.resume()
+
     def freeze(self) -> FrozenState:
         """See ``Operator``."""
         batches = tuple(batch for _, held in sorted(self._windows.items()) for batch in held)

@@ -190,6 +190,10 @@ class WindowMergeOperator(Operator):
         for start in range(0, batch.num_rows, _BATCH_ROWS_MAX):
             self.output.emit(batch.slice(start, _BATCH_ROWS_MAX))
 
+    def on_resumed(self) -> None:
+        """Go on with the event time before the end: what the end alone has fired is not late (WN13)."""
+        self._watermark_ms = self._fired.resume()
+
     def freeze(self) -> FrozenState:
         """See ``Operator``."""
         windows = tuple(

@@ -1,4 +1,4 @@
-"""One subtask's part in checkpoints and in the end of input (rules T1–T9 of docs/spec/subtask.md).
+"""One subtask's part in checkpoints and in the end of input (rules T1–T10 of docs/spec/subtask.md).
 
 Composes the ``Aligner`` with the snapshot's asynchronous part, the precommitted output of its sinks, the final
 checkpoint and, inside loops, the ``LoopHead`` and the ``LoopPart``. Counterparts: the ``Coordinator`` and the
@@ -51,8 +51,10 @@ from headgate.protocol.subtaskevents import (
     Event,
     FeedbackReceived,
     FinishOperators,
+    InputResumed,
     LoopEnded,
     ReportFinished,
+    ResumeOperators,
     SnapshotFailed,
     SnapshotWritten,
     SourceEnded,
@@ -75,7 +77,8 @@ class Subtask(Machine):
 
         Args:
             channels_count: inputs that barriers are aligned on.
-            is_restored_finished: the restored snapshot was taken after ``finish``, which must not run twice (T8).
+            is_restored_finished: the restored snapshot was taken after ``finish``, which must not run twice (T8)
+                unless more input comes (T10).
             place: where the subtask stands in its nest of loops, if it is in one.
             rounds: from the restored snapshot.
         """
@@ -143,6 +146,8 @@ class Subtask(Machine):
                 effects = self._on_end(event)
             case SourceEnded():
                 effects = self._on_source_ended()
+            case InputResumed():
+                effects = self._on_resumed()
             case SnapshotWritten():
                 effects = self._on_written(event)
             case SnapshotFailed():
@@ -237,6 +242,14 @@ class Subtask(Machine):
             return [Ignored("already ended")]
         return self._finish()
 
+    def _on_resumed(self) -> list[Effect]:  # T10
+        if self._is_finished:
+            raise self._violation("input came after the end of data had gone out")
+        if not self._were_operators_finished:
+            return [Ignored("its input had not ended")]
+        self._were_operators_finished = False
+        return [ResumeOperators()]
+
     def _finish(self) -> list[Effect]:  # T7: the last watermark, finish, end of data, report
         effects: list[Effect] = [] if self._were_operators_finished else [FinishOperators()]
         self._is_finished = self._were_operators_finished = True
@@ -308,6 +321,7 @@ __all__ = [
     "FinishOperators",
     "ForwardFeedback",
     "Ignored",
+    "InputResumed",
     "LogFeedback",
     "LoopEnded",
     "LoopPlace",
@@ -318,6 +332,7 @@ __all__ = [
     "ReportEntranceEnded",
     "ReportFinished",
     "ReportProbe",
+    "ResumeOperators",
     "RoundProgress",
     "SealLog",
     "SnapshotFailed",

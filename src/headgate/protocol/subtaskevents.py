@@ -1,7 +1,7 @@
 """What happens to one subtask and what it orders: events and effects of ``protocol.subtask``.
 
 Those of the machines that it is composed of are in their own modules. Counterparts: the interpreter, which reports
-the events and runs the effects. Source: rules T1–T9 of docs/spec/subtask.md. Never decides anything.
+the events and runs the effects. Source: rules T1–T10 of docs/spec/subtask.md. Never decides anything.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ class EndReceived:
 @dataclass(frozen=True, slots=True)
 class SourceEnded:
     """EVENT (source subtasks): the reader has delivered all its bounded input."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputResumed:
+    """EVENT: there is more input than when the restored snapshot was taken, which says that all had ended.
+
+    A source: its reader has something to read. Others: records have come; this is reported before they are processed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +111,7 @@ Event: TypeAlias = (
     | CancelReceived
     | EndReceived
     | SourceEnded
+    | InputResumed
     | SnapshotWritten
     | SnapshotFailed
     | AbortReceived
@@ -137,6 +146,11 @@ class FinishOperators:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeOperators:
+    """EFFECT: tell every operator that input goes on after the end that its restored state knows of."""
+
+
+@dataclass(frozen=True, slots=True)
 class EmitEnd:
     """EFFECT: send the end of data on every output channel."""
 
@@ -153,6 +167,7 @@ Effect: TypeAlias = (
     | Acknowledge
     | CancelWrite
     | FinishOperators
+    | ResumeOperators
     | EmitEnd
     | ReportFinished
 )

@@ -273,6 +273,11 @@ class Chain:
         for link in self.links:
             self._guard(link, link.operator.finish)
 
+    def resume(self) -> None:
+        """Tell every operator that input goes on after the end that its restored state knows of."""
+        for link in self.links:
+            self._guard(link, link.operator.on_resumed)
+
     def close(self) -> None:
         """Close every operator; the first error is raised after all have been closed."""
         first: Exception | None = None

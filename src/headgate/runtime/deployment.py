@@ -131,6 +131,8 @@ class Deployment:
         states = {str(node.name): restored.states(str(node.name), vertex) for node in vertex.nodes}
         log = states.pop(str(vertex.head.name)) if vertex.is_loop_head else []
         chain.restore({name: found for name, found in states.items() if found})
+        if restored.is_partly_finished(vertex):
+            chain.resume()
         parts = (
             subtask,
             chain,
@@ -143,6 +145,7 @@ class Deployment:
         )
         options: dict[str, Any] = {
             "is_restored_finished": restored.is_finished(vertex),
+            "is_draining": self._message.is_draining,
             "place": loop_place(plan, subtask),
             "rounds": restored.rounds(vertex),
         }

@@ -309,7 +309,7 @@ class Driver:
             how = (
                 "was drained and does not continue"
                 if begun.manifest.is_draining
-                else "has already processed all its input"
+                else "has already processed all its input; what was added since is not read"
             )
             self._observer.on_note(
                 f"pipeline '{self._definition.config.name}' {how} (final checkpoint "
@@ -355,6 +355,7 @@ class Driver:
                     config.runtime.credit_bytes,
                     config.runtime.flush_ms,
                     config.checkpoints.inline_bytes_max,
+                    begun.restored is not None and begun.restored.is_draining,
                 )
             )
 

@@ -176,6 +176,7 @@ class LoopHeadRunner(SubtaskRunner):
                 "cannot go round any more; an operator of its body sends them in finish(), where nothing may be fed "
                 "back: let it send them because of a record, of the last watermark, or of the end of a round"
             )
+        self._resume()
         for effect in self._machine.handle(machine.FeedbackReceived(channel)):
             match effect:
                 case machine.LogFeedback():

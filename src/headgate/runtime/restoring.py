@@ -84,6 +84,12 @@ class RestoredSnapshots:
         names = [f"{FINISHED_PREFIX}{node.name}" for node in vertex.nodes]
         return bool(seen) and all(bytes(sections.get(name, b"")) == b"\x01" for _, sections in seen for name in names)
 
+    def is_partly_finished(self, vertex: Vertex) -> bool:
+        """Whether some former subtasks of ``vertex`` had finished and it goes on all the same (R17, T10)."""
+        name = f"{FINISHED_PREFIX}{vertex.head.name}"
+        flags = [bytes(sections.get(name, b"")) == b"\x01" for _, sections in self._seen_by(vertex, has_own_end=True)]
+        return any(flags) and not self.is_finished(vertex)
+
     def rounds(self, vertex: Vertex) -> RoundProgress:
         """Return how far rounds had come in a subtask of ``vertex`` (L36).
 

@@ -16,6 +16,7 @@ import msgspec
 from headgate import faultpoints
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
 from headgate.connectors.base import SinkWriter, SourceBatch, SourceReader
+from headgate.errors import UsageError
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.manifest import SubtaskEntry
 from headgate.protocol import subtask as machine
@@ -93,6 +94,7 @@ class SubtaskRunner:
         reports: Reports,
         *,
         is_restored_finished: bool,
+        is_draining: bool = False,
         place: LoopPlace | None = None,
         rounds: RoundProgress = NO_ROUNDS,
     ) -> None:
@@ -101,7 +103,7 @@ class SubtaskRunner:
         self._inputs = list(inputs)
         self._outlets = list(outlets)
         self._sinks = dict(sinks)
-        self._source = None if reader is None else Source(reader, is_over=is_restored_finished)
+        self._source = None if reader is None else Source(reader, is_over=is_draining)
         self._writer = make_writer()
         self._reports = reports
         regular_count = len(self._inputs) - (0 if place is None else len(place.feedback))
@@ -113,6 +115,11 @@ class SubtaskRunner:
         self._nest = chain.vertex.nest
         self._next_input = 0
         self._has_ended = False
+        self._may_resume = is_restored_finished
+        # L39: its rounds are about input that had ended
+        self._entrances_closed = (
+            place.outside if place is not None and max(rounds.started, rounds.closed) >= 0 else frozenset()
+        )
         self._align_started: dict[CheckpointId, int] = {}
         self._frozen: FrozenSubtask | None = None
 
@@ -123,7 +130,15 @@ class SubtaskRunner:
         if self._source is None:
             self.chain.on_splits(self._origins)  # W17
         elif not self._source.is_over:
+            if not self._source.reader.is_finished():
+                self._resume()
             self._update_splits(self._source)
+
+    def _resume(self) -> None:
+        """There is more input; if all had ended when the restored snapshot was taken, operators must know (T10)."""
+        if self._may_resume:
+            self._may_resume = False
+            self.handle(machine.InputResumed())
 
     def drain(self) -> None:
         """Read nothing more: the source ends with the next step, and its positions stay where they are (E7, E8)."""
@@ -201,6 +216,7 @@ class SubtaskRunner:
         return True
 
     def _process_polled(self, source: Source, polled: SourceBatch) -> None:
+        self._resume()
         if polled.split not in source.splits:
             self._update_splits(source, polled.split)
         self.chain.set_origin(polled.split)
@@ -234,6 +250,13 @@ class SubtaskRunner:
     def _on_element(self, channel: ChannelIndex, element: Element) -> None:
         match element:
             case BatchElement():
+                self._resume()
+                if channel in self._entrances_closed:
+                    raise UsageError(
+                        f"more input came to loop '{self._nest}' after its input had ended and its rounds had begun, "
+                        "so there is no round that it could belong to; take the added input away until the loop has "
+                        "ended, or run the pipeline under a new name"
+                    )
                 self.chain.set_origin(self._origins[channel])
                 self.chain.head.process(element.batch)
             case Watermark():
@@ -288,6 +311,8 @@ class SubtaskRunner:
                 self._writer.cancel(effect.checkpoint)
             case machine.FinishOperators():
                 self.chain.finish()
+            case machine.ResumeOperators():
+                self.chain.resume()
             case machine.EmitEnd():
                 for outlet in self._outlets:
                     outlet.send_element(EndOfData())

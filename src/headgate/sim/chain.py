@@ -104,7 +104,9 @@ class Chain:
             if kind is Kind.HOLD:
                 self._release(node)
             if kind in (Kind.COUNT, Kind.TALLY, Kind.VISITS):
-                sums = [kinds.summed(name, int(k), c, t) for k, (c, t) in sorted(self._keyed[name].items())]
+                state = self._keyed[name]
+                sums = [kinds.summed(name, int(k), c, t) for k, (_, c, t) in sorted(state.items()) if c]
+                self._keyed[name] = {k: [number, 0, 0] for k, (number, _, _) in state.items()}  # R17: forgotten
                 self._emit(node.name, OutputTag.MAIN, sums)
 
     def _apply(self, node: Node, records: list[Record]) -> None:
@@ -147,21 +149,24 @@ class Chain:
     def _count(self, name: str, records: list[Record]) -> list[Record]:
         state, out = self._keyed[name], []
         for record in records:
-            count, total = state.get(str(record[2]), (0, 0))
-            state[str(record[2])] = [count + 1, total + record[3]]
-            out.append(kinds.counted(name, record[2], count + 1))
+            number = self._add_one(state, record)
+            out.append(kinds.counted(name, record[2], number))
         return out
+
+    def _add_one(self, state: State, record: Record) -> int:
+        """Count and sum up ``record``, until the end; return how many there were of its key."""
+        number, count, total = state.get(str(record[2]), (0, 0, 0))
+        state[str(record[2])] = [number + 1, count + 1, total + record[3]]
+        return int(number) + 1
 
     def _tally(self, node: Node, records: list[Record]) -> list[Record]:
         """Count and sum up, passing the records on (TALLY) or their numbers (VISITS); summaries are passed by."""
         name, state, out = str(node.name), self._keyed[str(node.name)], list[Record]()
         for record in records:
             counts = not kinds.is_summary(record)
-            if counts:
-                count, total = state.get(str(record[2]), (0, 0))
-                state[str(record[2])] = [count + 1, total + record[3]]
+            number = self._add_one(state, record) if counts else 0
             if counts and spec_of(node).kind is Kind.VISITS:
-                out.append(kinds.counted(name, record[2], count + 1))
+                out.append(kinds.counted(name, record[2], number))
             else:
                 out.append((f"{record[0]}.{name}", *record[1:]))
         return out

@@ -212,6 +212,7 @@ class Driver(Process):
             env.marks.reach(Mark.STAGE_RETRY_DEPLOYED)
         if any(w.generation for d in self._simulation.drivers for w in d.spark.workers):
             env.marks.reach(Mark.ZOMBIE_WORKER)
+        self._simulation.plans[order.generation] = self.plan
         where = (order.attempt.submission, order.attempt.attempt)
         env.note(history.Deployed(self.name, order.generation, where, self.plan.parallelism))
         if claimed.restored is not None and claimed.restored.parallelism != self.plan.parallelism:

@@ -153,6 +153,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class Resumed:
+    """A subtask that was restored as finished got more input."""
+
+    generation: Generation
+    subtask: SubtaskId
+
+
+@dataclass(frozen=True, slots=True)
 class Deployed:
     """The workers of one attempt of one driver were deployed as ``generation``."""
 
@@ -177,10 +185,16 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ListGrows:
+    """Later drivers may list splits that the first one does not."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
-    """The final checkpoint: how many records of each split had been read."""
+    """The final checkpoint: how many records of each split had been read, and of those listed how many there are."""
 
     positions: tuple[tuple[str, int], ...]
+    listed: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +286,11 @@ HistoryEvent: TypeAlias = (
     | BarrierPassed
     | WatermarkSent
     | Finished
+    | Resumed
     | Deployed
     | Level
     | DrainAsked
+    | ListGrows
     | Ended
     | Inventory
     | FeedbackSent

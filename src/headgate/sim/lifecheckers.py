@@ -220,6 +220,8 @@ class FinishOnce:
             if key in self._finished:
                 raise Violation("I1", f"{event.subtask} finished its operators twice")
             self._finished.add(key)
+        elif isinstance(event, history.Resumed) and (event.generation, event.subtask) in self._finished:
+            raise Violation("I1", f"{event.subtask} went on after it had finished its operators")  # T10
 
     def at_end(self) -> None:
         """Nothing to add."""

@@ -52,6 +52,8 @@ class Mark(Enum):
     LOST_ENTRY = "the newest entry of the log was missing and noticed by the hint"
     ALREADY_FINISHED = "a driver found the pipeline finished"
     RESTORED_FINISHED = "a subtask was restored that had finished before"
+    RESUMED = "a subtask that was restored as finished got more input"
+    RESUMED_BEHIND = "a subtask behind a source that was restored as finished got more input"
     RESCALED = "a checkpoint was restored at another parallelism"
     RESCALED_PARTLY_FINISHED = "a subtask was restored at another parallelism of which some had finished and some not"
     STARTED_FRESH_AGAIN = "a generation died before the first checkpoint and the next started fresh"

@@ -127,7 +127,7 @@ def catch(mutant: Mutant) -> Catch | None:
 
 def all_mutants() -> dict[str, Mutant]:
     """Return every mutant by name."""
-    for part in ("subtask", "outer", "drain", "rescale", "loops", "rounds"):
+    for part in ("subtask", "outer", "drain", "rescale", "lists", "loops", "rounds"):
         importlib.import_module(f"headgate.sim.mutations_{part}")
     return MUTANTS
 

@@ -34,7 +34,7 @@ def expected_of_prefixes(graph: Graph, parallelism: int, read: Mapping[str, int]
     nodes = []
     for node in graph.nodes:
         spec = spec_of(node)
-        cut = tuple((name, records[: read[name]]) for name, records in spec.splits)
+        cut = tuple((name, records[: read.get(name, 0)]) for name, records in spec.splits)
         nodes.append(replace(node, spec=replace(spec, splits=cut)))
     return expect(Graph(tuple(nodes)), parallelism)[0]
 

@@ -6,6 +6,7 @@ from headgate.model.config import CheckpointConfig, FixedDelay
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, StateHandle
 from headgate.protocol import align, coordinator, recovery, watermarks
+from headgate.protocol import subtask as subtasks
 from headgate.protocol.reasons import AbortReason
 from headgate.protocol.restart import GiveUp, RestartPolicy
 
@@ -63,6 +64,13 @@ def drain_is_marked() -> None:
     for subtask in SUBTASKS:
         effects += machine.handle(coordinator.Acknowledged(Generation(2), subtask, ONE, HANDLE))
     assert [e.is_draining for e in effects if isinstance(e, coordinator.WriteManifest)] == [True]
+
+
+def resumed_operators_finish() -> None:
+    """T10: what operators hold of the input that came after their end is emitted at the next end."""
+    machine = subtasks.Subtask(1, is_restored_finished=True)
+    machine.handle(subtasks.InputResumed())
+    assert subtasks.FinishOperators() in machine.handle(subtasks.EndReceived(ChannelIndex(0)))
 
 
 def success_resets() -> None:

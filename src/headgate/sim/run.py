@@ -14,6 +14,7 @@ import msgspec
 
 from headgate.model.graph import Partitioner
 from headgate.model.life import Life
+from headgate.model.ids import Generation
 from headgate.model.manifest import LogEntry
 from headgate.model.plan import Plan, make_plan
 from headgate.protocol.supervisor import Finish
@@ -24,6 +25,7 @@ from headgate.sim.driver import Driver
 from headgate.sim.env import Env, Options
 from headgate.sim.faults import Fault, Faults
 from headgate.sim.kinds import spec_of
+from headgate.sim.listing import Listing, listed
 from headgate.sim.loopgraphs import draw_loops
 from headgate.sim.marks import Mark, Marks
 from headgate.sim.storemodel import StoreModel
@@ -130,6 +132,8 @@ class Simulation:
         self.drivers: list[Driver] = []
         self._sizes = random.Random(f"parallelism of {seed}")
         self._parallelism = options.parallelism
+        self._listing = Listing(workload.graph, seed)
+        self.plans: dict[Generation, Plan] = {}
         # The copies of a broadcast are as many as its receivers: no plain model knows when the number changed.
         # The same holds for records that each subtask emits at the end of a round.
         self._may_rescale = not any(
@@ -210,12 +214,16 @@ class Simulation:
         driver.post(0, driver.begin)
 
     def _plan(self) -> Plan:
-        """Return what the next driver runs: now and then at another parallelism than the one before."""
+        """Return what the next driver runs: now and then at another parallelism, or with more splits, than before."""
         if self.drivers and self._may_rescale and self._sizes.random() < RESCALE_RATE:
             self._parallelism = self._sizes.randint(1, PARALLELISM_MAX)
         if self.drivers and self.drivers[-1].former_parallelism is not None:
             self._parallelism = self.drivers[-1].former_parallelism
-        return make_plan(self.env.workload.graph, self._parallelism, MAX_PARALLELISM)
+        if self.drivers:
+            self._listing.show_more()
+        elif self._listing.grows:
+            self.env.note(history.ListGrows())
+        return make_plan(self._listing.graph(), self._parallelism, MAX_PARALLELISM)
 
     def _start_second(self) -> None:
         if not self.is_finished:
@@ -384,7 +392,7 @@ class Simulation:
             if not isinstance(data, bytes):
                 raise Violation("I4", f"the final checkpoint {final.checkpoint} cannot be read: {data}")
             read.update(msgspec.msgpack.decode(data)["state"]["positions"])
-        env.note(history.Ended(tuple(sorted(read.items()))))
-        sources = [spec_of(node) for node in env.workload.graph.nodes if spec_of(node).splits]
-        if any(read[name] < len(records) for spec in sources for name, records in spec.splits):
+        sizes = listed(node for vertex in self.plans[final.generation].vertices for node in vertex.nodes)
+        env.note(history.Ended(tuple(sorted(read.items())), tuple(sorted(sizes.items()))))
+        if any(read[name] < size for name, size in sizes.items()):
             env.marks.reach(Mark.DRAINED_PARTLY)

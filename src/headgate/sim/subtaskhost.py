@@ -35,7 +35,15 @@ if TYPE_CHECKING:
 class SubtaskHost:
     """One subtask in its worker."""
 
-    def __init__(self, worker: Worker, vertex: Vertex, fabric: network.Fabric, formers: Sequence[Former]) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        vertex: Vertex,
+        fabric: network.Fabric,
+        formers: Sequence[Former],
+        *,
+        is_draining: bool = False,
+    ) -> None:
         self.worker = worker
         self.env = worker.env
         plan = worker.plan
@@ -63,9 +71,7 @@ class SubtaskHost:
         self._chain = Chain(plan, vertex, self._outlets.send, self._outlets.write, worker.index)
         self._tracker = watermarks.WatermarkTracker(OUT_OF_ORDER_MS, None)
         if formers:
-            # R17: where only some had finished, those have forgotten what they emitted; splits stay where they ended
-            kept = [s for s in snapshots.values() if is_finished or not inputs or not s["is_finished"]]
-            self._chain.restore([snapshot["state"] for snapshot in kept])
+            self._chain.restore([snapshot["state"] for snapshot in snapshots.values()])
             self._tracker.restore(newest_times([snapshot["tracker"] for snapshot in snapshots.values()]))
         if self.head is not None:
             is_moved = any(former.parallelism != plan.parallelism for former in formers)
@@ -77,7 +83,8 @@ class SubtaskHost:
         self._ended: set[int] = set()
         self._has_source_ended = False
         self.is_source = not inputs
-        self._is_over = self.is_source and is_finished
+        self._is_over = self.is_source and is_draining  # E9
+        self._may_resume = is_finished
         self.next_poll_ms = 0
 
     def _had_finished(self, formers: Sequence[Former], snapshots: Mapping[int, Mapping[str, Any]]) -> bool:
@@ -91,8 +98,18 @@ class SubtaskHost:
     def start(self) -> None:
         """Announce the splits."""
         if self.is_source and not self._is_over:
+            if self._chain.splits:
+                self._resume()
             event = watermarks.OriginsAssigned(self._chain.splits, self.env.world.now_ms)
             self._on_event_time(self._tracker.handle(event))
+
+    def _resume(self) -> None:
+        """There is more input; the machine must know if all had ended when the restored snapshot was taken (T10)."""
+        if self._may_resume:
+            self._may_resume = False
+            self.env.marks.reach(Mark.RESUMED if self.is_source else Mark.RESUMED_BEHIND)
+            self.env.note(history.Resumed(self.worker.generation, self.subtask))
+            self.handle(machine.InputResumed())
 
     def drain(self) -> None:
         """Read nothing more: a source ends with its next poll (E7)."""
@@ -147,9 +164,11 @@ class SubtaskHost:
             self._note_read(index, channel, is_records=kind == "records")
         match kind:
             case "records" if index in self._feedback:
+                self._resume()
                 assert self.head is not None
                 self.head.receive(at, channel.taken_count, value)
             case "records":
+                self._resume()
                 self.process(value)
             case "probe":
                 self.handle(machine.ProbeReceived(at, value))
@@ -241,6 +260,8 @@ class SubtaskHost:
                 self._on_event_time([watermarks.EmitWatermark(watermarks.WATERMARK_MAX_MS)])
                 self._chain.finish()
                 self.env.note(history.Finished(worker.generation, self.subtask))
+            case machine.ResumeOperators():
+                pass  # nodes keep no event time in their state
             case machine.EmitEnd():
                 self._outlets.broadcast(("end", None))
             case machine.ReportFinished():

@@ -117,7 +117,8 @@ class Worker(Process):
             except (StorageError, CorruptionError) as error:
                 self.fail(Failure(FailureKind.LOST, str(error)))
                 return
-            hosts.append(SubtaskHost(self, vertex, deployment.fabric, formers))
+            is_draining = deployment.restored is not None and deployment.restored.is_draining
+            hosts.append(SubtaskHost(self, vertex, deployment.fabric, formers, is_draining=is_draining))
         self._hosts = hosts
         self.send(network.Ready(self.generation))
         for host in hosts:
