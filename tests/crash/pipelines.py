@@ -245,6 +245,22 @@ def text_files(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def held_up(frame: pl.DataFrame) -> pl.DataFrame:
+    time.sleep(0.2)
+    return frame
+
+
+def listed_files(spec: dict[str, Any]) -> Pipeline:
+    """A fixed list of files, read slowly unless told otherwise: a block of a file has about a hundred rows."""
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    rows = pipeline.source(hg.JsonLines(root / "in", {"file": pa.string(), "number": pa.int64()}))
+    if spec.get("slow"):
+        rows = rows.map_batches(held_up)
+    rows.sink(hg.FileSink(root / "rows", "parquet"), name="rows")
+    return pipeline
+
+
 def other_state(spec: dict[str, Any]) -> Pipeline:
     """``standard`` with another window: its state no longer fits."""
     root = Path(spec["root"])
@@ -301,6 +317,7 @@ def every_operator(spec: dict[str, Any]) -> Pipeline:
 
 
 BUILDERS = {
+    "listed-files": listed_files,
     "every_operator": every_operator,
     "standard": standard,
     "backlog": backlog,
