@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from headgate.errors import UsageError
 
 PATTERN_DEFAULT = "**/*"
 """Below a directory: every file, at any depth."""
+
+_ROTATED = re.compile(r"(?:[._-](?:\d[\d._:T-]*|old|bak|prev))+$")
+"""What rotation appends to a name: numbers, dates and times, and a few words."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
@@ -36,8 +40,11 @@ class FileSelection:
     roots: tuple[str, ...]
     pattern: str = PATTERN_DEFAULT
 
-    def find(self) -> list[str]:
-        """Return the absolute paths of the files there are now, sorted.
+    def find(self, *, skips_compressed: bool = False) -> list[str]:
+        """Return the absolute paths of the files there are now, sorted; a link to another one of them is left out.
+
+        Args:
+            skips_compressed: leave compressed files out, as rotation makes them of files that were read.
 
         Raises:
             UsageError: a path does not exist, cannot be read, or is compressed.
@@ -52,9 +59,11 @@ class FileSelection:
                 found.add(root)
             else:
                 raise UsageError(f"{root} does not exist; give a file, a directory or a glob that does")
+        if skips_compressed:
+            found = {path for path in found if not path.endswith(COMPRESSED)}
         for path in found:
             _check_readable(path)
-        return sorted(found)
+        return sorted(path for path in found if not (os.path.islink(path) and os.path.realpath(path) in found))
 
     def _below(self, root: str) -> Iterable[str]:
         if not os.access(root, os.R_OK | os.X_OK):
@@ -95,10 +104,34 @@ def select_files(paths: Paths, pattern: str = PATTERN_DEFAULT) -> FileSelection:
 def owner_of_file(key: str, parallelism: int) -> int:
     """Return the subtask that owns a file of a directory that grows (N2).
 
-    Depends on the key alone, so that all subtasks agree without talking, whenever each of them sees the file.
-    Frozen: xxh3-64 of the UTF-8 bytes, modulo the parallelism.
+    Depends on the key alone, so that all subtasks agree without talking, whenever each of them sees the file. What
+    rotation appends to a name does not count: all files of a series have one owner, whoever renames them.
+    Frozen: xxh3-64 of the UTF-8 bytes of the series' name, modulo the parallelism.
     """
-    return int(xxhash.xxh3_64_intdigest(os.fsencode(key))) % parallelism
+    return int(xxhash.xxh3_64_intdigest(os.fsencode(series_of(key)))) % parallelism
+
+
+def series_of(key: str) -> str:
+    """Return the name of the series that a file belongs to: its name without what rotation appends to it (N18).
+
+    ``app.log.1``, ``app.log-20260131``, ``app.log.2026-01-31_10`` and ``app.log.old`` belong to ``app.log``.
+    """
+    directory, name = os.path.split(key)
+    stem = _ROTATED.sub("", name)
+    return os.path.join(directory, stem) if any(c.isalpha() for c in stem) else key
+
+
+def numbered(files: Iterable[str], known: Mapping[str, int | None]) -> dict[str, int]:
+    """Number the files of a fixed list in the order in which they were first listed (N1).
+
+    Args:
+        files: the list of today.
+        known: the files of the restored positions, with their numbers (None: from a position that had none).
+    """
+    found = {path: number for path, number in known.items() if number is not None}
+    new = [*sorted(set(known) - set(found)), *sorted(set(files) - set(known))]
+    first = max(found.values(), default=-1) + 1
+    return found | {path: first + index for index, path in enumerate(new)}
 
 
 def _before_magic(root: str) -> str:

@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
 from headgate.connectors.decode import Decoded, JsonDecoder, TextDecoder
-from headgate.connectors.filelist import PATTERN_DEFAULT, FileSelection, Paths, owner_of_file, select_files
-from headgate.connectors.lines import LINE_BYTES_MAX, FilePosition, LineFile, Lines, OversizeLine
+from headgate.connectors.filelist import PATTERN_DEFAULT, FileSelection, Paths, select_files
+from headgate.connectors.filetable import FileTable
+from headgate.connectors.lines import LINE_BYTES_MAX, FileMovedError, LineFile, Lines, OversizeLine
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.operators.badrecords import bad_records
@@ -100,7 +101,7 @@ class _LineSource:
         return _with_place(self._decoder().schema, self._options.include_path)
 
     def _found(self) -> tuple[str, ...]:
-        files = tuple(self._selection.find())
+        files = tuple(self._selection.find(skips_compressed=self._options.follow))
         if not files and not self._options.follow:
             raise UsageError(f"there is no file at {self._selection}; correct the path, or use follow=True to wait")
         return files
@@ -180,37 +181,29 @@ class FileReader:
         decoder: Decoder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._context, self._selection = context, selection
+        self._context = context
         self._options, self._decoder, self._clock = options, decoder, clock
         self._schema = _with_place(decoder.schema, options.include_path)
-        self._files: dict[str, LineFile] = {}
+        self._table = FileTable(context, selection, follow=options.follow, line_bytes_max=options.line_bytes_max)
         self._active: deque[LineFile] = deque()
         self._waiting: list[LineFile] = []
-        self._ended: set[str] = set()
+        self._ended: set[int] = set()
         self._check_at = self._discover_at = clock()
-        positions = context.positions or {}
-        for index, path in enumerate(sorted(set(files) | set(positions))):
-            if self._owns(path, index):
-                self._add(path, positions.get(path))
-
-    def _owns(self, path: str, index: int) -> bool:
-        parallelism = self._context.parallelism
-        if self._options.follow:
-            return owner_of_file(self._selection.key(path), parallelism) == self._context.subtask_index
-        return owner_of_split(index, parallelism) == self._context.subtask_index
-
-    def _add(self, path: str, encoded: bytes | None) -> None:
-        position = FilePosition() if encoded is None else FilePosition.decode(path, encoded)
-        file = LineFile(path, position, self._options.follow, self._options.line_bytes_max)
-        self._files[path] = file
-        if file.is_finished:
-            self._ended.add(path)
-        else:
-            self._active.append(file)
+        for file in self._table.open(files, context.positions or {}):
+            if file.is_finished and not options.follow and file.has_grown():
+                file.reopen()
+            if file.is_finished:
+                self._ended.add(id(file))
+            else:
+                self._active.append(file)
 
     def splits(self) -> Sequence[str]:
-        """Return the files that may deliver more."""
-        return [path for path in self._files if path not in self._ended]
+        """Return the files that may deliver more; one that was rotated away and read to its end is not expected to."""
+        return [
+            path
+            for path, file in self._table.files.items()
+            if id(file) not in self._ended and not (file.is_at_end and self._table.is_rotated(path))
+        ]
 
     def is_finished(self) -> bool:
         """Whether all files of a fixed list were read to their ends."""
@@ -218,7 +211,7 @@ class FileReader:
 
     def positions(self) -> dict[str, bytes]:
         """Return a position for each file owned, finished ones too."""
-        return {path: file.position().encode() for path, file in self._files.items()}
+        return {path: file.position().encode() for path, file in self._table.files.items()}
 
     def wakeup_ms(self) -> int:
         """Return 0 while there is something to read."""
@@ -231,13 +224,21 @@ class FileReader:
 
     def poll(self) -> SourceBatch | None:
         """Return the lines of one block of one file."""
+        if self._table.losses:
+            return self._lost(self._table.losses.pop())
         self._look_around()
         for _ in range(min(STEPS_MAX, len(self._active))):
             file = self._active.popleft()
+            if self._table.files.get(file.path) is not file:  # another file has its name now
+                continue
             if file.is_finished:  # its last lines were returned by an earlier poll
-                self._ended.add(file.path)
+                self._ended.add(id(file))
                 return SourceBatch(file.path, _empty(self._schema), is_split_finished=True)
-            lines = file.step()
+            try:
+                lines = file.step()
+            except FileMovedError as moved:
+                self._relocate(file, moved)
+                continue
             if file.is_at_end and not file.is_finished:
                 self._waiting.append(file)
             elif file.has_lines:  # one block in memory at a time
@@ -247,6 +248,19 @@ class FileReader:
             if lines is not None:
                 return self._batch(file.path, lines)
         return None
+
+    def _relocate(self, file: LineFile, moved: FileMovedError) -> None:
+        """Go on with a file that was renamed, or end with one that is gone; look for new ones at once."""
+        known = {id(each) for each in self._table.files.values()}
+        self._table.relocate(file, moved)
+        self._active.append(file)
+        self._active.extend(each for each in self._table.files.values() if id(each) not in known)
+        self._discover_at = self._clock()
+
+    def _lost(self, file: LineFile) -> SourceBatch:
+        problem = "it was replaced while nobody looked; what was appended to it last, if anything, was not read"
+        bad = bad_records(self._context.node, [problem], [f"{file.path} byte {file.offset}"], [""])
+        return SourceBatch(file.path, _empty(self._schema), bad)
 
     def _look_around(self) -> None:
         if not self._options.follow:
@@ -258,9 +272,7 @@ class FileReader:
             self._waiting.clear()
         if now >= self._discover_at:
             self._discover_at = now + self._options.discovery_ms / 1_000
-            for path in self._selection.find():
-                if path not in self._files and self._owns(path, 0):
-                    self._add(path, None)
+            self._active.extend(self._table.discover())
 
     def _batch(self, path: str, lines: Lines | OversizeLine) -> SourceBatch:
         node = self._context.node

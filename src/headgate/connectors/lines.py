@@ -7,15 +7,15 @@ Never returns a line twice and never part of a line that may continue.
 from __future__ import annotations
 
 import os
-import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.connectors.fileposition import FilePosition
+from headgate.errors import StorageError, UsageError
 
 BLOCK_BYTES = 1 << 20
 """Read at a time: parsing so much takes a few milliseconds, which a barrier may have to wait for."""
@@ -27,48 +27,24 @@ LINE_BYTES_MAX = 8 << 20
 """A longer line is a bad record; it is skipped without being held in memory (F17)."""
 
 HEAD_BYTES = 1_024
-"""So much of a file's beginning is its fingerprint."""
+"""So much of a file's beginning, and of what stands before the position, is its fingerprint."""
 
 _REFUSED_BYTES = 4_096
 _BOM = b"\xef\xbb\xbf"
-_POSITION = struct.Struct("<BBHQQQ")
-_POSITION_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class FilePosition:
-    """Where reading of one file continues.
+class FileMovedError(UsageError):
+    """What is at the path is not what was read: another file, or changed. ``FileReader`` may know where it went.
 
     Attributes:
-        offset: bytes delivered; always the start of a line, or the end of the file.
-        seen_bytes: the file's size when last looked at; tells a file removed too early from one read fully.
-        head_bytes, head_digest: fingerprint of the beginning, ``head_bytes`` ≤ ``offset``.
+        inode: of the file that is there now; None: there is none.
+        is_in_place: it is the same file by its inode: it was truncated or written anew.
     """
 
-    offset: int = 0
-    seen_bytes: int = 0
-    head_bytes: int = 0
-    head_digest: int = 0
-    is_finished: bool = False
-
-    def encode(self) -> bytes:
-        """Return the position as fixed-size bytes."""
-        return _POSITION.pack(
-            _POSITION_VERSION, self.is_finished, self.head_bytes, self.offset, self.seen_bytes, self.head_digest
-        )
-
-    @staticmethod
-    def decode(path: str, encoded: bytes) -> FilePosition:
-        """Return the position that ``encode`` made of the file ``path``.
-
-        Raises:
-            CorruptionError: it is not one, or of an unknown version.
-        """
-        if len(encoded) != _POSITION.size or encoded[0] != _POSITION_VERSION:
-            expected = f"{_POSITION.size} bytes, version {_POSITION_VERSION}"
-            raise CorruptionError(f"position of {path}", 0, expected, f"{encoded[:8].hex()} ({len(encoded)} bytes)")
-        _, finished, head_bytes, offset, seen, digest = _POSITION.unpack(encoded)
-        return FilePosition(offset, seen, head_bytes, digest, bool(finished))
+    def __init__(self, message: str, inode: int | None, is_in_place: bool = False) -> None:
+        super().__init__(message)
+        self.inode = inode
+        self.is_in_place = is_in_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +77,12 @@ class LineFile:
         self._line_bytes_max = line_bytes_max
         self._seen_bytes = position.seen_bytes
         self._head = b""
-        self._expected = (position.head_bytes, position.head_digest)
-        self._inode: tuple[int, int] | None = None
+        self._restored = position
+        self._was_finished = position.is_finished
+        self._inode: tuple[int, int] | None = None  # device and inode; None: not opened yet
+        self._accepted_inode = 0
+        self._before = b""  # the last bytes before ``offset``
+        self._skipped_before = b""  # and those before ``_skipped_to``
         self._buffer = b""  # the file's bytes from ``offset`` on
         self._ends = np.empty(0, np.int64)  # where the buffer has "\n"
         self._skipped_to: int | None = None  # inside an oversize line: everything before it has no line end
@@ -110,11 +90,83 @@ class LineFile:
 
     def position(self) -> FilePosition:
         """Return where reading would continue."""
-        size = min(self.offset, len(self._head))
-        digest = xxhash.xxh3_64_intdigest(self._head[:size])
         if self._inode is None:  # never opened since it was restored
-            size, digest = self._expected
-        return FilePosition(self.offset, self._seen_bytes, size, digest, self.is_finished)
+            return replace(self._restored, is_finished=self.is_finished)
+        size = min(self.offset, len(self._head))
+        return FilePosition(
+            self.offset,
+            self._seen_bytes,
+            size,
+            _digest(self._head[:size]),
+            self.is_finished,
+            len(self._before),
+            _digest(self._before),
+            self._inode[1],
+            self._inode[0],
+            self._restored.number,
+        )
+
+    @property
+    def inode(self) -> int:
+        """The file's inode when last looked at; 0: not known."""
+        return self._restored.inode if self._inode is None else self._inode[1]
+
+    def gone(self) -> FileMovedError:
+        """Return the error for a file that is nowhere, and of which something is missing."""
+        text = f"{self.path} was removed or replaced when {self._known} of its {self._seen_bytes} bytes were read"
+        return FileMovedError(f"{text}; put it back, or run the pipeline under a new name", None)
+
+    @property
+    def has_fingerprint(self) -> bool:
+        """Whether anything is known of the content."""
+        return self.offset > 0
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether the file was looked at since it was restored."""
+        return self._inode is not None
+
+    @property
+    def unread_bytes(self) -> int:
+        """So much is known to be in the file and was not read."""
+        return max(self._seen_bytes - self._known, 0)
+
+    @property
+    def _known(self) -> int:
+        return self._skipped_to if self._skipped_to is not None else self.offset + len(self._buffer)
+
+    def is_at(self, path: str) -> bool:
+        """Whether the file at ``path`` is this one, or a continued copy of it: it has what was read, and all of it."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                self._check_same(file.fileno(), os.fstat(file.fileno()), is_elsewhere=True)
+        except (OSError, FileMovedError):
+            return False
+        return True
+
+    def move(self, path: str) -> None:
+        """Read on at ``path``, where the file is now."""
+        self.path, self.is_at_end = path, False
+
+    def accept(self, inode: int) -> None:
+        """The file at the path has another inode, and is the same all the same: a continued copy took its place."""
+        self._accepted_inode = inode
+
+    def has_grown(self) -> bool:
+        """Whether a file that was read to its end is there and has another size now, or is another file."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return status.st_size != self.offset or bool(self.inode and status.st_ino != self.inode)
+
+    def reopen(self) -> None:
+        """A file read to its end may have grown (N5)."""
+        self.is_finished = False
+
+    def finish(self) -> None:
+        """The file is gone: nothing of it will come any more (N7)."""
+        self.is_finished = True
 
     @property
     def has_lines(self) -> bool:
@@ -131,8 +183,7 @@ class LineFile:
         self.is_at_end = False
         if self.has_lines:
             return self._take()
-        skipping = self._skipped_to is not None
-        at = self._skipped_to if self._skipped_to is not None else self.offset + len(self._buffer)
+        skipping, at = self._skipped_to is not None, self._known
         block = self._read(at)
         if not block:
             return self._end_of_file()
@@ -146,6 +197,7 @@ class LineFile:
             return self._take()
         if len(self._buffer) > self._line_bytes_max:
             self._skipped_to = self.offset + len(self._buffer)
+            self._skipped_before = self._buffer[-HEAD_BYTES:]
             self._skipped_head = self._buffer[:_REFUSED_BYTES]
             self._buffer = b""
         return None
@@ -155,19 +207,26 @@ class LineFile:
         ends = self._ends[:ROWS_MAX]
         size = int(ends[-1]) + 1
         lines = _split(self._buffer[:size], ends, self.offset)
+        self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
         self._buffer = self._buffer[size:]
         self._ends = self._ends[len(ends) :] - size
         self.offset += size
         return lines
 
+    def _pass(self, data: bytes) -> None:
+        """Note the last bytes before the position, which moves behind ``data``."""
+        self._before = (self._before + data)[-HEAD_BYTES:]
+
     def _skip(self, at: int, block: bytes) -> OversizeLine | None:
         end = block.find(b"\n")
+        skipped = block if end < 0 else block[: end + 1]
+        self._skipped_before = (self._skipped_before + skipped)[-HEAD_BYTES:]
         self._skipped_to = at + (len(block) if end < 0 else end + 1)
         return None if end < 0 else self._oversize(self._skipped_to, self._skipped_to - 1)
 
     def _oversize(self, next_offset: int, end: int) -> OversizeLine:
         line = OversizeLine(self.offset, end - self.offset, self._skipped_head)
-        self.offset, self._skipped_to = next_offset, None
+        self.offset, self._skipped_to, self._before = next_offset, None, self._skipped_before
         return line
 
     def _end_of_file(self) -> Lines | OversizeLine | None:
@@ -184,6 +243,7 @@ class LineFile:
         if not self._buffer:
             return None
         rest, self._buffer = self._buffer, b""
+        self._pass(rest)
         lines = _split(rest + b"\n", np.array([len(rest)], np.int64), self.offset)
         self.offset += len(rest)
         return lines
@@ -191,46 +251,82 @@ class LineFile:
     def _read(self, at: int) -> bytes:
         try:
             with open(self.path, "rb", buffering=0) as file:
-                status = os.fstat(file.fileno())
-                self._check_same(file.fileno(), status)
-                return os.pread(file.fileno(), BLOCK_BYTES, at)
+                return self._checked(file.fileno(), at)
         except FileNotFoundError:
-            if self._follow and self._seen_bytes <= at:
-                self._follow = False  # read to its end, then removed: finish it (N7)
-                return b""
-            raise UsageError(_removed(self.path, at, self._seen_bytes)) from None
+            raise self.gone() from None
         except OSError as error:
             raise StorageError("read", self.path, error.strerror or str(error)) from error
 
-    def _check_same(self, descriptor: int, status: os.stat_result) -> None:
-        """Refuse a file that shrank or was replaced since ``position``: its bytes are not those already read (N6)."""
-        known = self.offset + len(self._buffer)
-        if status.st_size < known:
-            raise UsageError(
-                f"{self.path} has {status.st_size} bytes but was read to byte {known}: it was truncated or replaced; "
-                "files that are read may only grow. Rotate to a new name, or run the pipeline under a new name"
-            )
+    def _checked(self, descriptor: int, at: int) -> bytes:
+        """Return the block at ``at``, unless what stands before it is not what was read (N6)."""
+        status = os.fstat(descriptor)
+        if self.inode and status.st_ino not in (self.inode, self._accepted_inode):
+            raise self._moved(status, "is another file now")
+        before = self._check_same(descriptor, status)
+        self._open_at(descriptor, status, before)
+        expected = self._bytes_before_known()
+        data = os.pread(descriptor, len(expected) + BLOCK_BYTES, at - len(expected))
+        if not data.startswith(expected):
+            raise self._moved(status, f"does not have the bytes before byte {at} any more that were read")
+        return data[len(expected) :]
+
+    def _bytes_before_known(self) -> bytes:
+        if self._skipped_to is not None:
+            return self._skipped_before
+        return (self._before + self._buffer[-HEAD_BYTES:])[-HEAD_BYTES:]
+
+    def _open_at(self, descriptor: int, status: os.stat_result, before: bytes) -> None:
+        """Note what the file is; a file that was finished and has grown goes on only behind a line end (N5)."""
+        if self._inode is None:
+            self._before = before
+            if self._was_finished and status.st_size > self.offset and before[-1:] not in (b"", b"\n"):
+                raise UsageError(
+                    f"{self.path} has grown since its last line, which had no line end, was read: it is not known "
+                    "where the next line begins; run the pipeline under a new name, with follow=True for files that grow"
+                )
+        if self._inode is None or len(self._head) < HEAD_BYTES:
+            self._head = os.pread(descriptor, HEAD_BYTES, 0)
         self._seen_bytes = status.st_size
-        inode = (status.st_dev, status.st_ino)
-        if self._inode == inode and len(self._head) == HEAD_BYTES:
-            return
-        size, digest = self._expected if self._inode is None else (len(self._head), 0)
-        head = os.pread(descriptor, HEAD_BYTES, 0)
-        if self._inode is not None:
-            digest = xxhash.xxh3_64_intdigest(self._head)
-        if size and xxhash.xxh3_64_intdigest(head[:size]) != digest:
-            raise UsageError(
-                f"{self.path} does not begin as it did when it was read to byte {known}: it was replaced; "
-                "files that are read may only grow. Rotate to a new name, or run the pipeline under a new name"
-            )
-        self._head, self._inode = head, inode
+        self._inode = (status.st_dev, status.st_ino)
+
+    def _check_same(self, descriptor: int, status: os.stat_result, *, is_elsewhere: bool = False) -> bytes:
+        """Refuse a file whose beginning, or whose bytes before the position, are not those that were read (N6).
+
+        Returns the bytes before ``offset``.
+        """
+        known = self._known
+        if status.st_size < known:
+            raise self._moved(status, f"has {status.st_size} bytes")
+        if self._inode is None:
+            position = self._restored
+            head = _digest(os.pread(descriptor, position.head_bytes, 0))
+            size = position.tail_bytes if position.tail_bytes else min(self.offset, HEAD_BYTES)
+            before = os.pread(descriptor, size, self.offset - size)
+            if position.head_bytes and head != position.head_digest:
+                raise self._moved(status, "does not begin as it did")
+            if position.tail_bytes and _digest(before) != position.tail_digest:
+                raise self._moved(status, f"does not have the bytes before byte {self.offset} any more that were read")
+            return before
+        if self._inode != (status.st_dev, status.st_ino) or is_elsewhere:
+            size = min(known, len(self._head))
+            if os.pread(descriptor, size, 0) != self._head[:size]:
+                raise self._moved(status, "does not begin as it did")
+            expected = self._bytes_before_known()
+            if os.pread(descriptor, len(expected), known - len(expected)) != expected:
+                raise self._moved(status, f"does not have the bytes before byte {known} any more that were read")
+        return self._before
+
+    def _moved(self, status: os.stat_result, what: str) -> FileMovedError:
+        text = (
+            f"{self.path} {what} but was read to byte {self._known}: it was truncated or replaced; files that are "
+            "read may grow and be renamed, but not change. Rotate by renaming, not by copying and truncating, or run "
+            "the pipeline under a new name"
+        )
+        return FileMovedError(text, status.st_ino, is_in_place=status.st_ino == self.inode)
 
 
-def _removed(path: str, at: int, size_bytes: int) -> str:
-    return (
-        f"{path} was removed when {at} of its {size_bytes} bytes were read; "
-        "put it back, or run the pipeline under a new name"
-    )
+def _digest(data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data)
 
 
 def _split(data: bytes, ends: np.ndarray[Any, np.dtype[np.int64]], base: int) -> Lines:
