@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import pyarrow as pa
@@ -66,3 +67,64 @@ def test_damage_is_reported_by_name(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1" + bytes(100))
     with pytest.raises(StorageError, match=r"cannot read .*0\.parquet"):
         reader.poll()
+
+
+def positions_after(tmp_path: Path, polls: int) -> dict[str, bytes]:
+    source = ParquetFiles(tmp_path, batch_rows=3)
+    source.schema()
+    reader = source.open(context())
+    for _ in range(polls):
+        reader.poll()
+    return reader.positions()
+
+
+def rest(tmp_path: Path, positions: dict[str, bytes], parallelism: int = 2) -> list[int]:
+    source = ParquetFiles(tmp_path)
+    source.schema()
+    readers = [source.open(context(index, parallelism, positions)) for index in range(parallelism)]
+    return sorted(row["n"] for reader in readers for row in read_all(reader)[0])
+
+
+@pytest.mark.parametrize("polls", [1, 20])
+def test_a_file_that_was_changed_or_replaced_is_refused_by_name(tmp_path: Path, polls: int) -> None:  # N22
+    """With other row groups, another position would go on in the middle of other records."""
+    write(tmp_path, files=1)
+    positions = positions_after(tmp_path, polls)
+    table = pq.read_table(tmp_path / "0.parquet")
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=3)
+    with pytest.raises(UsageError, match=r"0\.parquet was changed or replaced after reading it had begun"):
+        rest(tmp_path, positions)
+
+
+def test_a_file_changed_before_any_of_it_was_read_is_none_of_our_business(tmp_path: Path) -> None:  # N22
+    write(tmp_path, files=1)
+    positions = positions_after(tmp_path, 0)
+    pq.write_table(pq.read_table(tmp_path / "0.parquet"), tmp_path / "0.parquet", row_group_size=3)
+    assert rest(tmp_path, positions) == list(range(10))
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_files_may_be_added_and_finished_ones_removed_between_two_starts(tmp_path: Path, parallelism: int) -> None:
+    # N16
+    write(tmp_path, files=2)
+    positions = positions_after(tmp_path, 40)
+    (tmp_path / "0.parquet").unlink()
+    pq.write_table(pa.table({"n": [100], "s": pa.array(["x"]).dictionary_encode()}), tmp_path / "00.parquet")
+    assert rest(tmp_path, positions, parallelism) == [100]
+
+
+def test_a_file_removed_before_it_was_read_is_an_error_that_names_it(tmp_path: Path) -> None:  # N16
+    write(tmp_path, files=2)
+    positions = positions_after(tmp_path, 1)
+    (tmp_path / "0.parquet").unlink()
+    with pytest.raises(StorageError, match=r"0\.parquet"):
+        rest(tmp_path, positions)
+
+
+def test_positions_of_version_0_1_are_read(tmp_path: Path) -> None:  # N16
+    write(tmp_path, files=2)
+    old = {
+        str(tmp_path / "0.parquet"): struct.pack("<B?IQ", 1, False, 1, 2),
+        str(tmp_path / "1.parquet"): struct.pack("<B?IQ", 1, True, 2, 2),
+    }
+    assert rest(tmp_path, old) == [6, 7, 8, 9]

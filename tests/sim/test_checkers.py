@@ -278,7 +278,7 @@ def grown(*records: Record, listed: int) -> Checkers:
     return checker
 
 
-def test_what_a_grown_list_has_must_have_been_read_and_no_more() -> None:  # N1
+def test_what_a_grown_list_has_must_have_been_read_and_no_more() -> None:  # N1, X30
     grown(FIRST, listed=1).at_end()
     grown(FIRST, SECOND, listed=2).at_end()
     with pytest.raises(Violation, match="I1: out lost 1 records"):

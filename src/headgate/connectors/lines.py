@@ -282,7 +282,7 @@ class LineFile:
             if self._was_finished and status.st_size > self.offset and before[-1:] not in (b"", b"\n"):
                 raise UsageError(
                     f"{self.path} has grown since its last line, which had no line end, was read: it is not known "
-                    "where the next line begins; run the pipeline under a new name, with follow=True for files that grow"
+                    "where the next line begins; run the pipeline under a new name, with follow=True if files grow"
                 )
         if self._inode is None or len(self._head) < HEAD_BYTES:
             self._head = os.pread(descriptor, HEAD_BYTES, 0)

@@ -1,6 +1,6 @@
 """Parquet files as a bounded source; a position is a file, a row group and a row in it.
 
-Counterpart: a captured DataFrame, or any directory of Parquet files. Source: rules N16 and N17 of
+Counterpart: a captured DataFrame, or any directory of Parquet files. Source: rules N16, N17 and N22 of
 docs/spec/connectors.md. Never holds more than a few decoded pages of each file it reads.
 """
 
@@ -9,13 +9,15 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+import xxhash
 
 from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
-from headgate.connectors.filelist import Paths, select_files
+from headgate.connectors.filelist import Paths, numbered, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.operators.types import canonical_schema, schema_text, to_canonical
 
@@ -25,8 +27,11 @@ ACTIVE_FILES_MAX = 4
 """Files read in turn at a time: enough to keep event time of several files together, few open files."""
 
 PATTERN_DEFAULT = "**/*.parquet"
-_POSITION = struct.Struct("<B?IQ")
-_POSITION_VERSION = 1
+_VERSION_1 = struct.Struct("<B?IQ")
+_VERSION_2 = struct.Struct("<B?IIQQQ")
+_FORMATS = {1: _VERSION_1, 2: _VERSION_2}
+_MAGIC_BYTES = 8
+"""At the end of a file: the length of its footer, and a magic number."""
 _FAILURES = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
@@ -112,28 +117,103 @@ class ParquetFiles:
         return ParquetReader(context, self._files, schema, self._batch_rows, _filesystem(self._url))
 
 
+@dataclass(frozen=True, slots=True)
+class ParquetPosition:
+    """Where reading of one file continues.
+
+    Attributes:
+        group, row: the row group being read, and the rows delivered of it.
+        size_bytes, footer_digest: fingerprint of the file (N22); 0: not known.
+        number: when the file was first listed (N1); None: not known.
+    """
+
+    is_finished: bool = False
+    group: int = 0
+    row: int = 0
+    size_bytes: int = 0
+    footer_digest: int = 0
+    number: int | None = None
+
+    def encode(self) -> bytes:
+        """Return the position as fixed-size bytes."""
+        number = 0 if self.number is None else self.number + 1
+        return _VERSION_2.pack(2, self.is_finished, number, self.group, self.row, self.size_bytes, self.footer_digest)
+
+    @staticmethod
+    def decode(path: str, encoded: bytes) -> ParquetPosition:
+        """Return the position that ``encode`` made of the file ``path``, in this version or an earlier one.
+
+        Raises:
+            CorruptionError: it is not one, or of an unknown version.
+        """
+        form = _FORMATS.get(encoded[0]) if encoded else None
+        if form is None or len(encoded) != form.size:
+            expected = " or ".join(f"{f.size} bytes, version {version}" for version, f in _FORMATS.items())
+            raise CorruptionError(f"position of {path}", 0, expected, encoded[:16].hex())
+        if form is _VERSION_1:
+            _, finished, group, row = form.unpack(encoded)
+            return ParquetPosition(finished, group, row)
+        _, finished, number, group, row, size_bytes, digest = form.unpack(encoded)
+        return ParquetPosition(finished, group, row, size_bytes, digest, number - 1 if number else None)
+
+
+def fingerprint(path: str, filesystem: pafs.FileSystem | None) -> tuple[int, int] | None:
+    """Return size and digest of the footer of the file at ``path``, or None if there is no file.
+
+    The footer says where every column chunk is and how long: other data has another one, but for the rarest case.
+    """
+    files = filesystem or pafs.LocalFileSystem()
+    if files.get_file_info(path).type == pafs.FileType.NotFound:
+        return None
+    with files.open_input_file(path) as file:
+        size = file.size()
+        end = file.read_at(min(_MAGIC_BYTES, size), max(size - _MAGIC_BYTES, 0))
+        length = min(int.from_bytes(end[:4], "little") + _MAGIC_BYTES, size)
+        return size, xxhash.xxh3_64_intdigest(file.read_at(length, size - length))
+
+
 class _File:
     """One file being read."""
 
-    def __init__(self, path: str, encoded: bytes | None) -> None:
+    def __init__(self, path: str, position: ParquetPosition, filesystem: pafs.FileSystem | None) -> None:
         self.path = path
-        self.group = 0
-        self.row = 0
-        self.is_finished = False
+        self.group, self.row, self.is_finished = position.group, position.row, position.is_finished
+        self._restored = position
+        self._known = (position.size_bytes, position.footer_digest)
+        self._filesystem = filesystem
         self._batches: Iterator[tuple[int, int, pa.RecordBatch]] | None = None
-        if encoded is not None:
-            if len(encoded) != _POSITION.size or encoded[0] != _POSITION_VERSION:
-                expected = f"{_POSITION.size} bytes, version {_POSITION_VERSION}"
-                raise CorruptionError(f"position of {path}", 0, expected, encoded[:16].hex())
-            _, self.is_finished, self.group, self.row = _POSITION.unpack(encoded)
 
     def position(self) -> bytes:
-        return _POSITION.pack(_POSITION_VERSION, self.is_finished, self.group, self.row)
+        size_bytes, digest = self._known
+        number = self._restored.number
+        return ParquetPosition(self.is_finished, self.group, self.row, size_bytes, digest, number).encode()
 
-    def next(self, schema: pa.Schema, batch_rows: int, filesystem: pafs.FileSystem | None) -> pa.RecordBatch | None:
+    def check(self) -> None:
+        """Refuse a file that is not the one that was read (N22); one that was read and removed is none of ours.
+
+        Raises:
+            UsageError: the file was changed or replaced.
+            StorageError: it cannot be read.
+        """
+        try:
+            found = fingerprint(self.path, self._filesystem)
+        except _FAILURES as error:
+            raise StorageError("read", self.path, str(error)) from error
+        if found is None:
+            return
+        if self._known[0] and found != self._known:
+            raise UsageError(
+                f"{self.path} was changed or replaced after reading it had begun: it had {self._known[0]} bytes and "
+                f"has {found[0]}, or another footer; add new data as new files, put the file back, or run the pipeline "
+                "under a new name"
+            )
+        self._known = found
+
+    def next(self, schema: pa.Schema, batch_rows: int) -> pa.RecordBatch | None:
         """Return the next records, or None at the end."""
         if self._batches is None:
-            self._batches = self._read(schema, batch_rows, filesystem)
+            self.check()
+            self._batches = self._read(schema, batch_rows)
         try:
             found = next(self._batches, None)
         except _FAILURES as error:
@@ -144,12 +224,10 @@ class _File:
         self.group, self.row, batch = found
         return batch
 
-    def _read(
-        self, schema: pa.Schema, batch_rows: int, filesystem: pafs.FileSystem | None
-    ) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    def _read(self, schema: pa.Schema, batch_rows: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
         """Yield (group, row after the batch, batch) from the position on."""
         first_group, skip = self.group, self.row
-        with pq.ParquetFile(self.path, filesystem=filesystem) as file:
+        with pq.ParquetFile(self.path, filesystem=self._filesystem) as file:
             for group in range(first_group, file.num_row_groups):
                 row = 0
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
@@ -170,14 +248,17 @@ class ParquetReader:
         batch_rows: int,
         filesystem: pafs.FileSystem | None,
     ) -> None:
-        self._schema, self._batch_rows, self._filesystem = schema, batch_rows, filesystem
-        positions = context.positions or {}
-        names = sorted(set(files) | set(positions))
+        self._schema, self._batch_rows = schema, batch_rows
+        known = {path: ParquetPosition.decode(path, found) for path, found in (context.positions or {}).items()}
+        numbers = numbered(files, {path: position.number for path, position in known.items()})
         self._files = [
-            _File(path, positions.get(path))
-            for index, path in enumerate(names)
-            if owner_of_split(index, context.parallelism) == context.subtask_index
+            _File(path, replace(known.get(path, ParquetPosition()), number=number), filesystem)
+            for path, number in sorted(numbers.items())
+            if owner_of_split(number, context.parallelism) == context.subtask_index
         ]
+        for file in self._files:
+            if file.is_finished:
+                file.check()
         self._later = deque(file for file in self._files if not file.is_finished)
         self._active: deque[_File] = deque()
 
@@ -209,7 +290,7 @@ class ParquetReader:
         if not self._active:
             return None
         file = self._active.popleft()
-        batch = file.next(self._schema, self._batch_rows, self._filesystem)
+        batch = file.next(self._schema, self._batch_rows)
         if batch is None:
             return SourceBatch(file.path, pa.RecordBatch.from_pylist([], schema=self._schema), None, True)
         self._active.append(file)

@@ -2,7 +2,8 @@
 
 Counterparts: ``runtime.driver`` sends the handles, ``runtime.deployment`` builds the subtasks. Source: rules R15–R17 of
 docs/spec/recovery.md. At the same parallelism subtask i continues from subtask i; only a source's chain sees the
-snapshots of all former subtasks, because a split may have another owner when the list of splits has changed (N1).
+snapshots of all former subtasks, because a split may have another owner (N1). A subtask restored as
+finished goes on if there is more input (T10).
 """
 
 from __future__ import annotations

@@ -44,7 +44,11 @@ def _(patch: Patch) -> None:
 
 
 @mutant(
-    "finished-when-any-former-was", "R17", "a subtask does not read on because one former subtask had finished", seed=8
+    "finished-when-any-former-was",
+    "R17",
+    "what a subtask holds is not emitted because one former subtask had finished",
+    seed=9,
+    loops=True,
 )
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, formers: Any, snapshots: Any) -> Any:
