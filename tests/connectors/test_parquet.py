@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
-from source_reading import context, read_all
+from tests.connectors.source_reading import context, read_all
 
 from headgate.connectors.parquet import ParquetFiles
 from headgate.errors import CorruptionError, StorageError, UsageError

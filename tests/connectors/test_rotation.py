@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from source_reading import context, read_all
+from tests.connectors.source_reading import context, read_all
 
 from headgate.connectors.base import SourceReader
 from headgate.connectors.filelist import numbered, owner_of_file, series_of

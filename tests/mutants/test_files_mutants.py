@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.connectors import test_parquet as reading
+from tests.connectors import test_rotation as rotating
 from tests.mutants.harness import assert_caught, patched
+from tests.operators import test_windows as windows
+from tests.runtime import test_restoring as restoring
+from tests.runtime import test_subtaskrunner as running
 
 from headgate.connectors import filetable, parquet, rotation
 from headgate.connectors.filelist import FileSelection
 from headgate.connectors.filetable import FileTable
 from headgate.connectors.lines import LineFile
+from headgate.operators.base import WATERMARK_MAX_MS
+from headgate.operators.firedgroups import FiredGroups
+from headgate.runtime.chain import Chain
+from headgate.runtime.restoring import RestoredSnapshots
+from headgate.runtime.subtaskrunner import FINISHED_PREFIX, SubtaskRunner
 
-CONNECTORS = Path(__file__).parent.parent / "connectors"
 Mutant = Callable[[], AbstractContextManager[None]]
-
-
-def load(name: str) -> ModuleType:
-    """Load a file of tests; their helper is found beside them."""
-    if str(CONNECTORS) not in sys.path:
-        sys.path.append(str(CONNECTORS))
-    spec = importlib.util.spec_from_file_location(f"mutated_{name}", CONNECTORS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-ROTATION, PARQUET = load("test_rotation"), load("test_parquet")
 
 
 def nothing(following: Any) -> None:
@@ -50,7 +42,7 @@ def owner_is_the_index() -> AbstractContextManager[None]:
     def by_index(found: Any, known: Any) -> dict[str, int]:
         return {path: index for index, path in enumerate(sorted({*found, *known}))}
 
-    return patched(ROTATION, "numbered", by_index)
+    return patched(rotating, "numbered", by_index)
 
 
 def renamed_files_are_not_looked_for() -> AbstractContextManager[None]:
@@ -121,27 +113,59 @@ def footers_are_not_compared() -> AbstractContextManager[None]:
     return patched(parquet, "fingerprint", lambda path, filesystem: None)
 
 
+def one_former_that_had_finished_is_enough() -> AbstractContextManager[None]:
+    def is_finished(self: Any, vertex: Any) -> bool:
+        names = [f"{FINISHED_PREFIX}{node.name}" for node in vertex.nodes]
+        seen = self._seen_by(vertex, has_own_end=True)
+        return any(bytes(sections.get(name, b"")) == b"\x01" for _, sections in seen for name in names)
+
+    return patched(RestoredSnapshots, "is_finished", is_finished)
+
+
+def a_drained_source_reads_on() -> AbstractContextManager[None]:
+    original = SubtaskRunner.__init__
+
+    def forgets(self: Any, *args: Any, is_draining: bool = False, **options: Any) -> None:
+        original(self, *args, **options)
+
+    return patched(SubtaskRunner, "__init__", forgets)
+
+
+def operators_are_not_told_that_input_goes_on() -> AbstractContextManager[None]:
+    return patched(Chain, "resume", lambda self: None)
+
+
+def what_the_end_has_fired_stays_late() -> AbstractContextManager[None]:
+    return patched(FiredGroups, "resume", lambda self: WATERMARK_MAX_MS)
+
+
 CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
-    (owner_is_the_index, ROTATION.test_a_file_keeps_its_number_when_the_list_grows, ()),
-    (every_name_has_its_own_owner, ROTATION.test_files_of_a_series_have_one_owner, ()),
+    (owner_is_the_index, rotating.test_a_file_keeps_its_number_when_the_list_grows, ()),
+    (every_name_has_its_own_owner, rotating.test_files_of_a_series_have_one_owner, ()),
     (what_stands_before_the_position_is_not_compared,
-     ROTATION.test_a_truncated_file_that_was_read_in_the_middle_of_a_line_is_refused, ("tmp_path",)),
-    (losses_are_not_told, ROTATION.test_what_may_have_been_lost_unseen_is_a_bad_record, ("tmp_path",)),
+     rotating.test_a_truncated_file_that_was_read_in_the_middle_of_a_line_is_refused, ("tmp_path",)),
+    (losses_are_not_told, rotating.test_what_may_have_been_lost_unseen_is_a_bad_record, ("tmp_path",)),
     (compressed_files_are_refused_while_following,
-     ROTATION.test_compressed_files_of_a_followed_directory_are_skipped, ("tmp_path",)),
+     rotating.test_compressed_files_of_a_followed_directory_are_skipped, ("tmp_path",)),
     (removed_files_are_never_looked_at_again,
-     ROTATION.test_a_file_that_was_removed_and_made_anew_is_read_from_its_start, ("tmp_path",)),
+     rotating.test_a_file_that_was_removed_and_made_anew_is_read_from_its_start, ("tmp_path",)),
     (grown_files_stay_finished,
-     ROTATION.test_between_two_starts_files_may_be_added_renamed_and_grow, ("tmp_path", 2)),
-    (footers_are_not_compared, PARQUET.test_a_file_that_was_changed_or_replaced_is_refused_by_name, ("tmp_path", 1)),
+     rotating.test_between_two_starts_files_may_be_added_renamed_and_grow, ("tmp_path", 2)),
+    (footers_are_not_compared, reading.test_a_file_that_was_changed_or_replaced_is_refused_by_name, ("tmp_path", 1)),
     (renamed_files_are_not_looked_for,
-     ROTATION.test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_start, ("log", "tmp_path", again)),
+     rotating.test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_start, ("log", "tmp_path", again)),
     (a_rotated_file_is_a_new_one,
-     ROTATION.test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_start, ("dir", "tmp_path", nothing)),
-    (the_inode_is_the_identity, ROTATION.test_a_longer_copy_may_take_the_place_of_a_file, ("tmp_path", False)),
+     rotating.test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_start, ("dir", "tmp_path", nothing)),
+    (the_inode_is_the_identity, rotating.test_a_longer_copy_may_take_the_place_of_a_file, ("tmp_path", False)),
     (files_between_two_looks_are_forgotten,
-     ROTATION.test_several_rotations_in_a_row_lose_nothing, ("log", "tmp_path", again)),
-    (others_are_forgotten, ROTATION.test_other_names_of_rotation_are_followed, ("tmp_path", "other", nothing)),
+     rotating.test_several_rotations_in_a_row_lose_nothing, ("log", "tmp_path", again)),
+    (one_former_that_had_finished_is_enough,
+     restoring.test_a_vertex_is_finished_only_if_all_former_subtasks_were, ({0: True}, 3, [False, False, False])),
+    (a_drained_source_reads_on, running.test_a_source_of_a_drained_checkpoint_is_not_read_again, ()),
+    (operators_are_not_told_that_input_goes_on, running.test_a_source_restored_as_finished_reads_what_was_added, ()),
+    (what_the_end_has_fired_stays_late,
+     windows.test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes, ()),
+    (others_are_forgotten, rotating.test_other_names_of_rotation_are_followed, ("tmp_path", "other", nothing)),
 ]  # fmt: skip
 
 

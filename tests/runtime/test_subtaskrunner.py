@@ -136,9 +136,10 @@ class Made:
         inputs: int = 0,
         credit: int = CREDIT,
         restored: bool = False,
-from headgate.errors import UsageError
-from headgate.model.graph import Edge, Node, Partitioner, Role
-from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
+        draining: bool = False,
+        place: LoopPlace | None = None,
+        rounds: RoundProgress = NO_ROUNDS,
+        sink: Sink | None = None,
     ) -> None:
         Passing.finished = Passing.resumed = 0
         self.reader = reader

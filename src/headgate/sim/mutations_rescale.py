@@ -7,7 +7,6 @@ from typing import Any
 from headgate.sim import restoring, subtaskhost
 from headgate.sim.chain import Chain
 from headgate.sim.mutants import Patch, around, mutant
-from headgate.sim.subtaskhost import SubtaskHost
 from headgate.sim.worker import Worker
 
 
@@ -41,21 +40,6 @@ def _(patch: Patch) -> None:
         return [former for former in call(restored, vertex) if former.index == self.index]
 
     around(patch, Worker, "_formers", change)
-
-
-@mutant(
-    "finished-when-any-former-was",
-    "R17",
-    "what a subtask holds is not emitted because one former subtask had finished",
-    seed=9,
-    loops=True,
-)
-def _(patch: Patch) -> None:
-    def change(call: Any, self: Any, formers: Any, snapshots: Any) -> Any:
-        call(formers, snapshots)
-        return any(snapshot["is_finished"] for snapshot in snapshots.values())
-
-    around(patch, SubtaskHost, "_had_finished", change)
 
 
 @mutant("time-of-a-split-from-the-future", "W9", "a split continues with the latest time of any other", seed=44)
