@@ -13,8 +13,8 @@ from typing import TypeAlias
 import msgspec
 
 from headgate.model.graph import Partitioner
-from headgate.model.life import Life
 from headgate.model.ids import Generation
+from headgate.model.life import Life
 from headgate.model.manifest import LogEntry
 from headgate.model.plan import Plan, make_plan
 from headgate.protocol.supervisor import Finish
