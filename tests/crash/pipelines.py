@@ -246,7 +246,7 @@ def text_files(spec: dict[str, Any]) -> Pipeline:
 
 
 def held_up(frame: pl.DataFrame) -> pl.DataFrame:
-    time.sleep(0.2)
+    time.sleep(0.2)  # a paced source: not a wait for anything
     return frame
 
 

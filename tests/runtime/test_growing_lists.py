@@ -42,7 +42,7 @@ def write(root: Path, name: str, numbers: Iterable[int], kind: str = "json") -> 
 
 
 def slowly(frame: pl.DataFrame) -> pl.DataFrame:
-    time.sleep(0.1)  # the pace of the source, so that a run can be stopped before it ends
+    time.sleep(0.1)  # a paced source, stopped before it ends: not a wait for anything
     return frame
 
 
