@@ -15,7 +15,31 @@ from headgate.sim import __main__ as command
 from headgate.sim.marks import Mark
 from headgate.sim.run import Result, run_seed
 
-COVERING = (572, 206, 122, 237, 277, 919, 974, 1067, 1470, 201, 387, 782, 11, 58, 588, 305, 441, 293, 12, 143, 80, 148, 322)
+COVERING = (
+    572,
+    206,
+    122,
+    237,
+    277,
+    919,
+    974,
+    1067,
+    1470,
+    201,
+    387,
+    782,
+    11,
+    58,
+    588,
+    305,
+    441,
+    293,
+    12,
+    143,
+    80,
+    148,
+    322,
+)
 """Reach every mark together; ``python -m headgate.sim cover --seeds 1500`` prints such a list."""
 
 SMOKE = tuple(sorted({*range(60), *COVERING}))
