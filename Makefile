@@ -49,6 +49,7 @@ format: setup ## format the code and mend what the linter can
 
 sim: setup ## run SEEDS random schedules with faults through the simulator
 	$(PYTHON_ENV) -m headgate.sim --seeds $(SEEDS) --jobs $(WORKERS)
+	$(PYTHON_ENV) -m headgate.sim.product --seeds $(SEEDS) --jobs $(WORKERS)
 
 bench: setup-java ## run the benchmark NAME, or all of them
 	$(PYTHON_ENV) -m bench.run $(NAME)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,11 +139,21 @@ def what_can_be_read_is_durable() -> AbstractContextManager[None]:  # O11
     return patched(LocalStorage, "_refuse_taken", taken)
 
 
-def a_look_trusts_what_it_reads() -> AbstractContextManager[None]:  # O11
+@contextmanager
+def a_look_syncs_nothing() -> Iterator[None]:  # O14
+    with patched(local, "sync_what_is_seen", lambda directory: None):
+        yield
+
+
+@contextmanager
+def a_look_trusts_what_nobody_synced() -> Iterator[None]:  # O11, O14
+    """Without O14, the log must put again instead of reading."""
+
     def look_up(self: Any, path: str, data: bytes, manifest: Manifest) -> Outcome:
         return Outcome(self._after_conflict(path, data, manifest))
 
-    return patched(CheckpointLog, "_look_up", look_up)
+    with a_look_syncs_nothing(), patched(CheckpointLog, "_look_up", look_up):
+        yield
 
 
 def a_directory_that_is_there_is_durable() -> AbstractContextManager[None]:  # O11
@@ -206,12 +217,9 @@ WITH_FILES = [
     ),
     (a_sweep_that_fails_ends_the_run, replaced.test_what_cannot_be_swept_now_is_left_and_noted),
     (what_can_be_read_is_durable, power.test_what_exists_already_is_durable),
+    (a_look_syncs_nothing, power.test_what_another_process_did_not_sync_is_synced_by_the_first_look),
     (
-        what_can_be_read_is_durable,
-        outcomes.test_a_manifest_that_was_not_synced_survives_a_power_cut_or_is_not_written,
-    ),
-    (
-        a_look_trusts_what_it_reads,
+        a_look_trusts_what_nobody_synced,
         outcomes.test_a_manifest_that_was_not_synced_survives_a_power_cut_or_is_not_written,
     ),
     (

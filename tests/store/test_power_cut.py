@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.powercut import PowerCut
 
 from headgate.errors import StorageError
+from headgate.store import local
 from headgate.store.local import LocalStorage, make_directories
 from headgate.store.storage import AlreadyExists
 
@@ -35,8 +39,48 @@ def test_what_cannot_be_synced_is_not_said_to_exist(tmp_path: Path) -> None:  # 
                 storage.put_if_absent("a/b", [b"content"])
 
 
+@pytest.mark.parametrize("look", [lambda storage: storage.list("a"), lambda storage: storage.get("a/b")])
+def test_what_is_listed_or_read_survives_a_power_cut(tmp_path: Path, look: Callable[[LocalStorage], object]) -> None:
+    """Whoever finds its own write done will not repeat it (O14)."""
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put("a/first", [b"1"])
+        power.fail_directory_syncs(2)
+        with pytest.raises(StorageError):
+            storage.put("a/b", [b"content"])
+        with pytest.raises(StorageError):
+            look(storage)
+        look(storage)
+        power.cut()
+        assert storage.get("a/b") == b"content"
+
+
+def test_what_another_process_did_not_sync_is_synced_by_the_first_look(tmp_path: Path) -> None:  # O14
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put("a/first", [b"1"])
+        (tmp_path / "b").write_bytes(b"content")
+        os.link(tmp_path / "b", tmp_path / "objects" / "a" / "b")  # and died before it synced
+        local._durable.clear()  # as another process begins
+        assert storage.list("a") == ["a/b", "a/first"]
+        power.cut()
+        assert storage.get("a/b") == b"content"
+
+
+def test_who_may_not_sync_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # O14
+    storage = LocalStorage(tmp_path / "objects")
+    storage.put("a/b", [b"content"])
+    local._durable.clear()
+
+    def refused(descriptor: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    assert storage.get("a/b") == b"content"
+
+
 def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
-    """The model itself: without the second put the object is gone."""
+    """The model itself: what nobody looked at is gone."""
     with PowerCut().watching() as power:
         storage = LocalStorage(tmp_path / "objects")
         storage.put_if_absent("a/first", [b"1"])

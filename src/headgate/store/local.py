@@ -25,6 +25,9 @@ from headgate.store.storage import AlreadyExists, Bytes, NotFound, Storage
 _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
+_durable: set[str] = set()
+"""Directories whose names this process has made durable, and has not failed to sync since (O14)."""
+
 MKDIR_TRIES_MAX = 8
 """A concurrent delete may remove the directory just made while it is empty; more than a few times is a bug."""
 
@@ -37,11 +40,28 @@ def storage_error(operation: str, path: str, error: OSError) -> StorageError:
 
 def sync_directory(path: Path) -> None:
     """Make names created in or removed from ``path`` durable (S33)."""
+    _durable.discard(str(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    _durable.add(str(path))
+
+
+def sync_what_is_seen(directory: Path) -> None:
+    """Make the names in ``directory`` durable before anybody acts on having seen them (O14).
+
+    Whoever made them may have failed to sync, or have died before. Once per process, and again after a failed sync;
+    who has no right to sync only reads, and decides nothing.
+    """
+    if str(directory) in _durable:
+        return
+    try:
+        sync_directory(directory)
+    except OSError as error:
+        if error.errno not in _PERMANENT:
+            raise
 
 
 def make_directories(path: Path, access: Access = Access.OWNER) -> None:
@@ -148,7 +168,9 @@ class LocalStorage:
             NotFound
         """
         with self._errors("get", path):
-            return self.local_path(path).read_bytes()
+            data = self.local_path(path).read_bytes()
+            sync_what_is_seen(self.local_path(path).parent)
+            return data
 
     def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
         """Return part of an object (shorter at its end).
@@ -175,6 +197,7 @@ class LocalStorage:
             for directory, _, names in os.walk(top, onerror=_raise_unless_absent):
                 base = Path(directory).relative_to(self._root)
                 found += [(base / name).as_posix() for name in names if not name.startswith(TEMP_PREFIX)]
+                sync_what_is_seen(Path(directory))
         return sorted(found)
 
     def delete(self, path: str) -> None:

@@ -36,7 +36,8 @@ class NotFound(Exception):  # noqa: N818 - expected outcome, not a fault
 class Storage(Protocol):
     """Paths are relative, "/"-separated, without "..". Calls block; safe from several threads.
 
-    Every method raises StorageError when the operation failed (transient: no space, I/O error, time-out).
+    Every method raises StorageError when the operation failed (transient: no space, I/O error, time-out). What ``get``
+    and ``list`` show is durable, whoever wrote it (O14).
     """
 
     @property

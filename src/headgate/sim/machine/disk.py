@@ -1,0 +1,152 @@
+"""Storage that outlives simulated processes: slow, failing before and after its effect, forgetful at a power cut.
+
+A ``Disk`` is what is stored; a ``SimStorage`` is one process's way to it, with the interface of
+``store.storage.Storage``. Every operation parks: a process may die before it and after it, others act in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headgate.errors import StorageError
+from headgate.sim.machine.faults import Fault, Faults
+from headgate.sim.machine.tasks import Tasks
+from headgate.store.paths import checked_path, checked_prefix
+from headgate.store.storage import AlreadyExists, Bytes, NotFound
+
+STEP_MS = 4
+"""Usual time of one operation, at most."""
+
+
+@dataclass(slots=True)
+class Stored:
+    """An object, and whether it survives a power cut."""
+
+    data: bytes
+    is_durable: bool = True
+
+
+class Disk:
+    """Objects by path."""
+
+    def __init__(self, tasks: Tasks, faults: Faults, name: str) -> None:
+        self.tasks = tasks
+        self.faults = faults
+        self.name = name
+        self.objects: dict[str, Stored] = {}
+
+    def cut_power(self) -> None:
+        """Forget what was never synced."""
+        self.objects = {path: stored for path, stored in self.objects.items() if stored.is_durable}
+
+    def paths(self, prefix: str) -> list[str]:
+        """Return the paths below ``prefix``, for checkers: no time passes."""
+        return sorted(path for path in self.objects if path.startswith(f"{prefix}/") or not prefix)
+
+
+class SimStorage:
+    """One process's way to a disk."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    @property
+    def url(self) -> str:
+        """``sim://<disk>``."""
+        return f"sim://{self._disk.name}"
+
+    @property
+    def puts_may_land_late(self) -> bool:
+        """See ``Storage``."""
+        return self._disk.faults.puts_land_late
+
+    def put(self, path: str, parts: Sequence[Bytes]) -> None:
+        """See ``Storage``."""
+        data = b"".join(parts)
+        self._begin("put", checked_path(path), Fault.PUT_FAILS)
+        self._may_land_late("put", path, lambda: self._disk.objects.update({path: Stored(data)}))
+        self._store(path, data)
+
+    def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
+        """See ``Storage``."""
+        data = b"".join(parts)
+        self._begin("put_if_absent", checked_path(path), Fault.PUT_FAILS)
+        if path in self._disk.objects:
+            self._sync(path)
+            raise AlreadyExists(path)
+        self._may_land_late("put_if_absent", path, lambda: self._disk.objects.setdefault(path, Stored(data)))
+        self._store(path, data)
+
+    def get(self, path: str) -> bytes:
+        """See ``Storage``."""
+        self._begin("get", checked_path(path), Fault.GET_FAILS)
+        stored = self._disk.objects.get(path)
+        if stored is None:
+            raise NotFound(path)
+        self._sync(path)
+        if stored.data and self._disk.faults.strikes(Fault.BAD_READ):
+            return bytes([stored.data[0] ^ 1]) + stored.data[1:]
+        return stored.data
+
+    def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """See ``Storage``."""
+        return self.get(path)[offset : offset + size_bytes]
+
+    def list(self, prefix: str) -> list[str]:
+        """See ``Storage``."""
+        base = checked_prefix(prefix)
+        self._begin("list", base, Fault.GET_FAILS)
+        found = self._disk.paths(base)
+        for path in found:
+            self._sync(path)
+        return found
+
+    def delete(self, path: str) -> None:
+        """See ``Storage``."""
+        self._begin("delete", checked_path(path), Fault.PUT_FAILS)
+        self._disk.objects.pop(path, None)
+
+    def rename_if_absent(self, source: str, target: str) -> None:
+        """See ``Storage``."""
+        self._begin("rename", checked_path(source), Fault.PUT_FAILS)
+        if source not in self._disk.objects:
+            raise NotFound(source)
+        if checked_path(target) in self._disk.objects:
+            raise AlreadyExists(target)
+        self._disk.objects[target] = self._disk.objects.pop(source)
+        self._after("rename", target)
+
+    def _begin(self, operation: str, path: str, fault: Fault) -> None:
+        faults, tasks = self._disk.faults, self._disk.tasks
+        tasks.park(faults.delay_ms(STEP_MS))
+        if faults.strikes(fault) or faults.is_storage_gone(tasks.world.now_ms):
+            raise StorageError(operation, path, "injected", is_transient=True)
+
+    def _may_land_late(self, operation: str, path: str, land: Callable[[], object]) -> None:
+        """An object store that answers too late: the caller gets an error, and the effect comes some time after it."""
+        faults, tasks = self._disk.faults, self._disk.tasks
+        if faults.puts_land_late and faults.strikes(Fault.PUT_LANDS_LATE):
+            tasks.world.at(tasks.world.random.randint(0, 400), lambda: (land(), None)[1])
+            raise StorageError(operation, path, "injected time-out", is_transient=True)
+
+    def _sync(self, path: str) -> None:
+        """What is shown is durable (O11, O14)."""
+        stored = self._disk.objects[path]
+        if not stored.is_durable and self._disk.faults.strikes(Fault.SYNC_FAILS):
+            raise StorageError("sync", path, "injected", is_transient=True)
+        stored.is_durable = True
+
+    def _store(self, path: str, data: bytes) -> None:
+        """Local files: written and visible; only if the directory's sync fails they are not durable (S33)."""
+        stored = self._disk.objects[path] = Stored(data)
+        if not self._disk.faults.puts_land_late and self._disk.faults.strikes(Fault.SYNC_FAILS):
+            stored.is_durable = False
+            raise StorageError("sync", path, "injected", is_transient=True)
+        self._after("put", path)
+
+    def _after(self, operation: str, path: str) -> None:
+        faults, tasks = self._disk.faults, self._disk.tasks
+        if faults.strikes(Fault.PUT_FAILS_AFTER):
+            raise StorageError(operation, path, "injected after its effect", is_transient=True)
+        tasks.pass_turn()

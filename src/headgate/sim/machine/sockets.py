@@ -1,0 +1,294 @@
+"""TCP between simulated processes: in order, with delays, bounded buffers, and ends of all kinds.
+
+A ``SimSocket`` has the methods of ``socket.socket`` that ``runtime.connection`` and ``runtime.stream`` use. What dies
+with its process is closed by the simulated system; what is cut off just falls silent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from headgate.sim.machine.tasks import SimProcess, Task, Tasks
+
+BUFFER_BYTES = 1 << 18
+"""Bytes that one direction holds before a sender must wait."""
+
+HOST = "127.0.0.1"
+
+
+class Network:
+    """All ports of the machine room."""
+
+    def __init__(self, tasks: Tasks, delay_ms_max: int) -> None:
+        self.tasks = tasks
+        self.delay_ms_max = delay_ms_max
+        self.listening: dict[int, SimServer] = {}
+        self.open: list[SimSocket] = []
+        """Connected ends, for faults."""
+        self._ports = 40_000
+
+    def delay_ms(self) -> int:
+        """Return the delay of what is sent now."""
+        return self.tasks.world.random.randint(0, self.delay_ms_max)
+
+    def listen(self, process: SimProcess) -> SimServer:
+        """Open a port."""
+        self._ports += 1
+        server = SimServer(self, process, self._ports)
+        self.listening[self._ports] = server
+        process.closers.append(server.close)
+        return server
+
+    def connect(self, process: SimProcess, port: int, timeout: float | None) -> SimSocket:
+        """Connect to a port.
+
+        Raises:
+            OSError: nobody listens there, or no answer came in time.
+        """
+        tasks = self.tasks
+        tasks.park(self.delay_ms())
+        server = self.listening.get(port)
+        if server is None:
+            raise ConnectionRefusedError(111, "Connection refused")
+        near, far = SimSocket(self, process, port), SimSocket(self, server.process, port)
+        near.peer, far.peer = far, near
+        self.open += [near, far]
+        for end in (near, far):
+            end.process.closers.append(end.close)
+        server.arrive(far)
+        return near
+
+
+class SimServer:
+    """A listening socket."""
+
+    def __init__(self, network: Network, process: SimProcess, port: int) -> None:
+        self.process = process
+        self._network = network
+        self._port = port
+        self._arrived: deque[SimSocket] = deque()
+        self._waiting: Task | None = None
+        self._is_closed = False
+
+    def getsockname(self) -> tuple[str, int]:
+        """Host and port."""
+        return HOST, self._port
+
+    def arrive(self, socket: SimSocket) -> None:
+        """A connection is there."""
+        self._arrived.append(socket)
+        self._wake()
+
+    def accept(self) -> tuple[SimSocket, tuple[str, int]]:
+        """Wait for the next connection.
+
+        Raises:
+            OSError: the socket was closed.
+        """
+        tasks = self._network.tasks
+        while not self._arrived:
+            if self._is_closed:
+                raise OSError(22, "Invalid argument")
+            self._waiting = tasks.current
+            tasks.park()
+            self._waiting = None
+        return self._arrived.popleft(), (HOST, self._port)
+
+    def shutdown(self, how: int) -> None:
+        """End the waiting."""
+        self.close()
+
+    def settimeout(self, timeout: float | None) -> None:
+        """Accept has no deadline here."""
+
+    def close(self) -> None:
+        """Close the port."""
+        self._is_closed = True
+        self._network.listening.pop(self._port, None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiting is not None:
+            self._network.tasks.wake(self._waiting)
+
+
+class SimSocket:
+    """One end of a connection."""
+
+    def __init__(self, network: Network, process: SimProcess, port: int) -> None:
+        self.process = process
+        self.port = port
+        self.peer: SimSocket | None = None
+        self.is_cut = False
+        """Whether nothing arrives here any more although nobody closed: a cable was pulled."""
+        self._network = network
+        self._arrived: deque[bytes] = deque()
+        self._arrived_bytes = 0
+        self._travelling: deque[bytes | None] = deque()
+        self._travelling_bytes = 0
+        self._last_arrival_ms = 0
+        self._ended = ""
+        """Why no more will arrive: "closed" by the other side in order, or "reset"."""
+        self._is_closed = False
+        self._timeout: float | None = None
+        self._reading: Task | None = None
+        self._writing: list[Task] = []
+
+    # -- what the product calls -----------------------------------------------------------------------------------
+
+    def setsockopt(self, *options: Any) -> None:
+        """No options here."""
+
+    def settimeout(self, timeout: float | None) -> None:
+        """Let sending and receiving fail after ``timeout`` seconds; None: never."""
+        self._timeout = timeout
+
+    def recv_into(self, buffer: Any) -> int:
+        """Receive at least one byte; 0 when the other side has closed.
+
+        Raises:
+            OSError: reset, or too late.
+        """
+        view = memoryview(buffer).cast("B")
+        self._await_data()
+        if not self._arrived:
+            return 0
+        filled = 0
+        while self._arrived and filled < len(view):
+            chunk = self._arrived.popleft()
+            part = chunk[: len(view) - filled]
+            view[filled : filled + len(part)] = part
+            filled += len(part)
+            if len(part) < len(chunk):
+                self._arrived.appendleft(chunk[len(part) :])
+        self._arrived_bytes -= filled
+        self._let_write()
+        return filled
+
+    def recv(self, size_bytes: int) -> bytes:
+        """Receive at most ``size_bytes``."""
+        buffer = bytearray(size_bytes)
+        return bytes(buffer[: self.recv_into(buffer)])
+
+    def sendmsg(self, parts: Sequence[memoryview]) -> int:
+        """Send all parts; waits while the other side does not read.
+
+        Raises:
+            OSError: the connection is over, or too late.
+        """
+        data = b"".join(parts)
+        tasks, peer = self._network.tasks, self._other
+        tasks.pass_turn()
+        deadline = None if self._timeout is None else tasks.world.now_ms + self._timeout * 1000
+        while not self._is_over and peer.load_bytes > BUFFER_BYTES:
+            if deadline is not None and tasks.world.now_ms >= deadline:
+                raise TimeoutError("timed out")
+            peer._writing.append(tasks.current)
+            tasks.park(None if deadline is None else deadline - tasks.world.now_ms)
+            if tasks.current in peer._writing:
+                peer._writing.remove(tasks.current)
+        if self._is_over:
+            raise BrokenPipeError(32, "Broken pipe")
+        self._travel(data)
+        return len(data)
+
+    def sendall(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        self.sendmsg([memoryview(data)])
+
+    def shutdown(self, how: int) -> None:
+        """End the connection for both sides; whoever waits here goes on."""
+        self._finish()
+
+    def close(self) -> None:
+        """End the connection and forget it."""
+        self._finish()
+        if self in self._network.open:
+            self._network.open.remove(self)
+
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Break the connection: both sides see an error, soon."""
+        for end in (self, self._other):
+            self._network.tasks.world.at(self._network.delay_ms(), end._end, "reset")
+
+    def cut(self) -> None:
+        """Pull the cable: nothing arrives any more, and nobody is told."""
+        self.is_cut = self._other.is_cut = True
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def load_bytes(self) -> int:
+        """Bytes on their way here or waiting to be read."""
+        return self._arrived_bytes + self._travelling_bytes
+
+    @property
+    def _other(self) -> SimSocket:
+        assert self.peer is not None
+        return self.peer
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_closed or self._ended == "reset"
+
+    def _await_data(self) -> None:
+        tasks = self._network.tasks
+        tasks.pass_turn()
+        deadline = None if self._timeout is None else tasks.world.now_ms + self._timeout * 1000
+        while not self._arrived and not self._ended and not self._is_closed:
+            if deadline is not None and tasks.world.now_ms >= deadline:
+                raise TimeoutError("timed out")
+            self._reading = tasks.current
+            tasks.park(None if deadline is None else deadline - tasks.world.now_ms)
+            self._reading = None
+        if self._ended == "reset":
+            raise ConnectionResetError(104, "Connection reset by peer")
+
+    def _travel(self, data: bytes | None) -> None:
+        """Send ``data``, or the end (None). Each arrival delivers what was sent first: delays differ, order stays."""
+        peer, world = self._other, self._network.tasks.world
+        peer._travelling.append(data)
+        peer._travelling_bytes += len(data or b"")
+        at_ms = peer._last_arrival_ms = max(world.now_ms + self._network.delay_ms(), peer._last_arrival_ms)
+        world.at(at_ms - world.now_ms, peer._arrive)
+
+    def _arrive(self) -> None:
+        data = self._travelling.popleft()
+        if data is None:
+            self._end("closed")
+            return
+        self._travelling_bytes -= len(data)
+        if self.is_cut or self._is_closed:
+            return
+        self._arrived.append(data)
+        self._arrived_bytes += len(data)
+        self._wake_reader()
+
+    def _finish(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._wake_reader()
+        self._let_write()
+        self._travel(None)
+
+    def _end(self, how: str) -> None:
+        if self.is_cut:
+            return
+        self._ended = self._ended or how
+        self._wake_reader()
+        self._let_write()
+        self._other._let_write()
+
+    def _wake_reader(self) -> None:
+        if self._reading is not None:
+            self._network.tasks.wake(self._reading)
+
+    def _let_write(self) -> None:
+        writing, self._writing = self._writing, []
+        for task in writing:
+            self._network.tasks.wake(task)

@@ -1,0 +1,80 @@
+"""Command line: ``python -m headgate.sim.product --seeds 5000 --jobs 2``, or ``--seed N --trace`` for one story."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from multiprocessing import Pool
+
+from headgate.sim.product.run import Result, run_seed
+
+STORY_LINES = 60
+"""Lines of a failing run's story that are printed."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m headgate.sim.product", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="run this seed only")
+    parser.add_argument("--trace", action="store_true", help="print the whole story of the seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop at the first violation")
+    chosen = parser.parse_args(arguments)
+    if chosen.seed is not None:
+        return _one(chosen.seed, is_traced=chosen.trace)
+    return _many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, keeps_going=chosen.keep_going)
+
+
+def _one(seed: int, *, is_traced: bool) -> int:
+    result = run_seed(seed, is_traced=is_traced)
+    if is_traced:
+        print("\n".join(result.story))
+    print(f"seed {seed}: {result.events_count} events, {result.virtual_ms} virtual ms, digest {result.digest}")
+    if result.violation is not None:
+        _explain(result, with_story=not is_traced)
+        return 1
+    return 0
+
+
+def _many(seeds: range, jobs: int, *, keeps_going: bool) -> int:
+    started = time.monotonic()
+    done, events, failed = 0, 0, []
+    for result in _results(seeds, jobs):
+        done += 1
+        events += result.events_count
+        if result.violation is not None:
+            failed.append(result.seed)
+            _explain(result, with_story=not keeps_going)
+            if not keeps_going:
+                break
+        if done % 50 == 0 and sys.stderr.isatty():
+            seconds = time.monotonic() - started
+            print(f"\r{done} of {len(seeds)} seeds, {seconds:.0f} s", end="", file=sys.stderr, flush=True)
+    if failed:
+        print(f"failed seeds: {' '.join(map(str, failed))}")
+    seconds = time.monotonic() - started
+    print(f"{done} seeds of the product, {len(failed)} violations, {events} events, {seconds:.0f} s")
+    return 1 if failed else 0
+
+
+def _results(seeds: Iterable[int], jobs: int) -> Iterator[Result]:
+    if jobs <= 1:
+        yield from map(run_seed, seeds)
+        return
+    with Pool(jobs) as pool:
+        yield from pool.imap(run_seed, seeds, chunksize=4)
+
+
+def _explain(result: Result, *, with_story: bool) -> None:
+    print(f"\nseed {result.seed} violates {result.violation}")
+    print(f"repeat it: python -m headgate.sim.product --seed {result.seed} --trace")
+    if with_story:
+        print("\n".join(result.story[-STORY_LINES:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Connections of the machine room: bytes arrive in order or not at all, and ends are seen (SM3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from headgate.sim.machine.sockets import BUFFER_BYTES, Network, SimSocket
+from headgate.sim.machine.tasks import SimProcess, Tasks
+from headgate.sim.world import World
+
+
+class Pair:
+    """Two processes with a connection."""
+
+    def __init__(self, seed: int = 1, delay_ms_max: int = 5) -> None:
+        self.world = World(seed)
+        self.tasks = Tasks(self.world)
+        self.network = Network(self.tasks, delay_ms_max)
+        self.near, self.far = SimProcess(self.tasks, "near"), SimProcess(self.tasks, "far")
+        self.heard: list[object] = []
+
+    def run(self, client: Callable[[SimSocket], None], server: Callable[[SimSocket], None]) -> list[object]:
+        listening = self.network.listen(self.far)
+
+        def connect() -> None:
+            client(self.network.connect(self.near, listening.getsockname()[1], 1.0))
+
+        self.tasks.spawn(self.near, connect, "client")
+        self.tasks.spawn(self.far, lambda: server(listening.accept()[0]), "server")
+        self.world.run(lambda: False, 60_000, 100_000)
+        return self.heard
+
+    def read_all(self, socket: SimSocket) -> None:
+        data = b""
+        while part := socket.recv(64):
+            data += part
+        self.heard.append(data)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_arrive_in_order_and_the_end_behind_them(seed: int) -> None:
+    pair = Pair(seed)
+
+    def send(socket: SimSocket) -> None:
+        for number in range(50):
+            socket.sendmsg([memoryview(b"%02d" % number), memoryview(b",")])
+        socket.close()
+
+    assert pair.run(send, pair.read_all) == [b"".join(b"%02d," % n for n in range(50))]
+
+
+def test_what_dies_is_closed_by_the_system() -> None:
+    pair = Pair()
+    pair.world.at(100, pair.near.kill)
+    assert pair.run(lambda socket: socket.sendall(b"last words"), pair.read_all) == [b"last words"]
+
+
+def test_a_cut_cable_is_only_noticed_by_silence() -> None:
+    pair = Pair()
+
+    def wait(socket: SimSocket) -> None:
+        socket.settimeout(2.0)
+        with pytest.raises(TimeoutError):
+            socket.recv(1)
+        pair.heard.append(pair.world.now_ms >= 2_000)
+
+    def send(socket: SimSocket) -> None:
+        socket.cut()
+        socket.sendall(b"lost")
+        socket.close()
+
+    assert pair.run(send, wait) == [True]
+
+
+def test_a_reset_is_an_error_on_both_sides() -> None:
+    pair = Pair()
+
+    def expect(socket: SimSocket) -> None:
+        with pytest.raises(ConnectionResetError):
+            socket.recv(1)
+        with pytest.raises(BrokenPipeError):
+            socket.sendall(b"x")
+        pair.heard.append("reset")
+
+    pair.world.at(50, lambda: pair.network.open[0].reset())
+    assert pair.run(expect, expect) == ["reset", "reset"]
+
+
+def test_a_sender_waits_while_nobody_reads() -> None:
+    pair = Pair(delay_ms_max=0)
+
+    def send(socket: SimSocket) -> None:
+        for _ in range(3):
+            socket.sendall(bytes(BUFFER_BYTES))
+            pair.heard.append(pair.world.now_ms)
+
+    def read_late(socket: SimSocket) -> None:
+        pair.tasks.park(500)
+        while socket.recv(1 << 16):
+            pass
+
+    heard = pair.run(send, read_late)
+    assert [time >= 500 for time in heard if isinstance(time, int)] == [False, False, True]
+
+
+def test_nobody_listens_at_a_closed_port() -> None:
+    pair = Pair()
+    pair.world.at(0, pair.far.kill)
+
+    def refused() -> None:
+        pair.tasks.park(10)
+        with pytest.raises(ConnectionRefusedError):
+            pair.network.connect(pair.near, port, 1.0)
+        pair.heard.append("refused")
+
+    port = pair.network.listen(pair.far).getsockname()[1]
+    pair.tasks.spawn(pair.near, refused, "client")
+    pair.world.run(lambda: False, 1_000, 1_000)
+    assert pair.heard == ["refused"]

@@ -1,0 +1,14 @@
+"""Planted bugs are found by seeds of the product."""
+
+from __future__ import annotations
+
+import pytest
+from tests.sim.product.mutants import MUTANTS, Mutant
+
+from headgate.sim.product.run import run_seed
+
+
+@pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_is_found(mutant: Mutant, seed: int) -> None:  # SM6
+    with mutant():
+        assert run_seed(seed).violation is not None

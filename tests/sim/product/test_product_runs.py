@@ -1,0 +1,62 @@
+"""The product in the machine room: sound code passes, planted bugs are found, and a seed is repeated exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from headgate.sim.product import __main__ as command
+from headgate.sim.product.run import Run, run_seed
+from headgate.sim.product.workloads import WORKLOADS
+from headgate.sim.world import Violation
+
+SMOKE = range(40)
+
+
+def test_the_product_passes_every_smoke_seed() -> None:  # SM5
+    results = [run_seed(seed) for seed in SMOKE]
+    assert [(result.seed, str(result.violation)) for result in results if result.violation] == []
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_every_workload_ends_right_without_faults(workload: object) -> None:
+    run = Run(1)
+    run.faults.heal()
+    run._workloads = [workload]  # type: ignore[list-item]
+    assert run.run() is None
+
+
+def test_a_seed_of_the_product_has_one_digest_whatever_the_hash_seed() -> None:  # SM1
+    program = "from headgate.sim.product.run import run_seed; print(*(run_seed(s).digest for s in (5, 9, 12)))"
+    digests = set()
+    for hash_seed in ("0", "4711"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+def test_output_that_is_not_as_expected_is_a_violation() -> None:
+    run = Run(2)
+    run.faults.heal()
+    honest = run._workloads[0]
+    run._workloads = [replace(honest, expected=lambda rows: honest.expected(rows[:-1]))]
+    violation = run.run()
+    assert isinstance(violation, Violation)
+    assert violation.invariant == "I1"
+
+
+def test_the_command_says_how_to_repeat_a_failing_seed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--seeds", "2", "--from", "7"]) == 0
+    assert "2 seeds of the product, 0 violations" in capsys.readouterr().out
+    monkeypatch.setattr(Run, "_verify", lambda self: (_ for _ in ()).throw(Violation("I1", "planted")))
+    assert command.main(["--seed", "7"]) == 1
+    assert "python -m headgate.sim.product --seed 7 --trace" in capsys.readouterr().out
