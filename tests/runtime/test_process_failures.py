@@ -114,7 +114,10 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(
         newest.unlink()
     else:
         newest.write_bytes(data)
-    run = start(definition_of(windowed(tmp_path, source), inline_bytes_max=0))
+    with pytest.raises(PipelineFailed, match="would produce again the output that checkpoint"):  # R52
+        start(definition_of(windowed(tmp_path, source), inline_bytes_max=0)).result()
+    going_back = windowed(tmp_path, source, on_damaged_checkpoint="previous")
+    run = start(definition_of(going_back, inline_bytes_max=0))
     assert run.result().is_finished
     told = [note for note in run.notes if note.startswith("damaged:")]
     assert newest.name in "".join(told)
