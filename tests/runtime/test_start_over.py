@@ -218,7 +218,8 @@ def test_all_drivers_get_the_same_life(tmp_path: Path) -> None:  # LV1
 
 
 def test_a_life_whose_answer_was_lost_is_the_one_that_counts() -> None:  # LV1
-    storage = FaultyStorage(MemoryStorage("life"), [Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent")])
+    fault = Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/life")
+    storage = FaultyStorage(MemoryStorage("life"), [fault])
     with pytest.raises(StorageError):
         CheckpointLog(storage, "p").life("first", 1)
     assert CheckpointLog(storage, "p").life("second", 2).host == "first"
