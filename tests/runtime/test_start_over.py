@@ -162,6 +162,7 @@ def unlearn(root: Path) -> None:
     if (root / "store/catalogue.sqlite").exists():
         with closing(sqlite3.connect(root / "store/catalogue.sqlite")) as catalogue:
             catalogue.execute("DROP TABLE owners")
+            catalogue.execute("UPDATE meta SET value = '1' WHERE key = 'version'")
             catalogue.commit()
         _shared.cache_clear()  # a table is made when a store is opened
 
