@@ -38,7 +38,7 @@ LINES_WANTED = 100_000
 LINES_BEFORE_KILL = 5_000
 LIVE_LIMIT_S = 75.0
 """Since the start: then the log is long enough, however slow the machine."""
-STEP_LIMIT_S = 90.0
+STEP_LIMIT_S = 300.0
 SEGMENTS = 2
 
 T = TypeVar("T")

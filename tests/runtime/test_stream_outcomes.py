@@ -58,6 +58,7 @@ def test_a_long_run_leaves_outcomes_that_its_checkpoints_may_ask_for_and_few_oth
 ) -> None:  # K20
     monkeypatch.setattr(coordination, "DROPS_BETWEEN_FORGETTING", 1)
     run = start(piped(tmp_path, 600, retained=2))
+    run.wait_checkpoints(9)
     assert run.result().is_finished
     assert len(run.checkpoints) > 8
     with Store.open(tmp_path / "store") as store:
