@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import queue
+import shutil
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,3 +210,28 @@ def test_a_stranger_gets_no_tls_handshake(server: Server) -> None:
     stream = socket.create_connection(("127.0.0.1", server.listener.port), timeout=WAIT)
     with stream, pytest.raises((ssl.SSLError, ConnectionError)):
         context.wrap_socket(stream)
+
+
+ELSEWHERE = """
+import queue
+from headgate.codec.handshake import Purpose
+from headgate.runtime.connection import connect
+from headgate.runtime.listener import Listener
+
+accepted = queue.Queue()
+listener = Listener(b"s" * 32, Purpose.DATA, lambda connection, _: accepted.put(connection), name="x", host="10.9.8.7")
+one = connect("10.9.8.7", listener.port, b"s" * 32, Purpose.DATA)
+other = accepted.get(timeout=20)
+one.send_message(b"hidden")
+print(type(one._stream).__name__, other.receive_message().decode())
+"""
+
+
+# SE14
+def test_an_address_of_a_network_is_encrypted_in_a_network_of_its_own() -> None:
+    """In a network namespace, which nobody else can reach."""
+    private = ["unshare", "--net", "sh", "-c", 'ip link set lo up && ip addr add 10.9.8.7/32 dev lo && exec "$@"', "sh"]
+    if shutil.which("ip") is None or subprocess.run([*private, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine makes no network namespace for this user")
+    told = subprocess.run([*private, sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["TlsStream", "hidden"]
