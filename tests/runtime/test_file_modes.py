@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from concurrent.futures import wait
 from pathlib import Path
 
 import polars as pl
@@ -16,6 +17,7 @@ import headgate as hg
 from running import Run, definition_of, pipeline_at
 
 FILES, DIRECTORIES = 0o600, 0o700
+LOOK_S = 0.02
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
     source = hg.Generator(
         columns={"id": hg.RowNumber(), "key": hg.Uniform(0, 5_000)},
         rows=40_000,
-        rows_per_second=20_000,
+        rows_per_second=40_000,
         time="deterministic",
         splits=2,
         batch_rows=500,
@@ -64,6 +66,7 @@ def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
     try:
         while not run.driver.result.done():
             look(top, seen)
+            wait([run.driver.result], LOOK_S)  # the driver is a thread of this process, and must get its turn
         run.result()
     finally:
         run.close()
