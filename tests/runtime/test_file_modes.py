@@ -47,7 +47,7 @@ def look(root: Path, seen: dict[str, int]) -> None:
 def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
     """Run a pipeline with large state, a stream, files and a result; return path → its mode if that is too wide."""
     top = root / "top"
-    pipeline = pipeline_at(top, parallelism=2)
+    pipeline = pipeline_at(top, parallelism=2, interval="200ms")
     source = hg.Generator(
         columns={"id": hg.RowNumber(), "key": hg.Uniform(0, 5_000)},
         rows=40_000,
@@ -64,6 +64,9 @@ def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
     run = Run(zygote, definition_of(pipeline))
     seen: dict[str, int] = {}
     try:
+        run.wait_checkpoints(2)
+        look(top, seen)  # while it runs: staged files, SQLite's write-ahead log
+        run.release()
         while not run.driver.result.done():
             look(top, seen)
             wait([run.driver.result], LOOK_S)  # the driver is a thread of this process, and must get its turn
