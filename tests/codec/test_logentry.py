@@ -10,7 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.codec.logentry import decode_log_entry, encode_log_entry
+from headgate.codec.logentry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Claim, Committable, Manifest, StateHandle, SubtaskEntry
@@ -71,3 +71,17 @@ def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
     newer = encode_log_entry(CLAIM).replace(b"headgate-log 1 ", b"headgate-log 2 ", 1)
     with pytest.raises(CorruptionError, match="expected format version 1, found 2"):
         decode_log_entry(newer, "log/1")
+
+
+@given(st.integers(0, 10**12))
+def test_a_hint_comes_back_and_no_altered_digit_passes(sequence: int) -> None:
+    data = encode_hint(sequence)
+    assert decode_hint(data, "log-hint") == sequence
+    with pytest.raises(CorruptionError, match="log-hint"):
+        decode_hint(bytes([data[0] ^ 1]) + data[1:], "log-hint")
+
+
+def test_hints_of_version_0_1_are_read() -> None:
+    assert decode_hint(b"17", "log-hint") == 17
+    with pytest.raises(CorruptionError):
+        decode_hint(b"", "log-hint")

@@ -139,6 +139,10 @@ def what_can_be_read_is_durable() -> AbstractContextManager[None]:  # O11
     return patched(LocalStorage, "_refuse_taken", taken)
 
 
+def a_hint_is_believed_without_its_checksum() -> AbstractContextManager[None]:  # R53
+    return patched(checkpointlog, "decode_hint", lambda data, path: int(data.split()[0]))
+
+
 @contextmanager
 def a_look_syncs_nothing() -> Iterator[None]:  # O14
     with patched(local, "sync_what_is_seen", lambda directory: None):
@@ -189,6 +193,11 @@ def storage() -> FaultyStorage:
     return FaultyStorage(MemoryStorage("mutants"))
 
 
+def hint_read_wrongly(storage: FaultyStorage) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        takeover.test_a_hint_that_was_read_wrongly_loses_no_entry(storage, patch, 1)
+
+
 WITHOUT_FILES = [
     (an_error_of_the_look_means_that_nobody_follows, outcomes.test_an_error_of_the_look_behind_an_append_is_no_answer),
     (a_put_that_timed_out_has_failed, outcomes.test_a_put_of_an_object_store_that_timed_out_may_still_land),
@@ -196,6 +205,7 @@ WITHOUT_FILES = [
 ]
 
 IN_A_LOG = [
+    (a_hint_is_believed_without_its_checksum, hint_read_wrongly),
     (nobody_looks_for_a_newer_generation, takeover.test_two_generations_never_get_the_same_id),
     (one_path_is_looked_at, takeover.test_whoever_was_replaced_before_its_first_checkpoint_finds_out),
     (only_claims_tell_who_was_replaced, takeover.test_whoever_was_replaced_before_its_first_checkpoint_finds_out),

@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from headgate.codec.logentry import encode_log_entry
-from headgate.errors import FencedError
+from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, LogEntry, Manifest
 from headgate.protocol.recovery import candidates
@@ -285,3 +285,31 @@ def test_what_is_missing_in_a_log_of_version_0_1_is_missed(storage: FaultyStorag
     assert CheckpointLog(storage, "p").observe().lost() == (2,)
     Life(storage, "new")
     assert CheckpointLog(storage, "p").observe().lost() == (2,)
+
+
+@pytest.mark.parametrize("bad_reads", [1, 2, 99])
+def test_a_hint_that_was_read_wrongly_loses_no_entry(
+    storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch, bad_reads: int
+) -> None:  # R53
+    """A flipped bit makes another number of it: one that tells of an entry that never was."""
+    Life(storage, "first").complete(3)
+    get, left = storage.get, [bad_reads]
+
+    def flipped(path: str) -> bytes:
+        data = get(path)
+        if path == "p/log-hint" and left[0]:
+            left[0] -= 1
+            return bytes([data[0] ^ 1]) + data[1:]
+        return data
+
+    monkeypatch.setattr(storage, "get", flipped)
+    assert CheckpointLog(storage, "p").observe().lost() == ()
+    Life(storage, "second")
+    assert CheckpointLog(storage, "p").observe().lost() == ()
+
+
+def test_a_hint_that_cannot_be_read_now_is_not_an_absent_one(storage: FaultyStorage) -> None:  # R53
+    Life(storage, "first").complete(1)
+    storage.inject(Fault(FaultKind.IO_ERROR, "get", "log-hint"))
+    with pytest.raises(StorageError):
+        CheckpointLog(storage, "p").observe()

@@ -44,3 +44,24 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
         return msgspec.json.decode(body, type=_KINDS[words[2]])
     except msgspec.DecodeError as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
+
+
+def encode_hint(sequence: int) -> bytes:
+    """Return what is noted beside the log: the newest sequence, with a checksum (R53)."""
+    text = str(sequence)
+    return f"{text} {xxhash.xxh3_64_hexdigest(text.encode())}\n".encode()
+
+
+def decode_hint(data: bytes, path: str) -> int:
+    """Return the sequence of a hint; version 0.1 wrote it without a checksum.
+
+    Raises:
+        CorruptionError
+    """
+    text, _, checksum = data.decode("latin-1").strip().partition(" ")
+    if not text.isdigit():
+        raise CorruptionError(path, 0, "a number", repr(text[:20]))
+    expected = xxhash.xxh3_64_hexdigest(text.encode())
+    if checksum and checksum != expected:
+        raise CorruptionError(path, 0, f"checksum {expected}", checksum)
+    return int(text)

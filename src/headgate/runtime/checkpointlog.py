@@ -26,7 +26,7 @@ from typing import TypeVar
 import xxhash
 
 from headgate.codec.life import decode_life, encode_life
-from headgate.codec.logentry import decode_log_entry, encode_log_entry
+from headgate.codec.logentry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.codec.snapshot import decode_sections
 from headgate.codec.staterows import difference, stored_rows
 from headgate.errors import CorruptionError, FencedError, StorageError
@@ -412,15 +412,16 @@ class CheckpointLog:
         return CheckpointId(max(self._numbers("ids"), default=0))
 
     def _read_hint(self) -> int:
+        """Return the hint, 0 if there is none. One read wrongly would tell of an entry that never was (R53)."""
+        path = f"{self._pipeline}/log-hint"
         try:
-            text = self._storage.get(f"{self._pipeline}/log-hint").decode("latin-1")
-        except (NotFound, StorageError):
+            return read_again(lambda: decode_hint(self._storage.get(path), path))
+        except (NotFound, CorruptionError):
             return 0
-        return int(text) if text.isdigit() else 0
 
     def _write_hint(self, sequence: int) -> None:
         try:
-            self._storage.put(f"{self._pipeline}/log-hint", [str(sequence).encode()])
+            self._storage.put(f"{self._pipeline}/log-hint", [encode_hint(sequence)])
         except StorageError:
             return  # best effort: the log itself decides
 
