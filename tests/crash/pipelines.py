@@ -257,7 +257,7 @@ def listed_files(spec: dict[str, Any]) -> Pipeline:
     rows = pipeline.source(hg.JsonLines(root / "in", {"file": pa.string(), "number": pa.int64()}))
     if spec.get("slow"):
         rows = rows.map_batches(held_up)
-    rows.sink(hg.FileSink(root / "rows", "parquet"), name="rows")
+    rows.sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
     return pipeline
 
 

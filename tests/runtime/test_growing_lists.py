@@ -59,7 +59,7 @@ def source_of(root: Path, kind: str) -> Any:
 def listed(root: Path, parallelism: int, kind: str, *, is_slow: bool) -> PipelineDefinition:
     pipeline = pipeline_at(root, parallelism=parallelism)
     rows = pipeline.source(source_of(root, kind)).map_batches(slowly if is_slow else quickly)
-    rows.sink(hg.FileSink(root / "rows", "parquet"), name="rows")
+    rows.sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
     return definition_of(pipeline)
 
 
@@ -112,15 +112,17 @@ def everything(root: Path, parallelism: int, rate: int | None) -> PipelineDefini
     files = pipeline.source(hg.JsonLines(root / "in", SCHEMA), name="files")
     stream = files.with_columns(at=pl.col("number") * 1_000, key=pl.col("number") % 3).with_timestamps("at")
     keyed = stream.key_by("key").window(hg.Tumbling("10s"))
-    keyed.agg(n=pl.len(), total=pl.col("number").sum()).sink(hg.FileSink(root / "windows", "parquet"), name="windows")
+    keyed.agg(n=pl.len(), total=pl.col("number").sum()).sink(
+        hg.FileSink(root / "windows", "parquet", roll_interval=0), name="windows"
+    )
     distinct = keyed.agg(n=pl.col("number").n_unique())
-    distinct.sink(hg.FileSink(root / "distinct", "parquet"), name="distinct")
+    distinct.sink(hg.FileSink(root / "distinct", "parquet", roll_interval=0), name="distinct")
     sums = stream.select("key", n=pl.lit(1)).key_by("key").reduce(counted)
-    sums.sink(hg.FileSink(root / "sums", "parquet"), name="sums")
+    sums.sink(hg.FileSink(root / "sums", "parquet", roll_interval=0), name="sums")
     looped = stream.select("file", "number", trip=pl.lit(0)).rebalance().iterate(round_three_times)
-    looped.select("file", "number").sink(hg.FileSink(root / "rows", "parquet"), name="rows")
+    looped.select("file", "number").sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
     slow = hg.Generator({"n": hg.RowNumber()}, rows=4_000, rows_per_second=rate, splits=2)
-    pipeline.source(slow, name="slow").sink(hg.FileSink(root / "other", "parquet"), name="other")
+    pipeline.source(slow, name="slow").sink(hg.FileSink(root / "other", "parquet", roll_interval=0), name="other")
     return definition_of(pipeline)
 
 
