@@ -110,7 +110,12 @@ def _(patch: Patch) -> None:
     around(patch, subtask.Subtask, "_on_written", change)
 
 
-@mutant("finish-twice", "T8", "a restored subtask finishes its operators again", seed=503)
+@mutant(
+    "finish-twice",
+    "T8",
+    "a restored subtask finishes its operators again",
+    probe=probes.restored_operators_do_not_finish_again,
+)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channels: int, *, is_restored_finished: bool = False, **options: Any) -> Any:
         return call(channels, **options)

@@ -66,6 +66,12 @@ def drain_is_marked() -> None:
     assert [e.is_draining for e in effects if isinstance(e, coordinator.WriteManifest)] == [True]
 
 
+def restored_operators_do_not_finish_again() -> None:
+    """T8: operators that had finished do not finish again, unless there is more input."""
+    machine = subtasks.Subtask(1, is_restored_finished=True)
+    assert subtasks.FinishOperators() not in machine.handle(subtasks.EndReceived(ChannelIndex(0)))
+
+
 def resumed_operators_finish() -> None:
     """T10: what operators hold of the input that came after their end is emitted at the next end."""
     machine = subtasks.Subtask(1, is_restored_finished=True)
