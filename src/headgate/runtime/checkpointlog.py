@@ -106,6 +106,8 @@ class CheckpointLog:
         self._next_sequence = 0
         self._generation = Generation(0)
         self._lineage = Lineage()
+        self.problem = ""
+        """What storage last said about an append; for messages."""
 
     @property
     def url(self) -> str:
@@ -227,7 +229,8 @@ class CheckpointLog:
             self._storage.put_if_absent(path, [data])
         except AlreadyExists:
             return self._after_conflict(path, data, manifest)
-        except StorageError:
+        except StorageError as error:
+            self.problem = str(error)
             return self._look_up(path, data, manifest)
         return self._written(manifest)
 

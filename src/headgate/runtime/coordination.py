@@ -204,8 +204,11 @@ class Coordination:
             case Outcome.WRITTEN:
                 self._around.post(lambda: self._completed(manifest))
             case Outcome.FAILED:
+                self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {self._log.problem}")
                 self._report(machine.ManifestFailed(manifest.checkpoint))
             case Outcome.UNKNOWN:
+                why = f": {self._log.problem}" if self._log.problem else ""
+                self._note(f"nobody can tell whether the manifest of checkpoint {manifest.checkpoint} was written{why}")
                 self._report(machine.ManifestUnknown(manifest.checkpoint))
 
     def _append(self, manifest: Manifest, oldest_retained: CheckpointId) -> Outcome:
