@@ -49,7 +49,7 @@ def counted(root: Path, source: ScriptedSource, idle_timeout: str) -> hg.Pipelin
     pipeline = pipeline_at(root)
     stream = pipeline.source(source).with_timestamps("ts", idle_timeout=idle_timeout)
     counts = stream.key_by("key").window(hg.Tumbling("5s")).agg(n=pl.len())
-    counts.sink(hg.FileSink(root / "out", "parquet"), name="out")
+    counts.sink(hg.FileSink(root / "out", "parquet", roll_interval=0), name="out")
     return pipeline
 
 

@@ -211,7 +211,7 @@ def test_an_idle_split_blocks_neither_windows_nor_checkpoints(start: Start, tmp_
     pipeline = pipeline_at(tmp_path)
     stream = pipeline.source(ScriptedSource(talking, [PAUSE], schema=types))
     counts = stream.with_timestamps("ts", idle_timeout="100ms").key_by("key").window(hg.Tumbling("5s")).agg(n=pl.len())
-    counts.sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
+    counts.sink(hg.FileSink(tmp_path / "out", "parquet", roll_interval=0), name="out")
     run = start(definition_of(pipeline))
     run.wait(lambda: len(committed_files(str(tmp_path / "out"))) > 0, "windows fire")
     run.wait_checkpoints(1)

@@ -10,7 +10,7 @@ import headgate as hg
 from headgate.codec.messages import Deploy, Stop
 from headgate.model.ids import SubtaskId, WorkerIndex
 from headgate.runtime.deployment import Deployment
-from headgate.runtime.worker import METRICS_PERIOD_MS, Worker
+from headgate.runtime.worker import METRICS_PERIOD_MS, Worker, WorkerTask
 
 STEPS_MS = (3_600_000, -7_200_000, 0, 86_400_000, -86_400_000, -5, 0, 0, 3_600_000, -3_600_000)
 
@@ -34,7 +34,10 @@ class Ticking:
 
 def test_the_mailbox_goes_by_a_clock_that_nobody_can_set() -> None:
     clock = HandClock(passed_ms=5)
-    worker = Worker(cast(Any, None), HandTimed(clock))
+    pipeline = hg.Pipeline("p", parallelism=1)
+    pipeline.source(hg.FromRows([{"x": 1}])).sink(hg.Discard())
+    task = WorkerTask(pipeline.definition(), WorkerIndex(0), 1, 1, "127.0.0.1", 0, b"", "127.0.0.1", "")
+    worker = Worker(task, HandTimed(clock))
     turn_ms = METRICS_PERIOD_MS // 2
     ticking, reports = Ticking(worker, clock, turn_ms), []
     worker._runners = [cast(Any, ticking)]

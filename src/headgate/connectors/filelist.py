@@ -20,7 +20,7 @@ from headgate.errors import UsageError
 PATTERN_DEFAULT = "**/*"
 """Below a directory: every file, at any depth."""
 
-_ROTATED = re.compile(r"(?:[._-](?:\d[\d._:T-]*|old|bak|prev))+$")
+_ROTATED = re.compile(r"(?:[._-](?:\d[\d._:T-]*|old|bak|prev))+\Z")
 """What rotation appends to a name: numbers, dates and times, and a few words."""
 
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")

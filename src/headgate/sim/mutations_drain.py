@@ -34,7 +34,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_write_next", change)
 
 
-@mutant("drained-position-too-far", "E8", "a drained source says that it has read everything", seed=1)
+@mutant("drained-position-too-far", "E8", "a drained source says that it has read everything", seed=22)
 def _(patch: Patch) -> None:
     def drain(call: Any, self: Any) -> Any:
         self._chain.claims_all = True
@@ -50,7 +50,7 @@ def _(patch: Patch) -> None:
     around(patch, Chain, "freeze", freeze)
 
 
-@mutant("drain-drops-what-is-in-flight", "E7", "records that were read and not yet processed are dropped", seed=23)
+@mutant("drain-drops-what-is-in-flight", "E7", "records that were read and not yet processed are dropped", seed=22)
 def _(patch: Patch) -> None:
     def drain(call: Any, self: Any) -> Any:
         for channel in self._outlets.channels.values():

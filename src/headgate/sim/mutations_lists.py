@@ -12,7 +12,7 @@ from headgate.sim.mutants import Patch, around, mutant
 from headgate.sim.subtaskhost import SubtaskHost
 
 
-@mutant("finished-source-never-polled", "T10", "a source restored as finished is not read, whatever there is", seed=45)
+@mutant("finished-source-never-polled", "T10", "a source restored as finished is not read, whatever there is", seed=2)
 def _(patch: Patch) -> None:
     def start(call: Any, self: Any) -> Any:
         self._is_over = self._is_over or self._may_resume
@@ -31,7 +31,7 @@ def _(patch: Patch) -> None:
     patch(subtask.Subtask, "_on_resumed", lambda self: [Ignored("it has finished")])
 
 
-@mutant("position-moves-with-the-list", "N1", "a position belongs to a place in the list, not to a split", seed=0)
+@mutant("position-moves-with-the-list", "N1", "a position belongs to a place in the list, not to a split", seed=22)
 def _(patch: Patch) -> None:
     def restore(call: Any, self: Any, states: Any) -> Any:
         ends = [at for state in states for _, at in sorted(state["positions"].items())]

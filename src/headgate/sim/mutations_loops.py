@@ -36,7 +36,7 @@ def _(patch: Patch) -> None:
     around(patch, SubtaskHost, "read", read)
 
 
-@mutant("log-replayed-once-only", "L17", "a checkpoint that is restored again has lost its log", loops=True, seed=3)
+@mutant("log-replayed-once-only", "L17", "a checkpoint that is restored again has lost its log", loops=True, seed=2)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, logs: Any, **options: Any) -> None:
         seen = vars(self._host.env.store).setdefault("logs_seen", set())
@@ -47,7 +47,7 @@ def _(patch: Patch) -> None:
     around(patch, HeadSide, "restore", change)
 
 
-@mutant("log-of-another-generation", "L17", "a head replays the last log that anybody wrote", loops=True, seed=7)
+@mutant("log-of-another-generation", "L17", "a head replays the last log that anybody wrote", loops=True, seed=15)
 def _(patch: Patch) -> None:
     def encoded(call: Any, self: Any, batches: Any) -> Any:
         found = vars(self._host.env.store).setdefault("last_logs", {})
@@ -94,17 +94,17 @@ def _(patch: Patch) -> None:
 # -- what is in the log ---------------------------------------------------------------------------------------------
 
 
-@mutant("record-logged-twice", "L2", "a record is appended once too often", loops=True)
+@mutant("record-logged-twice", "L2", "a record is appended once too often", loops=True, seed=1)
 def _(patch: Patch) -> None:
     around(patch, HeadSide, "log", lambda call, self, checkpoints: call([c for c in checkpoints for _ in range(2)]))
 
 
-@mutant("forwarded-without-log", "L2", "what comes back is processed and not logged", loops=True)
+@mutant("forwarded-without-log", "L2", "what comes back is processed and not logged", loops=True, seed=1)
 def _(patch: Patch) -> None:
     around(patch, loophead.LoopHead, "_on_feedback", lambda call, self, channel: [loophead.ForwardFeedback()])
 
 
-@mutant("logged-too-late", "L2", "a record is logged when the next one comes back", loops=True)
+@mutant("logged-too-late", "L2", "a record is logged when the next one comes back", loops=True, seed=1)
 def _(patch: Patch) -> None:
     def log(call: Any, self: Any, checkpoints: Any) -> None:
         waiting[self] = [(self._open[c], self._at_hand) for c in checkpoints]
@@ -124,7 +124,7 @@ def _(patch: Patch) -> None:
     around(patch, HeadSide, "log", lambda call, self, checkpoints: call(checkpoints[-1:]))
 
 
-@mutant("log-not-per-channel", "L11", "a log takes records from channels whose sentinel has come", loops=True, seed=1)
+@mutant("log-not-per-channel", "L11", "a log takes records from channels whose sentinel has come", loops=True, seed=2)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channel: Any) -> Any:
         call(channel)
@@ -144,7 +144,9 @@ def _(patch: Patch) -> None:
     around(patch, loophead.LoopHead, "_on_sentinel", change)
 
 
-@mutant("log-opened-before-the-barrier", "L1", "a log begins when the first barrier comes, not the last", loops=True)
+@mutant(
+    "log-opened-before-the-barrier", "L1", "a log begins when the first barrier comes, not the last", loops=True, seed=3
+)
 def _(patch: Patch) -> None:
     def handle(call: Any, self: Any, event: Any) -> None:
         is_barrier = isinstance(event, subtask.BarrierReceived) and event.channel not in self._feedback
@@ -179,7 +181,7 @@ def _(patch: Patch) -> None:
 
 
 @mutant(
-    "skipped-checkpoint-sealed", "L3", "a later sentinel completes the log of a skipped checkpoint", loops=True, seed=15
+    "skipped-checkpoint-sealed", "L3", "a later sentinel completes the log of a skipped checkpoint", loops=True, seed=11
 )
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channel: Any, checkpoint: Any) -> Any:
@@ -199,7 +201,7 @@ def _(patch: Patch) -> None:
     "L6",
     "what is behind an early sentinel overtakes the barrier",
     loops=True,
-    seed=639,
+    seed=107,
 )
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channel: Any, checkpoint: Any) -> Any:
@@ -281,7 +283,7 @@ def _(patch: Patch) -> None:
 
 
 @mutant(
-    "sentinel-before-the-snapshot", "L8", "a tail sends the sentinel when the first barrier comes", loops=True, seed=8
+    "sentinel-before-the-snapshot", "L8", "a tail sends the sentinel when the first barrier comes", loops=True, seed=3
 )
 def _(patch: Patch) -> None:
     def handle(call: Any, self: Any, event: Any) -> None:
@@ -311,7 +313,7 @@ def _(patch: Patch) -> None:
     around(patch, SubtaskHost, "handle", handle)
 
 
-@mutant("acknowledged-before-sending", "L8", "a tail sends the sentinel after it has acknowledged", loops=True, seed=3)
+@mutant("acknowledged-before-sending", "L8", "a tail sends the sentinel after it has acknowledged", loops=True, seed=2)
 def _(patch: Patch) -> None:
     def broadcast(call: Any, self: Any, element: Any) -> None:
         for channel in self.channels.values():

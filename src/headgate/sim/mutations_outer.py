@@ -20,7 +20,7 @@ from headgate.sim.mutants import Patch, around, mutant
 # -- commits --------------------------------------------------------------------------------------------------------
 
 
-@mutant("commits-out-of-order", "K2", "a newer checkpoint is committed before an older one", seed=138)
+@mutant("commits-out-of-order", "K2", "a newer checkpoint is committed before an older one", seed=170)
 def _(patch: Patch) -> None:
     def next_(call: Any, self: Any) -> Any:
         if not self._is_in_flight:
@@ -37,7 +37,7 @@ def _(patch: Patch) -> None:
     around(patch, commit.CommitQueue, "completed", completed)
 
 
-@mutant("retry-forgets", "K1", "a commit that failed is not tried again", seed=56)
+@mutant("retry-forgets", "K1", "a commit that failed is not tried again", seed=33)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         self._queue.popleft()
@@ -46,7 +46,7 @@ def _(patch: Patch) -> None:
     around(patch, commit.CommitQueue, "retry", change)
 
 
-@mutant("denial-retried-in-recovery", "K5", "a target that denies promised output in recovery is asked again", seed=206)
+@mutant("denial-retried-in-recovery", "K5", "a target that denies promised output in recovery is asked again", seed=13)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         failure = dataclasses.replace(event.failure, kind=supervisor.FailureKind.LOST)
@@ -56,7 +56,7 @@ def _(patch: Patch) -> None:
     around(patch, supervisor.Supervisor, "_on_claim_failed", change)
 
 
-@mutant("denial-retried", "K5", "a target that denies promised output is asked again after a restart", seed=206)
+@mutant("denial-retried", "K5", "a target that denies promised output is asked again after a restart", seed=26)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         return [
@@ -70,7 +70,7 @@ def _(patch: Patch) -> None:
 # -- supervisor -----------------------------------------------------------------------------------------------------
 
 
-@mutant("used-up-attempt-deployed-again", "G4", "workers of a failed generation serve the next one", seed=1)
+@mutant("used-up-attempt-deployed-again", "G4", "workers of a failed generation serve the next one", seed=190)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, *, is_done: bool) -> Any:
         fenced, registered = self._fenced, set(self._registered)
@@ -96,7 +96,7 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant("deploys-with-one-worker-missing", "G3", "a generation is deployed before all its workers are there", seed=7)
+@mutant("deploys-with-one-worker-missing", "G3", "a generation is deployed before all its workers are there", seed=0)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         count = self._workers_count
@@ -178,7 +178,7 @@ def _(patch: Patch) -> None:
     patch(recovery, "choose", lambda log, damage, policy: original(log, dict.fromkeys(damage, ()), policy))
 
 
-@mutant("fresh-when-damaged", "R11", "damage of the only checkpoint starts the pipeline empty", seed=26)
+@mutant("fresh-when-damaged", "R11", "damage of the only checkpoint starts the pipeline empty", seed=37)
 def _(patch: Patch) -> None:
     original = recovery.choose
 
@@ -189,7 +189,7 @@ def _(patch: Patch) -> None:
     patch(recovery, "choose", change)
 
 
-@mutant("lost-entry-not-noticed", "R9", "a missing newest entry of the log looks like one that never was", seed=71)
+@mutant("lost-entry-not-noticed", "R9", "a missing newest entry of the log looks like one that never was", seed=37)
 def _(patch: Patch) -> None:
     patch(recovery.ObservedLog, "lost", lambda self: ())
 
@@ -197,13 +197,13 @@ def _(patch: Patch) -> None:
 # -- lives ----------------------------------------------------------------------------------------------------------
 
 
-@mutant("stranger-goes-on", "LV2", "a pipeline whose checkpoints were removed writes all output again")
+@mutant("stranger-goes-on", "LV2", "a pipeline whose checkpoints were removed writes all output again", seed=13)
 def _(patch: Patch) -> None:
     patch(lives, "objection", lambda life, owner, following: None)
     patch(lives, "may_own", lambda life, owner: True)
 
 
-@mutant("told-before-asked", "LV2", "the target of one sink is told a life before the others are asked")
+@mutant("told-before-asked", "LV2", "the target of one sink is told a life before the others are asked", seed=13)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         if self._life is not None and self._env.disk.manifests() == ():
@@ -214,7 +214,7 @@ def _(patch: Patch) -> None:
     around(patch, Claiming, "_ask", change)
 
 
-@mutant("life-drawn-again", "LV1", "a life is drawn at every start")
+@mutant("life-drawn-again", "LV1", "a life is drawn at every start", seed=13)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, life: Any) -> Any:
         self.life = None
@@ -255,7 +255,7 @@ def _(patch: Patch) -> None:
     around(patch, Chain, "freeze", change)
 
 
-@mutant("fenced-write-accepted", "S18", "the store lets a replaced generation write and prepare", seed=25)
+@mutant("fenced-write-accepted", "S18", "the store lets a replaced generation write and prepare", seed=78)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, *arguments: Any) -> Any:
         fences, self.fences = self.fences, {}
@@ -278,7 +278,7 @@ def _(patch: Patch) -> None:
     )
 
 
-@mutant("log-overwrites", "C38", "an entry of the log is written twice", seed=32)
+@mutant("log-overwrites", "C38", "an entry of the log is written twice", seed=14)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, sequence: Any, entry: Any) -> Any:
         self.log.pop(sequence, None)
@@ -287,7 +287,7 @@ def _(patch: Patch) -> None:
     around(patch, disk.Disk, "put_if_absent", change)
 
 
-@mutant("pruned-number-reused", "R6", "an append at a number that was used and pruned counts", seed=54)
+@mutant("pruned-number-reused", "R6", "an append at a number that was used and pruned counts", seed=181)
 def _(patch: Patch) -> None:
     patch(disk.Disk, "is_tail", lambda self, sequence: True)
 

@@ -10,7 +10,7 @@ from headgate.sim.mutants import Patch, around, mutant
 from headgate.sim.worker import Worker
 
 
-@mutant("keyed-state-not-filtered", "KG8", "every new subtask keeps the state of all keys", seed=10)
+@mutant("keyed-state-not-filtered", "KG8", "every new subtask keeps the state of all keys", seed=8)
 def _(patch: Patch) -> None:
     patch(Chain, "_owns", lambda self, text: True)
 
@@ -34,7 +34,7 @@ def _(patch: Patch) -> None:
     around(patch, Worker, "_formers", change)
 
 
-@mutant("own-former-only", "R15", "at another parallelism, too, subtask i continues from subtask i alone", seed=10)
+@mutant("own-former-only", "R15", "at another parallelism, too, subtask i continues from subtask i alone", seed=8)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, restored: Any, vertex: Any) -> Any:
         return [former for former in call(restored, vertex) if former.index == self.index]

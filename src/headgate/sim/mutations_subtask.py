@@ -16,7 +16,7 @@ from headgate.sim.subtaskhost import SubtaskHost
 # -- alignment ------------------------------------------------------------------------------------------------------
 
 
-@mutant("barrier-does-not-block", "A1", "records behind a barrier are processed before the snapshot", seed=8)
+@mutant("barrier-does-not-block", "A1", "records behind a barrier are processed before the snapshot", seed=12)
 def _(patch: Patch) -> None:
     without(patch, align.Aligner, "handle", (align.BlockChannel, align.UnblockChannels))
     patch(align.Aligner, "blocked", property(lambda self: frozenset()))
@@ -37,7 +37,7 @@ class _Anything(frozenset[ChannelIndex]):
     __hash__ = frozenset.__hash__
 
 
-@mutant("second-snapshot", "A3", "a late barrier takes the snapshot again", seed=10)
+@mutant("second-snapshot", "A3", "a late barrier takes the snapshot again", seed=11)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         if event.checkpoint == self._current and self._phase is align.Phase.FLOWING and event.channel:
@@ -47,7 +47,7 @@ def _(patch: Patch) -> None:
     around(patch, align.Aligner, "_on_barrier", change)
 
 
-@mutant("last-channel-not-waited-for", "A2", "the snapshot is taken one barrier too early", seed=13)
+@mutant("last-channel-not-waited-for", "A2", "the snapshot is taken one barrier too early", seed=6)
 def _(patch: Patch) -> None:
     around(patch, align.Aligner, "_missing", lambda call, self: max(call() - (self._channels_count > 1), 1))
 
@@ -69,7 +69,7 @@ def _(patch: Patch) -> None:
 # -- subtask and precommit ------------------------------------------------------------------------------------------
 
 
-@mutant("pending-dropped-at-abort", "T5", "an abort discards prepared output", seed=11)
+@mutant("pending-dropped-at-abort", "T5", "an abort discards prepared output", seed=1)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         self._precommit._pending.clear()
@@ -133,7 +133,7 @@ def _(patch: Patch) -> None:
     around(patch, subtask.Subtask, "_on_end", change)
 
 
-@mutant("acknowledged-before-durable", "T3", "a failed write is acknowledged")
+@mutant("acknowledged-before-durable", "T3", "a failed write is acknowledged", seed=6)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         effects = call(event)
@@ -213,7 +213,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_on_declined", lambda call, self, event: [Ignored("lost")])
 
 
-@mutant("carried-omitted", "K7", "a manifest forgets what is completed and not committed yet", seed=199)
+@mutant("carried-omitted", "K7", "a manifest forgets what is completed and not committed yet", seed=124)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         return [dataclasses.replace(e, carried=()) if isinstance(e, coordinator.WriteManifest) else e for e in call()]
@@ -221,7 +221,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_write_next", change)
 
 
-@mutant("only-the-last-committed", "C16", "complete(n) commits only what was sealed for n", seed=1)
+@mutant("only-the-last-committed", "C16", "complete(n) commits only what was sealed for n", seed=6)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, pending: Any) -> Any:
         found = call(pending)
@@ -230,7 +230,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_committables", change)
 
 
-@mutant("subsumed-not-aborted", "C15", "an older checkpoint stays pending after a newer one completed", seed=32)
+@mutant("subsumed-not-aborted", "C15", "an older checkpoint stays pending after a newer one completed", seed=189)
 def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_abort_subsumed", lambda call, self, checkpoint: [])
 
@@ -246,12 +246,12 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_on_finish_reported", change)
 
 
-@mutant("done-before-committed", "C27", "the pipeline ends before its last commit", seed=26)
+@mutant("done-before-committed", "C27", "the pipeline ends before its last commit", seed=2)
 def _(patch: Patch) -> None:
     patch(commit.CommitQueue, "is_empty", property(lambda self: True))
 
 
-@mutant("dropped-before-newer-durable", "C31", "the old checkpoint goes before the new one is durable", seed=32)
+@mutant("dropped-before-newer-durable", "C31", "the old checkpoint goes before the new one is durable", seed=1)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         effects = call()
@@ -271,7 +271,7 @@ def _(patch: Patch) -> None:
     around(patch, coordinator.Coordinator, "_on_manifest_written", remember)
 
 
-@mutant("unknown-manifest-deleted", "C12", "files go although the manifest may have been written", seed=210)
+@mutant("unknown-manifest-deleted", "C12", "files go although the manifest may have been written", seed=1)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         acks = self._pending[event.checkpoint].acks
@@ -282,7 +282,7 @@ def _(patch: Patch) -> None:
 
 
 @mutant(
-    "repeated-acknowledgement-deletes", "C10", "the second acknowledgement of a completed checkpoint deletes", seed=34
+    "repeated-acknowledgement-deletes", "C10", "the second acknowledgement of a completed checkpoint deletes", seed=74
 )
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
