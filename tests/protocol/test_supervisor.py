@@ -385,3 +385,14 @@ def test_a_run_does_not_hang_on_a_job_that_never_ends() -> None:  # G11
     for _ in range(Supervisor.CANCELS_MAX):
         assert machine.handle(fired(JobEndTimer(1))) == again
     assert machine.handle(fired(JobEndTimer(1))) == [Finish(None)]
+
+
+def test_a_generation_that_is_replaced_before_it_is_deployed_ends_the_run() -> None:  # G13
+    made = supervisor(Begin(), GenerationReady(gen(1)), registered(0))
+    replaced = Failure(DETERMINISTIC, "generation 2 was claimed by another driver")
+    assert made.handle(GenerationFailed(gen(1), replaced, 0, 0.5)) == [
+        EndGeneration(gen(1), is_done=False),
+        CancelJob(1),
+        ArmTimer(JobEndTimer(1), JOB_END_MS),
+    ]
+    assert made.handle(JobEnded(1, "cancelled", 0, 0.5)) == [Finish(replaced)]

@@ -262,6 +262,8 @@ class Supervisor(Machine):
     def _on_generation_failed(self, event: GenerationFailed) -> list[Effect]:
         if event.generation != self._generation:
             return [Ignored("a generation that is over")]
+        if self._phase is Phase.PREPARING and event.failure.kind is FailureKind.DETERMINISTIC:
+            return self._end(Finish(event.failure))  # G13: its coordinator has stopped for good, nobody would trigger
         return self._fail(event.failure, event.at_ms, event.jitter)
 
     def _fail(self, failure: Failure, at_ms: int, jitter: float) -> list[Effect]:

@@ -14,8 +14,9 @@ from headgate.sim.product.run import Run, run_seed
 from headgate.sim.product.workloads import WORKLOADS
 from headgate.sim.world import Violation
 
-SMOKE = (*range(40), 63, 1009, 1068, 2029, 2170)
-"""The first ones, and what was found: commits and owners that a power cut took, hints read wrongly."""
+SMOKE = (*range(40), 63, 1009, 1068, 2029, 2170, 4225)
+"""The first ones, and what was found: commits and owners that a power cut took, hints read wrongly, a
+replaced driver that ran on for ever."""
 
 
 def test_the_product_passes_every_smoke_seed() -> None:  # SM5
