@@ -147,7 +147,10 @@ class LoopHead(Machine):
     def _on_snapshot(self, checkpoint: CheckpointId) -> list[Effect]:  # L1
         open_channels = {c for c, sentinel in self._sentinels.items() if sentinel < checkpoint}
         effects: list[Effect] = [OpenLog(checkpoint)]
-        if open_channels:
+        if any(sentinel > checkpoint for sentinel in self._sentinels.values()):
+            # L3: one of its own would have been held; whoever feeds back there gave the checkpoint up.
+            effects += [DropLog(checkpoint), Decline(checkpoint, AbortReason.OVERTAKEN)]
+        elif open_channels:
             self._pending[checkpoint] = open_channels
         else:
             effects.append(SealLog(checkpoint))

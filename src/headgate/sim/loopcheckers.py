@@ -31,8 +31,6 @@ class LogHoldsWhatCirculated:
         self._heads: dict[str, Spec] = {str(v.head.name): spec_of(v.head) for v in plan.vertices if v.is_loop_head}
         self._traffic: dict[Generation, dict[history.FeedbackChannel, _Traffic]] = {}
         self._edges = {edge.index: str(edge.target) for edge in plan.edges if edge.is_feedback}
-        self._tails = {edge.index: edge.source for edge in plan.edges if edge.is_feedback}
-        self._given_up: set[tuple[Generation, SubtaskId, CheckpointId]] = set()
         self._begun: dict[tuple[Generation, SubtaskId, CheckpointId], dict[history.FeedbackChannel, int]] = {}
 
     def observe(self, event: HistoryEvent) -> None:
@@ -51,8 +49,6 @@ class LogHoldsWhatCirculated:
                 begun = {channel: traffic.read for channel, traffic in mine.items()}
                 self._begun[event.generation, event.subtask, event.checkpoint] = begun
                 self._refuse_overtaking(event, mine)
-            case history.BarrierPassed() if not event.is_barrier:
-                self._given_up.add((event.generation, event.subtask, event.checkpoint))
             case history.LogSealed():
                 self._judge(event)
             case _:
@@ -80,9 +76,6 @@ class LogHoldsWhatCirculated:
         if len(logged) < len(event.entries):
             raise Violation("L2", f"{who} holds something twice")
         for channel, traffic in self._channels(event.generation, event.subtask).items():
-            tail = SubtaskId(self._tails[channel[0]], channel[1])
-            if (event.generation, tail, event.checkpoint) in self._given_up:
-                return  # no sentinel comes from there, and no such checkpoint is ever completed
             if event.checkpoint not in traffic.sentinels:
                 raise Violation("L4", f"{who} was sealed before the sentinel was sent on channel {channel}")
             end = traffic.sentinels[event.checkpoint]
