@@ -26,6 +26,10 @@ from headgate.store.storage import AlreadyExists, NotFound, Storage, open_storag
 _CLAIM = re.compile(r"\d{10,}")
 
 
+_GENERATION = re.compile(r"-\d{10}-\d{5}-(\d{10})-\d{5}\.")
+"""In the name of a prepared file (see ``filelayout``)."""
+
+
 class FileCommitter:
     """Decides the prepared files of one sink, for one generation."""
 
@@ -47,16 +51,23 @@ class FileCommitter:
         self._refuse_if_fenced()
         files = {file for committable in keep for file in self._files(committable)}
         kept = {self._identity.staged(file.name) for file in files}
-        self._ledger.withdraw([path for path, found in self._ledger.intended().items() if not files.issuperset(found)])
+        intended = self._ledger.intended().items()
+        mine = {path: found for path, found in intended if all(self._is_mine(file.name) for file in found)}
+        self._ledger.withdraw([path for path, found in mine.items() if not files.issuperset(found)])
         identity = self._identity
         for directory in (identity.staging, identity.publishing, identity.committed, identity.claims, identity.owners):
             sweep_unfinished(self._storage, directory)
         for path in self._storage.list(identity.staging):
-            if path not in kept:
+            if path not in kept and self._is_mine(path):
                 self._storage.delete(path)
         for path, generation in _claims(self._storage, identity).items():
             if generation < self._generation:
                 self._storage.delete(path)
+
+    def _is_mine(self, name: str) -> bool:
+        """Whether no newer generation prepared ``name``: one that was stopped meanwhile must not sweep its heir's."""
+        found = _GENERATION.search(name)
+        return found is None or int(found.group(1)) <= self._generation
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """Give the files their final names in order of checkpoint (K2), then list them in one manifest (D4).

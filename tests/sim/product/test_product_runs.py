@@ -14,9 +14,9 @@ from headgate.sim.product.run import Run, run_seed
 from headgate.sim.product.workloads import WORKLOADS
 from headgate.sim.world import Violation
 
-SMOKE = (*range(40), 63, 1009, 1068, 2029, 2170, 4225)
+SMOKE = (*range(40), 63, 1009, 1068, 2029, 2170, 4225, 10356)
 """The first ones, and what was found: commits and owners that a power cut took, hints read wrongly, a
-replaced driver that ran on for ever."""
+replaced driver that ran on for ever, a stopped one that swept what its heir had prepared."""
 
 
 def test_the_product_passes_every_smoke_seed() -> None:  # SM5
