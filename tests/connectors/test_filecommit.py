@@ -159,6 +159,28 @@ def test_a_generation_that_is_replaced_while_it_claims_aborts_nothing(
     assert len(storage.list("_staging")) == 1
 
 
+def test_a_driver_stopped_in_its_recovery_sweeps_nothing_that_its_heir_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # D8: behind the second look, in front of the sweep
+    sink = FileSink(tmp_path / "out", roll_interval=0)
+    storage = open_storage(sink.url)
+    prepared(sink, 6, 2, where=context(generation=1))
+    looks = [FileCommitter._refuse_if_fenced]
+
+    def stopped_behind_it(self: FileCommitter) -> None:
+        looks[0](self)
+        if storage.list("_claims"):
+            monkeypatch.setattr(FileCommitter, "_refuse_if_fenced", looks[0])
+            begun(sink, 2, [])
+            prepared(sink, 7, 1, where=context(generation=2))
+
+    monkeypatch.setattr(FileCommitter, "_refuse_if_fenced", stopped_behind_it)
+    begun(sink, 1, [])
+    assert [path for path in storage.list("_staging") if "-0000000007-" in path] == storage.list("_staging")
+    assert len(storage.list("_staging")) == 1
+
+
 def test_a_generation_that_is_replaced_before_it_publishes_leaves_no_intent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
