@@ -26,7 +26,7 @@ import headgate as hg
 from bench.components import smallest_connected
 from bench.harness import CpuMeter, median
 from bench.running import wrapped
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import SilentObserver
 from headgate.operators.base import Operator, OperatorSpec

@@ -21,8 +21,8 @@ import pyarrow as pa
 from headgate.clock import SYSTEM_CLOCK
 from headgate.operators.base import Operator, OperatorContext
 from headgate.operators.partition import partition
-from headgate.operators.windowplan import TumblingAggregate
-from headgate.operators.windows import WindowOperators, window_operators
+from headgate.operators.windows.choice import WindowOperators, window_operators
+from headgate.operators.windows.plan import TumblingAggregate
 
 BATCH_ROWS = 65_536
 EVENTS = 30_000_000

@@ -26,7 +26,7 @@ from headgate.codec.messages import Metrics
 from headgate.model.ids import Generation
 from headgate.model.progress import SilentObserver
 from headgate.operators.base import Operator, OperatorSpec
-from headgate.runtime.driver import Driver, Launcher
+from headgate.runtime.driver.driver import Driver, Launcher
 from headgate.spark.session import SparkHandle
 
 NAME = "recovery"
@@ -141,12 +141,12 @@ class TimedLauncher:
     def submit(
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
     ) -> None:
-        """See ``runtime.driver.Launcher``."""
+        """See ``runtime.driver.driver.Launcher``."""
         self.marks.submitted_s = time.monotonic()
         self.launcher.submit(submission, address, secret, ended)
 
     def cancel(self, submission: int) -> None:
-        """See ``runtime.driver.Launcher``."""
+        """See ``runtime.driver.driver.Launcher``."""
         self.launcher.cancel(submission)
 
 

@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from headgate.api.security import Security
     from headgate.api.stream import Stream
     from headgate.api.windows import Session, Sliding, Tumbling
-    from headgate.connectors.files import JsonLines, TextFiles
-    from headgate.connectors.filesink import FileSink
+    from headgate.connectors.files.parquet import ParquetFiles
+    from headgate.connectors.files.sink import FileSink
+    from headgate.connectors.files.source import JsonLines, TextFiles
     from headgate.connectors.generator import Choice, Generator, RowNumber, Uniform
     from headgate.connectors.memory import Discard, FromRows, Print
-    from headgate.connectors.parquet import ParquetFiles
-    from headgate.connectors.stream import StreamSink, StreamSource
+    from headgate.connectors.streams import StreamSink, StreamSource
     from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
-    from headgate.operators.batchstates import (
+    from headgate.operators.process.batch_states import (
         BatchListState,
         BatchMapState,
         BatchStateHandle,
         BatchValueState,
         Keys,
     )
-    from headgate.operators.processbatch import BatchContext, BatchProcessFunction
-    from headgate.operators.processfunction import (
+    from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction
+    from headgate.operators.process.functions import (
         ListState,
         MapState,
         ProcessContext,
@@ -78,22 +78,22 @@ _HOMES = {
     "headgate.api.security": ("Security",),
     "headgate.api.stream": ("Stream",),
     "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
-    "headgate.connectors.files": ("JsonLines", "TextFiles"),
-    "headgate.connectors.filesink": ("FileSink",),
+    "headgate.connectors.files.source": ("JsonLines", "TextFiles"),
+    "headgate.connectors.files.sink": ("FileSink",),
     "headgate.connectors.generator": ("Choice", "Generator", "RowNumber", "Uniform"),
     "headgate.connectors.memory": ("Discard", "FromRows", "Print"),
-    "headgate.connectors.parquet": ("ParquetFiles",),
-    "headgate.connectors.stream": ("StreamSink", "StreamSource"),
+    "headgate.connectors.files.parquet": ("ParquetFiles",),
+    "headgate.connectors.streams": ("StreamSink", "StreamSource"),
     "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
-    "headgate.operators.batchstates": (
+    "headgate.operators.process.batch_states": (
         "BatchListState",
         "BatchMapState",
         "BatchStateHandle",
         "BatchValueState",
         "Keys",
     ),
-    "headgate.operators.processbatch": ("BatchContext", "BatchProcessFunction"),
-    "headgate.operators.processfunction": (
+    "headgate.operators.process.by_batch": ("BatchContext", "BatchProcessFunction"),
+    "headgate.operators.process.functions": (
         "ListState",
         "MapState",
         "ProcessContext",

@@ -12,7 +12,7 @@ import pytest
 import headgate as hg
 from headgate.model.graph import Edge, Node, Partitioner, Role
 from headgate.model.ids import NodeName
-from headgate.operators.loophead import LoopHeadSpec
+from headgate.operators.loop_head import LoopHeadSpec
 
 ROWS = [{"id": 1, "n": 7}]
 BIG, SMALL = pl.col("n") > 9, pl.col("n") <= 9

@@ -14,7 +14,7 @@ from headgate.api import pipeline as pipeline_module
 from headgate.model import config as model
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import NodeName
-from headgate.operators import badrecords
+from headgate.operators import bad_records
 
 
 def simple(**options: Any) -> hg.Pipeline:
@@ -148,7 +148,7 @@ def test_an_unreadable_source_is_told_with_its_operator(tmp_path: Path) -> None:
 
 class PickySink(hg.Discard):
     def check(self, schema: pa.Schema) -> None:
-        if schema != badrecords.SCHEMA:
+        if schema != bad_records.SCHEMA:
             raise hg.UsageError("it only takes bad records")
 
 

@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from headgate.cli.main import app
-from headgate.codec.logentry import encode_log_entry
+from headgate.codec.log_entry import encode_log_entry
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
-from headgate.protocol.recovery import Damage
-from headgate.runtime.checkpointlog import CheckpointLog
-from headgate.store.storage import open_storage
+from headgate.protocol.checkpoints.recovery import Damage
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.storage.backends import open_storage
 
 
 def manifest(checkpoint: int, is_final: bool = False) -> Manifest:

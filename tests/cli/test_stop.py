@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from headgate.cli import main as cli
 from headgate.cli.stop import _outcome
-from headgate.codec.lockholder import LockHolder
+from headgate.codec.lock_holder import LockHolder
 from headgate.errors import PipelineFailed, UsageError
 
 HOLDER = """
 import signal, sys
-from headgate.runtime.pipelinelock import PipelineLock, taking_signals
+from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 wanted = {signal.SIGTERM, signal.SIGUSR1}
 signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 with taking_signals():

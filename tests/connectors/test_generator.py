@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import cloudpickle
-from source_reading import context, read_all, read_over_subtasks
 from tests.clocks import HandClock
+from tests.connectors.source_reading import context, read_all, read_over_subtasks
 
 from headgate.connectors.generator import Choice, Generator, GeneratorReader, RowNumber, Uniform
 from headgate.errors import CorruptionError, UsageError
-from headgate.testing.sourcekit import check_source
+from headgate.testing.source_kit import check_source
 
 
 def small(**options: object) -> Generator:

@@ -4,13 +4,13 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from source_reading import context, read_all, read_over_subtasks
+from tests.connectors.source_reading import context, read_all, read_over_subtasks
 
 from headgate.connectors.base import SinkContext
 from headgate.connectors.memory import Discard, FromRows, Print
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.testing.sourcekit import check_source
+from headgate.testing.source_kit import check_source
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from headgate.connectors.base import Committer, Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
-from headgate.connectors.stream import StreamSink, StreamSource, StreamSourceReader
+from headgate.connectors.streams import StreamSink, StreamSource, StreamSourceReader
 from headgate.errors import CorruptionError, FencedError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.protocol.commit import CommitPermit
+from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.store.store import Store
 
 SCHEMA = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])

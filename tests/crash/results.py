@@ -9,8 +9,8 @@ import polars as pl
 import pyarrow as pa
 
 from crash import pipelines
-from headgate.connectors.filecommit import read_committed
-from headgate.store.paths import TEMP_PREFIX
+from headgate.connectors.files.commit import read_committed
+from headgate.storage.paths import TEMP_PREFIX
 from headgate.store.store import Store
 
 

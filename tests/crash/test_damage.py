@@ -12,8 +12,8 @@ import pytest
 
 from crash.processes import Life
 from crash.results import assert_clean, assert_standard, expected_standard, read_stream
-from headgate.runtime.checkpointlog import CheckpointLog
-from headgate.store.storage import open_storage
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.storage.backends import open_storage
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
 

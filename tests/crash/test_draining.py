@@ -17,7 +17,7 @@ from crash.pipelines import generated, recounted
 from crash.processes import STARTED_S, Child, Life, environment, kill
 from crash.results import assert_clean, assert_equal, read_rows
 from crash.test_stopping import PROGRAM, checkpoints, command_line
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
 

@@ -10,11 +10,12 @@ import pyarrow as pa
 import pytest
 
 from crash.processes import STEP_S, Life, kill, until
-from headgate.codec.looplog import decode_log
+from headgate.codec.loop_log import decode_log
 from headgate.codec.snapshot import decode_sections
 from headgate.model.manifest import Manifest
-from headgate.runtime.checkpointlog import CheckpointLog
-from headgate.store.storage import NotFound, open_storage
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.storage.backends import open_storage
+from headgate.storage.base import NotFound
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
 

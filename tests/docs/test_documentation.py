@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from documentation import ROOT, SOURCE, code_names, definitions, file_of, links, pages
+from tests.docs.documentation import ROOT, SOURCE, code_names, definitions, file_of, links, pages
 
 NAMING = ["ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/decisions/{p.name}" for p in ROOT.glob("docs/decisions/*.md"))]
 EXAMPLE_FILES = {"quickstart.py", "limitlength.py", "test_limitlength.py"}
@@ -34,7 +34,7 @@ def test_every_file_and_function_that_is_named_exists(page: str) -> None:
 def test_the_walks_name_functions_in_many_files() -> None:
     walked = {name.split(":")[0] for name in code_names("ARCHITECTURE.md") if ":" in name}
     assert len(walked) >= 30
-    assert {"runtime/subtaskrunner.py", "protocol/align.py", "runtime/checkpointlog.py"} <= walked
+    assert {"runtime/worker/subtask_runner.py", "protocol/checkpoints/align.py", "runtime/checkpoints/log.py"} <= walked
 
 
 def test_every_package_is_on_the_map() -> None:
@@ -48,7 +48,7 @@ def test_every_kill_point_of_the_code_is_listed() -> None:
         point
         for path in SOURCE.rglob("*.py")
         if "sim" not in path.parts
-        for point in re.findall(r"faultpoints\.reach\(\"([a-z-]+)\"\)", path.read_text(encoding="utf-8"))
+        for point in re.findall(r"fault_points\.reach\(\"([a-z-]+)\"\)", path.read_text(encoding="utf-8"))
     }
     table = (ROOT / "docs/spec/faults.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| KP\d+ \| `([a-z-]+)` \|", table, re.MULTILINE))

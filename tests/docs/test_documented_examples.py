@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from documentation import PREAMBLE, ROOT, examples
+from tests.docs.documentation import PREAMBLE, ROOT, examples
 
 import headgate as hg
 from headgate.api.running import RunRequested, loading_only

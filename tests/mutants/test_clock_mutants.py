@@ -12,14 +12,18 @@ from tests.connectors.test_generator_clock import (
     test_setting_the_date_changes_neither_the_pace_nor_the_times_of_records as generated,
 )
 from tests.mutants.harness import assert_caught, patched
-from tests.runtime.test_worker_clock import test_operators_are_given_a_clock_that_nobody_can_set as operators_are_given
-from tests.runtime.test_worker_clock import test_the_mailbox_goes_by_a_clock_that_nobody_can_set as the_mailbox_goes
+from tests.runtime.worker.test_worker_clock import (
+    test_operators_are_given_a_clock_that_nobody_can_set as operators_are_given,
+)
+from tests.runtime.worker.test_worker_clock import (
+    test_the_mailbox_goes_by_a_clock_that_nobody_can_set as the_mailbox_goes,
+)
 from tests.test_clock import test_intervals_do_not_follow_a_date_that_is_set as intervals_follow_no_date
 
 from headgate.clock import SystemClock
 from headgate.connectors.generator import GeneratorReader
-from headgate.runtime.deployment import Deployment
-from headgate.runtime.worker import Worker
+from headgate.runtime.worker.deployment import Deployment
+from headgate.runtime.worker.worker import Worker
 
 
 def the_systems_monotonic_clock_is_the_date() -> AbstractContextManager[None]:

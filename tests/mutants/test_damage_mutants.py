@@ -15,10 +15,10 @@ from headgate.errors import UsageError
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SubtaskEntry
-from headgate.protocol import recovery
-from headgate.runtime import checkpointlog
-from headgate.runtime.checkpointlog import CheckpointLog, write_snapshot
-from headgate.store.memory import MemoryStorage
+from headgate.protocol.checkpoints import recovery
+from headgate.runtime.checkpoints import log as checkpoint_log
+from headgate.runtime.checkpoints.log import CheckpointLog, write_snapshot
+from headgate.storage.memory import MemoryStorage
 
 
 class BadReads(MemoryStorage):
@@ -81,8 +81,8 @@ def a_sink_with_transactions_matters() -> None:
 
 
 MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[[], None]]] = [
-    (lambda: patched(checkpointlog, "READS_MAX", 1), a_bad_read_is_survived),
-    (lambda: patched(checkpointlog, "_is_within", lambda match, ranges: False), what_is_aside_stays),
+    (lambda: patched(checkpoint_log, "READS_MAX", 1), a_bad_read_is_survived),
+    (lambda: patched(checkpoint_log, "_is_within", lambda match, ranges: False), what_is_aside_stays),
     (
         lambda: patched(recovery, "_damage_after", lambda log, manifest: False),
         damage_newer_than_what_is_sound_is_refused,

@@ -10,22 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.connectors import test_parquet as reading
-from tests.connectors import test_rotation as rotating
+from tests.connectors.files import test_parquet as reading
+from tests.connectors.files import test_rotation as rotating
 from tests.mutants.harness import assert_caught, patched
-from tests.operators import test_windows as windows
-from tests.runtime import test_restoring as restoring
-from tests.runtime import test_subtaskrunner as running
+from tests.operators.windows import test_windows as windows
+from tests.runtime.checkpoints import test_restoring as restoring
+from tests.runtime.worker import test_subtask_runner as running
 
-from headgate.connectors import filetable, parquet, rotation
-from headgate.connectors.filelist import FileSelection
-from headgate.connectors.filetable import FileTable
-from headgate.connectors.lines import LineFile
+from headgate.codec.snapshot import FINISHED_PREFIX
+from headgate.connectors.files import parquet, rotation
+from headgate.connectors.files import table as file_table
+from headgate.connectors.files.lines import LineFile
+from headgate.connectors.files.listing import FileSelection
+from headgate.connectors.files.table import FileTable
 from headgate.operators.base import WATERMARK_MAX_MS
-from headgate.operators.firedgroups import FiredGroups
-from headgate.runtime.chain import Chain
-from headgate.runtime.restoring import RestoredSnapshots
-from headgate.runtime.subtaskrunner import FINISHED_PREFIX, SubtaskRunner
+from headgate.operators.windows.fired_groups import FiredGroups
+from headgate.runtime.checkpoints.restoring import RestoredSnapshots
+from headgate.runtime.worker.chain import Chain
+from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
@@ -46,7 +48,7 @@ def owner_is_the_index() -> AbstractContextManager[None]:
 
 
 def renamed_files_are_not_looked_for() -> AbstractContextManager[None]:
-    return patched(filetable, "renamed_to", lambda file, is_free=None: None)
+    return patched(file_table, "renamed_to", lambda file, is_free=None: None)
 
 
 def a_rotated_file_is_a_new_one() -> AbstractContextManager[None]:
@@ -58,19 +60,19 @@ def a_rotated_file_is_a_new_one() -> AbstractContextManager[None]:
 
 
 def files_position(path: str) -> Any:
-    return filetable.FilePosition(inode=filetable.inode_of(path) or 0)
+    return file_table.FilePosition(inode=file_table.inode_of(path) or 0)
 
 
 def every_name_has_its_own_owner() -> AbstractContextManager[None]:
-    return patched(sys.modules["headgate.connectors.filelist"], "series_of", lambda key: key)
+    return patched(sys.modules["headgate.connectors.files.listing"], "series_of", lambda key: key)
 
 
 def the_inode_is_the_identity() -> AbstractContextManager[None]:
-    return patched(LineFile, "is_at", lambda self, path: filetable.inode_of(path) == self.inode)
+    return patched(LineFile, "is_at", lambda self, path: file_table.inode_of(path) == self.inode)
 
 
 def files_between_two_looks_are_forgotten() -> AbstractContextManager[None]:
-    return patched(filetable, "missed", lambda selection, path, now: [])
+    return patched(file_table, "missed", lambda selection, path, now: [])
 
 
 def what_stands_before_the_position_is_not_compared() -> AbstractContextManager[None]:

@@ -10,25 +10,28 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import tests.connectors.test_filecommit as committing
-import tests.connectors.test_filerolling as rolling
-import tests.runtime.test_sinkcommits as sinks
+import tests.connectors.files.test_file_commit as committing
+import tests.connectors.files.test_file_rolling as rolling
+import tests.runtime.driver.test_sink_commits as sinks
 import tests.test_names as names
 from tests.mutants.harness import Mutant, assert_caught, patched
 
 from headgate.api import builder
-from headgate.connectors import filecommit, fileledger, filesink, filewriter
-from headgate.connectors.filebuffer import RowBuffer
-from headgate.connectors.filecommit import FileCommitter
-from headgate.connectors.fileledger import Ledger
-from headgate.connectors.filewriter import FileWriter, SealedFiles
+from headgate.connectors.files import commit as file_commit
+from headgate.connectors.files import ledger as file_ledger
+from headgate.connectors.files import sink as file_sink
+from headgate.connectors.files import writer as file_writer
+from headgate.connectors.files.buffer import RowBuffer
+from headgate.connectors.files.commit import FileCommitter
+from headgate.connectors.files.ledger import Ledger
+from headgate.connectors.files.writer import FileWriter, SealedFiles
 from headgate.errors import FencedError, StorageError
-from headgate.protocol import recovery
-from headgate.runtime import sinkcommits
-from headgate.runtime.sinkcommits import SinkCommits
+from headgate.protocol.checkpoints import recovery
+from headgate.runtime.driver import sink_commits
+from headgate.runtime.driver.sink_commits import SinkCommits
+from headgate.storage.base import AlreadyExists
+from headgate.storage.faulty import FaultKind
 from headgate.store import streams
-from headgate.store.faulty import FaultKind
-from headgate.store.storage import AlreadyExists
 
 
 @contextmanager
@@ -39,7 +42,7 @@ def newest_first() -> Iterator[None]:
     def change(self: SinkCommits, permit: Any, committables: Sequence[Any]) -> None:
         backwards = lambda found, key: sorted(found, key=key, reverse=True)  # noqa: E731
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sinkcommits, "sorted", backwards, raising=False)
+            patch.setattr(sink_commits, "sorted", backwards, raising=False)
             commit(self, permit, committables)
 
     with patched(SinkCommits, "commit", change):
@@ -72,7 +75,7 @@ def denials_look_transient() -> Iterator[None]:
         except Exception as error:
             raise StorageError("commit", sink, str(error)) from error
 
-    with patched(sinkcommits, "_denials", change):
+    with patched(sink_commits, "_denials", change):
         yield
 
 
@@ -116,15 +119,15 @@ def presence_decides() -> Iterator[None]:
 @contextmanager
 def manifests_are_found_by_the_checkpoint_of_their_name_alone() -> Iterator[None]:
     """D5: merged manifests are not looked into."""
-    read_all = fileledger._read_all
+    read_all = file_ledger._read_all
 
     def change(storage: Any, directory: str, oldest: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            manifests = fileledger._manifests
-            patch.setattr(fileledger, "_manifests", lambda s, d: fileledger._unmerged(manifests(s, d)))
+            manifests = file_ledger._manifests
+            patch.setattr(file_ledger, "_manifests", lambda s, d: file_ledger._unmerged(manifests(s, d)))
             return read_all(storage, directory, oldest)
 
-    with patched(fileledger, "_read_all", change):
+    with patched(file_ledger, "_read_all", change):
         yield
 
 
@@ -184,7 +187,7 @@ def merged_manifests_grow_without_end() -> Iterator[None]:
     merge = Ledger._merge
 
     def change(self: Ledger) -> None:
-        with patched(fileledger, "MANIFEST_FILES_MAX", 1_000_000):
+        with patched(file_ledger, "MANIFEST_FILES_MAX", 1_000_000):
             merge(self)
 
     with patched(Ledger, "_merge", change):
@@ -196,11 +199,11 @@ def sources_deleted_before_they_are_merged() -> Iterator[None]:
     """D9."""
 
     def change(self: Ledger) -> None:
-        paths = fileledger._unmerged(fileledger._manifests(self._storage, self._identity.committed))
-        files = [file for path in paths for file in fileledger.read_manifest(self._storage, path)]
+        paths = file_ledger._unmerged(file_ledger._manifests(self._storage, self._identity.committed))
+        files = [file for path in paths for file in file_ledger.read_manifest(self._storage, path)]
         for path in paths:
             self._storage.delete(path)
-        path, content = self._named(self._identity.committed, f"merged-{fileledger._number(paths[-1]):010d}", files)
+        path, content = self._named(self._identity.committed, f"merged-{file_ledger._number(paths[-1]):010d}", files)
         self._storage.put_if_absent(path, [content])
 
     with patched(Ledger, "_merge", change):
@@ -211,7 +214,7 @@ def sources_deleted_before_they_are_merged() -> Iterator[None]:
 def taken_files_are_listed() -> Iterator[None]:
     """D12."""
     with patched(
-        filecommit, "committed_files", lambda url: sorted(fileledger.all_listed(filecommit.open_storage(url)))
+        file_commit, "committed_files", lambda url: sorted(file_ledger.all_listed(file_commit.open_storage(url)))
     ):
         yield
 
@@ -259,7 +262,7 @@ def every_subtask_takes_what_all_held() -> Iterator[None]:
 
     def change(self: FileWriter, states: Any) -> None:
         for state in states:
-            self._restored += filewriter.held_in(state, "out")
+            self._restored += file_writer.held_in(state, "out")
 
     with patched(FileWriter, "restore", change):
         yield
@@ -392,7 +395,7 @@ PLAIN: list[Case] = [
         (),
     ),
     (
-        matching_to_a_line_end(filesink, "_PREFIX"),
+        matching_to_a_line_end(file_sink, "_PREFIX"),
         names.test_a_name_that_ends_in_a_line_end_is_refused,
         (names.named_files,),
     ),
@@ -432,7 +435,7 @@ def test_a_mutant_is_caught_by_a_test_that_interferes(
 def test_listing_what_was_taken_away_is_caught(tmp_path: Path) -> None:
     def reads(root: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(committing, "committed_files", filecommit.committed_files)
+            patch.setattr(committing, "committed_files", file_commit.committed_files)
             committing.test_readers_of_manifests_leave_out_what_was_taken_away(root)
 
     assert_caught(taken_files_are_listed, reads, tmp_path)

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.connectors import test_fileowner
+from tests.connectors.files import test_file_owner
 from tests.mutants.harness import assert_caught, patched
-from tests.runtime import test_owning
+from tests.runtime.driver import test_owning
 
-from headgate.connectors.fileowner import FileOwner
+from headgate.connectors.files.owner import FileOwner
 from headgate.model.life import NO_GENERATION, Life, Owner
-from headgate.protocol import lives
-from headgate.runtime.checkpointlog import CheckpointLog
-from headgate.runtime.lives import SinkOwners
+from headgate.protocol.supervision import lives
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver.lives import SinkOwners
 
 
 def nobody_is_asked() -> AbstractContextManager[None]:
@@ -80,7 +80,7 @@ MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[..., ob
         test_owning.test_the_first_generation_after_forgetting_exceeds_all_before,
     ),
     (an_older_copy_of_the_log_goes_on, test_owning.test_a_target_that_knows_more_than_the_log_stops_the_pipeline),
-    (forgetting_drops_the_fence, test_fileowner.test_forgetting_keeps_the_fence),
+    (forgetting_drops_the_fence, test_file_owner.test_forgetting_keeps_the_fence),
 ]
 
 
@@ -93,5 +93,5 @@ def test_a_mutant_of_lives_is_caught(
 
 def test_the_last_one_gets_the_directory_is_caught() -> None:
     assert_caught(
-        the_last_one_gets_the_directory, test_fileowner.test_of_two_lives_that_come_at_once_one_gets_the_directory
+        the_last_one_gets_the_directory, test_file_owner.test_of_two_lives_that_come_at_once_one_gets_the_directory
     )

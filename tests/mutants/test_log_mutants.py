@@ -9,26 +9,27 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import assert_caught, patched
-from tests.runtime import test_claims_replaced as replaced
-from tests.runtime import test_log_interleavings as interleavings
-from tests.runtime import test_log_outcomes as outcomes
-from tests.runtime import test_log_takeover as takeover
-from tests.store import test_power_cut as power
+from tests.runtime.checkpoints import test_log_interleavings as interleavings
+from tests.runtime.checkpoints import test_log_outcomes as outcomes
+from tests.runtime.checkpoints import test_log_takeover as takeover
+from tests.runtime.driver import test_claims_replaced as replaced
+from tests.storage import test_power_cut as power
 
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
-from headgate.protocol import recovery
-from headgate.protocol.recovery import ObservedLog
-from headgate.runtime import checkpointlog, claims
-from headgate.runtime.checkpointlog import CheckpointLog, Outcome
-from headgate.runtime.coordination import Coordination
-from headgate.store import local
-from headgate.store.faulty import FaultyStorage
-from headgate.store.local import LocalStorage
-from headgate.store.memory import MemoryStorage
-from headgate.store.objectstore import ObjectStorage
-from headgate.store.storage import AlreadyExists
+from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints.recovery import ObservedLog
+from headgate.runtime.checkpoints import log as checkpoint_log
+from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
+from headgate.runtime.driver import claims
+from headgate.runtime.driver.coordination import Coordination
+from headgate.storage import local
+from headgate.storage.base import AlreadyExists
+from headgate.storage.faulty import FaultyStorage
+from headgate.storage.local import LocalStorage
+from headgate.storage.memory import MemoryStorage
+from headgate.storage.object_store import ObjectStorage
 
 
 def an_error_of_the_look_means_that_nobody_follows() -> AbstractContextManager[None]:  # X8
@@ -66,7 +67,7 @@ def only_claims_tell_who_was_replaced() -> AbstractContextManager[None]:  # R40,
         found = [e.content for e in log.entries if isinstance(e.content, recovery.Claim)]
         return max((c.generation for c in found if c.generation > mine and c.owner != owner), default=None)
 
-    return patched(checkpointlog, "replaced_by", replaced_by)
+    return patched(checkpoint_log, "replaced_by", replaced_by)
 
 
 def damaged_newer_checkpoints_are_retained() -> AbstractContextManager[None]:  # C35
@@ -114,22 +115,22 @@ def ids_are_looked_up_before_the_claim() -> AbstractContextManager[None]:  # R42
     def first(log: ObservedLog, reserved: CheckpointId) -> CheckpointId:
         return recovery.first_checkpoint(log, log.reserved)
 
-    return patched(checkpointlog, "first_checkpoint", first)
+    return patched(checkpoint_log, "first_checkpoint", first)
 
 
 def claims_stay() -> AbstractContextManager[None]:  # R43
-    return patched(checkpointlog, "superseded", lambda log, claim: ())
+    return patched(checkpoint_log, "superseded", lambda log, claim: ())
 
 
 def a_claim_does_not_say_what_it_follows() -> AbstractContextManager[None]:  # R41, R43
-    real = checkpointlog.encode_log_entry
+    real = checkpoint_log.encode_log_entry
 
     def encode(entry: Any) -> bytes:
         if isinstance(entry, recovery.Claim):
             entry = recovery.Claim(entry.generation, entry.owner, entry.wall_ms)
         return real(entry)
 
-    return patched(checkpointlog, "encode_log_entry", encode)
+    return patched(checkpoint_log, "encode_log_entry", encode)
 
 
 def what_can_be_read_is_durable() -> AbstractContextManager[None]:  # O11
@@ -140,7 +141,7 @@ def what_can_be_read_is_durable() -> AbstractContextManager[None]:  # O11
 
 
 def a_hint_is_believed_without_its_checksum() -> AbstractContextManager[None]:  # R53
-    return patched(checkpointlog, "decode_hint", lambda data, path: int(data.split()[0]))
+    return patched(checkpoint_log, "decode_hint", lambda data, path: int(data.split()[0]))
 
 
 @contextmanager
@@ -179,7 +180,7 @@ def the_hint_is_read_last() -> AbstractContextManager[None]:  # R40
 
 
 def every_storage_is_trusted() -> AbstractContextManager[None]:  # O12
-    return patched(checkpointlog, "refuse_unless_exclusive", lambda storage, directory: None)
+    return patched(checkpoint_log, "refuse_unless_exclusive", lambda storage, directory: None)
 
 
 def a_sweep_that_fails_ends_the_run() -> AbstractContextManager[None]:

@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 from tests.mutants.harness import assert_caught, patched
-from tests.runtime import test_restoring, test_subtaskrunner
+from tests.runtime.checkpoints import test_restoring
+from tests.runtime.worker import test_subtask_runner
 
-from headgate.runtime.restoring import RestoredSnapshots
-from headgate.runtime.subtaskrunner import FINISHED_PREFIX, ROUNDS_PREFIX, SubtaskRunner
+from headgate.codec.snapshot import FINISHED_PREFIX, ROUNDS_PREFIX
+from headgate.runtime.checkpoints.restoring import RestoredSnapshots
+from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 
 @contextmanager
@@ -63,7 +65,7 @@ def a_node_that_the_snapshot_does_not_know_has_finished() -> Iterator[None]:
 
 
 def test_sinks_that_are_sealed_too_early_are_caught() -> None:
-    named = test_subtaskrunner.test_sinks_are_sealed_after_operators_have_sent_what_belongs_before_the_barrier
+    named = test_subtask_runner.test_sinks_are_sealed_after_operators_have_sent_what_belongs_before_the_barrier
     assert_caught(sinks_are_sealed_before_operators_flush, named)
 
 

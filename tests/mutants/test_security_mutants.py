@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from tests.codec import test_handshake
 from tests.mutants.harness import assert_caught, patched
-from tests.runtime import test_connection_attacks, test_connection_tls
-from tests.store import test_access
+from tests.runtime.wire import test_connection_attacks, test_connection_tls
+from tests.storage import test_access
 
-from headgate.codec.framemac import FrameMac
+from headgate.codec.frame_mac import FrameMac
 from headgate.codec.handshake import Handshake
 from headgate.model.security import Access
-from headgate.runtime.connection import Connection
-from headgate.runtime.listener import Listener
-from headgate.runtime.tls import Tls
-from headgate.store import access
+from headgate.runtime.wire.connection import Connection
+from headgate.runtime.wire.listener import Listener
+from headgate.runtime.wire.tls import Tls
+from headgate.storage import access
 
 
 @pytest.fixture(autouse=True)

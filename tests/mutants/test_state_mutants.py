@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import assert_caught, patched
-from tests.runtime import test_frozen_states, test_upload_faults
-from tests.runtime.frozencases import CASES, small
+from tests.runtime.checkpoints import test_frozen_states, test_upload_faults
+from tests.runtime.checkpoints.frozen_cases import CASES, small
 
 from headgate.operators import reduce
-from headgate.runtime import checkpointlog, uploads
-from headgate.state import memory_rows
+from headgate.runtime.checkpoints import log as checkpoint_log
+from headgate.runtime.checkpoints import uploads
 from headgate.state.frozen import FrozenState
-from headgate.state.memory_rows import MemoryCells
+from headgate.state.memory import rows as memory_rows
+from headgate.state.memory.rows import MemoryCells
 
 ROWS = [name for name in CASES if name.startswith("by-row")]
 
@@ -93,13 +94,13 @@ def rows_are_not_compared_before_the_acknowledgement() -> Iterator[None]:
 
 @contextmanager
 def rows_are_not_compared_when_reading() -> Iterator[None]:
-    with patched(checkpointlog, "difference", lambda recorded, found: None):
+    with patched(checkpoint_log, "difference", lambda recorded, found: None):
         yield
 
 
 @contextmanager
 def rows_are_not_recorded() -> Iterator[None]:
-    write = checkpointlog.write_snapshot
+    write = checkpoint_log.write_snapshot
     with patched(uploads, "write_snapshot", lambda *arguments: write(*arguments[:-1])):
         yield
 

@@ -20,17 +20,17 @@ from tests.store import test_store_reader as reading
 from tests.store import test_store_transactions as deciding
 from tests.store.storing import KEYED, STREAM, keyed
 
-from headgate.protocol import transactions as protocol
-from headgate.protocol.transactions import Status
+from headgate.protocol.store import transactions as protocol
+from headgate.protocol.store.transactions import Status
+from headgate.storage.faulty import FaultyStorage
+from headgate.storage.memory import MemoryStorage
 from headgate.store import catalogue as catalogues
-from headgate.store import openlock, outcomes
+from headgate.store import open_lock, outcomes
 from headgate.store import tables as t
 from headgate.store import transactions as store_transactions
 from headgate.store.catalogue import Catalogue
-from headgate.store.faulty import FaultyStorage
 from headgate.store.linger import Linger
-from headgate.store.memory import MemoryStorage
-from headgate.store.opentransaction import Transaction
+from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
 from headgate.store.streams import StreamInfo
@@ -401,7 +401,7 @@ def test_a_commit_that_is_not_synced_is_caught(tmp_path: Path, test: Test) -> No
 
 @contextmanager
 def opening_always_takes_the_lock() -> Iterator[None]:
-    with patched(Catalogue, "_is_up_to_date", lambda self: False), patched(openlock, "LOCK_TIMEOUT_S", 0.05):
+    with patched(Catalogue, "_is_up_to_date", lambda self: False), patched(open_lock, "LOCK_TIMEOUT_S", 0.05):
         yield
 
 

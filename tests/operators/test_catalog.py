@@ -8,7 +8,6 @@ import pytest
 
 from headgate.operators import catalog
 from headgate.operators.base import OperatorSpec
-from headgate.operators.batchstates import BatchStateHandle
 from headgate.operators.catalog import (
     ExpressionsSpec,
     KeyCheckSpec,
@@ -24,8 +23,9 @@ from headgate.operators.catalog import (
     state_text,
     window_operators,
 )
-from headgate.operators.processbatch import BatchProcessFunction
-from headgate.operators.processfunction import ProcessFunction, StateHandle
+from headgate.operators.process.batch_states import BatchStateHandle
+from headgate.operators.process.by_batch import BatchProcessFunction
+from headgate.operators.process.functions import ProcessFunction, StateHandle
 
 SCHEMA = pa.schema([("key", pa.int64()), ("ts", pa.timestamp("us"))])
 

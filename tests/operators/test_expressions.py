@@ -3,12 +3,11 @@ from __future__ import annotations
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.operators.harness import Harness
 
 from headgate.errors import UsageError
 from headgate.operators.expressions import filter_spec, fuse, select_spec, with_columns_spec
-from headgate.operators.userfunction import UserFunctionError
-
-from .harness import Harness
+from headgate.operators.user_function import UserFunctionError
 
 SCHEMA = pa.schema([("level", pa.large_string()), ("size", pa.int64())])
 BATCH = pa.record_batch([["ERROR", "INFO", None], [1, 2, 3]], schema=SCHEMA)

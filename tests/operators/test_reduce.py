@@ -6,13 +6,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.operators.harness import Harness, encoded
 
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.partition import partition
 from headgate.operators.reduce import ReduceSpec
-from headgate.operators.userfunction import UserFunctionError
-
-from .harness import Harness, encoded
+from headgate.operators.user_function import UserFunctionError
 
 SCHEMA = pa.schema([("key", pa.large_string()), ("n", pa.int64())])
 

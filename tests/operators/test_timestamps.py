@@ -4,13 +4,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.operators.harness import Harness
 
 from headgate.errors import BadRecord, UsageError
 from headgate.operators.base import WATERMARK_MAX_MS
-from headgate.operators.keycheck import KeyCheckSpec
+from headgate.operators.key_check import KeyCheckSpec
 from headgate.operators.timestamps import TIME_MAX_MS, WithTimestampsSpec
-
-from .harness import Harness
 
 
 def times(*values: int | None) -> pa.RecordBatch:

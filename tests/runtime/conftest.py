@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import Zygote
+from tests.runtime.launching import Zygote
+from tests.runtime.running import Run
 
 from headgate.model.definition import PipelineDefinition
-from running import Run
 
 
 @pytest.fixture(scope="session")

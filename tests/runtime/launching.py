@@ -1,4 +1,4 @@
-"""Workers as plain child processes: the tests' stand-in for Spark's barrier stage (``runtime.driver.Launcher``).
+"""Workers as plain child processes: the tests' stand-in for Spark's barrier stage (``runtime.driver.driver.Launcher``).
 
 A *zygote* process imports everything once and forks a worker per request, as PySpark's daemon does, so that a
 generation starts in milliseconds. This module is both ends: imported by tests, run as the zygote. What it unpickles
@@ -160,7 +160,7 @@ class ProcessLauncher:
 
     def _start(self, submission: int, address: tuple[str, int], secret: bytes) -> None:
         from headgate.model.ids import WorkerIndex
-        from headgate.runtime.worker import WorkerTask
+        from headgate.runtime.worker.worker import WorkerTask
 
         stage = self._stages[submission]
         parallelism = self._definition.plan.parallelism
@@ -226,13 +226,13 @@ class WorkerCall:
     prepare: Callable[[], None] | None
 
     def __call__(self) -> int:
-        from headgate.runtime import worker
+        from headgate.runtime.worker import worker
 
         if self.prepare is not None:
             self.prepare()
         if self.faults:
-            from headgate.store.faulty import FaultyStorage
-            from headgate.store.storage import open_storage
+            from headgate.storage.backends import open_storage
+            from headgate.storage.faulty import FaultyStorage
 
             worker.open_storage = lambda url: FaultyStorage(open_storage(url), self.faults)  # type: ignore[assignment]
         try:
@@ -262,13 +262,13 @@ def _leaks() -> list[str]:
 
 
 def _warm_up() -> None:
-    import headgate.connectors.files
-    import headgate.connectors.filesink
+    import headgate.connectors.files.sink
+    import headgate.connectors.files.source
     import headgate.connectors.generator
     import headgate.connectors.memory
-    import headgate.connectors.stream
+    import headgate.connectors.streams
     import headgate.operators.catalog
-    import headgate.runtime.worker
+    import headgate.runtime.worker.worker
     import headgate.testing.script  # noqa: F401
 
 
@@ -332,7 +332,7 @@ def _end(children: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, os.path.dirname(__file__))
-    sys.modules["launching"] = sys.modules["__main__"]
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(__file__))))  # so that tests are found by name
+    sys.modules["tests.runtime.launching"] = sys.modules["__main__"]
     _warm_up()
     _serve(os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb"))

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from holding import held
-from launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote
+from tests.runtime.holding import held
+from tests.runtime.launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote
 
 import headgate as hg
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import Progress, RunResult
-from headgate.runtime.driver import SILENCE, Driver
+from headgate.runtime.driver.driver import SILENCE, Driver
 
 WAIT_S = 120.0
 SILENCE_MS_MAX = 60_000

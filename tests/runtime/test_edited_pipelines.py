@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from test_process_results import generator, recounted, same
+from tests.runtime.running import definition_of, pipeline_at
+from tests.runtime.test_process_results import generator, recounted, same
 
 import headgate as hg
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 from headgate.model.definition import PipelineDefinition
-from running import definition_of, pipeline_at
 
 
 def windowed(root: Path, source: hg.Generator, *, is_rebalanced: bool) -> PipelineDefinition:

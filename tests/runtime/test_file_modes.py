@@ -11,10 +11,10 @@ from pathlib import Path
 import polars as pl
 import pyarrow as pa
 import pytest
-from launching import Zygote
+from tests.runtime.launching import Zygote
+from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from running import Run, definition_of, pipeline_at
 
 FILES, DIRECTORIES = 0o600, 0o700
 LOOK_S = 0.02

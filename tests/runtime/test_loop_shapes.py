@@ -10,15 +10,15 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from test_loops import TRIPS, Flip16, countdown, counted_down, entering, numbers, same
+from tests.runtime.running import Run, definition_of, pipeline_at
+from tests.runtime.test_loops import TRIPS, Flip16, countdown, counted_down, entering, numbers, same
 
 import headgate as hg
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 from headgate.model.definition import PipelineDefinition
-from running import Run, definition_of, pipeline_at
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
-cloudpickle.register_pickle_by_value(sys.modules["test_loops"])
+cloudpickle.register_pickle_by_value(sys.modules["tests.runtime.test_loops"])
 
 Start = Any
 

@@ -12,12 +12,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from tests.runtime.running import WAIT_S, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 from headgate.errors import PipelineFailed
 from headgate.model.progress import PipelineState
-from running import WAIT_S, definition_of, pipeline_at
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import polars as pl
 from pyspark import cloudpickle
-from test_process_results import events, generator, same, windowed
+from tests.runtime.running import Run, definition_of, pipeline_at
+from tests.runtime.test_process_results import events, generator, same, windowed
 
 import headgate as hg
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 from headgate.model.manifest import Manifest
-from headgate.runtime.checkpointlog import CheckpointLog
-from headgate.store.storage import open_storage
-from running import Run, definition_of, pipeline_at
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.storage.backends import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -12,13 +12,13 @@ from typing import Any
 import polars as pl
 import pytest
 from pyspark import cloudpickle
-from test_process_results import generator, recounted, same, windowed
+from tests.runtime.running import definition_of, pipeline_at
+from tests.runtime.test_process_results import generator, recounted, same, windowed
 
 import headgate as hg
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 from headgate.errors import BadRecord, FencedError, PipelineFailed, UsageError
 from headgate.model.ids import Generation
-from running import definition_of, pipeline_at
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -137,7 +137,7 @@ def test_a_second_driver_says_who_runs_and_stops(start: Start, tmp_path: Path) -
 def test_of_two_drivers_that_no_lock_keeps_apart_the_newer_wins(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.runtime.pipelinelock.local_path", lambda root: None)  # as on an object store
+    monkeypatch.setattr("headgate.runtime.driver.pipeline_lock.local_path", lambda root: None)  # as on an object store
     source = generator(6_000, 3_000, batch=50)
     older = start(definition_of(windowed(tmp_path, source)))
     older.wait_checkpoints(2)

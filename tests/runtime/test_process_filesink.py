@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_process_results import events, generator, same
+from tests.runtime.running import Run, definition_of, pipeline_at
+from tests.runtime.test_process_results import events, generator, same
 
 import headgate as hg
-from headgate.connectors.filecommit import committed_files, read_committed
+from headgate.connectors.files.commit import committed_files, read_committed
 from headgate.errors import PipelineFailed
-from running import Run, definition_of, pipeline_at
 
 Start = Any
 SOURCE = generator(8_000, 4_000, splits=2)

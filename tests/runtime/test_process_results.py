@@ -12,12 +12,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
 from headgate.connectors.base import SourceContext
-from headgate.connectors.filecommit import committed_files, read_committed
+from headgate.connectors.files.commit import committed_files, read_committed
 from headgate.testing.script import PAUSE, ScriptedSource
-from running import definition_of, pipeline_at
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

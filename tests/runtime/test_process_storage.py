@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_process_results import generator, recounted, same, windowed
+from tests.runtime.running import definition_of
+from tests.runtime.test_process_results import generator, recounted, same, windowed
 
-from headgate.connectors.filecommit import FileCommitter, read_committed
+from headgate.connectors.files.commit import FileCommitter, read_committed
 from headgate.errors import CorruptionError, PipelineFailed, StorageError
-from headgate.runtime import driver as driver_module
-from headgate.store.faulty import Fault, FaultKind, FaultyStorage
-from running import definition_of
+from headgate.runtime.driver import driver as driver_module
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 
 Start = Any
 SOURCE = generator(2_500, 2_500, batch=50)

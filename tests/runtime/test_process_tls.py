@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.connectors.filecommit import read_committed
-from running import Run, definition_of, pipeline_at
+from headgate.connectors.files.commit import read_committed
 
 Start = Callable[..., Run]
 

@@ -12,12 +12,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
-from test_process_results import events, generator, recounted, same
+from tests.runtime.running import Run, definition_of, pipeline_at
+from tests.runtime.test_process_results import events, generator, recounted, same
 
 import headgate as hg
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 from headgate.model.definition import PipelineDefinition
-from running import Run, definition_of, pipeline_at
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 

@@ -13,21 +13,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.runtime.running import Run, definition_of, pipeline_at
 from typer.testing import CliRunner
 
 import headgate as hg
-from headgate import faultpoints
+from headgate import fault_points
 from headgate.cli.main import app
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 from headgate.errors import CorruptionError, PipelineFailed, StorageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.life import Owner
-from headgate.runtime.checkpointlog import CheckpointLog
-from headgate.store.faulty import Fault, FaultKind, FaultyStorage
-from headgate.store.local import LocalStorage
-from headgate.store.memory import MemoryStorage
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.local import LocalStorage
+from headgate.storage.memory import MemoryStorage
 from headgate.store.store import Store, _shared
-from running import Run, definition_of, pipeline_at
 
 ROWS = 990
 STREAM = "app/out"
@@ -251,7 +251,7 @@ def test_a_first_start_that_dies_half_way_is_continued(
             raise RuntimeError("the process dies here")
 
     with monkeypatch.context() as patch:
-        patch.setattr(faultpoints, "reach", die)
+        patch.setattr(fault_points, "reach", die)
         assert "dies here" in refusal(start, piped(tmp_path, place.sink))
     assert start(piped(tmp_path, place.sink)).result().is_finished
     assert place.count() == ROWS

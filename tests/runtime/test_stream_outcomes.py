@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.connectors.stream import checkpoint_of, transaction_name
+from headgate.connectors.streams import checkpoint_of, transaction_name
 from headgate.errors import PipelineFailed
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
-from headgate.runtime import coordination
+from headgate.runtime.driver import coordination
 from headgate.store import outcomes, transactions
 from headgate.store.store import Store
-from running import Run, definition_of, pipeline_at
 
 STREAM = "app/out"
 SCHEMA = pa.schema([("n", pa.int64())])

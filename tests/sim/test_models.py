@@ -9,8 +9,8 @@ import pytest
 from headgate.errors import FencedError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Claim, Committable, Manifest, StateHandle
-from headgate.protocol.commit import CommitPermit
-from headgate.protocol.recovery import Damage, replaced_by
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.checkpoints.recovery import Damage, replaced_by
 from headgate.sim.disk import Disk
 from headgate.sim.faults import Fault, Faults
 from headgate.sim.history import Committed, HistoryEvent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headgate.protocol.align import Aligner
+from headgate.protocol.checkpoints.align import Aligner
 from headgate.sim.mutants import all_mutants, applied, catch
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from headgate.model.config import FixedDelay
 from headgate.model.ids import CheckpointId, Generation, WorkerIndex
 from headgate.model.manifest import StateHandle
-from headgate.protocol import subtask
-from headgate.protocol import supervisor as machine
-from headgate.protocol.supervisor import AttemptId, Supervisor
+from headgate.protocol.subtasks import subtask
+from headgate.protocol.supervision import supervisor as machine
+from headgate.protocol.supervision.supervisor import AttemptId, Supervisor
 from headgate.sim.run import run_seed
 
 FIRST, RETRY = AttemptId(1, 0), AttemptId(1, 1)

@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from headgate.protocol.coordinator import Coordinator
+from headgate.protocol.checkpoints.coordinator import Coordinator
 from headgate.sim import __main__ as command
 from headgate.sim.marks import Mark
 from headgate.sim.run import Result, run_seed

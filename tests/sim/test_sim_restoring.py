@@ -9,7 +9,7 @@ import pytest
 
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
-from headgate.protocol.subtask import RoundProgress
+from headgate.protocol.subtasks.subtask import RoundProgress
 from headgate.sim.disk import Disk
 from headgate.sim.faults import Faults
 from headgate.sim.restoring import may_move, restored_rounds

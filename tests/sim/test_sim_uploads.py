@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.protocol.subtask import Event, SnapshotFailed, SnapshotWritten
+from headgate.protocol.subtasks.subtask import Event, SnapshotFailed, SnapshotWritten
 from headgate.sim.disk import Disk
 from headgate.sim.faults import Fault, Faults
 from headgate.sim.marks import Marks

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from crash.processes import Life
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 
 pytestmark = pytest.mark.spark
 

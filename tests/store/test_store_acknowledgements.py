@@ -14,10 +14,10 @@ import pytest
 from tests.store.storing import KEYED, STREAM, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.errors import FencedError, StorageError, UsageError
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
 from headgate.store import writer as writers
 from headgate.store.catalogue import Catalogue
-from headgate.store.faulty import Fault, FaultKind, FaultyStorage
-from headgate.store.memory import MemoryStorage
 from headgate.store.store import Store
 from headgate.store.writer import Appended, StreamWriter
 

@@ -11,9 +11,9 @@ import pytest
 from tests.store.storing import KEYED, STREAM, drained, keyed
 
 from headgate.errors import FencedError, StorageError, UsageError
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
 from headgate.store import linger
-from headgate.store.faulty import Fault, FaultKind, FaultyStorage
-from headgate.store.memory import MemoryStorage
 from headgate.store.store import Store
 from headgate.store.writer import StreamWriter
 

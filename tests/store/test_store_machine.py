@@ -21,9 +21,9 @@ from hypothesis.stateful import (
 from tests.store.storing import KEYED, STREAM, drain, keyed
 
 from headgate.errors import CorruptionError, FencedError, StorageError
-from headgate.store.faulty import Fault, FaultKind, FaultyStorage
-from headgate.store.local import LocalStorage
-from headgate.store.opentransaction import Transaction
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.local import LocalStorage
+from headgate.store.open_transaction import Transaction
 from headgate.store.store import Store
 
 keys = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=5)

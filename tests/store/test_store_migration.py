@@ -10,7 +10,7 @@ import pytest
 from tests.store.storing import STREAM, drained, keyed
 
 from headgate.errors import CorruptionError, UsageError
-from headgate.protocol.transactions import Status
+from headgate.protocol.store.transactions import Status
 from headgate.store.store import Store
 
 GOLDEN = Path(__file__).parents[1] / "golden"

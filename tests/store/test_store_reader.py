@@ -14,11 +14,11 @@ from tests.store.storing import KEYED, keyed
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
 from headgate.store import reader as reader_module
 from headgate.store import reader as readers
 from headgate.store import tables as t
-from headgate.store.faulty import Fault, FaultKind, FaultyStorage
-from headgate.store.memory import MemoryStorage
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
 

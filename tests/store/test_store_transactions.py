@@ -11,12 +11,12 @@ from tests.store.storing import KEYED, STREAM, drain, drained, in_a_child, keyed
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
-from headgate.protocol.transactions import Status
-from headgate.store import opentransaction, outcomes, tables, transactions
-from headgate.store.faulty import Fault, FaultKind, FaultyStorage
-from headgate.store.local import LocalStorage
-from headgate.store.memory import MemoryStorage
-from headgate.store.opentransaction import Transaction
+from headgate.protocol.store.transactions import Status
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.local import LocalStorage
+from headgate.storage.memory import MemoryStorage
+from headgate.store import open_transaction, outcomes, tables, transactions
+from headgate.store.open_transaction import Transaction
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
 
@@ -211,7 +211,7 @@ def test_an_open_transaction_that_is_aborted_leaves_no_file(store: Store) -> Non
 def test_a_large_transaction_is_spilled_and_still_commits_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 4_000)
+    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 4_000)
     transaction = store.begin(STREAM, owner="p/sink", epoch=1)
     for n in range(50):
         transaction.write(keyed(*((f"k{k}", n) for k in range(20))))
@@ -228,7 +228,7 @@ def test_a_large_transaction_is_spilled_and_still_commits_in_order(
 def test_without_routing_key_a_transaction_stays_together_in_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 100)
+    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 100)
     store.create_stream("lines", TEXT_SCHEMA, segments=3)
     for name in ("t1", ""):
         transaction = store.begin("lines", owner="p", epoch=1, name=name)
@@ -261,7 +261,7 @@ def test_prepare_can_be_repeated_after_a_full_disk(
         transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
         storage.inject(Fault(FaultKind.NO_SPACE, "put", times=2))
         if is_spilled:
-            monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 1)
+            monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
         transaction.write(keyed(("a", 1)))
         monkeypatch.undo()
         if is_spilled:
@@ -381,7 +381,7 @@ def test_giving_up_after_a_lost_answer_of_prepare_does_not_take_files_from_the_s
 def test_a_write_that_raised_took_nothing_so_that_it_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
     storage = FaultyStorage(MemoryStorage())
     with Store.open(tmp_path, storage=storage) as store:
         store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
@@ -439,7 +439,7 @@ def test_recovery_aborts_what_was_left_in_other_streams(store: Store) -> None:
 def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(store: Store) -> None:
     prepared(store, "t", ("a", 1))
     stream_id = store.describe(STREAM).stream_id
-    base = Path(store.root) / "chunks" / opentransaction.owner_directory(stream_id, "p/sink")
+    base = Path(store.root) / "chunks" / open_transaction.owner_directory(stream_id, "p/sink")
     strays = [base / "README", base / "7", base / "x" / "1.chunk", base / "1" / "notes.txt"]
     for stray in strays:
         stray.parent.mkdir(exist_ok=True)
@@ -451,7 +451,7 @@ def test_files_of_strangers_below_a_transactions_directory_stay_and_do_no_harm(s
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_large_transactions_are_written_in_a_child_as_well(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opentransaction, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
     prepared(store, "parent", ("a", 1), ("b", 2))  # its threads live in this process
     in_a_child(lambda: prepared(store, "child", ("c", 3), ("d", 4)))
     commit(store, "parent", "child")
@@ -507,7 +507,7 @@ def test_files_of_an_owner_lie_below_its_directory(store: Store) -> None:
     prepared(store, "t", ("a", 1), epoch=4)
     (path,) = LocalStorage(Path(store.root) / "chunks").list("")
     stream_id = store.describe(STREAM).stream_id
-    assert path.startswith(opentransaction.owner_directory(stream_id, "p/sink") + "/4/")
+    assert path.startswith(open_transaction.owner_directory(stream_id, "p/sink") + "/4/")
 
 
 def test_unusable_owners_and_names_are_refused(store: Store) -> None:

@@ -11,10 +11,10 @@ import pytest
 from tests.store.storing import KEYED, STREAM, drain, drained, keyed
 
 from headgate.errors import FencedError, StorageError, UsageError
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
 from headgate.store.chunks import PART_ROWS_MAX
-from headgate.store.faulty import Fault, FaultKind, FaultyStorage
 from headgate.store.limits import EVENT_BYTES_MAX, value_sizes
-from headgate.store.memory import MemoryStorage
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
 from headgate.store.writer import Appended

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from headgate.connectors.base import Committer, SourceContext, SourceReader
-from headgate.connectors.filecommit import FileCommitter
-from headgate.connectors.filelayout import SinkIdentity
-from headgate.connectors.filesink import FileSink
+from headgate.connectors.files.commit import FileCommitter
+from headgate.connectors.files.layout import SinkIdentity
+from headgate.connectors.files.sink import FileSink
 from headgate.connectors.memory import FromRows
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
-from headgate.protocol.commit import CommitPermit
-from headgate.store.storage import open_storage
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.storage.backends import open_storage
 from headgate.testing import Collect, check_sink, check_source
-from headgate.testing.sinkkit import Target, check_owner
+from headgate.testing.sink_kit import Target, check_owner
 
 
 class ForgetsPositions(FromRows):

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from headgate.api.loopchecks import check_listener
+from headgate.api.loop_checks import check_listener
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
-from headgate.operators import badrecords
-from headgate.operators.loophead import LoopHeadSpec
+from headgate.operators import bad_records
+from headgate.operators.loop_head import LoopHeadSpec
 from headgate.operators.types import canonical_schema, schema_text
 
 BAD_RECORDS_NODE = NodeName("bad-records")
@@ -145,7 +145,7 @@ class GraphBuilder:
         nodes, schemas = list(self.nodes), dict(self.schemas)
         if dead_letters is not None and self.refusing:
             edges = tuple(Edge(name, Partitioner.FORWARD, (), OutputTag.BAD_RECORDS) for name in self.refusing)
-            schema = canonical_schema(badrecords.SCHEMA)
+            schema = canonical_schema(bad_records.SCHEMA)
             nodes.append(Node(BAD_RECORDS_NODE, Role.SINK, edges, dead_letters, schema_text(schema)))
             schemas[BAD_RECORDS_NODE] = schema
         return Graph(tuple(nodes)), schemas

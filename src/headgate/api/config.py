@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headgate.api.notyet import not_there_yet
+from headgate.api.not_yet import not_there_yet
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model import config as model

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headgate.api.placed import place
 from headgate.connectors.base import Source, SourceContext, SourceReader
-from headgate.connectors.parquet import ParquetFiles
+from headgate.connectors.files.parquet import ParquetFiles
 from headgate.errors import UsageError
 
 INPUTS = "inputs"

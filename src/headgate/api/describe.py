@@ -5,7 +5,7 @@ from __future__ import annotations
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Node, OutputTag, Partitioner, Role
 from headgate.model.plan import PlanEdge
-from headgate.operators.loophead import LoopHeadSpec
+from headgate.operators.loop_head import LoopHeadSpec
 
 
 def describe_plan(definition: PipelineDefinition) -> str:

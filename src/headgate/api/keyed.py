@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import polars as pl
 import pyarrow as pa
 
-from headgate.api.notyet import not_there_yet
+from headgate.api.not_yet import not_there_yet
 from headgate.api.stream import Row, Stream, _expressions, _function
 from headgate.api.windows import Tumbling
 from headgate.errors import UsageError
 from headgate.model.config import Duration
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.operators import catalog
-from headgate.operators.processbatch import BatchProcessFunction
-from headgate.operators.processfunction import ProcessFunction
+from headgate.operators.process.by_batch import BatchProcessFunction
+from headgate.operators.process.functions import ProcessFunction
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.types import schema_text
-from headgate.operators.windowplan import START_COLUMN, TumblingAggregate
-from headgate.operators.windows import window_operators
+from headgate.operators.windows.choice import window_operators
+from headgate.operators.windows.plan import START_COLUMN, TumblingAggregate
 
 if TYPE_CHECKING:
     from headgate.api.loops import Feedback

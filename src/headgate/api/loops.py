@@ -1,7 +1,8 @@
 """``iterate``: makes the head of a loop, calls the user's body, and ties what it feeds back to the head.
 
 Structured by construction (L31 of docs/spec/loops.md): a body sees only the stream of its own loop, so loops nest and
-stand side by side, and every cycle goes through a head. Counterpart: ``api.loopchecks``, which refuses everything else.
+stand side by side, and every cycle goes through a head. Counterpart: ``api.loop_checks``, which refuses everything
+else.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar, cast
 
 from headgate.api.keyed import KeyedStream
-from headgate.api.loopchecks import (
+from headgate.api.loop_checks import (
     check_feedback_once,
     check_feedback_place,
     check_feedback_schema,
@@ -23,7 +24,7 @@ from headgate.errors import UsageError
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
-from headgate.operators.loophead import LoopHeadSpec
+from headgate.operators.loop_head import LoopHeadSpec
 
 AnyStream: TypeAlias = Stream | KeyedStream
 Feedback: TypeAlias = Stream | KeyedStream | Sequence[Stream | KeyedStream]

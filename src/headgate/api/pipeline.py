@@ -24,7 +24,7 @@ from headgate.api.config import (
     absolute_location,
 )
 from headgate.api.describe import describe_plan
-from headgate.api.notyet import not_there_yet
+from headgate.api.not_yet import not_there_yet
 from headgate.api.placed import CapturableSource, PlacedSink, PlacedSource
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
 from headgate.api.security import Security
@@ -40,13 +40,13 @@ from headgate.model.config import (
 )
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Edge, Graph, Role
-from headgate.model.keygroups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
+from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
 from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
-from headgate.operators import badrecords
+from headgate.operators import bad_records
 from headgate.operators.types import canonical_schema
-from headgate.runtime.pipelinelock import local_path
-from headgate.store.roots import make_root
+from headgate.runtime.driver.pipeline_lock import local_path
+from headgate.storage.roots import make_root
 
 PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
@@ -316,7 +316,7 @@ def _checked_policy(policy: BadRecords) -> BadRecords:
     _instance(policy, (Fail, DeadLetter), "bad_records")
     if isinstance(policy, DeadLetter):
         try:
-            policy.sink.check(canonical_schema(badrecords.SCHEMA))
+            policy.sink.check(canonical_schema(bad_records.SCHEMA))
         except UsageError as error:
             raise UsageError(f"bad_records: {error.message}") from None
     return policy

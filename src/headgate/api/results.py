@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from headgate.api.placed import place
 from headgate.connectors.base import Committer, EndlessSource, Sink, SinkContext, SinkWriter
-from headgate.connectors.filecommit import committed_files
-from headgate.connectors.filesink import FileSink
+from headgate.connectors.files.commit import committed_files
+from headgate.connectors.files.sink import FileSink
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.graph import Role
 from headgate.model.ids import Generation

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import PipelineHandle, Progress, RunResult
-from headgate.runtime.pipelinelock import taking_signals
-from headgate.runtime.stopping import DRAIN
+from headgate.runtime.driver.pipeline_lock import taking_signals
+from headgate.runtime.driver.stopping import DRAIN
 
 if TYPE_CHECKING:
     from headgate.api.pipeline import Pipeline

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headgate.errors import UsageError
 from headgate.model.security import Access, SecurityConfig
-from headgate.store.roots import checked_access
+from headgate.storage.roots import checked_access
 
 PathText = str | os.PathLike[str]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import polars as pl
 import pyarrow as pa
 
-from headgate.api.notyet import not_there_yet
+from headgate.api.not_yet import not_there_yet
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms

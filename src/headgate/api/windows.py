@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.api.notyet import not_there_yet
+from headgate.api.not_yet import not_there_yet
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 

@@ -16,9 +16,9 @@ from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
 from headgate.cli.text import duration_text, size_text, time_text
 from headgate.errors import UsageError
 from headgate.model.manifest import Claim, Manifest
-from headgate.protocol.recovery import Damage, ObservedEntry, ObservedLog, candidates
-from headgate.runtime.checkpointlog import Aside, CheckpointLog
-from headgate.store.storage import open_storage
+from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates
+from headgate.runtime.checkpoints.log import Aside, CheckpointLog
+from headgate.storage.backends import open_storage
 
 app = typer.Typer(help="Completed checkpoints of pipelines.", no_args_is_help=True)
 

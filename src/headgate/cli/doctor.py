@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
-from headgate.store.access import is_open_to_others
+from headgate.storage.access import is_open_to_others
 
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17

@@ -17,7 +17,7 @@ from typing import Any
 from headgate.api.pipeline import Pipeline
 from headgate.api.running import RunRequested, loading_only
 from headgate.errors import HeadgateError, UsageError
-from headgate.operators.userfunction import user_traceback
+from headgate.operators.user_function import user_traceback
 
 PROGRAM = "__headgate_program__"
 """Name of a file's module. It is not registered after loading, so that functions travel to workers by value."""

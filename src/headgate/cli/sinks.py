@@ -1,6 +1,6 @@
 """``headgate sinks``: which pipelines the file sinks of a directory belong to, and letting them begin anew.
 
-Counterpart: ``connectors.fileowner``. For sinks to streams: ``headgate streams forget``. Never removes data.
+Counterpart: ``connectors.files.owner``. For sinks to streams: ``headgate streams forget``. Never removes data.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import typer
 
 from headgate.api.config import absolute_location
 from headgate.cli.text import time_text
-from headgate.connectors.filelayout import CLAIMS, OWNERS, SinkIdentity
-from headgate.connectors.fileowner import FileOwner
-from headgate.connectors.filesink import FileSink
+from headgate.connectors.files.layout import CLAIMS, OWNERS, SinkIdentity
+from headgate.connectors.files.owner import FileOwner
+from headgate.connectors.files.sink import FileSink
 from headgate.errors import UsageError
 from headgate.model.life import Owner
-from headgate.store.storage import open_storage
+from headgate.storage.backends import open_storage
 
 app = typer.Typer(help="Whose the sinks of a directory are.", no_args_is_help=True)
 

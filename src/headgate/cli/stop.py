@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
-from headgate.codec.lockholder import LockHolder
+from headgate.codec.lock_holder import LockHolder
 from headgate.errors import PipelineFailed
-from headgate.protocol.recovery import candidates
-from headgate.runtime.checkpointlog import CheckpointLog
-from headgate.runtime.stopping import RunningPipeline
-from headgate.store.storage import open_storage
+from headgate.protocol.checkpoints.recovery import candidates
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver.stopping import RunningPipeline
+from headgate.storage.backends import open_storage
 
 LOOK_S = 0.1
 """How often the pipeline's process is looked at."""

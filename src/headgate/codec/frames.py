@@ -1,7 +1,7 @@
 """Data frames: the elements of a channel, and their bytes between two workers.
 
-Counterpart: ``runtime.exchange`` moves them; ``runtime.channels`` queues the elements. Layout and rules X1–X9:
-docs/spec/channels.md. A frame is a fixed header, and for two kinds a payload: a schema fingerprint needs none, a
+Counterpart: ``runtime.wire.exchange`` moves them; ``runtime.wire.channels`` queues the elements. Layout and rules
+X1–X9: docs/spec/channels.md. A frame is a fixed header, and for two kinds a payload: a schema fingerprint needs none, a
 batch is one Arrow IPC encapsulated message. Never does I/O, and never allocates by a length it has not checked.
 """
 
@@ -18,7 +18,7 @@ import xxhash
 
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.ids import CheckpointId
-from headgate.protocol.rounds import Probe
+from headgate.protocol.loops.rounds import Probe
 
 MAGIC = b"HG"
 FRAME_VERSION = 1

@@ -1,8 +1,9 @@
 """Mutual challenge and response: both ends prove that they know the job's secret, without showing it.
 
-One ``ClientHandshake`` and one ``ServerHandshake`` per connection; ``runtime.connection`` and ``runtime.listener``
-carry their bytes. Both read fixed sizes only, so an unknown peer can make nobody allocate or wait for more. Rules N1–N6
-and SE10–SE13: docs/spec/connections.md. Never sees a socket, a clock or a random generator: nonces come from outside.
+One ``ClientHandshake`` and one ``ServerHandshake`` per connection; ``runtime.wire.connection`` and
+``runtime.wire.listener`` carry their bytes. Both read fixed sizes only, so an unknown peer can make nobody allocate or
+wait for more. Rules N1–N6 and SE10–SE13: docs/spec/connections.md. Never sees a socket, a clock or a random generator:
+nonces come from outside.
 
 ::
 

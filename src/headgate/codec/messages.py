@@ -1,6 +1,6 @@
 """Control messages between workers and the coordinator, and their bytes (msgpack).
 
-Counterpart: ``runtime.control`` carries them in length-prefixed, checksummed records (docs/spec/connections.md,
+Counterpart: ``runtime.wire.control`` carries them in length-prefixed, checksummed records (docs/spec/connections.md,
 N7–N10). Every message is a tagged struct with bounded fields: anything else is refused by ``decode_*`` with a
 ``ProtocolViolation``. Never constructs anything but these structs from bytes.
 """

@@ -23,6 +23,12 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 MAGIC = b"HGSNAP\r\n"
 VERSION = 1
 
+FINISHED_PREFIX = "finished/"
+POSITIONS_PREFIX = "positions/"
+ROUNDS_PREFIX = "rounds/"
+STATE_PREFIX = "state/"
+"""What the section of a node holds: the prefix stands before the node's name."""
+
 _PREFIX = struct.Struct("<8sIIQ")
 _NAME = struct.Struct("<H")
 _SECTION = struct.Struct("<QQ")

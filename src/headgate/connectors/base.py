@@ -24,7 +24,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.operators.base import RestoredState
-from headgate.protocol.commit import CommitPermit
+from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.state.frozen import FrozenState
 
 
@@ -46,7 +46,7 @@ class SourceBatch:
     Attributes:
         split: the split's name, stable across restarts.
         batch: records in canonical types with ``Source.schema()``; may have 0 rows.
-        bad: bad records met on the way (``operators.badrecords.SCHEMA``), or None.
+        bad: bad records met on the way (``operators.bad_records.SCHEMA``), or None.
         is_split_finished: the split will never deliver anything again.
     """
 
@@ -236,7 +236,7 @@ class OwnedSink(Sink, Protocol):
         """
 
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
-        """Remember ``life`` durably, in one step, if ``protocol.lives.may_own``; return who owns the target then.
+        """Remember ``life`` durably, in one step, if ``lives.may_own`` says so; return who owns the target then.
 
         Raises:
             StorageError: the caller repeats it.

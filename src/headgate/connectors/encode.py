@@ -1,6 +1,6 @@
 """Records as bytes of a file: JSON lines or Parquet.
 
-Counterpart: ``filesink`` and ``memory.Print``. Never touches a single row in Python.
+Counterpart: ``files.sink`` and ``memory.Print``. Never touches a single row in Python.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.operators.types import canonical_schema, to_canonical
-from headgate.protocol.commit import CommitPermit
+from headgate.protocol.checkpoints.commit import CommitPermit
 
 BATCH_ROWS = 65_536
 _POSITION = struct.Struct("<Q")

@@ -1,1 +1,1 @@
-"""Package model."""
+"""Plain values of the whole system: identifiers, graphs, plans, manifests, configuration. The standard library only."""

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from headgate.errors import UsageError
-from headgate.model.keygroups import MAX_PARALLELISM_DEFAULT
+from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT
 from headgate.model.security import SecurityConfig
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*")

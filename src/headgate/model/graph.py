@@ -2,7 +2,7 @@
 
 Specs are opaque here: the layers above know that a source node carries a ``connectors.base.Source``, an
 operator node an ``operators.base.OperatorSpec``, a sink node a ``connectors.base.Sink``, a loop head an
-``operators.loophead.LoopHeadSpec``.
+``operators.loop_head.LoopHeadSpec``.
 
 Without its feedback edges a graph has no cycle; every cycle goes through a loop head (L31 of docs/spec/loops.md).
 """
@@ -43,7 +43,7 @@ class OutputTag(Enum):
 
     MAIN = "main"
     BAD_RECORDS = "bad-records"
-    """Rows of ``operators.badrecords.SCHEMA``; only wired when the policy is to divert."""
+    """Rows of ``operators.bad_records.SCHEMA``; only wired when the policy is to divert."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Who may read what a pipeline writes, and how its connections are protected: plain values.
 
-Counterparts: ``store.access`` (modes of files), ``runtime.tls`` (connections), ``api.security`` (the user's form).
+Counterparts: ``storage.access`` (modes of files), ``runtime.wire.tls`` (connections), ``api.security`` (the user's
+form).
 """
 
 from __future__ import annotations

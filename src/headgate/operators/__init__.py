@@ -1,1 +1,1 @@
-"""Package operators."""
+"""Operators on Arrow batches. They never see a barrier, a channel or a checkpoint id."""

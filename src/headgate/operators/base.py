@@ -38,7 +38,7 @@ class Output(Protocol):
         """Announce that this subtask's event time is idle (ignored downstream), or active again."""
 
     def divert(self, bad: pa.RecordBatch) -> None:
-        """Hand over bad records (``operators.badrecords.SCHEMA``).
+        """Hand over bad records (``operators.bad_records.SCHEMA``).
 
         Raises:
             BadRecord: the pipeline's policy is to fail (the default).

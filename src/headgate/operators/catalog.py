@@ -9,20 +9,20 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.operators.base import OperatorSpec
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
-from headgate.operators.keycheck import KeyCheckSpec
-from headgate.operators.mapbatches import MapBatchesSpec
-from headgate.operators.process import ProcessSpec, row_process_spec
-from headgate.operators.processbatch import BatchProcessFunction, BatchProcessSpec, batch_process_spec
-from headgate.operators.processfunction import ProcessFunction
+from headgate.operators.key_check import KeyCheckSpec
+from headgate.operators.map_batches import MapBatchesSpec
+from headgate.operators.process.by_batch import BatchProcessFunction, BatchProcessSpec, batch_process_spec
+from headgate.operators.process.by_row import ProcessSpec, row_process_spec
+from headgate.operators.process.functions import ProcessFunction
 from headgate.operators.reduce import ReduceSpec
-from headgate.operators.rowfunctions import RowFunctionSpec, RowVerb
+from headgate.operators.row_functions import RowFunctionSpec, RowVerb
 from headgate.operators.timestamps import WithTimestampsSpec
-from headgate.operators.userfunction import UserFunctionError, shortened
-from headgate.operators.windowbuffer import WindowBufferSpec
-from headgate.operators.windowcombine import WindowCombineSpec
-from headgate.operators.windowmerge import WindowMergeSpec
-from headgate.operators.windowplan import TumblingAggregate
-from headgate.operators.windows import WindowOperators, window_operators
+from headgate.operators.user_function import UserFunctionError, shortened
+from headgate.operators.windows.buffer import WindowBufferSpec
+from headgate.operators.windows.choice import WindowOperators, window_operators
+from headgate.operators.windows.combine import WindowCombineSpec
+from headgate.operators.windows.merge import WindowMergeSpec
+from headgate.operators.windows.plan import TumblingAggregate
 
 __all__ = [
     "BatchProcessSpec",

@@ -18,7 +18,7 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.operators.base import Operator
 from headgate.operators.schemas import batch_of, describe, empty_frame, frame_of, schema_of_frame
-from headgate.operators.userfunction import batch_error
+from headgate.operators.user_function import batch_error
 
 
 class Verb(Enum):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.keyhash import hash_columns, key_groups
+from headgate.state.key_hash import hash_columns, key_groups
 
 _TAKES_MAX = 3
 """Up to this many destinations one ``take`` each is fastest (measured); above, one sort and slices."""

@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.operators.base import Operator, RestoredState
-from headgate.operators.keycheck import check_keys
-from headgate.operators.rowfunctions import divert_refused
+from headgate.operators.key_check import check_keys
+from headgate.operators.row_functions import divert_refused
 from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import frame_of
 from headgate.operators.types import schema_text
 from headgate.operators.unreadable import divert_unreadable
-from headgate.operators.userfunction import UserFunctionError, shortened, user_error
+from headgate.operators.user_function import UserFunctionError, shortened, user_error
 from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_batches, encode_batches
 from headgate.state.ownership import owned_rows

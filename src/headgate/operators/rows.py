@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.operators.schemas import frame_of
-from headgate.operators.userfunction import shortened
+from headgate.operators.user_function import shortened
 
 Row: TypeAlias = dict[str, Any]
 

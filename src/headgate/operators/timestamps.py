@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import UsageError
-from headgate.operators.badrecords import bad_records
+from headgate.operators.bad_records import bad_records
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, RestoredState
-from headgate.operators.eventtime import EventTime, event_time
+from headgate.operators.event_time import EventTime, event_time
 from headgate.operators.unreadable import described_rows
-from headgate.operators.userfunction import shortened
+from headgate.operators.user_function import shortened
 from headgate.protocol.watermarks import (
     EmitIdle,
     EmitWatermark,

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.operators.badrecords import bad_records
+from headgate.operators.bad_records import bad_records
 from headgate.operators.base import Operator
-from headgate.operators.userfunction import shortened
-from headgate.state.keyhash import column_words
+from headgate.operators.user_function import shortened
+from headgate.state.key_hash import column_words
 
 _DAY_US = 86_400_000_000
 _YEAR_1_DAY, _YEAR_10000_DAY = -719_162, 2_932_897

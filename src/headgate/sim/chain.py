@@ -10,7 +10,7 @@ from typing import Any
 
 from headgate.model.graph import Node, OutputTag, Partitioner
 from headgate.model.ids import NodeName
-from headgate.model.keygroups import subtask_of_key_group
+from headgate.model.key_groups import subtask_of_key_group
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.sim import kinds
 from headgate.sim.history import Record

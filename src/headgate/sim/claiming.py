@@ -1,7 +1,7 @@
-"""Begins a generation, as ``runtime.claims`` does: claim, verify, choose, fence and recover the sinks, redo commits.
+"""Begins a generation, as ``driver.claims`` does: claim, verify, choose, fence and recover the sinks, redo commits.
 
 Each step takes time and may fail; a crash between any two leaves an orphaned claim. Decisions are those of
-``protocol.recovery``.
+``protocol.checkpoints.recovery``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Claim, Manifest
-from headgate.protocol import lives, recovery
-from headgate.protocol import supervisor as machine
-from headgate.protocol.commit import Commit, CommitPermit
-from headgate.protocol.lineage import Lineage
-from headgate.protocol.supervisor import Failure, FailureKind
+from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints.commit import Commit, CommitPermit
+from headgate.protocol.checkpoints.lineage import Lineage
+from headgate.protocol.supervision import lives
+from headgate.protocol.supervision import supervisor as machine
+from headgate.protocol.supervision.supervisor import Failure, FailureKind
 from headgate.sim import history
 from headgate.sim.faults import Fault
 from headgate.sim.generation import commit_all

@@ -1,6 +1,6 @@
 """The checkpoint storage of a simulated pipeline: snapshot files, and the write-once log of claims and manifests.
 
-Models ``runtime.checkpointlog`` operation by operation (same paths, same order of deletion, same hint), with faults
+Models ``runtime.checkpoints.log`` operation by operation (same paths, same order of deletion, same hint), with faults
 between them. Outlives every process.
 """
 
@@ -15,7 +15,7 @@ from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.life import Life
 from headgate.model.manifest import Claim, LogEntry, Manifest, StateHandle
-from headgate.protocol.recovery import READS_MAX, Damage, ObservedEntry, ObservedLog
+from headgate.protocol.checkpoints.recovery import READS_MAX, Damage, ObservedEntry, ObservedLog
 from headgate.sim import history
 from headgate.sim.faults import Fault, Faults
 from headgate.sim.history import Observer

@@ -1,4 +1,4 @@
-"""A simulated driver: interprets the ``Supervisor``, as ``runtime.driver`` does.
+"""A simulated driver: interprets the ``Supervisor``, as ``runtime.driver.driver`` does.
 
 One process with one Spark application. When it dies, everything volatile is gone; the log, the files and the sinks'
 store survive, and its workers live on until they notice.
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.model.life import Life
 from headgate.model.plan import Plan
-from headgate.protocol import coordinator
-from headgate.protocol import supervisor as machine
+from headgate.protocol.checkpoints import coordinator
 from headgate.protocol.machine import Ignored
-from headgate.protocol.supervisor import AttemptId, Failure
+from headgate.protocol.supervision import supervisor as machine
+from headgate.protocol.supervision.supervisor import AttemptId, Failure
 from headgate.sim import history, network
 from headgate.sim.claiming import Claimed, Claiming
 from headgate.sim.faults import Fault

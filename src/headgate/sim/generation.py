@@ -1,4 +1,4 @@
-"""Interprets the ``Coordinator`` of one generation, as ``runtime.driver`` does.
+"""Interprets the ``Coordinator`` of one generation, as ``runtime.driver.driver`` does.
 
 Orders about storage and targets take time and may fail before or after they took effect. What is under way when the
 generation ends still happens; only nobody hears of it.
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
-from headgate.protocol import coordinator as machine
-from headgate.protocol.commit import Commit
+from headgate.protocol.checkpoints import coordinator as machine
+from headgate.protocol.checkpoints.commit import Commit
+from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
-from headgate.protocol.reasons import AbortReason
-from headgate.protocol.supervisor import AttemptId, Failure, FailureKind
+from headgate.protocol.supervision.supervisor import AttemptId, Failure, FailureKind
 from headgate.sim import history, network
 from headgate.sim.faults import Fault
 from headgate.sim.looptraffic import LoopTraffic

@@ -1,7 +1,7 @@
 """What a simulated loop head has beside an ordinary subtask: the replay, the log, and snapshots that wait for it.
 
-As ``runtime.loopheadrunner`` does it. A keyed log is cut by key group, so that it restores at another parallelism
-(L19, L20). Counterpart: ``subtaskhost``, which runs the effects.
+As ``runtime.worker.loop_head_runner`` does it. A keyed log is cut by key group, so that it restores at another
+parallelism (L19, L20). Counterpart: ``subtaskhost``, which runs the effects.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 
 from headgate.model.graph import Partitioner
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.model.keygroups import key_groups_of_subtask
-from headgate.protocol import subtask as machine
+from headgate.model.key_groups import key_groups_of_subtask
+from headgate.protocol.subtasks import subtask as machine
 from headgate.sim import history, kinds
 from headgate.sim.faults import Fault
 from headgate.sim.history import Record

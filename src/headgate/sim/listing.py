@@ -1,8 +1,8 @@
 """What sources list at each start: a list of splits may grow between two starts, as a directory does (N1, X30).
 
-Counterparts: ``connectors.filelist``; ``run``, which starts drivers. The first splits may come behind later ones in the
-list, so that others change their owners. What an end of the input made others sum up may then come in several parts:
-``folded`` adds them up again, and ``may_grow`` says in which graphs that is enough.
+Counterparts: ``connectors.files.listing``; ``run``, which starts drivers. The first splits may come behind later ones
+in the list, so that others change their owners. What an end of the input made others sum up may then come in several
+parts: ``folded`` adds them up again, and ``may_grow`` says in which graphs that is enough.
 """
 
 from __future__ import annotations

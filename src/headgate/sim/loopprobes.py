@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId, VertexId
-from headgate.protocol import align, loophead, rounds, subtask
-from headgate.protocol.looppart import LoopPlace
+from headgate.protocol.checkpoints import align
+from headgate.protocol.loops import head as loop_head
+from headgate.protocol.loops import rounds
+from headgate.protocol.loops.part import LoopPlace
+from headgate.protocol.subtasks import subtask
 
 FIRST, SECOND = SubtaskId(VertexId("head"), 0), SubtaskId(VertexId("head"), 1)
 REGULAR, BACK = ChannelIndex(0), ChannelIndex(1)
@@ -21,16 +24,16 @@ def first_probe_never_ends() -> None:
 
 def hold_ends_with_the_abort() -> None:
     """L5, L6: an abort releases the channel that waits for its barrier."""
-    head = loophead.LoopHead([BACK])
-    head.handle(loophead.SentinelReceived(BACK, ONE))
-    assert align.UnblockChannels((BACK,)) in head.handle(loophead.Released(ONE))
+    head = loop_head.LoopHead([BACK])
+    head.handle(loop_head.SentinelReceived(BACK, ONE))
+    assert align.UnblockChannels((BACK,)) in head.handle(loop_head.Released(ONE))
 
 
 def abort_drops_the_log() -> None:
     """L5: an abort releases the log and the frozen state."""
-    head = loophead.LoopHead([BACK])
-    head.handle(loophead.SnapshotTaken(ONE))
-    assert loophead.DropLog(ONE) in head.handle(loophead.Released(ONE))
+    head = loop_head.LoopHead([BACK])
+    head.handle(loop_head.SnapshotTaken(ONE))
+    assert loop_head.DropLog(ONE) in head.handle(loop_head.Released(ONE))
 
 
 def head_finishes_when_the_end_is_back() -> None:

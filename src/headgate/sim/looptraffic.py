@@ -1,4 +1,4 @@
-"""The driver's side of loops in one generation, as ``runtime.looping`` does it: a ``LoopProber`` per nest.
+"""The driver's side of loops in one generation, as ``runtime.driver.looping`` does it: a ``LoopProber`` per nest.
 
 Counterpart: the ``LoopPart`` machines in the workers. Answers may come twice; questions do not.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headgate.model.ids import NodeName, SubtaskId, VertexId
 from headgate.model.plan import LoopNest, Plan
-from headgate.protocol import rounds
+from headgate.protocol.loops import rounds
 from headgate.protocol.machine import Ignored
 from headgate.sim import history, network
 from headgate.sim.faults import Fault

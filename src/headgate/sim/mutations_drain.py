@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from headgate.protocol import coordinator
+from headgate.protocol.checkpoints import coordinator
 from headgate.protocol.machine import Ignored
 from headgate.sim import probes
 from headgate.sim.chain import Chain

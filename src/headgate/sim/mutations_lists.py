@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.protocol import subtask
 from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks import subtask
 from headgate.sim import probes
 from headgate.sim.chain import Chain
 from headgate.sim.mutants import Patch, around, mutant

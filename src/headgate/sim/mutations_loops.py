@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.protocol import align, loophead, subtask
+from headgate.protocol.checkpoints import align
+from headgate.protocol.loops import head as loop_head
 from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks import subtask
 from headgate.sim import loopprobes
 from headgate.sim.headside import HeadSide, Waiting
 from headgate.sim.mutants import Patch, around, mutant
@@ -101,7 +103,7 @@ def _(patch: Patch) -> None:
 
 @mutant("forwarded-without-log", "L2", "what comes back is processed and not logged", loops=True, seed=1)
 def _(patch: Patch) -> None:
-    around(patch, loophead.LoopHead, "_on_feedback", lambda call, self, channel: [loophead.ForwardFeedback()])
+    around(patch, loop_head.LoopHead, "_on_feedback", lambda call, self, channel: [loop_head.ForwardFeedback()])
 
 
 @mutant("logged-too-late", "L2", "a record is logged when the next one comes back", loops=True, seed=1)
@@ -129,9 +131,9 @@ def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channel: Any) -> Any:
         call(channel)
         logs = self.pending
-        return [loophead.LogFeedback(logs), loophead.ForwardFeedback()] if logs else [loophead.ForwardFeedback()]
+        return [loop_head.LogFeedback(logs), loop_head.ForwardFeedback()] if logs else [loop_head.ForwardFeedback()]
 
-    around(patch, loophead.LoopHead, "_on_feedback", change)
+    around(patch, loop_head.LoopHead, "_on_feedback", change)
 
 
 @mutant("one-sentinel-seals-all", "L11", "the sentinel of one channel seals the log of another", loops=True)
@@ -141,7 +143,7 @@ def _(patch: Patch) -> None:
             self._pending[checkpoint] = {channel}
         return call(channel, checkpoint)
 
-    around(patch, loophead.LoopHead, "_on_sentinel", change)
+    around(patch, loop_head.LoopHead, "_on_sentinel", change)
 
 
 @mutant(
@@ -175,9 +177,9 @@ def _(patch: Patch) -> None:
     def change(call: Any, self: Any, checkpoint: Any) -> Any:
         call(checkpoint)
         self._pending.pop(checkpoint, None)
-        return [loophead.OpenLog(checkpoint), loophead.SealLog(checkpoint)]
+        return [loop_head.OpenLog(checkpoint), loop_head.SealLog(checkpoint)]
 
-    around(patch, loophead.LoopHead, "_on_snapshot", change)
+    around(patch, loop_head.LoopHead, "_on_snapshot", change)
 
 
 @mutant(
@@ -186,11 +188,11 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, channel: Any, checkpoint: Any) -> Any:
         effects = call(channel, checkpoint)
-        dropped = [e.checkpoint for e in effects if isinstance(e, loophead.DropLog)]
-        kept = [e for e in effects if not isinstance(e, loophead.DropLog | align.Decline)]
-        return [loophead.SealLog(c) for c in dropped] + kept
+        dropped = [e.checkpoint for e in effects if isinstance(e, loop_head.DropLog)]
+        kept = [e for e in effects if not isinstance(e, loop_head.DropLog | align.Decline)]
+        return [loop_head.SealLog(c) for c in dropped] + kept
 
-    around(patch, loophead.LoopHead, "_on_sentinel", change)
+    around(patch, loop_head.LoopHead, "_on_sentinel", change)
 
 
 # -- early sentinels ------------------------------------------------------------------------------------------------
@@ -210,7 +212,7 @@ def _(patch: Patch) -> None:
         kept = [e for e in effects if not isinstance(e, align.BlockChannel)]
         return kept or [Ignored("not held")]
 
-    around(patch, loophead.LoopHead, "_on_sentinel", change)
+    around(patch, loop_head.LoopHead, "_on_sentinel", change)
 
 
 @mutant(
@@ -226,12 +228,12 @@ def _(patch: Patch) -> None:
         self._held = held
         return effects
 
-    around(patch, loophead.LoopHead, "_on_released", change)
+    around(patch, loop_head.LoopHead, "_on_released", change)
 
 
 @mutant("hold-is-for-ever", "L6", "a held channel is not read any more", loops=True, seed=130)
 def _(patch: Patch) -> None:
-    around(patch, loophead.LoopHead, "_release", lambda call, self, channels: [])
+    around(patch, loop_head.LoopHead, "_release", lambda call, self, channels: [])
 
 
 # -- aborts ---------------------------------------------------------------------------------------------------------
@@ -276,7 +278,7 @@ def _(patch: Patch) -> None:
 
 @mutant("log-not-released", "L5", "an aborted checkpoint keeps its log for ever", probe=loopprobes.abort_drops_the_log)
 def _(patch: Patch) -> None:
-    around(patch, loophead.LoopHead, "_on_released", lambda call, self, checkpoint: [Ignored("kept")])
+    around(patch, loop_head.LoopHead, "_on_released", lambda call, self, checkpoint: [Ignored("kept")])
 
 
 # -- tails ----------------------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from typing import Any
 from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim
-from headgate.protocol import commit, coordinator, lives, recovery, restart, supervisor, watermarks
-from headgate.protocol.coordinator import IdReserved
+from headgate.protocol import watermarks
+from headgate.protocol.checkpoints import commit, coordinator, recovery
+from headgate.protocol.checkpoints.coordinator import IdReserved
+from headgate.protocol.supervision import lives, restart, supervisor
 from headgate.sim import disk, probes, storemodel
 from headgate.sim.chain import Chain
 from headgate.sim.claiming import Claiming

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from headgate.protocol import looppart, rounds, subtask
+from headgate.protocol.loops import part as loop_part
+from headgate.protocol.loops import rounds
 from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks import subtask
 from headgate.sim import loopprobes, subtaskhost
 from headgate.sim.mutants import Patch, around, mutant
 from headgate.sim.outlets import Outlets
@@ -35,7 +37,7 @@ def _(patch: Patch) -> None:
         self._count += 1
         return call(event)
 
-    around(patch, looppart.LoopPart, "_on_returned", change)
+    around(patch, loop_part.LoopPart, "_on_returned", change)
 
 
 @mutant(
@@ -50,7 +52,7 @@ def _(patch: Patch) -> None:
         self._count = 0
         return call(event)
 
-    around(patch, looppart.LoopPart, "_on_returned", change)
+    around(patch, loop_part.LoopPart, "_on_returned", change)
 
 
 @mutant(

@@ -7,8 +7,9 @@ from typing import Any
 
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import SubtaskEntry
-from headgate.protocol import align, commit, coordinator, subtask
+from headgate.protocol.checkpoints import align, commit, coordinator
 from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks import subtask
 from headgate.sim import probes
 from headgate.sim.mutants import Patch, around, mutant, without
 from headgate.sim.subtaskhost import SubtaskHost

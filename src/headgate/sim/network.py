@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId
 from headgate.model.manifest import Committable, Manifest, StateHandle
-from headgate.protocol.reasons import AbortReason
-from headgate.protocol.rounds import Probe
-from headgate.protocol.supervisor import AttemptId, Failure
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.supervision.supervisor import AttemptId, Failure
 from headgate.sim.faults import Fault
 from headgate.sim.history import FeedbackChannel
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Element: TypeAlias = tuple[str, Any]
 """Kind and value: ``records`` a tuple, ``barrier`` and ``cancel`` an id, ``watermark`` ms, ``idle`` a bool, ``probe``
-one of ``protocol.rounds``, ``end`` nothing."""
+one of ``protocol.loops.rounds``, ``end`` nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headgate.model.graph import Partitioner
 from headgate.model.ids import NodeName, SubtaskId
 from headgate.model.plan import PlanEdge
-from headgate.protocol.rounds import Probe
+from headgate.protocol.loops.rounds import Probe
 from headgate.sim import history, network
 from headgate.sim.history import Record
 from headgate.sim.network import Channel, Element

@@ -5,10 +5,11 @@ from __future__ import annotations
 from headgate.model.config import CheckpointConfig, FixedDelay
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, StateHandle
-from headgate.protocol import align, coordinator, recovery, watermarks
-from headgate.protocol import subtask as subtasks
-from headgate.protocol.reasons import AbortReason
-from headgate.protocol.restart import GiveUp, RestartPolicy
+from headgate.protocol import watermarks
+from headgate.protocol.checkpoints import align, coordinator, recovery
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.subtasks import subtask as subtasks
+from headgate.protocol.supervision.restart import GiveUp, RestartPolicy
 
 HANDLE = StateHandle(0, 0, "", b"")
 SUBTASKS = (SubtaskId(VertexId("v"), 0), SubtaskId(VertexId("v"), 1))

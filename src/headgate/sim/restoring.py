@@ -1,4 +1,4 @@
-"""What a subtask continues from: snapshots of former subtasks, as ``runtime.restoring`` merges them (R15–R17, L36)."""
+"""What a subtask continues from: snapshots of former subtasks, merged as the runtime does (R15–R17, L36)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import msgspec
 from headgate.model.ids import SubtaskId
 from headgate.model.manifest import Manifest
 from headgate.model.plan import Plan, Vertex
-from headgate.protocol.looppart import LoopPlace
-from headgate.protocol.recovery import Damage
-from headgate.protocol.subtask import RoundProgress
+from headgate.protocol.checkpoints.recovery import Damage
+from headgate.protocol.loops.part import LoopPlace
+from headgate.protocol.subtasks.subtask import RoundProgress
 from headgate.sim.disk import Disk
 
 

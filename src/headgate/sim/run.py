@@ -17,7 +17,7 @@ from headgate.model.ids import Generation
 from headgate.model.life import Life
 from headgate.model.manifest import LogEntry
 from headgate.model.plan import Plan, make_plan
-from headgate.protocol.supervisor import Finish
+from headgate.protocol.supervision.supervisor import Finish
 from headgate.sim import history
 from headgate.sim.checkers import Checkers
 from headgate.sim.disk import Contents, Disk, checkpoint_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headgate.protocol.supervisor import AttemptId
+from headgate.protocol.supervision.supervisor import AttemptId
 from headgate.sim.faults import Fault
 from headgate.sim.marks import Mark
 from headgate.sim.worker import Worker

@@ -13,8 +13,8 @@ from headgate.errors import FencedError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.model.manifest import Committable
-from headgate.protocol import lives
-from headgate.protocol.commit import CommitPermit
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.supervision import lives
 from headgate.sim.history import Aborted, Committed, Observer, Prepared, Read, Record, SinkFenced, TransactionId
 
 NO_CHECKPOINT = CheckpointId(0)

@@ -1,4 +1,4 @@
-"""One live subtask: runs the effects of its ``Subtask`` machine as ``runtime.subtaskrunner`` does.
+"""One live subtask: runs the effects of its ``Subtask`` machine as ``runtime.worker.subtask_runner`` does.
 
 Elements of a channel are read in order unless the machine has blocked it; a freeze copies the state and seals the
 sinks' transactions under the checkpoint's id; the barrier goes out in line with the records.
@@ -14,8 +14,8 @@ import msgspec
 
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.plan import Vertex
-from headgate.protocol import subtask as machine
 from headgate.protocol import watermarks
+from headgate.protocol.subtasks import subtask as machine
 from headgate.sim import history, network
 from headgate.sim.chain import Chain
 from headgate.sim.faults import Fault

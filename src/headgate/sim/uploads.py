@@ -1,4 +1,4 @@
-"""The asynchronous part of snapshots, as ``runtime.uploads`` does it: one write after another (X7), in small steps.
+"""The asynchronous part of snapshots, as ``checkpoints.uploads`` does it: one write after another (X7), in small steps.
 
 A step either prepares one sealed transaction, or writes the snapshot, or reports it; crashes, pauses and cancels
 come in between. A write that fails or is cancelled leaves its sealed output to the next one (C17).
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable, StateHandle
-from headgate.protocol.subtask import SnapshotFailed, SnapshotWritten
+from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.sim.faults import Fault
 from headgate.sim.marks import Mark
 from headgate.sim.storemodel import Transaction, payload_of

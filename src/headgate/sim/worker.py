@@ -12,9 +12,9 @@ from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
 from headgate.model.plan import Vertex
-from headgate.protocol import subtask as machine
-from headgate.protocol.recovery import Damage
-from headgate.protocol.supervisor import AttemptId, Failure, FailureKind
+from headgate.protocol.checkpoints.recovery import Damage
+from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.supervision.supervisor import AttemptId, Failure, FailureKind
 from headgate.sim import network
 from headgate.sim.faults import Fault
 from headgate.sim.marks import Mark
@@ -126,7 +126,7 @@ class Worker(Process):
         self.wake(self.world.now_ms)
 
     def _formers(self, restored: Manifest | None, vertex: Vertex) -> list[Former]:
-        """Read what the subtask of ``vertex`` continues from (R15), as ``runtime.restoring`` does.
+        """Read what the subtask of ``vertex`` continues from (R15), as ``runtime.checkpoints.restoring`` does.
 
         Raises:
             StorageError: a file cannot be read now.

@@ -22,8 +22,8 @@ MODULES = (
     "pyspark.worker",
     "polars",
     "headgate.spark.workers",
-    "headgate.runtime.worker",
-    "headgate.store.backends",
+    "headgate.runtime.worker.worker",
+    "headgate.storage.backends",
 )
 PACKAGES = ("headgate.operators", "headgate.connectors")
 """What a worker imports on its way to the first record, directly or through its pipeline's operators."""

@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from headgate.errors import StorageError, UsageError
 from headgate.operators.types import canonical_schema
-from headgate.store.access import access_in, restrict
-from headgate.store.local import make_directories
+from headgate.storage.access import access_in, restrict
+from headgate.storage.local import make_directories
 
 CAPTURED = "_SUCCESS"
 """Spark's committer writes it when all files are in place."""

@@ -1,6 +1,6 @@
 """Runs a pipeline on Spark: finds or makes the session, checks the cluster, starts the driver, hands out the handle.
 
-Counterparts: ``api.pipeline`` above, ``runtime.driver`` below. The only place that creates a SparkSession.
+Counterparts: ``api.pipeline`` above, ``runtime.driver.driver`` below. The only place that creates a SparkSession.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from headgate.model.progress import (
     RunResult,
     SilentObserver,
 )
-from headgate.runtime.driver import Driver, owner_text
-from headgate.runtime.pipelinelock import PipelineLock
+from headgate.runtime.driver.driver import Driver, owner_text
+from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.spark.launcher import SparkLauncher
 
 SLOTS_WAIT_S = 30.0

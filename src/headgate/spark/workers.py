@@ -1,6 +1,6 @@
 """What runs inside a Spark task: it becomes a worker.
 
-The function travels in Spark's own closure (never over our sockets); everything else is ``runtime.worker``.
+The function travels in Spark's own closure (never over our sockets); everything else is ``runtime.worker.worker``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WorkerMain:
         """
         from pyspark import BarrierTaskContext
 
-        from headgate.runtime.worker import Worker, WorkerStopped, WorkerTask
+        from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
 
         context = BarrierTaskContext.get()
         info = context.getTaskInfos()[context.partitionId()]

@@ -2,7 +2,7 @@
 
 There are two views on state, by row and by column, because a Python function looks at one key at a time and a
 vectorised one at thousands. A backend serves one of them. Users see neither: their handles
-(``operators.processfunction``, ``operators.processbatch``) call these methods, so that another backend changes no
+(``operators.process.functions``, ``operators.process.by_batch``) call these methods, so that another backend changes no
 user code. Not thread-safe; only what ``freeze`` returned is used beside processing.
 """
 
@@ -17,9 +17,9 @@ import pyarrow as pa
 from headgate.state.descriptors import KeyColumns, StateDescriptor, section_schema
 from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_batches
-from headgate.state.keyindex import Slots
+from headgate.state.key_index import Slots
 from headgate.state.ownership import owned_rows
-from headgate.state.slotarray import Mask
+from headgate.state.slot_array import Mask
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from headgate.state.keyindex import Slots
-from headgate.state.slotarray import Mask, SlotArray
+from headgate.state.key_index import Slots
+from headgate.state.slot_array import Mask, SlotArray
 
 Array: TypeAlias = npt.NDArray[Any]
 

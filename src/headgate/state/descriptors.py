@@ -1,6 +1,6 @@
 """What keyed state is declared to be: a name, a kind and Arrow types. Identity of the state in checkpoints (ST1, ST2).
 
-Counterpart: ``operators.processfunction`` makes descriptors from what a user's ``open`` asks for; backends hold the
+Counterpart: ``operators.process.functions`` makes descriptors from what a user's ``open`` asks for; backends hold the
 state; both forms of process functions write the same snapshot sections, so a function may change its form.
 """
 

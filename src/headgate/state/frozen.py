@@ -1,7 +1,7 @@
 """What ``freeze`` returns: state as it was at a barrier, held until somebody says that it is not needed any more.
 
-Counterpart: ``runtime.uploads``, which encodes it beside processing, perhaps more than once, and releases it when the
-snapshot is durable or given up (ST15 of docs/spec/state.md, U6 of docs/spec/subtask.md).
+Counterpart: ``runtime.checkpoints.uploads``, which encodes it beside processing, perhaps more than once, and releases
+it when the snapshot is durable or given up (ST15 of docs/spec/state.md, U6 of docs/spec/subtask.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class FrozenState(ABC):
     def rows(self) -> Mapping[str, int]:
         """Return how many rows each section of state must have, told from what was frozen, not from its encoding.
 
-        A row is a value, an element, an entry, an accumulator, a record. ``codec.staterows`` counts those of the bytes.
+        A row is a value, an element, an entry, an accumulator, a record. ``codec.state_rows`` counts those of the
+        bytes.
         """
         self._assert_held()
         return self._rows()

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from headgate.model.keygroups import key_groups_of_subtask
-from headgate.state.keyhash import hash_columns, key_groups
+from headgate.model.key_groups import key_groups_of_subtask
+from headgate.state.key_hash import hash_columns, key_groups
 
 
 def owned_rows(

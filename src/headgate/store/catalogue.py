@@ -19,8 +19,8 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
 from headgate.errors import CorruptionError, StorageError, UsageError
-from headgate.store.access import access_in, open_created, open_lock
-from headgate.store.openlock import wait_for_lock
+from headgate.storage.access import access_in, open_created, open_lock
+from headgate.store.open_lock import wait_for_lock
 from headgate.store.tables import CATALOGUE_VERSION, meta, metadata, owners
 
 BUSY_TIMEOUT_S = 60.0

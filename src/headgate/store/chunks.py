@@ -18,9 +18,9 @@ from sqlalchemy.engine import Connection
 
 from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, PartEntry, encode_chunk, verify_part
 from headgate.errors import CorruptionError, StorageError
+from headgate.storage.base import NotFound, Storage
 from headgate.store import tables as t
 from headgate.store.routing import segments_of
-from headgate.store.storage import NotFound, Storage
 from headgate.store.streams import StreamInfo, inserted_id
 
 PART_ROWS_MAX = 65_536

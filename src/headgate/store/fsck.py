@@ -13,11 +13,11 @@ from sqlalchemy.engine import Connection
 
 from headgate.codec.chunk import PartEntry, decode_footer
 from headgate.errors import CorruptionError, HeadgateError
-from headgate.protocol.transactions import Status
+from headgate.protocol.store.transactions import Status
+from headgate.storage.base import NotFound, Storage
 from headgate.store import tables as t
 from headgate.store.catalogue import Catalogue
 from headgate.store.chunks import StoredPart, read_part
-from headgate.store.storage import NotFound, Storage
 from headgate.store.streams import StreamInfo, stream_info
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.protocol.transactions import Status
+from headgate.protocol.store.transactions import Status
 from headgate.store import tables as t
 
 OUTCOMES_RETAINED = 100_000

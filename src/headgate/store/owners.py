@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from headgate.codec.life import decode_life, encode_life
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
-from headgate.protocol import lives
+from headgate.protocol.supervision import lives
 from headgate.store import tables as t
 
 

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 from headgate.codec.chunk import PartEntry
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.storage.base import Storage
 from headgate.store import tables as t
 from headgate.store.catalogue import Catalogue
 from headgate.store.chunks import StoredPart, read_part
-from headgate.store.storage import Storage
 from headgate.store.streams import StreamInfo
 
 READ_ROWS = 65_536

@@ -1,6 +1,6 @@
 """The stream store: streams of events on a storage, with a catalogue in a database.
 
-Counterpart: ``connectors.stream`` and ``headgate streams`` use it. Source: docs/spec/stream-store.md.
+Counterpart: ``connectors.streams`` and ``headgate streams`` use it. Source: docs/spec/stream-store.md.
 Any number of processes on one machine may have it open; each call is atomic and durable when it returns.
 """
 
@@ -19,18 +19,18 @@ from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.life import Life, Owner
 from headgate.model.security import Access
+from headgate.storage.access import access_in
+from headgate.storage.base import Storage
+from headgate.storage.local import LocalStorage
+from headgate.storage.roots import checked_access, make_root
 from headgate.store import tables as t
-from headgate.store.access import access_in
 from headgate.store.catalogue import Catalogue
 from headgate.store.chunks import delete_quietly
 from headgate.store.fsck import Problem, check_store
 from headgate.store.linger import LINGER
-from headgate.store.local import LocalStorage
-from headgate.store.opentransaction import Transaction
+from headgate.store.open_transaction import Transaction
 from headgate.store.owners import find_owner, forget, own
 from headgate.store.reader import SegmentReader
-from headgate.store.roots import checked_access, make_root
-from headgate.store.storage import Storage
 from headgate.store.streams import (
     StreamDefinition,
     StreamInfo,

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.errors import UsageError
-from headgate.protocol.transactions import Status
+from headgate.protocol.store.transactions import Status
 from headgate.store import tables as t
 from headgate.store.routing import check_key_type
 from headgate.store.schemas import check_same_schema, decode_schema, encode_schema, plain_schema

@@ -1,8 +1,8 @@
 """Transactions: events that become visible together, when their owner says so.
 
-Counterpart: ``protocol.transactions`` decides, this module records. Source: S11 to S18 of docs/spec/stream-store.md.
-An open transaction writes nothing to the catalogue: until ``prepare`` its chunks are orphans below
-``<stream>/txn/<owner>/<epoch>/``, which ``TransactionLog.recover`` of a newer epoch sweeps.
+Counterpart: ``protocol.store.transactions`` decides, this module records. Source: S11 to S18 of
+docs/spec/stream-store.md. An open transaction writes nothing to the catalogue: until ``prepare`` its chunks are orphans
+below ``<stream>/txn/<owner>/<epoch>/``, which ``TransactionLog.recover`` of a newer epoch sweeps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection
 
 from headgate.codec.chunk import PartEntry
 from headgate.errors import CorruptionError, FencedError, UsageError
-from headgate.protocol.transactions import (
+from headgate.protocol.store.transactions import (
     Decision,
     Ignored,
     Proceed,
@@ -31,6 +31,8 @@ from headgate.protocol.transactions import (
     decide,
     next_fence,
 )
+from headgate.storage.base import Storage
+from headgate.storage.local import sweep_unfinished
 from headgate.store import tables as t
 from headgate.store.catalogue import Catalogue
 from headgate.store.chunks import (
@@ -39,10 +41,8 @@ from headgate.store.chunks import (
     insert_chunk,
     part_row,
 )
-from headgate.store.local import sweep_unfinished
-from headgate.store.opentransaction import PreparedChunk, Transaction, owner_directory
+from headgate.store.open_transaction import PreparedChunk, Transaction, owner_directory
 from headgate.store.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
-from headgate.store.storage import Storage
 from headgate.store.streams import StreamInfo, check_writable, find_stream, inserted_id, stream_info
 
 _CHUNK = re.compile(r"([0-9]+)/[^/]+\.chunk")

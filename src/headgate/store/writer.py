@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
+from headgate.storage.base import Storage
 from headgate.store import tables as t
 from headgate.store.appends import Appended, FlushAttempt, PendingAppend, recorded_starts
 from headgate.store.catalogue import Catalogue
@@ -34,7 +35,6 @@ from headgate.store.limits import check_event_sizes
 from headgate.store.linger import Linger
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema
-from headgate.store.storage import Storage
 from headgate.store.streams import StreamInfo, check_writable
 
 _log = logging.getLogger("headgate")

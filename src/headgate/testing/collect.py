@@ -1,6 +1,6 @@
 """A sink whose committed records a test can read.
 
-Counterpart: ``connectors.filesink``, which it is.
+Counterpart: ``connectors.files.sink``, which it is.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headgate.connectors.filecommit import read_committed
-from headgate.connectors.filesink import FileSink
+from headgate.connectors.files.commit import read_committed
+from headgate.connectors.files.sink import FileSink
 
 
 class Collect(FileSink):

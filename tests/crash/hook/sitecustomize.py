@@ -27,7 +27,7 @@ def _is_spared(fault, name, path):
 
 
 def _install(control: str) -> None:
-    from headgate.store import local
+    from headgate.storage import local
 
     def failing(name, original):
         def call(self, path, *args, **kwargs):

@@ -11,7 +11,7 @@ from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.world import World
-from headgate.store.storage import AlreadyExists, NotFound
+from headgate.storage.base import AlreadyExists, NotFound
 
 
 class Room:

@@ -12,17 +12,17 @@ from typing import Any
 
 from tests.mutants.harness import patched
 
-from headgate.connectors.filecommit import FileCommitter
-from headgate.operators.process import ProcessOperator
-from headgate.runtime import claims
-from headgate.runtime.channels import InputChannel
-from headgate.runtime.coordination import Coordination
-from headgate.runtime.loopheadrunner import LoopHeadRunner
-from headgate.runtime.looplog import LoopLog
-from headgate.runtime.restoring import RestoredSnapshots
-from headgate.runtime.sinkcommits import SinkCommits
-from headgate.runtime.subtaskrunner import SubtaskRunner
-from headgate.runtime.uploads import SnapshotWriter
+from headgate.connectors.files.commit import FileCommitter
+from headgate.operators.process.by_row import ProcessOperator
+from headgate.runtime.checkpoints.restoring import RestoredSnapshots
+from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.runtime.driver import claims
+from headgate.runtime.driver.coordination import Coordination
+from headgate.runtime.driver.sink_commits import SinkCommits
+from headgate.runtime.wire.channels import InputChannel
+from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
+from headgate.runtime.worker.loop_log import LoopLog
+from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.sim.product.run import run_seed
 
 Mutant = Callable[[], AbstractContextManager[None]]
@@ -30,7 +30,7 @@ Mutant = Callable[[], AbstractContextManager[None]]
 
 def a_retried_snapshot_is_empty() -> AbstractContextManager[None]:
     """As version 0.1 was: what is encoded is forgotten, and nobody counts the rows."""
-    from headgate.runtime import uploads
+    from headgate.runtime.checkpoints import uploads
 
     def encoded(job: Any) -> Any:
         sections = {name: [data] for name, data in job.plain.items()}
@@ -76,7 +76,7 @@ def the_first_of_several_committables_is_forgotten() -> AbstractContextManager[N
 
 def a_commit_that_failed_counts_as_done() -> AbstractContextManager[None]:
     def committed(self: Any, effect: Any) -> None:
-        from headgate.protocol import coordinator as machine
+        from headgate.protocol.checkpoints import coordinator as machine
 
         with contextlib.suppress(Exception):
             self._begun.commits.commit(effect.permit, effect.committables)

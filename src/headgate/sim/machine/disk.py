@@ -1,7 +1,7 @@
 """Storage that outlives simulated processes: slow, failing before and after its effect, forgetful at a power cut.
 
 A ``Disk`` is what is stored; a ``SimStorage`` is one process's way to it, with the interface of
-``store.storage.Storage``. Every operation parks: a process may die before it and after it, others act in between.
+``storage.base.Storage``. Every operation parks: a process may die before it and after it, others act in between.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from headgate.errors import StorageError
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.tasks import Tasks
-from headgate.store.paths import checked_path, checked_prefix
-from headgate.store.storage import AlreadyExists, Bytes, NotFound
+from headgate.storage.base import AlreadyExists, Bytes, NotFound
+from headgate.storage.paths import checked_path, checked_prefix
 
 STEP_MS = 4
 """Usual time of one operation, at most."""

@@ -1,7 +1,7 @@
 """TCP between simulated processes: in order, with delays, bounded buffers, and ends of all kinds.
 
-A ``SimSocket`` has the methods of ``socket.socket`` that ``runtime.connection`` and ``runtime.stream`` use. What dies
-with its process is closed by the simulated system; what is cut off just falls silent.
+A ``SimSocket`` has the methods of ``socket.socket`` that ``runtime.wire.connection`` and ``runtime.wire.byte_streams``
+use. What dies with its process is closed by the simulated system; what is cut off just falls silent.
 """
 
 from __future__ import annotations

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import headgate as hg
-from headgate.connectors.filecommit import read_committed
+from headgate.connectors.files.commit import read_committed
 from headgate.errors import HeadgateError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Progress
-from headgate.runtime.driver import Driver
+from headgate.runtime.driver.driver import Driver
 from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.sockets import Network
@@ -26,8 +26,8 @@ from headgate.sim.product.source import PacedRows
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
 from headgate.sim.product.workloads import WORKLOADS, draw_rows
 from headgate.sim.world import Violation, World
-from headgate.store import backends
-from headgate.store.storage import Storage
+from headgate.storage import backends
+from headgate.storage.base import Storage
 
 EVENTS_MAX = 400_000
 """Of both phases; reaching it is a hang. Usual runs need a hundredth."""

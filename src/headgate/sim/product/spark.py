@@ -1,4 +1,4 @@
-"""Spark as the driver sees it: barrier stages whose tasks are simulated processes that run ``runtime.worker``.
+"""Spark as the driver sees it: barrier stages whose tasks are simulated processes that run ``runtime.worker.worker``.
 
 Models what decides something: a stage fails as a whole, may be retried under the same submission, its other tasks
 linger until Spark's kill reaches them, and everything goes when the driver is gone.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import WorkerIndex
-from headgate.runtime.worker import Worker, WorkerStopped, WorkerTask
+from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.sockets import HOST, Network
 from headgate.sim.machine.surroundings import SimSurroundings
@@ -38,7 +38,7 @@ class Stage:
 
 
 class SimSpark:
-    """The Spark application of one driver (``runtime.driver.Launcher``)."""
+    """The Spark application of one driver (``runtime.driver.driver.Launcher``)."""
 
     def __init__(
         self,

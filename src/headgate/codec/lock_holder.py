@@ -1,0 +1,54 @@
+"""Bytes of a pipeline's lock file: who runs the pipeline on this machine, and after that, how the run ended.
+
+``headgate-lock 1 <xxh3-64 of the body, hex>\\n`` followed by JSON that a person can read. Counterpart:
+``runtime.driver.pipeline_lock``. What does not verify says nothing: the file may just be being written.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import xxhash
+
+_MAGIC = b"headgate-lock 1"
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """The process that holds a lock, or the last one that did.
+
+    Attributes:
+        owner: who runs the pipeline, for people.
+        nonce: differs for every run, also of one process.
+        takes_signals: whether SIGTERM stops the pipeline and SIGUSR1 drains it; else they would kill the process.
+        ending: "" while it runs; then ``finished``, ``drained``, ``stopped`` or ``failed``.
+        checkpoint: the newest completed checkpoint of the run at its end.
+        reason: of a failure.
+    """
+
+    owner: str
+    host: str
+    pid: int
+    nonce: str
+    takes_signals: bool = False
+    ending: str = ""
+    checkpoint: int | None = None
+    reason: str = ""
+
+
+def encode_holder(holder: LockHolder) -> bytes:
+    """Return the bytes of ``holder``."""
+    body = msgspec.json.encode(holder) + b"\n"
+    return b"%s %s\n%s" % (_MAGIC, xxhash.xxh3_64_hexdigest(body).encode(), body)
+
+
+def decode_holder(data: bytes) -> LockHolder | None:
+    """Return what ``data`` says, or None when it is empty, half written or of another format."""
+    head, _, body = data.partition(b"\n")
+    if head != b"%s %s" % (_MAGIC, xxhash.xxh3_64_hexdigest(body).encode()):
+        return None
+    try:
+        return msgspec.json.decode(body, type=LockHolder)
+    except msgspec.MsgspecError:
+        return None

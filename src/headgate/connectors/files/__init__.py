@@ -1,0 +1,1 @@
+"""Files as source and as transactional sink: text, JSON lines and Parquet."""

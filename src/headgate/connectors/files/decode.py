@@ -1,0 +1,214 @@
+"""Lines to records: text as it is, or one JSON object per line.
+
+Counterpart: ``lines`` (where lines come from), ``files`` (the sources). Source: rules N9–N12 of
+docs/spec/connectors.md. Columnar: a block is parsed at once; only when that fails is it halved until the lines at
+fault are found. Never hands pyarrow's JSON parser a line that is not "{…}": a lone ``null`` crashes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from headgate.connectors.files.lines import Lines
+from headgate.errors import UsageError
+from headgate.operators.types import canonical_schema, schema_text
+
+Starts: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(slots=True)
+class Refused:
+    """Lines that are not records: what is wrong, where they begin, and their text."""
+
+    problems: list[str] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, problem: str, starts: Starts, values: pa.Array) -> None:
+        """Refuse all of ``values`` for the same reason."""
+        self.problems += [problem] * len(values)
+        self.starts += starts.tolist()
+        self.texts += [_text(value) for value in values.to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Records in the decoder's schema, the byte each began at, and the lines that are none."""
+
+    batch: pa.RecordBatch
+    starts: Starts
+    refused: Refused
+
+
+class TextDecoder:
+    """Each line is a record with one column."""
+
+    def __init__(self, column: str) -> None:
+        self.schema = pa.schema([pa.field(column, pa.large_string())])
+
+    def decode(self, lines: Lines) -> Decoded:
+        """Return the valid lines."""
+        refused = Refused()
+        values, starts = valid_text(lines, refused)
+        return Decoded(pa.RecordBatch.from_arrays([values], schema=self.schema), starts, refused)
+
+
+class JsonDecoder:
+    """Each line is a JSON object; blank lines are ignored, unknown fields too, missing ones are null (N10)."""
+
+    def __init__(self, schema: pa.Schema, required: Sequence[str] = ()) -> None:
+        """Prepare for ``schema``; a record whose ``required`` field is missing or null is refused.
+
+        Raises:
+            UsageError: a type cannot be read from JSON, or a required field is not in the schema.
+        """
+        self.schema = canonical_schema(schema)
+        self._parsed = pa.schema([pa.field(f.name, _parsed_type(f.type, f.name)) for f in self.schema])
+        not_null = [f.name for f in schema if not f.nullable]
+        self._required = list(dict.fromkeys([*not_null, *required]))
+        missing = [name for name in self._required if name not in self.schema.names]
+        if missing:
+            raise UsageError(f"required field '{missing[0]}' is not in the schema ({schema_text(self.schema)})")
+
+    def decode(self, lines: Lines) -> Decoded:
+        """Parse the lines at once; isolate those at fault when that fails."""
+        refused = Refused()
+        values, starts = _objects(*valid_text(lines, refused), refused)
+        good = np.ones(len(values), np.bool_)
+        batches: list[pa.RecordBatch] = []
+
+        def parse(low: int, high: int) -> str | None:
+            try:
+                batches.append(self._parse(values.slice(low, high - low)))
+            except (pa.ArrowInvalid, _SeveralValuesError) as error:
+                return _problem(error)
+            return None
+
+        _isolate(len(values), parse, values, starts, refused, good)
+        batch = pa.Table.from_batches(batches, self.schema).combine_chunks()
+        return self._check_required(_one_batch(batch, self.schema), values.filter(good), starts[good], refused)
+
+    def _parse(self, values: pa.LargeStringArray) -> pa.RecordBatch:
+        text = _joined(values)
+        table = pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 64),
+            parse_options=pj.ParseOptions(explicit_schema=self._parsed, unexpected_field_behavior="ignore"),
+        )
+        if table.num_rows != len(values):
+            raise _SeveralValuesError
+        return _one_batch(table.select(self.schema.names).cast(self.schema).combine_chunks(), self.schema)
+
+    def _check_required(self, batch: pa.RecordBatch, values: pa.Array, starts: Starts, refused: Refused) -> Decoded:
+        for name in self._required:
+            column = batch.column(name)
+            if column.null_count:
+                is_null = column.is_null()
+                mask = is_null.to_numpy(zero_copy_only=False)
+                refused.add(f"field '{name}' is missing or null", starts[mask], values.filter(is_null))
+                keep = pc.invert(is_null)
+                batch, values, starts = batch.filter(keep), values.filter(keep), starts[~mask]
+        return Decoded(batch, starts, refused)
+
+
+class _SeveralValuesError(Exception):
+    """Several JSON values on one line."""
+
+
+def valid_text(lines: Lines, refused: Refused) -> tuple[pa.LargeStringArray, Starts]:
+    """Return the lines that are valid UTF-8, and where they begin."""
+    good = np.ones(len(lines.values), np.bool_)
+    parts: list[pa.LargeStringArray] = []
+
+    def convert(low: int, high: int) -> str | None:
+        try:
+            parts.append(lines.values.slice(low, high - low).cast(pa.large_string()))
+        except pa.ArrowInvalid:
+            return "invalid UTF-8"
+        return None
+
+    _isolate(len(lines.values), convert, lines.values, lines.starts, refused, good)
+    if len(parts) == 1 and good.all():
+        return parts[0], lines.starts
+    return pa.concat_arrays(parts or [pa.array([], pa.large_string())]), lines.starts[good]
+
+
+def _isolate(
+    count: int,
+    attempt: Callable[[int, int], str | None],
+    values: pa.Array,
+    starts: Starts,
+    refused: Refused,
+    good: np.ndarray[Any, np.dtype[np.bool_]],
+) -> None:
+    """Call ``attempt(low, high)``, halving what it refuses down to single items, in order (N11)."""
+    ranges = [(0, count)] if count else []
+    while ranges:
+        low, high = ranges.pop()
+        problem = attempt(low, high)
+        if problem is None:
+            continue
+        if high - low == 1:
+            good[low] = False
+            refused.add(problem, starts[low:high], values.slice(low, 1))
+        else:
+            middle = (low + high) // 2
+            ranges += [(middle, high), (low, middle)]
+
+
+def _objects(values: pa.LargeStringArray, starts: Starts, refused: Refused) -> tuple[pa.LargeStringArray, Starts]:
+    """Return the lines that have the form ``{…}``, trimmed; skip blank ones, refuse the rest."""
+    is_object = _is_object(values)
+    if is_object.false_count == 0:
+        return values, starts
+    values = pc.ascii_trim_whitespace(values)
+    is_object = _is_object(values)
+    other = pc.and_not(pc.greater(pc.binary_length(values), 0), is_object)
+    refused.add("not a JSON object", starts[other.to_numpy(zero_copy_only=False)], values.filter(other))
+    return values.filter(is_object), starts[is_object.to_numpy(zero_copy_only=False)]
+
+
+def _is_object(values: pa.LargeStringArray) -> pa.BooleanArray:
+    return pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))
+
+
+def _joined(values: pa.LargeStringArray) -> pa.Buffer:
+    """Return the values with a line end between them."""
+    whole = pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
+    return pc.binary_join(whole, pa.scalar("\n", pa.large_string())).cast(pa.large_binary())[0].as_buffer()
+
+
+def _one_batch(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    batches = table.to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def _parsed_type(dtype: pa.DataType, name: str) -> pa.DataType:
+    """Return the type that pyarrow's JSON reader is told for ``dtype``; a cast makes the rest of the way."""
+    if pa.types.is_date32(dtype):
+        return pa.large_string()
+    if pa.types.is_large_list(dtype):
+        return pa.list_(_parsed_type(dtype.value_type, name))
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(f.name, _parsed_type(f.type, name)) for f in dtype])
+    if pa.types.is_duration(dtype) or pa.types.is_large_binary(dtype):
+        raise UsageError(f"field '{name}' has type {dtype}, which JSON cannot express; read it as a string or int64")
+    return dtype
+
+
+def _problem(error: Exception) -> str:
+    if isinstance(error, _SeveralValuesError):
+        return "several JSON values on one line"
+    text = str(error).removeprefix("JSON parse error: ").split("\n")[0]
+    return text.split(" in row ")[0].removesuffix(".")
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode("utf-8", "backslashreplace")

@@ -1,0 +1,351 @@
+"""Complete lines from one file that may still grow, without touching single lines in Python.
+
+Counterpart: ``files.FileReader``, which owns many of them. Source: rules N4–N8 of docs/spec/connectors.md.
+Never returns a line twice and never part of a line that may continue.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from headgate.connectors.files.position import FilePosition
+from headgate.errors import StorageError, UsageError
+
+BLOCK_BYTES = 1 << 20
+"""Read at a time: parsing so much takes a few milliseconds, which a barrier may have to wait for."""
+
+ROWS_MAX = 65_536
+"""Lines returned at a time, so that short lines make no huge batches."""
+
+LINE_BYTES_MAX = 8 << 20
+"""A longer line is a bad record; it is skipped without being held in memory (F17)."""
+
+HEAD_BYTES = 1_024
+"""So much of a file's beginning, and of what stands before the position, is its fingerprint."""
+
+_REFUSED_BYTES = 4_096
+_BOM = b"\xef\xbb\xbf"
+
+
+class FileMovedError(UsageError):
+    """What is at the path is not what was read: another file, or changed. ``FileReader`` may know where it went.
+
+    Attributes:
+        inode: of the file that is there now; None: there is none.
+        is_in_place: it is the same file by its inode: it was truncated or written anew.
+    """
+
+    def __init__(self, message: str, inode: int | None, is_in_place: bool = False) -> None:
+        super().__init__(message)
+        self.inode = inode
+        self.is_in_place = is_in_place
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Some complete lines: ``values`` (large_binary, without line ends) and the byte each begins at."""
+
+    values: pa.LargeBinaryArray
+    starts: np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class OversizeLine:
+    """A line longer than ``LINE_BYTES_MAX``: where it begins, its length, and its first bytes."""
+
+    start: int
+    size_bytes: int
+    head: bytes
+
+
+class LineFile:
+    """Reads one file from a position. The file is open only while it is read: thousands of them are fine (F26)."""
+
+    def __init__(self, path: str, position: FilePosition, follow: bool, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self.path = path
+        self.offset = position.offset
+        self.is_finished = position.is_finished
+        self.is_at_end = False
+        """The last ``step`` found nothing more in the file."""
+        self._follow = follow
+        self._line_bytes_max = line_bytes_max
+        self._seen_bytes = position.seen_bytes
+        self._head = b""
+        self._restored = position
+        self._was_finished = position.is_finished
+        self._inode: tuple[int, int] | None = None  # device and inode; None: not opened yet
+        self._accepted_inode = 0
+        self._before = b""  # the last bytes before ``offset``
+        self._skipped_before = b""  # and those before ``_skipped_to``
+        self._buffer = b""  # the file's bytes from ``offset`` on
+        self._ends = np.empty(0, np.int64)  # where the buffer has "\n"
+        self._skipped_to: int | None = None  # inside an oversize line: everything before it has no line end
+        self._skipped_head = b""
+
+    def position(self) -> FilePosition:
+        """Return where reading would continue."""
+        if self._inode is None:  # never opened since it was restored
+            return replace(self._restored, is_finished=self.is_finished)
+        size = min(self.offset, len(self._head))
+        return FilePosition(
+            self.offset,
+            self._seen_bytes,
+            size,
+            _digest(self._head[:size]),
+            self.is_finished,
+            len(self._before),
+            _digest(self._before),
+            self._inode[1],
+            self._inode[0],
+            self._restored.number,
+        )
+
+    @property
+    def inode(self) -> int:
+        """The file's inode when last looked at; 0: not known."""
+        return self._restored.inode if self._inode is None else self._inode[1]
+
+    def gone(self) -> FileMovedError:
+        """Return the error for a file that is nowhere, and of which something is missing."""
+        text = f"{self.path} was removed or replaced when {self._known} of its {self._seen_bytes} bytes were read"
+        return FileMovedError(f"{text}; put it back, or run the pipeline under a new name", None)
+
+    @property
+    def has_fingerprint(self) -> bool:
+        """Whether anything is known of the content."""
+        return self.offset > 0
+
+    @property
+    def is_opened(self) -> bool:
+        """Whether the file was looked at since it was restored."""
+        return self._inode is not None
+
+    @property
+    def unread_bytes(self) -> int:
+        """So much is known to be in the file and was not read."""
+        return max(self._seen_bytes - self._known, 0)
+
+    @property
+    def _known(self) -> int:
+        return self._skipped_to if self._skipped_to is not None else self.offset + len(self._buffer)
+
+    def is_at(self, path: str) -> bool:
+        """Whether the file at ``path`` is this one, or a continued copy of it: it has what was read, and all of it."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                self._check_same(file.fileno(), os.fstat(file.fileno()), is_elsewhere=True)
+        except (OSError, FileMovedError):
+            return False
+        return True
+
+    def move(self, path: str) -> None:
+        """Read on at ``path``, where the file is now."""
+        self.path, self.is_at_end = path, False
+
+    def accept(self, inode: int) -> None:
+        """The file at the path has another inode, and is the same all the same: a continued copy took its place."""
+        self._accepted_inode = inode
+
+    def has_grown(self) -> bool:
+        """Whether a file that was read to its end is there and has another size now, or is another file."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return status.st_size != self.offset or bool(self.inode and status.st_ino != self.inode)
+
+    def reopen(self) -> None:
+        """A file read to its end may have grown (N5)."""
+        self.is_finished = False
+
+    def finish(self) -> None:
+        """The file is gone: nothing of it will come any more (N7)."""
+        self.is_finished = True
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether the next ``step`` returns lines that were read already."""
+        return len(self._ends) > 0
+
+    def step(self) -> Lines | OversizeLine | None:
+        """Return the next lines, reading at most one block; None when that block completed none.
+
+        Raises:
+            UsageError: the file was truncated or replaced.
+            StorageError: it cannot be read.
+        """
+        self.is_at_end = False
+        if self.has_lines:
+            return self._take()
+        skipping, at = self._skipped_to is not None, self._known
+        block = self._read(at)
+        if not block:
+            return self._end_of_file()
+        return self._skip(at, block) if skipping else self._fill(block)
+
+    def _fill(self, block: bytes) -> Lines | None:
+        scanned = len(self._buffer)
+        self._buffer += block
+        self._ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10) + scanned
+        if len(self._ends):
+            return self._take()
+        if len(self._buffer) > self._line_bytes_max:
+            self._skipped_to = self.offset + len(self._buffer)
+            self._skipped_before = self._buffer[-HEAD_BYTES:]
+            self._skipped_head = self._buffer[:_REFUSED_BYTES]
+            self._buffer = b""
+        return None
+
+    def _take(self) -> Lines:
+        """Return up to ``ROWS_MAX`` of the complete lines in the buffer; drop the buffer's part with the last."""
+        ends = self._ends[:ROWS_MAX]
+        size = int(ends[-1]) + 1
+        lines = _split(self._buffer[:size], ends, self.offset)
+        self._pass(self._buffer[max(size - HEAD_BYTES, 0) : size])
+        self._buffer = self._buffer[size:]
+        self._ends = self._ends[len(ends) :] - size
+        self.offset += size
+        return lines
+
+    def _pass(self, data: bytes) -> None:
+        """Note the last bytes before the position, which moves behind ``data``."""
+        self._before = (self._before + data)[-HEAD_BYTES:]
+
+    def _skip(self, at: int, block: bytes) -> OversizeLine | None:
+        end = block.find(b"\n")
+        skipped = block if end < 0 else block[: end + 1]
+        self._skipped_before = (self._skipped_before + skipped)[-HEAD_BYTES:]
+        self._skipped_to = at + (len(block) if end < 0 else end + 1)
+        return None if end < 0 else self._oversize(self._skipped_to, self._skipped_to - 1)
+
+    def _oversize(self, next_offset: int, end: int) -> OversizeLine:
+        line = OversizeLine(self.offset, end - self.offset, self._skipped_head)
+        self.offset, self._skipped_to, self._before = next_offset, None, self._skipped_before
+        return line
+
+    def _end_of_file(self) -> Lines | OversizeLine | None:
+        """A last line without line end is complete only if the file will not grow (N5)."""
+        self.is_at_end = True
+        if self._follow:
+            return None
+        self.is_finished = True
+        if self._skipped_to is not None:
+            return self._oversize(self._skipped_to, self._skipped_to)
+        return self._rest()
+
+    def _rest(self) -> Lines | None:
+        if not self._buffer:
+            return None
+        rest, self._buffer = self._buffer, b""
+        self._pass(rest)
+        lines = _split(rest + b"\n", np.array([len(rest)], np.int64), self.offset)
+        self.offset += len(rest)
+        return lines
+
+    def _read(self, at: int) -> bytes:
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                return self._checked(file.fileno(), at)
+        except FileNotFoundError:
+            raise self.gone() from None
+        except OSError as error:
+            raise StorageError("read", self.path, error.strerror or str(error)) from error
+
+    def _checked(self, descriptor: int, at: int) -> bytes:
+        """Return the block at ``at``, unless what stands before it is not what was read (N6)."""
+        status = os.fstat(descriptor)
+        if self.inode and status.st_ino not in (self.inode, self._accepted_inode):
+            raise self._moved(status, "is another file now")
+        before = self._check_same(descriptor, status)
+        self._open_at(descriptor, status, before)
+        expected = self._bytes_before_known()
+        data = os.pread(descriptor, len(expected) + BLOCK_BYTES, at - len(expected))
+        if not data.startswith(expected):
+            raise self._moved(status, f"does not have the bytes before byte {at} any more that were read")
+        return data[len(expected) :]
+
+    def _bytes_before_known(self) -> bytes:
+        if self._skipped_to is not None:
+            return self._skipped_before
+        return (self._before + self._buffer[-HEAD_BYTES:])[-HEAD_BYTES:]
+
+    def _open_at(self, descriptor: int, status: os.stat_result, before: bytes) -> None:
+        """Note what the file is; a file that was finished and has grown goes on only behind a line end (N5)."""
+        if self._inode is None:
+            self._before = before
+            if self._was_finished and status.st_size > self.offset and before[-1:] not in (b"", b"\n"):
+                raise UsageError(
+                    f"{self.path} has grown since its last line, which had no line end, was read: it is not known "
+                    "where the next line begins; run the pipeline under a new name, with follow=True if files grow"
+                )
+        if self._inode is None or len(self._head) < HEAD_BYTES:
+            self._head = os.pread(descriptor, HEAD_BYTES, 0)
+        self._seen_bytes = status.st_size
+        self._inode = (status.st_dev, status.st_ino)
+
+    def _check_same(self, descriptor: int, status: os.stat_result, *, is_elsewhere: bool = False) -> bytes:
+        """Refuse a file whose beginning, or whose bytes before the position, are not those that were read (N6).
+
+        Returns the bytes before ``offset``.
+        """
+        known = self._known
+        if status.st_size < known:
+            raise self._moved(status, f"has {status.st_size} bytes")
+        if self._inode is None:
+            position = self._restored
+            head = _digest(os.pread(descriptor, position.head_bytes, 0))
+            size = position.tail_bytes if position.tail_bytes else min(self.offset, HEAD_BYTES)
+            before = os.pread(descriptor, size, self.offset - size)
+            if position.head_bytes and head != position.head_digest:
+                raise self._moved(status, "does not begin as it did")
+            if position.tail_bytes and _digest(before) != position.tail_digest:
+                raise self._moved(status, f"does not have the bytes before byte {self.offset} any more that were read")
+            return before
+        if self._inode != (status.st_dev, status.st_ino) or is_elsewhere:
+            size = min(known, len(self._head))
+            if os.pread(descriptor, size, 0) != self._head[:size]:
+                raise self._moved(status, "does not begin as it did")
+            expected = self._bytes_before_known()
+            if os.pread(descriptor, len(expected), known - len(expected)) != expected:
+                raise self._moved(status, f"does not have the bytes before byte {known} any more that were read")
+        return self._before
+
+    def _moved(self, status: os.stat_result, what: str) -> FileMovedError:
+        text = (
+            f"{self.path} {what} but was read to byte {self._known}: it was truncated or replaced; files that are "
+            "read may grow and be renamed, but not change. Rotate by renaming, not by copying and truncating, or run "
+            "the pipeline under a new name"
+        )
+        return FileMovedError(text, status.st_ino, is_in_place=status.st_ino == self.inode)
+
+
+def _digest(data: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(data)
+
+
+def _split(data: bytes, ends: np.ndarray[Any, np.dtype[np.int64]], base: int) -> Lines:
+    """Return the lines of ``data`` (which ends with the last of the line ends at ``ends``), at file byte ``base``."""
+    starts = np.empty(len(ends), np.int64)
+    starts[0] = 0
+    starts[1:] = ends[:-1] + 1
+    removed = np.arange(1, len(ends) + 1, dtype=np.int64)
+    if b"\r\n" in data:
+        bytes_of = np.frombuffer(data, np.uint8)
+        has_return = (ends > starts) & (bytes_of[ends - 1] == 13)
+        removed += np.cumsum(has_return)
+        data = data.replace(b"\r\n", b"")  # what is left of "\r\r\n" is one "\r" of content
+    data = data.replace(b"\n", b"")
+    offsets = np.zeros(len(ends) + 1, np.int64)
+    offsets[1:] = ends + 1 - removed
+    if base == 0 and data.startswith(_BOM) and offsets[1] >= len(_BOM):
+        offsets[0] = len(_BOM)
+    values = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    return Lines(values, starts + base)

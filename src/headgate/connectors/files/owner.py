@@ -1,0 +1,75 @@
+"""Which life of a pipeline writes to a directory of files (rules LV2–LV4 of docs/spec/lives.md).
+
+Counterpart: ``sink.FileSink`` asks and tells; ``headgate sinks forget`` makes it forget. Like the checkpoint log a
+sequence of write-once objects, so that of two lives that come at once one gets the directory::
+
+    <url>/_owners/<pipeline>.<sink>/0000000001      a life, or that the one before is forgotten; the last one counts
+
+Never removes anything.
+"""
+
+from __future__ import annotations
+
+from headgate.codec.life import decode_life, encode_life
+from headgate.connectors.files.commit import newest_generation
+from headgate.connectors.files.layout import SinkIdentity
+from headgate.errors import StorageError
+from headgate.model.life import NO_GENERATION, Life, Owner
+from headgate.protocol.supervision import lives
+from headgate.storage.base import AlreadyExists, Storage
+
+TRIES_MAX = 16
+"""Each lost race means that somebody else told the directory something; more in a row is something else."""
+
+
+class FileOwner:
+    """What one directory remembers of one sink."""
+
+    def __init__(self, storage: Storage, identity: SinkIdentity) -> None:
+        self._storage, self._identity = storage, identity
+
+    def owner(self) -> Owner:
+        """Return who owns it.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        return self._read()[1]
+
+    def own(self, life: Life) -> Owner:
+        """Let ``life`` own it, unless another one does; return who owns it then."""
+        for _ in range(TRIES_MAX):
+            number, owner = self._read()
+            if owner.life is not None or not lives.may_own(life, owner):
+                return owner
+            self._put(number + 1, life)
+        raise self._too_busy()
+
+    def forget(self) -> Owner:
+        """Let the next life have it; return who owned it. Nothing is removed, and older generations stay fenced."""
+        for _ in range(TRIES_MAX):
+            number, owner = self._read()
+            if owner.is_forgotten or self._put(number + 1, None):
+                return owner
+        raise self._too_busy()
+
+    def _put(self, number: int, life: Life | None) -> bool:
+        try:
+            self._storage.put_if_absent(f"{self._identity.owners}/{number:010d}", [encode_life(life)])
+        except AlreadyExists:
+            return False
+        return True
+
+    def _too_busy(self) -> StorageError:
+        return StorageError("own", f"{self._storage.url}/{self._identity.owners}", "others change it all the time")
+
+    def _read(self) -> tuple[int, Owner]:
+        generation = newest_generation(self._storage, self._identity) or NO_GENERATION
+        paths = {
+            int(name): path for path in self._storage.list(self._identity.owners) if (name := path[-10:]).isdigit()
+        }
+        if not paths:
+            return 0, Owner(None, generation)
+        number = max(paths)
+        life = decode_life(self._storage.get(paths[number]), f"{self._storage.url}/{paths[number]}")
+        return number, Owner(life, generation, is_forgotten=life is None)

@@ -1,0 +1,317 @@
+"""Parquet files as a bounded source; a position is a file, a row group and a row in it.
+
+Counterpart: a captured DataFrame, or any directory of Parquet files. Source: rules N16, N17 and N22 of
+docs/spec/connectors.md. Never holds more than a few decoded pages of each file it reads.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import xxhash
+
+from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.files.listing import Paths, numbered, select_files
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.operators.types import canonical_schema, schema_text, to_canonical
+
+BATCH_ROWS = 65_536
+
+ACTIVE_FILES_MAX = 4
+"""Files read in turn at a time: enough to keep event time of several files together, few open files."""
+
+PATTERN_DEFAULT = "**/*.parquet"
+_VERSION_1 = struct.Struct("<B?IQ")
+_VERSION_2 = struct.Struct("<B?IIQQQ")
+_FORMATS = {1: _VERSION_1, 2: _VERSION_2}
+_MAGIC_BYTES = 8
+"""At the end of a file: the length of its footer, and a magic number."""
+_FAILURES = (OSError, pa.ArrowInvalid, pa.ArrowNotImplementedError)
+
+
+class ParquetFiles:
+    """Records of Parquet files of one schema.
+
+    Paths are those of ``TextFiles``; a URL such as ``s3://bucket/directory`` is listed with pyarrow's file systems.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        pattern: str = PATTERN_DEFAULT,
+        batch_rows: int = BATCH_ROWS,
+    ) -> None:
+        """Configure.
+
+        Args:
+            paths: files, globs, directories, or one URL.
+            columns: names of the columns to read; None is all.
+            pattern: which files below a directory, as a glob relative to it.
+            batch_rows: records returned at a time.
+
+        Raises:
+            UsageError: no path was given.
+        """
+        self._url = paths if isinstance(paths, str) and "://" in paths else None
+        self._selection = None if self._url is not None else select_files(paths, pattern)
+        self._columns = None if columns is None else list(columns)
+        self._batch_rows = batch_rows
+        self._files: tuple[str, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"ParquetFiles({self._url or self._selection})"
+
+    def schema(self) -> pa.Schema:
+        """Find the files and return their schema in canonical types.
+
+        Raises:
+            UsageError: there is no file, one is not Parquet, or their schemas differ.
+        """
+        files = self._files = self._found()
+        first = self._schema_of(files[0])
+        for path in files[1:]:
+            other = self._schema_of(path)
+            if not other.equals(first):
+                raise UsageError(
+                    f"{path} has columns ({schema_text(other)}), but {files[0]} has ({schema_text(first)}); "
+                    "read files of one schema at a time"
+                )
+        return first
+
+    def _found(self) -> tuple[str, ...]:
+        found = _below(str(self._url)) if self._selection is None else self._selection.find()
+        files = tuple(found)
+        if not files:
+            raise UsageError(f"there is no Parquet file at {self._url or self._selection}; correct the path")
+        return files
+
+    def _schema_of(self, path: str) -> pa.Schema:
+        try:
+            with pq.ParquetFile(path, filesystem=_filesystem(self._url)) as file:
+                schema = canonical_schema(file.schema_arrow)
+        except _FAILURES as error:
+            raise UsageError(f"{path} cannot be read as Parquet: {error}") from error
+        if self._columns is None:
+            return schema
+        for name in self._columns:
+            if name not in schema.names:
+                raise UsageError(f"{path} has no column '{name}', only ({schema_text(schema)})")
+        return pa.schema([schema.field(name) for name in self._columns])
+
+    def identity(self) -> str:
+        """Positions are kept by path: they mean the same whatever else is read."""
+        return "parquet files, version 1"
+
+    def open(self, context: SourceContext) -> SourceReader:
+        """Return a reader of every ``parallelism``-th file of the list that ``schema`` found."""
+        schema = self.schema() if self._files is None else self._schema_of(self._files[0])
+        assert self._files is not None
+        return ParquetReader(context, self._files, schema, self._batch_rows, _filesystem(self._url))
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetPosition:
+    """Where reading of one file continues.
+
+    Attributes:
+        group, row: the row group being read, and the rows delivered of it.
+        size_bytes, footer_digest: fingerprint of the file (N22); 0: not known.
+        number: when the file was first listed (N1); None: not known.
+    """
+
+    is_finished: bool = False
+    group: int = 0
+    row: int = 0
+    size_bytes: int = 0
+    footer_digest: int = 0
+    number: int | None = None
+
+    def encode(self) -> bytes:
+        """Return the position as fixed-size bytes."""
+        number = 0 if self.number is None else self.number + 1
+        return _VERSION_2.pack(2, self.is_finished, number, self.group, self.row, self.size_bytes, self.footer_digest)
+
+    @staticmethod
+    def decode(path: str, encoded: bytes) -> ParquetPosition:
+        """Return the position that ``encode`` made of the file ``path``, in this version or an earlier one.
+
+        Raises:
+            CorruptionError: it is not one, or of an unknown version.
+        """
+        form = _FORMATS.get(encoded[0]) if encoded else None
+        if form is None or len(encoded) != form.size:
+            expected = " or ".join(f"{f.size} bytes, version {version}" for version, f in _FORMATS.items())
+            raise CorruptionError(f"position of {path}", 0, expected, encoded[:16].hex())
+        if form is _VERSION_1:
+            _, finished, group, row = form.unpack(encoded)
+            return ParquetPosition(finished, group, row)
+        _, finished, number, group, row, size_bytes, digest = form.unpack(encoded)
+        return ParquetPosition(finished, group, row, size_bytes, digest, number - 1 if number else None)
+
+
+def fingerprint(path: str, filesystem: pafs.FileSystem | None) -> tuple[int, int] | None:
+    """Return size and digest of the footer of the file at ``path``, or None if there is no file.
+
+    The footer says where every column chunk is and how long: other data has another one, but for the rarest case.
+    """
+    files = filesystem or pafs.LocalFileSystem()
+    if files.get_file_info(path).type == pafs.FileType.NotFound:
+        return None
+    with files.open_input_file(path) as file:
+        size = file.size()
+        end = file.read_at(min(_MAGIC_BYTES, size), max(size - _MAGIC_BYTES, 0))
+        length = min(int.from_bytes(end[:4], "little") + _MAGIC_BYTES, size)
+        return size, xxhash.xxh3_64_intdigest(file.read_at(length, size - length))
+
+
+class _File:
+    """One file being read."""
+
+    def __init__(self, path: str, position: ParquetPosition, filesystem: pafs.FileSystem | None) -> None:
+        self.path = path
+        self.group, self.row, self.is_finished = position.group, position.row, position.is_finished
+        self._restored = position
+        self._known = (position.size_bytes, position.footer_digest)
+        self._filesystem = filesystem
+        self._batches: Iterator[tuple[int, int, pa.RecordBatch]] | None = None
+
+    def position(self) -> bytes:
+        size_bytes, digest = self._known
+        number = self._restored.number
+        return ParquetPosition(self.is_finished, self.group, self.row, size_bytes, digest, number).encode()
+
+    def check(self) -> None:
+        """Refuse a file that is not the one that was read (N22); one that was read and removed is none of ours.
+
+        Raises:
+            UsageError: the file was changed or replaced.
+            StorageError: it cannot be read.
+        """
+        try:
+            found = fingerprint(self.path, self._filesystem)
+        except _FAILURES as error:
+            raise StorageError("read", self.path, str(error)) from error
+        if found is None:
+            return
+        if self._known[0] and found != self._known:
+            raise UsageError(
+                f"{self.path} was changed or replaced after reading it had begun: it had {self._known[0]} bytes and "
+                f"has {found[0]}, or another footer; add new data as new files, put the file back, or run the pipeline "
+                "under a new name"
+            )
+        self._known = found
+
+    def next(self, schema: pa.Schema, batch_rows: int) -> pa.RecordBatch | None:
+        """Return the next records, or None at the end."""
+        if self._batches is None:
+            self.check()
+            self._batches = self._read(schema, batch_rows)
+        try:
+            found = next(self._batches, None)
+        except _FAILURES as error:
+            raise StorageError("read", self.path, str(error)) from error
+        if found is None:
+            self.is_finished = True
+            return None
+        self.group, self.row, batch = found
+        return batch
+
+    def _read(self, schema: pa.Schema, batch_rows: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+        """Yield (group, row after the batch, batch) from the position on."""
+        first_group, skip = self.group, self.row
+        with pq.ParquetFile(self.path, filesystem=self._filesystem) as file:
+            for group in range(first_group, file.num_row_groups):
+                row = 0
+                for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):
+                    row += batch.num_rows
+                    rest = row - skip if group == first_group else batch.num_rows
+                    if rest > 0:
+                        yield group, row, to_canonical(batch.slice(max(batch.num_rows - rest, 0)), schema)
+
+
+class ParquetReader:
+    """Reads the files of one subtask, a few of them in turn."""
+
+    def __init__(
+        self,
+        context: SourceContext,
+        files: Sequence[str],
+        schema: pa.Schema,
+        batch_rows: int,
+        filesystem: pafs.FileSystem | None,
+    ) -> None:
+        self._schema, self._batch_rows = schema, batch_rows
+        known = {path: ParquetPosition.decode(path, found) for path, found in (context.positions or {}).items()}
+        numbers = numbered(files, {path: position.number for path, position in known.items()})
+        self._files = [
+            _File(path, replace(known.get(path, ParquetPosition()), number=number), filesystem)
+            for path, number in sorted(numbers.items())
+            if owner_of_split(number, context.parallelism) == context.subtask_index
+        ]
+        for file in self._files:
+            if file.is_finished:
+                file.check()
+        self._later = deque(file for file in self._files if not file.is_finished)
+        self._active: deque[_File] = deque()
+
+    def splits(self) -> Sequence[str]:
+        """Return the files not yet read to their ends."""
+        return [file.path for file in (*self._active, *self._later)]
+
+    def is_finished(self) -> bool:
+        """Whether all files were read to their ends."""
+        return not self._active and not self._later
+
+    def positions(self) -> dict[str, bytes]:
+        """Return a position for each file owned, finished ones too."""
+        return {file.path: file.position() for file in self._files}
+
+    def wakeup_ms(self) -> int:
+        """There is always something to read."""
+        return 0
+
+    def close(self) -> None:
+        """Close the files."""
+        self._active.clear()
+        self._later.clear()
+
+    def poll(self) -> SourceBatch | None:
+        """Return the next records of one file."""
+        while self._later and len(self._active) < ACTIVE_FILES_MAX:
+            self._active.append(self._later.popleft())
+        if not self._active:
+            return None
+        file = self._active.popleft()
+        batch = file.next(self._schema, self._batch_rows)
+        if batch is None:
+            return SourceBatch(file.path, pa.RecordBatch.from_pylist([], schema=self._schema), None, True)
+        self._active.append(file)
+        return SourceBatch(file.path, batch)
+
+
+def _filesystem(url: str | None) -> pafs.FileSystem | None:
+    return None if url is None else pafs.FileSystem.from_uri(url)[0]
+
+
+def _below(url: str) -> list[str]:
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(url)
+        if filesystem.get_file_info(path).type == pafs.FileType.File:
+            return [path]
+        infos = filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+    except _FAILURES as error:
+        raise UsageError(f"{url} cannot be listed: {error}") from error
+    hidden = ("/_", "/.")
+    return sorted(
+        info.path
+        for info in infos
+        if info.path.endswith(".parquet") and not any(mark in info.path[len(path) :] for mark in hidden)
+    )

@@ -1,0 +1,102 @@
+"""Where files went that were renamed: by inode first, by what was read of them in any case (N18, N19).
+
+Counterparts: ``files``, which reads them, and ``lines``, which knows what was read. Never opens a file for its lines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import xxhash
+
+from headgate.connectors.files.lines import HEAD_BYTES, LineFile
+from headgate.connectors.files.listing import COMPRESSED, FileSelection, series_of
+
+
+def inode_of(path: str) -> int | None:
+    """Return the inode of the file at ``path``, or None if there is none."""
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+def neighbours(path: str) -> Iterator[tuple[str, int]]:
+    """Yield the other files of the directory of ``path``, with their inodes; compressed ones left out (N4)."""
+    directory = os.path.dirname(path)
+    try:
+        with os.scandir(directory) as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if entry.path != path and not entry.name.endswith(COMPRESSED) and entry.is_file():
+                    yield entry.path, entry.inode()
+    except OSError:
+        return
+
+
+def renamed_to(file: LineFile, is_free: Callable[[str], bool] = lambda _: True) -> str | None:
+    """Return where ``file``, which is not at its path any more, is now, or None.
+
+    A position of version 0.1 has no inode: then it is the only file in the directory that has what was read.
+    """
+    others = [(path, inode) for path, inode in neighbours(file.path) if is_free(path)]
+    if file.inode:
+        found = [path for path, inode in others if inode == file.inode and file.is_at(path)]
+    else:
+        found = [path for path, _ in others if file.has_fingerprint and file.is_at(path)]
+    return found[0] if len(found) == 1 or (found and file.inode) else None
+
+
+def missed(selection: FileSelection, path: str, moved_to: str) -> list[str]:
+    """Return files of the series of ``path`` that were rotated away after ``moved_to`` was, oldest first.
+
+    They were called ``path`` for a while in which nobody looked, so they belong to the input whatever is selected.
+    """
+    series = series_of(selection.key(path))
+    found = []
+    for other, _ in neighbours(path):
+        if other != moved_to and series_of(selection.key(other)) == series:
+            found.append((os.stat(other).st_mtime_ns, other))
+    last_ns = os.stat(moved_to).st_mtime_ns
+    return [other for written_ns, other in sorted(found) if written_ns >= last_ns]
+
+
+@dataclass(slots=True)
+class SeenFile:
+    """A file that another subtask owns: a new name does not make it a new file."""
+
+    path: str
+    head_bytes: int
+    head_digest: int
+
+    def is_at(self, path: str) -> bool:
+        """Whether the file at ``path`` begins like this one, so far as that is known."""
+        return self.head_bytes > 0 and xxhash.xxh3_64_intdigest(_head(path)[: self.head_bytes]) == self.head_digest
+
+
+@dataclass(slots=True)
+class Others:
+    """The files of other subtasks, by inode (N20)."""
+
+    files: dict[int, SeenFile] = field(default_factory=dict)
+
+    def note(self, path: str, inode: int) -> None:
+        """Remember a file of another subtask under its name of today."""
+        known = self.files.get(inode)
+        if known is None or known.path != path or known.head_bytes < HEAD_BYTES:
+            head = _head(path)
+            self.files[inode] = SeenFile(path, len(head), xxhash.xxh3_64_intdigest(head))
+
+    def has(self, path: str, inode: int) -> bool:
+        """Whether the file at ``path`` is one of theirs that was renamed."""
+        known = self.files.get(inode)
+        return known is not None and known.path != path and known.is_at(path)
+
+
+def _head(path: str) -> bytes:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""

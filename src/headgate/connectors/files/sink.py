@@ -1,0 +1,152 @@
+"""A transactional sink of JSON-lines or Parquet files: readers see only files of completed checkpoints.
+
+Counterparts: ``writer`` prepares files in the workers, ``commit`` publishes them in the driver. Source: the D
+rules of docs/spec/connectors.md. Configuration only.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pyarrow as pa
+
+from headgate.connectors.base import Committer, SinkContext, SinkWriter
+from headgate.connectors.encode import FORMATS, FileFormat, check_format
+from headgate.connectors.files.commit import FileCommitter
+from headgate.connectors.files.layout import STAGING, SinkIdentity
+from headgate.connectors.files.owner import FileOwner
+from headgate.connectors.files.writer import FileNames, FileWriter, Limits
+from headgate.errors import StorageError, UsageError
+from headgate.model.config import Duration, duration_ms
+from headgate.model.ids import Generation
+from headgate.model.life import Life, Owner
+from headgate.model.security import Access
+from headgate.storage.access import access_in
+from headgate.storage.backends import open_storage
+from headgate.storage.base import Storage
+from headgate.storage.roots import checked_access
+
+BUFFER_BYTES = 16 << 20
+"""Arrow bytes held in memory per subtask; more go to a temporary file of this machine (D2)."""
+
+FILE_BYTES = 64 << 20
+"""Arrow bytes that make one file: encoding needs about twice as much memory."""
+
+ROLL_BYTES = 16 << 20
+"""Arrow bytes that are not held back any more: every checkpoint contains what is (D13)."""
+
+ROLL_INTERVAL: Duration = "1m"
+"""A day has 1,440 files of each subtask at most, however short the checkpoint interval (D13)."""
+
+_PROBE = f"{STAGING}/probe"
+_PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+class FileSink:
+    """Writes files, each record exactly once: a file appears when the checkpoint that wrote it completes.
+
+    A checkpoint writes a file when there is enough for one, or when its oldest record has waited for long enough;
+    until then records are held back, safely, as state of the pipeline. ``roll_interval=0`` has every checkpoint
+    write what it has.
+
+    Spark, DuckDB and pyarrow skip the sink's own directories, which begin with "_". Polars does not (D6): give it
+    ``<url>/*.parquet`` or ``committed_files(url)``. A directory may be shared by several sinks and pipelines.
+    """
+
+    def __init__(
+        self,
+        url: str | Path,
+        format: FileFormat = "jsonl",
+        *,
+        prefix: str = "part",
+        buffer_bytes: int = BUFFER_BYTES,
+        file_bytes: int = FILE_BYTES,
+        roll_bytes: int = ROLL_BYTES,
+        roll_interval: Duration = ROLL_INTERVAL,
+        access: str = Access.UMASK.value,
+    ) -> None:
+        """Configure.
+
+        Args:
+            url: a directory, or the URL of one in an object store.
+            format: "jsonl" or "parquet"; also the files' extension.
+            prefix: what the files' names begin with.
+            buffer_bytes: memory per subtask before records go to a temporary file.
+            file_bytes: Arrow bytes after which a transaction continues in another file.
+            roll_bytes: Arrow bytes of a subtask from which on the next checkpoint writes its file.
+            roll_interval: how long records may be held back, measured from the oldest one; the first checkpoint
+                after that writes them. The end of the input and a drain write everything; a stop does not, but the
+                first checkpoint of the next start does. 0: hold nothing back.
+            access: who may read the files in a local directory: "umask", like those of any program; "owner", only
+                this user; "group", also the directory's group.
+
+        Raises:
+            UsageError: the format or the access is unknown, the prefix would hide the files, or a limit makes no sense.
+        """
+        if format not in FORMATS:
+            raise UsageError(f"FileSink(format={format!r}) must be one of {', '.join(FORMATS)}")
+        if _PREFIX.fullmatch(prefix) is None:
+            raise UsageError(f"FileSink(prefix={prefix!r}) must begin with a letter or digit, then also '_' and '-'")
+        text = str(url)
+        self.url = text if "://" in text else str(Path(text).expanduser().absolute())
+        self._format, self._prefix = format, prefix
+        for name, size_bytes in (("buffer", buffer_bytes), ("file", file_bytes), ("roll", roll_bytes)):
+            if size_bytes < 1:
+                raise UsageError(f"FileSink({name}_bytes={size_bytes!r}) must be at least 1")
+        interval_ms = duration_ms(roll_interval, "FileSink(roll_interval=)")
+        self._limits = Limits(buffer_bytes, file_bytes, roll_bytes, interval_ms)
+        self._access: Access | None = checked_access(access, "FileSink(access=)", *Access)
+
+    @classmethod
+    def within(cls, directory: str, format: FileFormat) -> FileSink:
+        """Return a sink below a directory of Headgate's own, which says who may read the files (SE2)."""
+        sink = cls(directory, format)
+        sink._access = None
+        return sink
+
+    def __repr__(self) -> str:
+        return f"FileSink({self.url!r}, {self._format!r})"
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check the schema, and that the directory can be written to.
+
+        Raises:
+            UsageError
+        """
+        check_format(self._format, schema)
+        storage = self._storage()
+        try:
+            storage.put(_PROBE, [b""])
+            storage.delete(_PROBE)
+        except StorageError as error:
+            raise UsageError(f"FileSink cannot write to {self.url}: {error.cause}; choose a writable place") from error
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        """Return a live writer."""
+        identity = SinkIdentity(context.pipeline, context.node)
+        names = FileNames(identity, self._prefix, context.subtask_index, context.generation, self._format)
+        return FileWriter(self._storage(), names, context, self._limits)
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        """Return the committer of one generation."""
+        return FileCommitter(self._storage(), SinkIdentity(pipeline, node), generation)
+
+    def _storage(self) -> Storage:
+        return open_storage(self.url, self._access or access_in(Path(self.url)))
+
+    def target(self, pipeline: str, node: str) -> FileOwner:
+        """Return what the directory remembers of who writes to it."""
+        return FileOwner(self._storage(), SinkIdentity(pipeline, node))
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """See ``OwnedSink``."""
+        return self.target(pipeline, node).owner()
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """See ``OwnedSink``."""
+        return self.target(pipeline, node).own(life)
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """See ``OwnedSink``."""
+        return f"headgate sinks forget '{pipeline}/{node}' '{self.url}'"

@@ -1,0 +1,389 @@
+"""Streams of the embedded store as source and sink.
+
+Source: one split per segment, read from event positions. Sink: one transaction per checkpoint and subtask, named by
+its identity (S15, K8), committed by the coordinator in one step for all subtasks (S14).
+
+Counterpart: ``headgate.store.store.Store``. Source: rules X1 to X6 of docs/spec/stream-store.md.
+Never makes output visible before its checkpoint is completed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import pyarrow as pa
+
+from headgate.connectors.base import (
+    SealedTransaction,
+    SinkContext,
+    SourceBatch,
+    SourceContext,
+    owner_of_split,
+)
+from headgate.errors import CorruptionError, UsageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import Life, Owner
+from headgate.model.manifest import Committable
+from headgate.operators.types import canonical_schema, to_canonical
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.store.open_transaction import Transaction
+from headgate.store.reader import SegmentReader
+from headgate.store.schemas import schema_difference
+from headgate.store.store import Store, store_root
+
+_POSITION = struct.Struct(">q")
+_POSITION_AND_END = struct.Struct(">qq")
+
+WAKEUP_SOON_MS, WAKEUP_LATE_MS = 2, 8
+"""A look for news costs some microseconds; half of the pause is the median latency it adds."""
+POLLS_SOON = 500
+"""Looks without news after which the pause becomes longer: one second of silence."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSource:
+    """Reads a stream of the store.
+
+    Attributes:
+        stream: its name, such as ``app/logs``.
+        store: directory of the store; default $HEADGATE_STORE, else ``.headgate/store``. Made absolute at once, since
+            workers run elsewhere.
+        start: where a first start begins: ``"earliest"`` event or after the ``"latest"`` one.
+        follow: wait for new events until the stream is sealed; False: stop at the end seen at the first start.
+    """
+
+    stream: str
+    store: str | None = None
+    start: Literal["earliest", "latest"] = "earliest"
+    follow: bool = True
+
+    def __post_init__(self) -> None:
+        if self.start not in ("earliest", "latest"):
+            raise UsageError(f"start of stream '{self.stream}' must be 'earliest' or 'latest', not {self.start!r}")
+        object.__setattr__(self, "store", store_root(self.store))
+
+    def schema(self) -> pa.Schema:
+        """Return the stream's schema in canonical types.
+
+        Raises:
+            UsageError: there is no such stream.
+        """
+        return canonical_schema(Store.shared(self.store).describe(self.stream).schema)
+
+    def identity(self) -> str:
+        """Return what tells this stream from a later one of the same name."""
+        info = Store.shared(self.store).describe(self.stream)
+        return f"stream {info.name} created {info.created_ms} with {info.segments_count} segments"
+
+    def how_to_end(self) -> str | None:
+        """See ``EndlessSource``. A sealed stream ends although it is followed."""
+        if not self.follow or Store.shared(self.store).describe(self.stream).is_sealed:
+            return None
+        return f"read what is there with follow=False, or seal stream '{self.stream}' first"
+
+    def open(self, context: SourceContext) -> StreamSourceReader:
+        """Return a reader of the segments that belong to this subtask."""
+        return StreamSourceReader(self, Store.shared(self.store), context)
+
+
+class StreamSourceReader:
+    """Reads the segments of one subtask in turn."""
+
+    def __init__(self, source: StreamSource, store: Store, context: SourceContext) -> None:
+        """Use ``StreamSource.open``."""
+        info = store.describe(source.stream)
+        self._schema = canonical_schema(info.schema)
+        self._readers: dict[str, SegmentReader] = {}
+        self._ends: dict[str, int | None] = {}
+        self._finished: set[str] = set()
+        self._store = store
+        self._turn = 0
+        self._idle_version = -1
+        self._empty_polls = 0
+        for segment in range(info.segments_count):
+            if owner_of_split(segment, context.parallelism) != context.subtask_index:
+                continue
+            split = f"{info.name}/{segment}"
+            stored = (context.positions or {}).get(split)
+            if stored is not None:
+                position, end = _decode_position(split, stored)
+            else:
+                position = 0 if source.start == "earliest" else info.ends[segment]
+                end = None if source.follow else info.ends[segment]
+            self._readers[split] = store.reader(info.name, segment, position)
+            self._ends[split] = end
+
+    def splits(self) -> Sequence[str]:
+        """Return the segments not read to their end."""
+        return [split for split in self._readers if split not in self._finished]
+
+    def poll(self) -> SourceBatch | None:
+        """Return the next events of one segment."""
+        version = self._store.version()
+        if version == self._idle_version:
+            self._empty_polls += 1
+            return None
+        names = self.splits()
+        for step in range(len(names)):
+            split = names[(self._turn + step) % len(names)]
+            found = self._poll_split(split)
+            if found is not None:
+                self._turn += step + 1
+                self._empty_polls = 0
+                return found
+        self._idle_version = version  # taken before looking: what came meanwhile is looked for again
+        self._empty_polls += 1
+        return None
+
+    def is_finished(self) -> bool:
+        """Whether every segment of this subtask is read to its end."""
+        return len(self._finished) == len(self._readers)
+
+    def positions(self) -> dict[str, bytes]:
+        """Return position (and end, when it does not follow) of every segment."""
+        found = {}
+        for split, reader in self._readers.items():
+            end = self._ends[split]
+            found[split] = (
+                _POSITION.pack(reader.position) if end is None else _POSITION_AND_END.pack(reader.position, end)
+            )
+        return found
+
+    def wakeup_ms(self) -> int:
+        """Return a short pause after recent events, else a longer one."""
+        return WAKEUP_SOON_MS if self._empty_polls < POLLS_SOON else WAKEUP_LATE_MS
+
+    def close(self) -> None:
+        """The store is shared by the process and stays open."""
+
+    def _poll_split(self, split: str) -> SourceBatch | None:
+        reader, end = self._readers[split], self._ends[split]
+        batch = None if end is not None and reader.position >= end else reader.read(end=end)
+        if batch is None:
+            is_over = reader.is_sealed_and_exhausted() if end is None else reader.position >= end
+            if not is_over:
+                return None
+            self._finished.add(split)
+            return SourceBatch(split, pa.RecordBatch.from_pylist([], schema=self._schema), is_split_finished=True)
+        return SourceBatch(split, to_canonical(batch, self._schema))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSink:
+    """Writes to a stream of the store, exactly once.
+
+    Attributes:
+        stream: its name.
+        store: directory of the store; default as for ``StreamSource``.
+        routing_key: column whose equal values stay in order; a stream that exists keeps its own.
+        create: create the stream when it is missing, with ``segments`` segments.
+    """
+
+    stream: str
+    store: str | None = None
+    routing_key: str | None = None
+    create: bool = True
+    segments: int = 4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store", store_root(self.store))
+
+    def check(self, schema: pa.Schema) -> None:
+        """Create the stream when it is missing, else check that records of ``schema`` fit it.
+
+        Raises:
+            UsageError: it is missing and not to be created, sealed, or differs; names the columns.
+        """
+        store = Store.shared(self.store)
+        known = [info.name for info in store.list_streams()]
+        if self.stream not in known and self.create:
+            store.create_stream(
+                self.stream,
+                canonical_schema(schema),
+                segments=self.segments,
+                routing_key=self.routing_key,
+                if_not_exists=True,
+            )
+        info = store.describe(self.stream)
+        if self.routing_key is not None and self.routing_key != info.routing_key:
+            raise UsageError(
+                f"stream '{self.stream}' has the routing key {info.routing_key!r}, not {self.routing_key!r}; "
+                "leave routing_key out or write to another stream"
+            )
+        if info.is_sealed:
+            raise UsageError(f"stream '{self.stream}' is sealed: it takes no more events; write to another stream")
+        wanted, found = canonical_schema(info.schema), canonical_schema(schema)
+        if set(wanted.names) == set(found.names):
+            found = pa.schema([found.field(name) for name in wanted.names])  # columns are matched by name
+        difference = schema_difference(wanted, found)
+        if difference:
+            raise UsageError(
+                f"records do not fit stream '{self.stream}' in {store.root}: column {difference}; "
+                "select or cast the columns before the sink, or write to another stream"
+            )
+
+    def open(self, context: SinkContext) -> StreamSinkWriter:
+        """Return the writer of one subtask."""
+        return StreamSinkWriter(Store.shared(self.store), self.stream, context)
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> StreamCommitter:
+        """Return the committer of one generation."""
+        return StreamCommitter(Store.shared(self.store), self.stream, node, owner_of(pipeline, node), generation)
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """See ``OwnedSink``."""
+        return Store.shared(self.store).owner(owner_of(pipeline, node))
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """See ``OwnedSink``."""
+        return Store.shared(self.store).own(owner_of(pipeline, node), life)
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """See ``OwnedSink``."""
+        return f"headgate streams forget '{owner_of(pipeline, node)}' --store '{self.store}'"
+
+
+def owner_of(pipeline: str, node: str) -> str:
+    """Return the owner of all transactions of one sink of one pipeline (K8)."""
+    return f"{pipeline}/{node}"
+
+
+def transaction_name(owner: str, checkpoint: CheckpointId, subtask_index: int, generation: Generation) -> str:
+    """Return the identity of one subtask's output of one checkpoint (S15, K8)."""
+    return f"{owner}/checkpoint-{checkpoint}/subtask-{subtask_index}/generation-{generation}"
+
+
+_NAME = re.compile(r"(?P<owner>.*)/checkpoint-(?P<checkpoint>[0-9]+)/subtask-[0-9]+/generation-[0-9]+", re.DOTALL)
+
+
+def checkpoint_of(name: str) -> CheckpointId | None:
+    """Return the checkpoint of a ``transaction_name``; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else CheckpointId(int(match["checkpoint"]))
+
+
+class _Payload(msgspec.Struct, frozen=True, array_like=True):
+    """What a committable carries."""
+
+    version: int
+    stream: str
+    name: str
+    events_count: int
+
+
+_PAYLOAD_VERSION = 1
+
+
+class StreamSinkWriter:
+    """Writes one subtask's records into the open transaction."""
+
+    def __init__(self, store: Store, stream: str, context: SinkContext) -> None:
+        """Use ``StreamSink.open``."""
+        self._store = store
+        self._stream = stream
+        self._context = context
+        self._owner = owner_of(context.pipeline, context.node)
+        self._schema = store.describe(stream).schema
+        self._current: Transaction | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add records; begins the transaction with the first ones."""
+        if batch.num_rows == 0:
+            return
+        if self._current is None:
+            self._current = self._store.begin(self._stream, owner=self._owner, epoch=self._context.generation)
+        self._current.write(to_canonical(batch, self._schema))
+
+    def seal(self, checkpoint: CheckpointId) -> SealedTransaction:
+        """Close the transaction as the output of ``checkpoint``."""
+        transaction, self._current = self._current, None
+        if transaction is not None:
+            context = self._context
+            transaction.seal(transaction_name(self._owner, checkpoint, context.subtask_index, context.generation))
+        return _Sealed(self._stream, transaction)
+
+    def close(self) -> None:
+        """Drop the open transaction; prepared ones stay (sinks.md, never abort what is pending)."""
+        if self._current is not None:
+            self._current.abort()
+            self._current = None
+
+
+class _Sealed:
+    def __init__(self, stream: str, transaction: Transaction | None) -> None:
+        self._stream = stream
+        self._transaction = transaction
+
+    def prepare(self) -> bytes | None:
+        """See ``SealedTransaction.prepare``."""
+        if self._transaction is None:
+            return None  # K4
+        self._transaction.prepare()
+        count = self._transaction.events_count
+        return msgspec.msgpack.encode(_Payload(_PAYLOAD_VERSION, self._stream, self._transaction.name, count))
+
+
+class StreamCommitter:
+    """Decides the transactions of one sink."""
+
+    def __init__(self, store: Store, stream: str, node: str, owner: str, generation: Generation) -> None:
+        """Use ``StreamSink.open_committer``."""
+        self._store = store
+        self._stream = stream
+        self._node = node
+        self._owner = owner
+        self._generation = generation
+
+    def recover(self, keep: Sequence[Committable]) -> None:
+        """Fence older generations, abort all but ``keep``, remove leftovers (S15, K6).
+
+        Raises:
+            FencedError: a newer generation exists.
+        """
+        names = {self._decode(c).name for c in keep if c.sink == self._node}
+        self._store.recover(self._stream, owner=self._owner, epoch=self._generation, keep=names)
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """Commit in one catalogue transaction: readers see all of it or nothing (S14)."""
+        for committable in committables:
+            assert committable.checkpoint <= permit.checkpoint  # K1
+        ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index))  # K2
+        payloads = [self._decode(committable) for committable in ordered]
+        names = [(payload.stream, payload.name) for payload in payloads]
+        if names:
+            self._store.commit_transactions(names, owner=self._owner, epoch=permit.generation)
+
+    def forget(self, before: CheckpointId) -> None:
+        """See ``ForgettingCommitter``."""
+        decided = [x.name for x in self._store.list_transactions(owner=self._owner) if x.status.is_terminal]
+        checkpoints = {name: checkpoint_of(name) for name in decided}
+        names = [name for name, checkpoint in checkpoints.items() if checkpoint is not None and checkpoint < before]
+        if names:
+            self._store.forget_outcomes(names, owner=self._owner, epoch=self._generation)
+
+    def close(self) -> None:
+        """The store is shared by the process and stays open."""
+
+    def _decode(self, committable: Committable) -> _Payload:
+        where = f"committable of sink '{committable.sink}' in checkpoint {committable.checkpoint}"
+        try:
+            payload = msgspec.msgpack.decode(committable.payload, type=_Payload)
+        except msgspec.MsgspecError as error:
+            raise CorruptionError(where, 0, "a stream transaction", str(error)) from error
+        if payload.version != _PAYLOAD_VERSION:
+            raise CorruptionError(where, 0, f"version {_PAYLOAD_VERSION}", f"{payload.version}")
+        return payload
+
+
+def _decode_position(split: str, data: bytes) -> tuple[int, int | None]:
+    if len(data) == _POSITION.size:
+        return int(_POSITION.unpack(data)[0]), None
+    if len(data) == _POSITION_AND_END.size:
+        position, end = _POSITION_AND_END.unpack(data)
+        return int(position), int(end)
+    raise CorruptionError(f"position of split '{split}'", 0, "8 or 16 bytes", f"{len(data)}")

@@ -1,0 +1,1 @@
+"""Process functions: the user's code with keyed state, by row and by batch."""

@@ -1,0 +1,230 @@
+"""``process`` with a vectorised function: thousands of keys a call (rules ST10 to ST14 of docs/spec/state.md).
+
+Counterpart: ``operators.process.batch_states`` is the state that users see, ``state.memory.by_column`` holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from headgate.codec.snapshot import decode_sections
+from headgate.errors import UsageError
+from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
+from headgate.operators.key_check import check_keys
+from headgate.operators.process.batch_states import BatchCursor, BatchStateHandle, BatchStates, Keys
+from headgate.operators.process.by_row import copied, key_columns, opened
+from headgate.operators.process.declaring import Declarations
+from headgate.operators.schemas import SchemaLike, as_schema, batch_of, frame_of
+from headgate.operators.types import schema_text
+from headgate.operators.user_function import UserFunctionError, batch_error, user_traceback
+from headgate.state.backend import Ownership
+from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
+from headgate.state.frozen import FrozenState
+from headgate.state.memory.by_column import MemoryColumnBackend
+from headgate.state.ownership import owned_rows
+
+_EMIT_ROWS = 65_536
+"""Larger results are sent on in parts of so many rows."""
+
+
+class BatchContext:
+    """What a batch process function may know beside its batch."""
+
+    def __init__(self, cursor: BatchCursor, backend: MemoryColumnBackend, keys: KeyColumns, node: str) -> None:
+        """For Headgate only."""
+        self._cursor = cursor
+        self._backend = backend
+        self._key_schema = pa.schema(list(zip(keys.names, keys.types, strict=True)))
+        self._node = node
+        self._owner: Ownership | None = None
+
+    @property
+    def keys(self) -> Keys:
+        """The keys of the batch's rows; in ``on_round`` all keys that have any state, once each."""
+        return self._cursor.keys
+
+    def lookup(self, frame: pl.DataFrame) -> Keys:
+        """Return the keys of the rows of ``frame``, which has the key columns: for ``keys=`` of the states.
+
+        Only keys of this subtask, such as those of the batch grouped or filtered.
+
+        Raises:
+            UsageError: a key column is missing, has a null, or a key belongs to another subtask.
+        """
+        names: list[str] = self._key_schema.names
+        missing = [name for name in names if name not in frame.columns]
+        if missing:
+            raise UsageError(f"operator '{self._node}': lookup needs the key column '{missing[0]}' in its frame")
+        batch = batch_of(frame.select(names), self._key_schema)
+        if any(column.null_count for column in batch.columns):
+            raise UsageError(f"operator '{self._node}': lookup was given a null key; filter such rows out before")
+        assert self._owner is not None
+        owner = self._owner
+        owned = owned_rows(batch, names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
+        if owned.num_rows != batch.num_rows:
+            raise UsageError(
+                f"operator '{self._node}': lookup was given {batch.num_rows - owned.num_rows} keys of other subtasks, "
+                "where their state is; send records to them with key_by"
+            )
+        return self._keys_of(batch.columns)
+
+    def _keys_of(self, columns: Sequence[pa.Array]) -> Keys:
+        return Keys(self._backend.slots(columns), self._backend.key_columns, tuple(self._key_schema.names))
+
+
+class BatchProcessFunction:
+    """A vectorised function with state for each key. Give an instance to ``KeyedStream.process``.
+
+    Every subtask works on a copy of the instance; what must survive a failure belongs into state. Where batches begin
+    and end differs from run to run; the result must not depend on it.
+
+    Attributes:
+        schema: of the frames that it returns; None: as its input.
+    """
+
+    schema: SchemaLike | None = None
+
+    def open(self, state: BatchStateHandle) -> None:
+        """Declare state: ``self.label = state.value("label", pa.int64())``.
+
+        Called once per subtask, and once when the pipeline is built. State has no keys yet and cannot be used here.
+        """
+
+    def process(self, batch: pl.DataFrame, context: BatchContext) -> pl.DataFrame | None:
+        """Process one batch; return the results, None for none."""
+        raise NotImplementedError
+
+    def on_round(self, round: int, context: BatchContext) -> pl.DataFrame | None:
+        """Called when a round of the loop around it is globally finished; ``context.keys``: all keys with state."""
+        return None
+
+
+@dataclass(frozen=True)
+class BatchProcessSpec:
+    """Call a vectorised function with state. Made by ``batch_process_spec``, which learns ``descriptors``."""
+
+    keys: tuple[str, ...]
+    function: BatchProcessFunction
+    schema: pa.Schema
+    descriptors: tuple[StateDescriptor, ...]
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return BatchProcessOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return the schema of the results.
+
+        Raises:
+            UsageError: the key is not in the input, or the function's ``schema`` has an unknown type.
+        """
+        check_keys(node, schema, self.keys)
+        return schema if self.function.schema is None else as_schema(node, self.function.schema)
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return state_identity(key_columns(self.schema, self.keys), self.descriptors)
+
+
+def batch_process_spec(
+    node: str, keys: tuple[str, ...], function: BatchProcessFunction, schema: pa.Schema
+) -> BatchProcessSpec:
+    """Return the spec of ``function`` on a stream of ``schema``, learning its states from a copy.
+
+    Raises:
+        UsageError: a wrong declaration.
+        UserFunctionError: its ``open`` raised.
+    """
+    check_keys(node, schema, keys)
+    columns = key_columns(schema, keys)
+    learning = Declarations(node, BatchStates(node, BatchCursor(), lambda d: MemoryColumnBackend(columns, [d])))
+    descriptors = opened(node, copied(node, function), learning)
+    return BatchProcessSpec(keys, function, schema, descriptors)
+
+
+class BatchProcessOperator(Operator):
+    """Calls the function once per batch, with its states at the keys of the batch's rows."""
+
+    def __init__(self, spec: BatchProcessSpec) -> None:
+        self._spec = spec
+        self._cursor = BatchCursor()
+        self._backend = MemoryColumnBackend(key_columns(spec.schema, spec.keys), spec.descriptors)
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``. Opens a copy of the user's function."""
+        super().open(context, output)
+        node, spec = context.node, self._spec
+        self._function: BatchProcessFunction = copied(node, spec.function)
+        found = opened(
+            node, self._function, Declarations(node, BatchStates(node, self._cursor, lambda _: self._backend))
+        )
+        assert found == spec.descriptors
+        self._user_context = BatchContext(self._cursor, self._backend, key_columns(spec.schema, spec.keys), node)
+        self._user_context._owner = self._owner()
+        self._schema = spec.output_schema(spec.schema, node)
+
+    def _owner(self) -> Ownership:
+        context = self.context
+        return Ownership(context.max_parallelism, context.parallelism, context.subtask_index)
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the state of the keys that this subtask owns (ST4)."""
+        for state in states:
+            path = f"state of '{self.context.node}', subtask {state.subtask_index}"
+            self._backend.restore(decode_sections(state.payload, path), path, self._owner())
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        self._backend.prepare()
+        self._cursor.move(self._user_context._keys_of([batch.column(key) for key in self._spec.keys]))
+        try:
+            result = self._function.process(frame_of(batch), self._user_context)
+        except Exception as error:
+            raise batch_error(self.context.node, batch.num_rows, error) from None
+        finally:
+            self._cursor.move(None)
+        self._emit(result)
+
+    def on_round(self, round_: int) -> None:
+        """See ``Operator``. Calls the function once for all keys that have state (ST9)."""
+        if type(self._function).on_round is BatchProcessFunction.on_round:
+            return
+        self._backend.prepare()
+        slots = self._backend.all_slots()
+        if len(slots) == 0:
+            return
+        self._cursor.move(Keys(slots, self._backend.key_columns, self._spec.keys))
+        try:
+            result = self._function.on_round(round_, self._user_context)
+        except Exception as error:
+            record = f"{len(slots)} keys at the end of round {round_}"
+            raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
+        finally:
+            self._cursor.move(None)
+        self._emit(result)
+
+    def _emit(self, result: Any) -> None:
+        if result is None:
+            return
+        node, schema = self.context.node, self._schema
+        if not isinstance(result, pl.DataFrame):
+            raise UserFunctionError(node, f"a result of type {type(result).__name__}", "return a DataFrame or None")
+        try:
+            whole = batch_of(result.select(schema.names), schema)
+        except (pa.ArrowException, pl.exceptions.PolarsError, KeyError, ValueError) as error:
+            raise UserFunctionError(
+                node,
+                f"a batch of {result.height} results",
+                f"they must have the columns {schema_text(schema)}: {error}",
+            ) from None
+        for start in range(0, whole.num_rows, _EMIT_ROWS):
+            self.output.emit(whole.slice(start, _EMIT_ROWS))
+
+    def freeze(self) -> FrozenState | None:
+        """See ``Operator``. None for a function that declared no state."""
+        return self._backend.freeze() if self._spec.descriptors else None

@@ -1,0 +1,199 @@
+"""``process`` with a row function: rules ST1 to ST9 of docs/spec/state.md.
+
+Counterpart: ``operators.process.functions`` is what users see, ``state.memory.rows`` holds the state.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.codec.snapshot import decode_sections
+from headgate.errors import UsageError
+from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
+from headgate.operators.key_check import check_keys
+from headgate.operators.process.declaring import Declarations
+from headgate.operators.process.functions import Cursor, NoKey, ProcessContext, ProcessFunction, RowStates
+from headgate.operators.row_functions import divert_refused
+from headgate.operators.rows import Row, RowWriter, paused_gc, rows_of
+from headgate.operators.schemas import as_schema
+from headgate.operators.unreadable import divert_unreadable
+from headgate.operators.user_function import UserFunctionError, shortened, user_error, user_traceback
+from headgate.state.backend import Ownership
+from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
+from headgate.state.frozen import FrozenState
+from headgate.state.memory.rows import MemoryCells, MemoryRowBackend
+
+_ROUND_KEYS = 8_192
+"""``on_round`` sends its results on after so many keys."""
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """Call a function with state for each key. Made by ``row_process_spec``, which learns ``descriptors``."""
+
+    keys: tuple[str, ...]
+    function: ProcessFunction
+    schema: pa.Schema
+    descriptors: tuple[StateDescriptor, ...]
+
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+        return ProcessOperator(self)
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return the schema of the results.
+
+        Raises:
+            UsageError: the key is not in the input, or the function's ``schema`` has an unknown type.
+        """
+        check_keys(node, schema, self.keys)
+        return schema if self.function.schema is None else as_schema(node, self.function.schema)
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return state_identity(key_columns(self.schema, self.keys), self.descriptors)
+
+
+def key_columns(schema: pa.Schema, keys: tuple[str, ...]) -> KeyColumns:
+    """Return the key of a stream of ``schema`` by ``keys``."""
+    return KeyColumns(keys, tuple(schema.field(key).type for key in keys))
+
+
+def copied(node: str, function: Any) -> Any:
+    """Return a copy of a user's function object: neither subtasks nor the driver share one (ST1).
+
+    Raises:
+        UsageError: it cannot be copied, hence not be sent to a worker either.
+    """
+    try:
+        return copy.deepcopy(function)
+    except Exception as error:
+        raise UsageError(
+            f"operator '{node}': {type(function).__name__} cannot be copied to the workers ({error}); make what "
+            "cannot travel in open()"
+        ) from None
+
+
+def opened(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:
+    """Call the function's ``open``; return what it declared."""
+    try:
+        function.open(states)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UserFunctionError(node, "open()", user_traceback(error)) from None
+    return states.close()
+
+
+def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction, schema: pa.Schema) -> ProcessSpec:
+    """Return the spec of ``function`` on a stream of ``schema``, learning its states from a copy.
+
+    Raises:
+        UsageError: a wrong declaration.
+        UserFunctionError: its ``open`` raised.
+    """
+    check_keys(node, schema, keys)
+    learning = Declarations(node, RowStates(node, Cursor(), lambda _: MemoryCells()))
+    descriptors = opened(node, copied(node, function), learning)
+    return ProcessSpec(keys, function, schema, descriptors)
+
+
+class ProcessOperator(Operator):
+    """Calls the function once per record, with its states at the record's key."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self._spec = spec
+        self._cursor = Cursor()
+        self._user_context = ProcessContext(self._cursor)
+        self._backend = MemoryRowBackend(key_columns(spec.schema, spec.keys), spec.descriptors)
+        self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``. Opens a copy of the user's function."""
+        super().open(context, output)
+        node = context.node
+        self._function: ProcessFunction = copied(node, self._spec.function)
+        states = Declarations(node, RowStates(node, self._cursor, self._backend.cells))
+        found = opened(node, self._function, states)
+        assert found == self._spec.descriptors
+        self._writer = RowWriter(self._spec.output_schema(self._spec.schema, node))
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the state of the keys that this subtask owns (ST4)."""
+        context = self.context
+        owner = Ownership(context.max_parallelism, context.parallelism, context.subtask_index)
+        for state in states:
+            path = f"state of '{context.node}', subtask {state.subtask_index}"
+            self._backend.restore(decode_sections(state.payload, path), path, owner)
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """See ``Operator``."""
+        self._backend.absorb()
+        batch = divert_unreadable(self, batch)
+        results: list[Any] = []
+        with paused_gc():
+            self._call(rows_of(batch), results)
+            self._emit(results)
+
+    def _call(self, rows: list[Row], results: list[Any]) -> None:
+        function, context, cursor = self._function.process, self._user_context, self._cursor
+        key_of = self._key_of_row
+        row: Row = {}
+        try:
+            for row in rows:
+                cursor.key = key_of(row)
+                found = function(row, context)
+                if found is not None:
+                    results.extend(_each(found))
+        except Exception as error:
+            raise user_error(self.context.node, row, error) from None
+        finally:
+            cursor.key = NoKey()
+
+    def on_round(self, round_: int) -> None:
+        """See ``Operator``. Calls the function for every key that has state now (ST9)."""
+        if type(self._function).on_round is ProcessFunction.on_round:
+            return
+        self._backend.absorb()
+        keys = self._backend.all_keys()
+        for start in range(0, len(keys), _ROUND_KEYS):
+            results: list[Any] = []
+            with paused_gc():
+                self._call_round(round_, keys[start : start + _ROUND_KEYS], results)
+                self._emit(results)
+
+    def _call_round(self, round_: int, keys: list[Any], results: list[Any]) -> None:
+        function, context, cursor = self._function.on_round, self._user_context, self._cursor
+        try:
+            for cursor.key in keys:
+                found = function(round_, context)
+                if found is not None:
+                    results.extend(_each(found))
+        except Exception as error:
+            record = f"key {shortened(cursor.key)} at the end of round {round_}"
+            raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
+        finally:
+            cursor.key = NoKey()
+
+    def _emit(self, results: list[Any]) -> None:
+        batch, refused = self._writer.batch(results)
+        if refused:
+            divert_refused(self, refused)
+        self.output.emit(batch)
+
+    def freeze(self) -> FrozenState | None:
+        """See ``Operator``. None for a function that declared no state."""
+        return self._backend.freeze() if self._spec.descriptors else None
+
+
+def _each(found: Any) -> Iterable[Any]:
+    """Return the rows of a function's result (ST8)."""
+    if isinstance(found, dict):
+        raise TypeError("a process function must return an iterable of dicts, but returned one dict; return [row]")
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,91 @@
+"""How a user's ``open`` declares state, common to both forms of process functions (ST1).
+
+``open`` runs once in the driver, on a copy of the function, to learn what is declared, and once in each subtask.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from headgate.errors import UsageError
+from headgate.operators.schemas import as_schema
+from headgate.state.descriptors import StateDescriptor, StateKind
+from headgate.state.key_hash import is_key_type
+
+ValueT_co = TypeVar("ValueT_co", covariant=True)
+ListT_co = TypeVar("ListT_co", covariant=True)
+MapT_co = TypeVar("MapT_co", covariant=True)
+
+
+class StateMaker(Protocol[ValueT_co, ListT_co, MapT_co]):
+    """Makes the objects through which a user's function reaches its state."""
+
+    def value(self, descriptor: StateDescriptor) -> ValueT_co:
+        """Return the handle of a value state."""
+
+    def list(self, descriptor: StateDescriptor) -> ListT_co:
+        """Return the handle of a list state."""
+
+    def map(self, descriptor: StateDescriptor) -> MapT_co:
+        """Return the handle of a map state."""
+
+
+V = TypeVar("V")
+L = TypeVar("L")
+M = TypeVar("M")
+
+
+class Declarations(Generic[V, L, M]):
+    """Given to ``open``: declares value, list and map states, each by a name that is unique in its operator.
+
+    Types are Arrow, Polars or Python types, as in a schema; structs and lists too.
+    """
+
+    def __init__(self, node: str, maker: StateMaker[V, L, M]) -> None:
+        """For Headgate only."""
+        self._node = node
+        self._descriptors: list[StateDescriptor] = []
+        self._is_closed = False
+        self._maker = maker
+
+    def value(self, name: str, type: Any) -> V:
+        """Declare one value per key."""
+        return self._maker.value(self._declared(name, StateKind.VALUE, type))
+
+    def list(self, name: str, type: Any) -> L:
+        """Declare a list of elements per key."""
+        return self._maker.list(self._declared(name, StateKind.LIST, type))
+
+    def map(self, name: str, key_type: Any, type: Any) -> M:
+        """Declare a map per key, from ``key_type`` (as for keys: numbers, booleans, times, text) to ``type``."""
+        return self._maker.map(self._declared(name, StateKind.MAP, type, key_type))
+
+    def close(self) -> tuple[StateDescriptor, ...]:
+        """End the declarations; for Headgate only."""
+        self._is_closed = True
+        return tuple(self._descriptors)
+
+    def _declared(self, name: str, kind: StateKind, type: Any, key_type: Any = None) -> StateDescriptor:
+        if self._is_closed:
+            raise UsageError(f"operator '{self._node}': state '{name}' must be declared in open()")
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"operator '{self._node}': a state's name must be text, not {name!r}")
+        if any(descriptor.name == name for descriptor in self._descriptors):
+            raise UsageError(f"operator '{self._node}': two states are named '{name}'; give each a name of its own")
+        own_key = None if kind is not StateKind.MAP else self._type(name, key_type)
+        if own_key is not None and not is_key_type(own_key):
+            raise UsageError(
+                f"operator '{self._node}': the keys of map state '{name}' cannot be {own_key}; use numbers, booleans, "
+                "times, strings or binaries"
+            )
+        descriptor = StateDescriptor(name, kind, self._type(name, type), own_key)
+        self._descriptors.append(descriptor)
+        return descriptor
+
+    def _type(self, name: str, given: Any) -> pa.DataType:
+        try:
+            return as_schema(self._node, {name: given}).field(0).type
+        except UsageError as error:
+            raise UsageError(f"operator '{self._node}': state '{name}': {error.message}") from None

@@ -1,0 +1,287 @@
+"""What happens to the checkpoints of one generation and what is ordered: the vocabulary of ``coordinator``.
+
+Counterpart: the interpreter, which reports the events and runs the effects. Source: rules C1–C32 and E1–E10. It never
+decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.protocol.checkpoints.commit import Commit
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.machine import Ignored
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalTimer:
+    """The next periodic checkpoint is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseTimer:
+    """The minimum pause after a completion is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiryTimer:
+    """``checkpoint`` took too long."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRetryTimer:
+    """A failed commit is tried again."""
+
+
+Timer: TypeAlias = IntervalTimer | PauseTimer | ExpiryTimer | CommitRetryTimer
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """EVENT: every participant runs. ``first_delay_ms``: random, within one interval (C5)."""
+
+    first_delay_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """EVENT: an armed timer fired."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """EVENT: somebody asks for a checkpoint now; it does not wait for the interval or the pause."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """EVENT: take one last checkpoint, commit it, then stop (E6). The input is not drained."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """EVENT: end the sources as if their input had ended; everything in flight is processed (E7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdReserved:
+    """EVENT: the id is recorded durably, so that no later generation uses it."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveFailed:
+    """EVENT: the id could not be recorded."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """EVENT: ``subtask`` of ``generation`` has made its part of ``checkpoint`` durable."""
+
+    generation: Generation
+    subtask: SubtaskId
+    checkpoint: CheckpointId
+    handle: StateHandle
+    committables: tuple[Committable, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """EVENT: ``subtask`` of ``generation`` gave ``checkpoint`` up."""
+
+    generation: Generation
+    subtask: SubtaskId
+    checkpoint: CheckpointId
+    reason: AbortReason
+
+
+@dataclass(frozen=True, slots=True)
+class FinishReported:
+    """EVENT: ``subtask`` of ``generation`` has processed all its bounded input; it lives on (E1)."""
+
+    generation: Generation
+    subtask: SubtaskId
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestWritten:
+    """EVENT: the manifest is durable under its final name: the checkpoint is completed (C12)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFailed:
+    """EVENT: the manifest was certainly not written."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestUnknown:
+    """EVENT: nobody can tell whether the manifest was written (time-out, and reading it back failed too)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationReplaced:
+    """EVENT: the log holds the claim of a newer generation: this one is over (C38)."""
+
+    newest: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSucceeded:
+    """EVENT: everything of this permit is visible at its target."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed:
+    """EVENT: a commit failed, perhaps after it took effect. ``is_transient``: trying again may help."""
+
+    checkpoint: CheckpointId
+    reason: str
+    is_transient: bool
+
+
+Event: TypeAlias = (
+    Started
+    | TimerFired
+    | CheckpointRequested
+    | StopRequested
+    | DrainRequested
+    | IdReserved
+    | ReserveFailed
+    | Acknowledged
+    | Declined
+    | FinishReported
+    | ManifestWritten
+    | ManifestFailed
+    | ManifestUnknown
+    | GenerationReplaced
+    | CommitSucceeded
+    | CommitFailed
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTimer:
+    """EFFECT: report ``TimerFired(timer)`` after ``after_ms``; re-arming replaces."""
+
+    timer: Timer
+    after_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    """EFFECT: the timer is no longer wanted (firing it anyway is harmless)."""
+
+    timer: Timer
+
+
+@dataclass(frozen=True, slots=True)
+class ReserveId:
+    """EFFECT: record durably that ``checkpoint`` is in use, then report ``IdReserved`` or ``ReserveFailed``."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerSources:
+    """EFFECT: ask every source subtask for ``checkpoint``."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class DrainSources:
+    """EFFECT: tell every source subtask to read nothing more and to end (E7)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """EFFECT: write the manifest durably as the next log entry, once (C12); report one ``Manifest…`` event."""
+
+    checkpoint: CheckpointId
+    entries: tuple[SubtaskEntry, ...]
+    carried: tuple[Committable, ...]
+    is_final: bool
+    is_draining: bool = False
+    """Sources may have ended before their input did: whoever restores it goes on draining (E9)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyComplete:
+    """EFFECT: tell every subtask, best effort (C14)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAbort:
+    """EFFECT: tell every subtask, best effort (C17)."""
+
+    checkpoint: CheckpointId
+    reason: AbortReason
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteHandles:
+    """EFFECT: remove these snapshot files; nothing refers to them (C10)."""
+
+    handles: tuple[StateHandle, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropCheckpoint:
+    """EFFECT: remove a completed checkpoint beyond the retained ones; only after the newer one is durable (C31)."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class FailGeneration:
+    """EFFECT: this generation cannot go on; the supervisor decides about a restart."""
+
+    reason: str
+    is_fatal: bool = False
+    is_fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDone:
+    """EFFECT: all is committed. ``is_final``: all input was processed; else a requested stop."""
+
+    checkpoint: CheckpointId | None
+    is_final: bool
+
+
+Effect: TypeAlias = (
+    ArmTimer
+    | CancelTimer
+    | ReserveId
+    | TriggerSources
+    | DrainSources
+    | WriteManifest
+    | NotifyComplete
+    | NotifyAbort
+    | DeleteHandles
+    | DropCheckpoint
+    | Commit
+    | FailGeneration
+    | GenerationDone
+    | Ignored
+)

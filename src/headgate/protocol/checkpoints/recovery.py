@@ -1,0 +1,290 @@
+"""Which checkpoint a new generation starts from (rules R6–R14 of docs/spec/recovery.md).
+
+Pure functions over what was observed in the checkpoint storage: the log of write-once entries and, for the
+candidates, whether their files verify. Counterpart: ``runtime.checkpoints.log``, which reads, verifies and claims.
+Source: Arroyo's state protocol (state is derived from durable objects), Flink's recovery order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headgate.model.config import DamagedCheckpoint
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import NO_GENERATION
+from headgate.model.manifest import Claim, LogEntry, Manifest
+
+READS_MAX = 3
+"""A read whose bytes do not fit, or that finds nothing, is repeated before anything is judged by it (R50)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something in the storage that cannot be trusted: the file and what is wrong with it."""
+
+    path: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedEntry:
+    """One entry of the log as it was found: readable, or damaged."""
+
+    sequence: int
+    path: str
+    content: LogEntry | Damage
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedLog:
+    """The log, ascending by sequence, and the newest reserved checkpoint id.
+
+    ``hint_sequence`` is the newest sequence that a driver noted beside the log (best effort, 0 if none): an entry
+    that the hint knows and the log lacks has been lost.
+    """
+
+    entries: tuple[ObservedEntry, ...]
+    reserved: CheckpointId
+    hint_sequence: int = 0
+
+    def counted(self) -> tuple[ObservedEntry, ...]:
+        """Return the entries that count, newest first (R41): the newest one, and what each of them follows.
+
+        The others were left by drivers that had been replaced, at numbers that were used and pruned.
+        """
+        return self._walk()[0]
+
+    def lost(self) -> tuple[int, ...]:
+        """Return the sequences that must have existed and are missing (R9), ascending.
+
+        Only a completed checkpoint lets the entries before it be pruned: a log without any manifest begins at 1.
+        """
+        return self._walk()[1]
+
+    def _walk(self) -> tuple[tuple[ObservedEntry, ...], tuple[int, ...]]:
+        entries = {entry.sequence: entry for entry in self.entries}
+        outdated = self._outdated()
+        first = self._first(outdated)
+        at = max(self.hint_sequence, *entries, 0)
+        counted: list[ObservedEntry] = []
+        lost: list[int] = []
+        while at >= first:
+            entry = entries.get(at)
+            if entry is None:
+                lost.append(at)
+            elif at not in outdated:
+                counted.append(entry)
+            at = at - 1 if entry is None or at in outdated else _followed_by(entry)
+        return tuple(counted), tuple(reversed(lost))
+
+    def _outdated(self) -> set[int]:
+        """Return where a manifest is of an older generation than one before it: that generation was over."""
+        found: set[int] = set()
+        newest = 0
+        for entry in self.entries:
+            if isinstance(entry.content, Manifest):
+                newest = max(newest, entry.content.generation)
+                if entry.content.generation < newest:
+                    found.add(entry.sequence)
+        return found
+
+    def _first(self, outdated: set[int]) -> int:
+        """Return the first sequence that is not pruned, or meant to be."""
+        if all(isinstance(entry.content, Claim) for entry in self.entries):
+            return 1
+        manifests = [e.content for e in self.entries if isinstance(e.content, Manifest) and e.sequence not in outdated]
+        start = max((manifest.log_start for manifest in manifests), default=0)
+        return min(entry.sequence for entry in self.entries if entry.sequence >= start)
+
+
+def _followed_by(entry: ObservedEntry) -> int:
+    """Return the sequence before ``entry``: the one that it names, else the one that is less by one."""
+    content = entry.content
+    if isinstance(content, Damage) or content.follows is None:
+        return entry.sequence - 1
+    return min(content.follows, entry.sequence - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NextClaim:
+    """What a new generation writes: its number, at this sequence of the log (R6), and what it follows (R41)."""
+
+    sequence: int
+    generation: Generation
+    follows: int
+
+
+def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim:
+    """Return the claim that follows ``log``. Damaged entries still occupy their numbers.
+
+    Its generation exceeds ``above``, too: what the sinks' targets saw in a former life of the pipeline (LV4).
+    """
+    sequence = max([log.hint_sequence, *(entry.sequence for entry in log.entries)]) + 1
+    read = [(e.sequence, e.content.generation) for e in log.entries if isinstance(e.content, Claim | Manifest)]
+    last_sequence, last_generation = max(read, default=(0, 0))
+    # Each damaged or lost entry after the last readable one may have been a claim: leave room for it, so that a
+    # number is never used twice (R7).
+    generation = max(last_generation + sequence - last_sequence, max((above, *(g for _, g in read))) + 1)
+    claims = {e.sequence for e in log.counted() if isinstance(e.content, Claim)}
+    others = {*log.lost(), *(e.sequence for e in log.counted())} - claims
+    return NextClaim(sequence, Generation(generation), max(others, default=0))
+
+
+def first_checkpoint(log: ObservedLog, reserved: CheckpointId) -> CheckpointId:
+    """Return the first id of a generation (R7). ``reserved`` is the newest id that was found after its claim (R42)."""
+    ids = [e.content.checkpoint for e in log.entries if isinstance(e.content, Manifest)]
+    return CheckpointId(max([reserved, log.reserved, *ids]) + 1)
+
+
+def superseded(log: ObservedLog, claim: NextClaim) -> tuple[ObservedEntry, ...]:
+    """Return the entries that nothing needs once ``claim`` is durable, oldest first: claims that led nowhere (R43)."""
+    return tuple(entry for entry in log.entries if claim.follows < entry.sequence < claim.sequence)
+
+
+def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Generation | None:
+    """Return the newest generation that another driver than ``owner`` began after ``mine``, or None.
+
+    Ask before a driver claims again: one that was replaced stops. Were it to take over in turn, two drivers would
+    replace each other for ever (C38, I5). A claim of its own that it does not know of does not count. A manifest tells
+    as well as a claim, which may have been pruned (R40): a driver knows every generation of its own that has any.
+    """
+    newer = (e.content for e in log.counted() if not isinstance(e.content, Damage) and e.content.generation > mine)
+    others = (c.generation for c in newer if isinstance(c, Manifest) or c.owner != owner)
+    return max(others, default=None)
+
+
+def candidates(log: ObservedLog) -> tuple[Manifest, ...]:
+    """Return the completed checkpoints, the newest in the log first (R8). Their files still have to be verified."""
+    return tuple(entry.content for entry in log.counted() if isinstance(entry.content, Manifest))
+
+
+def retained(log: ObservedLog, restored: Manifest | None) -> tuple[CheckpointId, ...]:
+    """Return the checkpoints that may still be restored once ``restored`` was, oldest first: no newer one (C35)."""
+    found = [manifest.checkpoint for manifest in candidates(log)]
+    return () if restored is None else tuple(reversed(found[found.index(restored.checkpoint) :]))
+
+
+@dataclass(frozen=True, slots=True)
+class StartFresh:
+    """There has never been a completed checkpoint: every position starts at its initial configuration (C37)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Start from ``manifest``. ``skipped`` names what was damaged and newer; ``contradicts`` the checkpoints whose
+    committed output will be produced again because of that (K18)."""
+
+    manifest: Manifest
+    skipped: tuple[Damage, ...] = ()
+    contradicts: tuple[CheckpointId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyFinished:
+    """The newest completed checkpoint is final: all input has been processed and committed."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Nothing may start; ``reason`` says what the user can do."""
+
+    reason: str
+
+
+Choice: TypeAlias = StartFresh | Restore | AlreadyFinished | Refuse
+
+
+def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], policy: DamagedCheckpoint) -> Choice:
+    """Choose what to start from (I4).
+
+    ``damage`` holds, for each candidate that was verified, what is wrong with its files (empty: sound). Every
+    candidate from the newest down to the first sound one must have been verified.
+    """
+    skipped = [e.content for e in reversed(log.counted()) if isinstance(e.content, Damage)]
+    skipped += [Damage(f"log/{s:010d}", "the entry is missing") for s in log.lost()]
+    passed: list[CheckpointId] = []
+    for manifest in candidates(log):
+        problems = damage[manifest.checkpoint]
+        if not problems:
+            if policy is DamagedCheckpoint.FAIL and (passed or _damage_after(log, manifest)):  # R14
+                return Refuse(_describe(skipped) + _going_back(manifest, passed))
+            if manifest.is_final and not passed:  # R13
+                return AlreadyFinished(manifest)
+            return Restore(manifest, tuple(skipped), tuple(passed))  # R10
+        skipped += problems
+        passed.append(manifest.checkpoint)
+    if skipped:  # silently starting empty is forbidden (R11, C36)
+        return Refuse(_describe(skipped) + "; no sound checkpoint is left")
+    return StartFresh()
+
+
+def _damage_after(log: ObservedLog, manifest: Manifest) -> bool:
+    """Whether something newer than ``manifest`` is unreadable or lost: it may have been a completed checkpoint."""
+    at = next(e.sequence for e in log.counted() if e.content == manifest)
+    unreadable = (e.sequence for e in log.counted() if isinstance(e.content, Damage))
+    return any(sequence > at for sequence in (*unreadable, *log.lost()))
+
+
+def _going_back(manifest: Manifest, passed: Sequence[CheckpointId]) -> str:
+    """Return what the user can do about damage, and what going back would repeat (K18)."""
+    again = "checkpoint " + ", ".join(str(c) for c in passed) if passed else "whatever was completed since"
+    return (
+        f"; going back to checkpoint {manifest.checkpoint} would produce again the output that {again} committed: "
+        "restore the damaged files from a copy, or, to go back, use Pipeline(on_damaged_checkpoint='previous'), which "
+        "keeps the damaged files aside"
+    )
+
+
+def _describe(skipped: Sequence[Damage]) -> str:
+    return "; ".join(f"{d.path}: {d.problem}" for d in skipped)
+
+
+def incompatibility(manifest: Manifest, state_texts: Mapping[str, str], max_parallelism: int) -> str | None:
+    """Return why the state of ``manifest`` does not fit a plan, as one sentence, or None if it fits (R12).
+
+    The parallelism may differ: state moves with its key group, positions with their split (KG8, R15).
+    """
+    here = f"checkpoint {manifest.checkpoint}"
+    if manifest.max_parallelism != max_parallelism:
+        return (
+            f"{here} was written with max_parallelism {manifest.max_parallelism}, this pipeline has "
+            f"{max_parallelism}; set it back, because it decides which key belongs where"
+        )
+    for name, text in sorted(manifest.state_texts.items()):
+        if text and name not in state_texts:
+            return (
+                f"{here} holds state of operator '{name}', which this pipeline does not have; bring the operator "
+                "back under this name, or run under another pipeline name to start without the old state"
+            )
+        if text and state_texts[name] != text:
+            return (
+                f"the state of operator '{name}' in {here} is [{text}], but this pipeline declares "
+                f"[{state_texts[name]}]; restore the old definition, or rename the operator or the pipeline"
+            )
+    for name, count in sorted(_held(manifest).items()):
+        if name not in state_texts:  # D15
+            return (
+                f"{here} holds {count} records that sink '{name}' has not written yet, and this pipeline has no such "
+                "sink; bring it back under this name and run until it is drained or has written them"
+            )
+    for name, text in sorted(state_texts.items()):
+        if text and not manifest.state_texts.get(name):  # unknown there, or stateless there
+            return (
+                f"operator '{name}' has state, and {here} holds none for it; starting it empty would lose what "
+                "it should have counted: run under another pipeline name to start from the beginning"
+            )
+    return None
+
+
+def _held(manifest: Manifest) -> dict[str, int]:
+    """Return how many records sinks hold back: rows of nodes without a declared state."""
+    found: dict[str, int] = {}
+    for entry in manifest.entries:
+        for name, rows in (entry.handle.rows or {}).items():
+            if not manifest.state_texts.get(name):
+                found[name] = found.get(name, 0) + sum(rows.values())
+    return {name: count for name, count in found.items() if count}

@@ -1,0 +1,1 @@
+"""One subtask's part in everything: the machine that composes the others, and its vocabulary."""

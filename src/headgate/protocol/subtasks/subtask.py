@@ -1,0 +1,347 @@
+"""One subtask's part in checkpoints and in the end of input (rules T1–T10 of docs/spec/subtask.md).
+
+Composes the ``Aligner`` with the snapshot's asynchronous part, the precommitted output of its sinks, the final
+checkpoint and, inside loops, the ``LoopHead`` and the ``LoopPart``. Counterparts: the ``Coordinator`` and the
+subtasks of the neighbouring vertices. It never touches records: the interpreter runs operators and hands over opaque
+state handles.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from headgate.model.ids import ChannelIndex, CheckpointId
+from headgate.model.manifest import Committable
+from headgate.protocol.checkpoints import align
+from headgate.protocol.checkpoints.align import (
+    Aligner,
+    BlockChannel,
+    Decline,
+    EmitBarrier,
+    EmitCancel,
+    TakeSnapshot,
+    UnblockChannels,
+)
+from headgate.protocol.checkpoints.commit import Precommit
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.loops import head as loop_head
+from headgate.protocol.loops import part as loop_part
+from headgate.protocol.loops.head import DropLog, ForwardFeedback, LogFeedback, LoopHead, OpenLog, SealLog
+from headgate.protocol.loops.part import (
+    NO_ROUNDS,
+    AdvanceToEnd,
+    FeedbackForwarded,
+    LoopPart,
+    LoopPlace,
+    ProbeOrdered,
+    ReportEntranceEnded,
+    ReportProbe,
+    RoundProgress,
+)
+from headgate.protocol.loops.rounds import CloseRound, PassProbe, ProbeReceived
+from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.subtasks.events import (
+    AbortReceived,
+    Acknowledge,
+    BarrierReceived,
+    CancelReceived,
+    CancelWrite,
+    CompleteReceived,
+    Effect,
+    EmitEnd,
+    EndReceived,
+    Event,
+    FeedbackReceived,
+    FinishOperators,
+    InputResumed,
+    LoopEnded,
+    ReportFinished,
+    ResumeOperators,
+    SnapshotFailed,
+    SnapshotWritten,
+    SourceEnded,
+    TriggerReceived,
+)
+
+
+class Subtask(Machine):
+    """Checkpoints and end of input of one subtask."""
+
+    def __init__(
+        self,
+        channels_count: int,
+        *,
+        is_restored_finished: bool = False,
+        place: LoopPlace | None = None,
+        rounds: RoundProgress = NO_ROUNDS,
+    ) -> None:
+        """Make the machine of a subtask with ``channels_count`` inputs, feedback channels aside (0: a source).
+
+        Args:
+            channels_count: inputs that barriers are aligned on.
+            is_restored_finished: the restored snapshot was taken after ``finish``, which must not run twice (T8)
+                unless more input comes (T10).
+            place: where the subtask stands in its nest of loops, if it is in one.
+            rounds: from the restored snapshot.
+        """
+        super().__init__()
+        self._is_source = channels_count == 0
+        self._channels_count = channels_count
+        self._aligner = Aligner(max(channels_count, 1))
+        self._precommit = Precommit()
+        self._ended: set[ChannelIndex] = set()
+        self._is_finished = False
+        self._were_operators_finished = is_restored_finished
+        self._writing: set[CheckpointId] = set()
+        self._last_snapshot = CheckpointId(0)
+        feedback = frozenset[ChannelIndex]() if place is None else place.feedback
+        self._feedback = feedback
+        self._head = LoopHead(sorted(feedback)) if feedback else None
+        self._part = None if place is None else LoopPart(place, rounds)
+        self._outside = frozenset[ChannelIndex]() if place is None else place.outside
+        self._has_loop_ended = False
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all input has ended and been processed. Part of the snapshot."""
+        return self._were_operators_finished
+
+    @property
+    def blocked(self) -> frozenset[ChannelIndex]:
+        """Input channels that must not be read now."""
+        return self._aligner.blocked if self._head is None else self._aligner.blocked | self._head.held
+
+    @property
+    def rounds(self) -> RoundProgress:
+        """How far rounds have come here. Part of the snapshot of a subtask in a loop."""
+        return NO_ROUNDS if self._part is None else self._part.progress
+
+    @property
+    def open_logs(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints whose logs are open in this loop head."""
+        return () if self._head is None else self._head.pending
+
+    @property
+    def pending_committables(self) -> tuple[Committable, ...]:
+        """Prepared output not yet known to be covered by a completed checkpoint."""
+        return self._precommit.pending
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Advance by one event; return the effects to run, in order.
+
+        Raises:
+            ProtocolViolation: an event that no correct peer or interpreter can produce.
+        """
+        self._begin(event)
+        match event:
+            case TriggerReceived():
+                effects = self._on_trigger(event)
+            case BarrierReceived() if event.channel in self._feedback:
+                effects = self._logged(loop_head.SentinelReceived(event.channel, event.checkpoint))
+            case BarrierReceived():
+                effects = self._aligned(align.BarrierReceived(event.channel, event.checkpoint))
+            case CancelReceived() if event.channel in self._feedback:
+                effects = [Ignored("whoever feeds back has told the coordinator")]  # L10
+            case CancelReceived():
+                effects = self._aligned(align.CancelReceived(event.channel, event.checkpoint))
+            case EndReceived():
+                effects = self._on_end(event)
+            case SourceEnded():
+                effects = self._on_source_ended()
+            case InputResumed():
+                effects = self._on_resumed()
+            case SnapshotWritten():
+                effects = self._on_written(event)
+            case SnapshotFailed():
+                effects = self._on_failed(event)
+            case AbortReceived():
+                effects = self._on_abort(event)
+            case CompleteReceived():
+                effects = self._on_complete(event)
+            case FeedbackReceived():
+                effects = self._on_feedback(event)
+            case LoopEnded():
+                effects = self._on_loop_ended()
+            case FeedbackForwarded() | ProbeReceived() | ProbeOrdered():
+                if self._part is None:
+                    raise self._violation("only subtasks in a loop get probes and feedback")
+                effects = list(self._part.handle(event))
+            case _:
+                assert_never(event)
+        return effects
+
+    def _on_trigger(self, event: TriggerReceived) -> list[Effect]:  # T1
+        if not self._is_source:
+            raise self._violation("only sources are triggered")
+        return self._aligned(align.BarrierReceived(ChannelIndex(0), event.checkpoint))
+
+    def _aligned(self, event: align.Event) -> list[Effect]:
+        """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""
+        effects: list[Effect] = []
+        for effect in self._aligner.handle(event):
+            effects.append(effect)
+            match effect:
+                case TakeSnapshot():
+                    assert effect.checkpoint > self._last_snapshot, "snapshot ids increase (T2, C42)"
+                    self._last_snapshot = effect.checkpoint
+                    self._writing.add(effect.checkpoint)
+                case EmitBarrier() if self._head is not None:  # L1: the log begins where the barrier went out
+                    effects += self._logged(loop_head.SnapshotTaken(effect.checkpoint))
+                case EmitCancel() if self._head is not None:
+                    effects += self._logged(loop_head.GivenUp(effect.checkpoint))
+        return effects
+
+    def _logged(self, event: loop_head.Event) -> list[Effect]:
+        """Pass ``event`` to the loop head; a checkpoint whose log it drops is not being written any more."""
+        assert self._head is not None
+        effects = self._head.handle(event)
+        self._writing -= {e.checkpoint for e in effects if isinstance(e, DropLog)}
+        return list(effects)
+
+    def _on_feedback(self, event: FeedbackReceived) -> list[Effect]:
+        if self._head is None or event.channel in self._ended:
+            raise self._violation(f"feedback on channel {event.channel}, where none can come")
+        if self._is_finished:
+            raise self._violation("records came back after the loop was found empty and its end had gone out")
+        return self._logged(loop_head.FeedbackReceived(event.channel))
+
+    def _on_end(self, event: EndReceived) -> list[Effect]:
+        if event.channel in self._ended or self._is_source:
+            raise self._violation(f"second end of data on channel {event.channel}")
+        self._ended.add(event.channel)
+        if event.channel in self._feedback:
+            is_back = self._feedback <= self._ended
+            return [ReportFinished()] if is_back else [Ignored("the end has not come back on other channels")]
+        effects: list[Effect] = []
+        if self._part is not None and event.channel in self._outside:
+            effects += self._part.handle(loop_part.OutsideEnded(event.channel))
+        if self._regular_ended < self._channels_count:
+            return effects or [Ignored("other channels still deliver")]
+        return effects + self._finish_if_empty()
+
+    @property
+    def _regular_ended(self) -> int:
+        return len(self._ended - self._feedback)
+
+    def _on_loop_ended(self) -> list[Effect]:
+        if self._head is None or self._has_loop_ended:
+            raise self._violation("only loop heads are told that their loop has ended, and once")
+        self._has_loop_ended = True
+        if self._regular_ended < self._channels_count:
+            return [Ignored("the end has not come through the outer loop yet")]
+        return self._finish_if_empty()
+
+    def _finish_if_empty(self) -> list[Effect]:
+        """Finish, unless this is a loop head and records may still circulate (L29)."""
+        if self._head is not None and not self._has_loop_ended:
+            return [Ignored("records may still circulate")]
+        return self._finish()
+
+    def _on_source_ended(self) -> list[Effect]:
+        if not self._is_source:
+            raise self._violation("only sources end by themselves")
+        if self._is_finished:
+            return [Ignored("already ended")]
+        return self._finish()
+
+    def _on_resumed(self) -> list[Effect]:  # T10
+        if self._is_finished:
+            raise self._violation("input came after the end of data had gone out")
+        if not self._were_operators_finished:
+            return [Ignored("its input had not ended")]
+        self._were_operators_finished = False
+        return [ResumeOperators()]
+
+    def _finish(self) -> list[Effect]:  # T7: the last watermark, finish, end of data, report
+        effects: list[Effect] = [] if self._were_operators_finished else [FinishOperators()]
+        self._is_finished = self._were_operators_finished = True
+        effects.append(EmitEnd())
+        return effects if self._head is not None else [*effects, ReportFinished()]  # L29: when the end is back
+
+    def _on_written(self, event: SnapshotWritten) -> list[Effect]:
+        if event.checkpoint in self.open_logs:
+            raise self._violation(f"the snapshot of {event.checkpoint} was written before its log was complete (L4)")
+        self._precommit.prepared(event.committables)  # kept even when the checkpoint is gone (T5)
+        if event.checkpoint not in self._writing and not event.handle.path:
+            return [Ignored("written after the checkpoint was aborted")]
+        # Too late, with a file: acknowledged all the same, so that the coordinator deletes the file (C10).
+        self._writing.discard(event.checkpoint)
+        covered = self._precommit.covered_by(event.checkpoint)  # T3
+        return [Acknowledge(event.checkpoint, event.handle, covered)]
+
+    def _on_failed(self, event: SnapshotFailed) -> list[Effect]:
+        if event.checkpoint not in self._writing:
+            return [Ignored("failed after the checkpoint was aborted")]
+        released = self._released(event.checkpoint)  # L5: its log may have failed while it was open
+        self._writing.discard(event.checkpoint)
+        return [*released, Decline(event.checkpoint, AbortReason.SNAPSHOT_FAILED)]  # T4
+
+    def _on_abort(self, event: AbortReceived) -> list[Effect]:
+        released = self._released(event.checkpoint)
+        if event.checkpoint in self._writing:
+            self._writing.remove(event.checkpoint)
+            return [*released, CancelWrite(event.checkpoint)]
+        return released + self._aligned(align.AbortReceived(event.checkpoint))
+
+    def _released(self, checkpoint: CheckpointId) -> list[Effect]:
+        """Let the loop head drop what it holds for ``checkpoint`` (L5)."""
+        if self._head is None:
+            return []
+        return [e for e in self._logged(loop_head.Released(checkpoint)) if not isinstance(e, Ignored)]
+
+    def _on_complete(self, event: CompleteReceived) -> list[Effect]:
+        self._precommit.completed(event.checkpoint)  # T9
+        effects: list[Effect] = []
+        for checkpoint in sorted(c for c in self._writing if c < event.checkpoint):  # subsumed (C15)
+            effects += self._released(checkpoint)
+            if checkpoint in self._writing:
+                self._writing.remove(checkpoint)
+                effects.append(CancelWrite(checkpoint))
+        return effects or [Ignored("nothing of it is held here any more")]
+
+
+__all__ = [
+    "AbortReceived",
+    "Acknowledge",
+    "AdvanceToEnd",
+    "BarrierReceived",
+    "BlockChannel",
+    "CancelReceived",
+    "CancelWrite",
+    "CloseRound",
+    "CompleteReceived",
+    "Decline",
+    "DropLog",
+    "Effect",
+    "EmitBarrier",
+    "EmitCancel",
+    "EmitEnd",
+    "EndReceived",
+    "Event",
+    "FeedbackForwarded",
+    "FeedbackReceived",
+    "FinishOperators",
+    "ForwardFeedback",
+    "Ignored",
+    "InputResumed",
+    "LogFeedback",
+    "LoopEnded",
+    "LoopPlace",
+    "OpenLog",
+    "PassProbe",
+    "ProbeOrdered",
+    "ProbeReceived",
+    "ReportEntranceEnded",
+    "ReportFinished",
+    "ReportProbe",
+    "ResumeOperators",
+    "RoundProgress",
+    "SealLog",
+    "SnapshotFailed",
+    "SnapshotWritten",
+    "SourceEnded",
+    "Subtask",
+    "TakeSnapshot",
+    "TriggerReceived",
+    "UnblockChannels",
+]

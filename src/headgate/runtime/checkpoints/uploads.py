@@ -1,0 +1,212 @@
+"""The asynchronous part of snapshots: prepare the sinks' output, write the state, report (rules U1–U7 of
+docs/spec/subtask.md).
+
+One ``SnapshotWriter`` per subtask: its writes run one after another in checkpoint order, beside the mailbox, in a
+pool that all subtasks of the worker share. A write that fails or is cancelled leaves its sealed output to the next
+one (C17). Counterpart: ``runtime.worker.subtask_runner``, which freezes and seals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from headgate import fault_points
+from headgate.codec.snapshot import STATE_PREFIX, Buffer, encode_sections, section_views
+from headgate.codec.state_rows import difference, stored_rows
+from headgate.connectors.base import SealedTransaction
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.manifest import Committable, StateHandle
+from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
+from headgate.runtime.checkpoints.log import write_snapshot
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Pool, Surroundings
+from headgate.state.frozen import FrozenState
+from headgate.storage.base import Storage
+
+_T = TypeVar("_T")
+
+RETRY_PAUSES_S = (0.1, 0.3, 0.6)
+"""Pauses between tries of one storage write; after them the checkpoint is declined (U4)."""
+
+
+class PrepareRefused(Exception):  # noqa: N818 - what the target said
+    """A sink's target refuses the output of a checkpoint for good: neither a retry nor a restart can help (K21)."""
+
+    def __init__(self, node: str, checkpoint: CheckpointId, cause: str) -> None:
+        super().__init__(node, checkpoint, cause)
+        self.node, self.checkpoint, self.cause = node, checkpoint, cause
+
+    def __str__(self) -> str:
+        return (
+            f"sink '{self.node}' cannot prepare the output of checkpoint {self.checkpoint}: {self.cause}; starting "
+            "again cannot help: look at what else writes to the target, or write to another one"
+        )
+
+
+@dataclass(slots=True)
+class FrozenSubtask:
+    """What the synchronous part leaves behind: references only.
+
+    ``plain`` are sections that are bytes already (source positions, flags).
+    """
+
+    checkpoint: CheckpointId
+    states: Mapping[str, FrozenState]
+    plain: Mapping[str, bytes]
+    sealed: Sequence[tuple[str, SealedTransaction]]
+    started_ns: int = field(default_factory=time.monotonic_ns)
+
+    def release(self) -> None:
+        """Give the frozen states up: they are durable, or nobody will write them (U6). Idempotent."""
+        for state in self.states.values():
+            state.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where and as whom snapshots are written."""
+
+    storage: Storage
+    pipeline: str
+    generation: Generation
+    inline_bytes_max: int
+
+
+Rows: TypeAlias = dict[str, dict[str, int]]
+"""How many rows each state has, by operator and state."""
+
+Report = Callable[[SnapshotWritten | SnapshotFailed, str], None]
+"""Called from the pool's threads with the outcome and, for a failure, its text."""
+
+
+class SnapshotWriter:
+    """Writes the snapshots of one subtask, in order (U1)."""
+
+    def __init__(
+        self,
+        subtask: SubtaskId,
+        destination: Destination,
+        pool: Pool,
+        report: Report,
+        on_error: Callable[[BaseException], None],
+        around: Surroundings = PROCESS,
+    ) -> None:
+        """Make the writer; ``on_error`` gets what no checkpoint can survive (fenced, or a bug)."""
+        self._subtask = subtask
+        self._to = destination
+        self._pool = pool
+        self._report = report
+        self._on_error = on_error
+        self._lock = around.lock()
+        self._jobs: deque[FrozenSubtask] = deque()
+        self._is_running = False
+        self._cancelled: set[CheckpointId] = set()
+        self._unprepared: deque[tuple[str, CheckpointId, SealedTransaction]] = deque()
+        self._prepared: list[Committable] = []
+        self._stop = around.event()
+
+    def start(self, frozen: FrozenSubtask) -> None:
+        """Queue the write of ``frozen``."""
+        with self._lock:
+            self._jobs.append(frozen)
+            if self._is_running:
+                return
+            self._is_running = True
+        self._pool.submit(self._run)
+
+    def cancel(self, checkpoint: CheckpointId) -> None:
+        """Stop the write of ``checkpoint`` at its next step; its sealed output stays for the next one."""
+        with self._lock:
+            self._cancelled.add(checkpoint)
+
+    def close(self) -> None:
+        """Give up waiting for retries."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._is_running = False
+                    return
+                job = self._jobs.popleft()
+            try:
+                self._write(job)
+            except StorageError as error:
+                self._report(SnapshotFailed(job.checkpoint), str(error))
+            except Exception as error:
+                self._on_error(error)  # U5
+            finally:
+                job.release()  # U6: if it was given up
+            with self._lock:  # ids rise: what was cancelled up to here is never asked for again
+                self._cancelled = {c for c in self._cancelled if c > job.checkpoint}
+
+    def _write(self, job: FrozenSubtask) -> None:
+        for node, sealed in job.sealed:
+            self._unprepared.append((node, job.checkpoint, sealed))  # U3
+        if self._is_cancelled(job.checkpoint):
+            return
+        self._prepare_all()  # U2
+        fault_points.reach("after-prepare")
+        if self._is_cancelled(job.checkpoint):
+            return
+        parts, rows = self._with_retries(lambda: _encoded(job))
+        handle = self._with_retries(lambda: self._write_state(job, parts, rows))
+        job.release()  # U6: before anybody hears of it, so that the next barrier finds the state in one piece
+        fault_points.reach("after-snapshot-before-ack")
+        committables, self._prepared = tuple(self._prepared), []
+        self._report(SnapshotWritten(job.checkpoint, handle, committables), "")
+
+    def _prepare_all(self) -> None:
+        while self._unprepared:
+            node, checkpoint, sealed = self._unprepared[0]
+            try:
+                payload = self._with_retries(sealed.prepare)
+            except (CorruptionError, UsageError) as error:  # K21: the target knows this output, and it is another
+                raise PrepareRefused(node, checkpoint, str(error)) from error
+            self._unprepared.popleft()
+            if payload is not None:
+                index = self._subtask.index
+                self._prepared.append(Committable(node, checkpoint, index, self._to.generation, payload))
+
+    def _write_state(self, job: FrozenSubtask, parts: Sequence[memoryview], rows: Rows) -> StateHandle:
+        to = self._to
+        return write_snapshot(
+            to.storage, to.pipeline, self._subtask, job.checkpoint, to.generation, parts, to.inline_bytes_max, rows
+        )
+
+    def _with_retries(self, call: Callable[[], _T]) -> _T:
+        for pause_s in RETRY_PAUSES_S:
+            try:
+                return call()
+            except StorageError as error:
+                if not error.is_transient or self._stop.wait(pause_s):
+                    raise
+        return call()
+
+    def _is_cancelled(self, checkpoint: CheckpointId) -> bool:
+        with self._lock:
+            return checkpoint in self._cancelled
+
+
+def _encoded(job: FrozenSubtask) -> tuple[list[memoryview], Rows]:
+    """Return the snapshot of ``job``, and the rows that were frozen (U7). Changes nothing, so it can be repeated.
+
+    Raises:
+        AssertionError: what was encoded is not what was frozen; such a checkpoint must not complete.
+    """
+    sections: dict[str, Sequence[Buffer]] = {name: [data] for name, data in job.plain.items()}
+    rows: Rows = {}
+    for node, state in job.states.items():
+        rows[node] = dict(state.rows())
+        parts = state.encode()
+        problem = difference(rows[node], stored_rows(section_views(parts), f"the snapshot of '{node}'"))
+        if problem is not None:
+            raise AssertionError(f"the snapshot of operator '{node}' must have {problem[0]}, but has {problem[1]}")
+        sections[f"{STATE_PREFIX}{node}"] = parts
+    return [memoryview(part) for part in encode_sections(sections)], rows

@@ -1,0 +1,1 @@
+"""One process for the whole pipeline: hosts its machines, claims generations, commits sinks, launches workers."""

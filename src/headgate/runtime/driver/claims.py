@@ -1,0 +1,179 @@
+"""Begins a generation: ask the sinks, claim, choose the checkpoint, fence and recover the sinks (R6–R14, K6, LV2).
+
+Runs in the driver's storage thread. What to restore is decided by ``protocol.checkpoints.recovery``.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from headgate import fault_points
+from headgate.errors import FencedError, StorageError, UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Manifest
+from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.supervision import lives
+from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
+from headgate.runtime.driver.lives import SinkOwners
+from headgate.runtime.driver.sink_commits import SinkCommits
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Surroundings
+
+_T = TypeVar("_T")
+
+RETRY_PAUSES_S = (0.1, 0.3, 1.0, 2.0)
+"""Pauses between tries while storage or a target has a transient fault, before the claim counts as failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewGeneration:
+    """A generation that may be deployed. ``restored`` is None on a first start."""
+
+    generation: Generation
+    first_checkpoint: CheckpointId
+    restored: Manifest | None
+    retained: tuple[CheckpointId, ...]
+    commits: SinkCommits
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The pipeline has ended before: nothing is to be done."""
+
+    manifest: Manifest
+
+
+def begin_generation(
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    owner: str,
+    note: Callable[[str], None],
+    mine: Generation | None = None,
+    around: Surroundings = PROCESS,
+) -> NewGeneration | Finished:
+    """Claim the next generation and make everything ready for its deployment.
+
+    ``mine`` is the generation that this driver claimed before: if another driver claimed since, this one stops.
+
+    Raises:
+        UsageError: the state does not fit the pipeline, or nothing sound can be restored.
+        OutputDenied: a target denies what the restored checkpoint promised (K5).
+        StorageError, FencedError
+    """
+    claimed = _claim(definition, log, owner, mine, around)
+    fault_points.reach("after-claim")
+    generation = claimed.next.generation
+    choice = _choose(definition, log, claimed.log, around)
+    newest = _retrying(log.newer_generation, around)
+    if newest is not None:  # what seems to be damaged may have been removed by the driver that replaced this one (X11)
+        raise FencedError(f"pipeline {definition.config.name}", generation, newest)
+    match choice:
+        case recovery.Refuse():
+            raise UsageError(f"pipeline '{definition.config.name}' cannot be restored from {log.url}: {choice.reason}")
+        case recovery.AlreadyFinished():
+            restored: Manifest | None = choice.manifest
+        case recovery.StartFresh():
+            restored = None
+        case recovery.Restore():
+            restored = choice.manifest
+            _tell(choice, note)
+            if choice.skipped:  # before anything is swept or aborted
+                below = claimed.first_checkpoint
+                _retrying(lambda: log.set_aside(choice.manifest, below, choice.skipped), around)
+    if restored is not None:
+        plan = definition.plan
+        problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
+        if problem is not None:
+            raise UsageError(problem)
+    commits = SinkCommits(definition, generation)
+    permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
+    keep = () if restored is None else restored.committables  # R18: whatever the parallelism was
+    try:
+        _retrying(lambda: commits.recover(permit, keep), around)
+    except BaseException:
+        commits.close()
+        raise
+    retained = recovery.retained(claimed.log, restored)
+    log.restored(retained)
+    _sweep(log, retained, claimed.first_checkpoint, around, note)
+    if restored is not None and isinstance(choice, recovery.AlreadyFinished):
+        commits.close()
+        return Finished(restored)
+    return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits)
+
+
+def _sweep(
+    log: CheckpointLog,
+    retained: tuple[CheckpointId, ...],
+    below: CheckpointId,
+    around: Surroundings,
+    note: Callable[[str], None],
+) -> None:
+    """Tidy up; what cannot be removed now, a later generation removes."""
+    try:
+        _retrying(lambda: log.sweep(retained, below), around)
+    except StorageError as error:
+        note(f"could not remove old checkpoint files: {error}")
+
+
+def _claim(
+    definition: PipelineDefinition, log: CheckpointLog, owner: str, mine: Generation | None, around: Surroundings
+) -> Claimed:
+    """Claim a generation, once all sinks belong to this life of the pipeline (LV2, LV3).
+
+    Raises:
+        UsageError: a sink belongs to another one.
+        StorageError, FencedError
+    """
+    wall_ms = around.wall_ms()
+    life = _retrying(lambda: log.life(socket.gethostname(), wall_ms), around)
+    fault_points.reach("after-life")
+    sinks = SinkOwners(definition, life, log.url)
+    owners = _retrying(sinks.ask, around)
+    following = recovery.next_claim(_retrying(log.observe, around)).generation  # behind the answers (LV6)
+    sinks.check(owners, following)
+    claimed = _retrying(lambda: log.claim(owner, wall_ms, mine, lives.floor(owners.values())), around)
+    _retrying(sinks.tell, around)
+    return claimed
+
+
+def _choose(
+    definition: PipelineDefinition, log: CheckpointLog, observed: recovery.ObservedLog, around: Surroundings
+) -> recovery.Choice:
+    """Verify candidates from the newest down to the first sound one, then choose."""
+    damage: dict[CheckpointId, list[recovery.Damage]] = {}
+    for manifest in recovery.candidates(observed):
+        damage[manifest.checkpoint] = _retrying(lambda manifest=manifest: log.verify(manifest), around)  # type: ignore[misc]
+        if not damage[manifest.checkpoint]:
+            break
+    return recovery.choose(observed, damage, definition.config.on_damaged)
+
+
+def _tell(choice: recovery.Restore, note: Callable[[str], None]) -> None:
+    for damage in choice.skipped:
+        note(f"damaged: {damage.path}: {damage.problem}; using checkpoint {choice.manifest.checkpoint} instead")
+    if choice.contradicts:
+        ids = ", ".join(str(c) for c in choice.contradicts)
+        note(
+            f"output that checkpoint {ids} committed will be produced again, because the pipeline goes back to "
+            f"checkpoint {choice.manifest.checkpoint}; remove it at the target if it must not be there twice. What it "
+            "had prepared and not committed yet is aborted, and produced again too"
+        )
+    if choice.skipped:
+        note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
+
+
+def _retrying(call: Callable[[], _T], around: Surroundings) -> _T:
+    for pause_s in RETRY_PAUSES_S:
+        try:
+            return call()
+        except StorageError as error:
+            if not error.is_transient:
+                raise
+            around.sleep(pause_s)
+    return call()

@@ -1,0 +1,285 @@
+"""Interprets one generation's ``protocol.checkpoints.coordinator`` in the driver.
+
+Decisions are the machine's; here are messages to workers, writes to the checkpoint log, commits and timers. All
+methods are called in the driver's event thread, except what runs in its storage and commit threads, which report
+back as events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+from headgate import fault_points
+from headgate.codec import messages
+from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Manifest
+from headgate.model.progress import CheckpointProgress
+from headgate.protocol.checkpoints import coordinator as machine
+from headgate.protocol.checkpoints.commit import Commit, promised_from
+from headgate.protocol.checkpoints.recovery import Damage
+from headgate.protocol.machine import Ignored
+from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
+from headgate.runtime.driver.claims import NewGeneration
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Pool
+from headgate.runtime.surroundings import Surroundings as Around
+
+DROPS_BETWEEN_FORGETTING = 16
+"""It reads the log, so it is not done with every checkpoint; targets remember the outcomes of so many more."""
+
+
+class Surroundings(Protocol):
+    """What a coordination needs from the driver."""
+
+    def broadcast(self, message: messages.ToWorker) -> None:
+        """Send to every worker of the generation, best effort."""
+
+    def arm(self, timer: object, after_ms: int, fire: Callable[[], None]) -> None:
+        """Call ``fire`` in the event thread after ``after_ms``; the same timer again replaces it."""
+
+    def cancel_timer(self, timer: object) -> None:
+        """Forget a timer."""
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have ``call`` run in the event thread. From any thread."""
+
+    def generation_failed(self, effect: machine.FailGeneration) -> None:
+        """The coordinator gave up."""
+
+    def generation_done(self, effect: machine.GenerationDone) -> None:
+        """Everything is committed."""
+
+    def checkpoint_completed(self, progress: CheckpointProgress) -> None:
+        """For those who watch."""
+
+    def note(self, text: str) -> None:
+        """A sentence for the user."""
+
+
+class Coordination:
+    """The coordinator of one generation, for real."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        begun: NewGeneration,
+        log: CheckpointLog,
+        surroundings: Surroundings,
+        storage_pool: Pool,
+        commit_pool: Pool,
+        around: Around = PROCESS,
+    ) -> None:
+        self._clock = around
+        self.generation: Generation = begun.generation
+        self._definition = definition
+        self._begun = begun
+        self._log = log
+        self._around = surroundings
+        self._storage_pool = storage_pool
+        self._commit_pool = commit_pool
+        self._triggered: dict[CheckpointId, tuple[int, int]] = {}
+        self._is_closed = False
+        self._drops_count = 0
+        self.is_started = False
+        """Whether every participant runs; what they report before is remembered."""
+        plan = definition.plan
+        self.machine = machine.Coordinator(
+            begun.generation,
+            plan.subtasks(),
+            definition.config.checkpoints,
+            begun.first_checkpoint,
+            begun.retained,
+        )
+
+    def start(self, first_delay_ms: int) -> None:
+        """Every participant runs: begin to take checkpoints."""
+        self.is_started = True
+        self.handle(machine.Started(first_delay_ms))
+
+    def handle(self, event: machine.Event) -> None:
+        """Give the machine an event; carry out its effects. Ignores everything after ``close``."""
+        if self._is_closed:
+            return
+        for effect in self.machine.handle(event):
+            self._run(effect)
+
+    def close(self) -> None:
+        """The generation is over: results of writes under way no longer matter."""
+        self._is_closed = True
+        self._commit_pool.submit(self._begun.commits.close)
+
+    def pending_age_ms(self, checkpoint: CheckpointId) -> int:
+        """Return how long ago ``checkpoint`` was triggered."""
+        triggered = self._triggered.get(checkpoint)
+        return 0 if triggered is None else self._clock.monotonic_ms() - triggered[0]
+
+    def _run(self, effect: machine.Effect) -> None:
+        match effect:
+            case machine.ArmTimer():
+                timer = effect.timer
+                self._around.arm((self.generation, timer), effect.after_ms, lambda: self._fire(timer))
+            case machine.CancelTimer():
+                self._around.cancel_timer((self.generation, effect.timer))
+            case machine.ReserveId():
+                self._storage_pool.submit(self._reserve, effect.checkpoint)
+            case machine.TriggerSources():
+                self._triggered[effect.checkpoint] = (self._clock.monotonic_ms(), self._clock.wall_ms())
+                self._around.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint))
+            case machine.DrainSources():
+                self._around.broadcast(messages.Drain(self.generation))
+            case machine.WriteManifest():
+                oldest_retained = self.machine.oldest_retained(effect.checkpoint)
+                self._storage_pool.submit(self._write_manifest, self._manifest(effect), oldest_retained)
+            case machine.NotifyComplete():
+                self._around.broadcast(messages.Complete(self.generation, effect.checkpoint))
+            case machine.NotifyAbort():
+                self._triggered.pop(effect.checkpoint, None)
+                self._around.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
+                self._around.broadcast(messages.Abort(self.generation, effect.checkpoint))
+            case machine.DeleteHandles():
+                self._storage_pool.submit(self._quietly, lambda: self._log.delete(effect.handles))
+            case machine.DropCheckpoint():
+                self._storage_pool.submit(self._quietly, lambda: self._drop(effect.checkpoint))
+            case Commit():
+                self._commit_pool.submit(self._commit, effect)
+            case machine.FailGeneration():
+                self._around.generation_failed(effect)
+            case machine.GenerationDone():
+                retained = self.machine.retained
+                if retained:
+                    below = CheckpointId(retained[-1])
+                    self._storage_pool.submit(self._quietly, lambda: self._log.sweep(retained, below))
+                self._around.generation_done(effect)
+            case Ignored():
+                return
+            case _:
+                assert_never(effect)
+
+    def _fire(self, timer: machine.Timer) -> None:
+        self.handle(machine.TimerFired(timer))
+
+    def _manifest(self, effect: machine.WriteManifest) -> Manifest:
+        plan = self._definition.plan
+        begun_ms, wall_ms = self._triggered.get(effect.checkpoint, (self._clock.monotonic_ms(), 0))
+        return Manifest(
+            effect.checkpoint,
+            self.generation,
+            plan.parallelism,
+            plan.max_parallelism,
+            effect.entries,
+            effect.carried,
+            plan.state_texts(),
+            effect.is_final,
+            wall_ms,
+            self._clock.monotonic_ms() - begun_ms,
+            is_draining=effect.is_draining,
+        )
+
+    # -- in the storage thread ------------------------------------------------------------------------------------
+
+    def _reserve(self, checkpoint: CheckpointId) -> None:
+        try:
+            self._log.reserve(checkpoint)
+        except FencedError as error:
+            self._report(machine.GenerationReplaced(Generation(error.newest)))
+            return
+        except Exception as error:
+            self._note(f"cannot begin checkpoint {checkpoint}: {error}")
+            self._report(machine.ReserveFailed(checkpoint))
+            return
+        self._report(machine.IdReserved(checkpoint))
+
+    def _write_manifest(self, manifest: Manifest, oldest_retained: CheckpointId) -> None:
+        fault_points.reach("before-manifest")
+        try:
+            outcome = self._append(manifest, oldest_retained)
+        except FencedError as error:
+            self._report(machine.GenerationReplaced(Generation(error.newest)))
+            return
+        fault_points.reach("after-manifest")
+        match outcome:
+            case Outcome.WRITTEN:
+                self._around.post(lambda: self._completed(manifest))
+            case Outcome.FAILED:
+                self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {self._log.problem}")
+                self._report(machine.ManifestFailed(manifest.checkpoint))
+            case Outcome.UNKNOWN:
+                why = f": {self._log.problem}" if self._log.problem else ""
+                self._note(f"nobody can tell whether the manifest of checkpoint {manifest.checkpoint} was written{why}")
+                self._report(machine.ManifestUnknown(manifest.checkpoint))
+
+    def _append(self, manifest: Manifest, oldest_retained: CheckpointId) -> Outcome:
+        try:
+            return self._log.append(manifest, oldest_retained)
+        except FencedError:
+            raise
+        except Exception as error:  # whatever it was, the write may have taken effect (C12)
+            self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {error}")
+            return Outcome.UNKNOWN
+
+    def _completed(self, manifest: Manifest) -> None:
+        self._triggered.pop(manifest.checkpoint, None)
+        self._around.checkpoint_completed(
+            CheckpointProgress(
+                manifest.checkpoint,
+                manifest.duration_ms,
+                manifest.size_bytes,
+                manifest.trigger_wall_ms,
+                self.generation,
+                manifest.is_final,
+            )
+        )
+        self.handle(machine.ManifestWritten(manifest.checkpoint))
+
+    def _quietly(self, call: Callable[[], None]) -> None:
+        """Removing what is not needed may fail; it is tried again when the next generation sweeps."""
+        try:
+            call()
+        except Exception as error:
+            self._note(f"could not remove old checkpoint files: {error}")
+
+    def _drop(self, checkpoint: CheckpointId) -> None:
+        self._log.drop(checkpoint, CheckpointId(checkpoint + 1))
+        self._drops_count += 1
+        if self._drops_count % DROPS_BETWEEN_FORGETTING != 0:
+            return
+        contents = [entry.content for entry in self._log.observe().entries]
+        before = promised_from(content for content in contents if isinstance(content, Manifest))
+        if before is not None and not any(isinstance(content, Damage) for content in contents):
+            self._commit_pool.submit(self._quietly, lambda: self._forget(before))
+
+    # -- in the commit thread -------------------------------------------------------------------------------------
+
+    def _forget(self, before: CheckpointId) -> None:
+        if not self._is_closed:
+            self._begun.commits.forget(before)
+
+    def _commit(self, effect: Commit) -> None:
+        checkpoint = effect.permit.checkpoint
+        if self._is_closed:
+            return
+        try:
+            self._begun.commits.commit(effect.permit, effect.committables)
+        except FencedError as error:
+            self._report(machine.GenerationReplaced(Generation(error.newest)))
+        except StorageError as error:
+            self._note(f"commit of checkpoint {checkpoint} failed: {error}")
+            self._report(machine.CommitFailed(checkpoint, str(error), error.is_transient))
+        except OutputDenied as error:
+            self._report(machine.CommitFailed(checkpoint, f"sink '{error.sink}': {error.cause}", is_transient=False))
+        except HeadgateError as error:
+            self._report(machine.CommitFailed(checkpoint, str(error), is_transient=False))
+        except Exception as error:
+            self._report(machine.CommitFailed(checkpoint, f"{type(error).__name__}: {error}", is_transient=False))
+        else:
+            fault_points.reach("after-commit")
+            self._report(machine.CommitSucceeded(checkpoint))
+
+    def _report(self, event: machine.Event) -> None:
+        self._around.post(lambda: self.handle(event))
+
+    def _note(self, text: str) -> None:
+        self._around.post(lambda: self._around.note(text))

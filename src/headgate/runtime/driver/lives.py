@@ -1,0 +1,87 @@
+"""Asks the sinks of a pipeline whether this life of it may write to them, and tells them (docs/spec/lives.md).
+
+Runs in the driver's storage thread, before a generation is claimed. Decisions are those of
+``protocol.supervision.lives``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from headgate.connectors.base import OwnedSink
+from headgate.errors import UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.graph import Role
+from headgate.model.ids import Generation
+from headgate.model.life import Life, Owner
+from headgate.protocol.supervision import lives
+from headgate.protocol.supervision.lives import Objection
+
+
+class SinkOwners:
+    """The targets of all sinks of one pipeline that remember lives, in front of one life."""
+
+    def __init__(self, definition: PipelineDefinition, life: Life, home: str) -> None:
+        """``home`` is where the checkpoints of ``life`` are now, for messages."""
+        self._pipeline, self._life, self._home = definition.config.name, life, home
+        self._sinks = {
+            str(node.name): node.spec
+            for node in definition.graph.nodes
+            if node.role is Role.SINK and isinstance(node.spec, OwnedSink)
+        }
+
+    def ask(self) -> dict[str, Owner]:
+        """Return what every target remembers. Changes nothing."""
+        return {name: sink.owner(self._pipeline, name) for name, sink in self._sinks.items()}
+
+    def check(self, owners: dict[str, Owner], following: Generation) -> None:
+        """Refuse to go on if any target belongs to somebody else (LV2): then none of them is told anything.
+
+        Raises:
+            UsageError: says who owns the sink and what to do.
+        """
+        for name, owner in owners.items():
+            problem = lives.objection(self._life, owner, following)
+            if problem is not None:
+                raise UsageError(self._refusal(name, owner, problem, following))
+
+    def tell(self) -> None:
+        """Make this life the owner of every target, all in the same order (LV3).
+
+        Raises:
+            UsageError: another life was quicker.
+        """
+        for name, owner in self._told():
+            if not lives.may_own(self._life, owner):
+                raise UsageError(self._refusal(name, owner, Objection.OTHER_LIFE, Generation(0)))
+
+    def _told(self) -> Iterator[tuple[str, Owner]]:
+        for name, sink in self._sinks.items():
+            yield name, sink.own(self._pipeline, name, self._life)
+
+    def _refusal(self, name: str, owner: Owner, problem: Objection, following: Generation) -> str:
+        """Return one sentence: who owns the sink, and what to do."""
+        forget = self._sinks[name].how_to_forget(self._pipeline, name)
+        sink = f"sink '{name}' of pipeline '{self._pipeline}'"
+        if problem is Objection.OLDER_COPY:
+            return (
+                f"{sink} was written to by generation {owner.generation}, but the checkpoints in {self._home} end "
+                f"before generation {following}: they are an older copy; restore the newest ones, or, to produce again "
+                f"what was committed since, run: {forget}"
+            )
+        return (
+            f"{sink} belongs to {_whose(owner, self._home)}, and what that one wrote would be there twice; run the "
+            "pipeline with that checkpoint directory, or give it another name, or, to start over in front of the same "
+            f"target, which keeps what it holds, run: {forget}"
+        )
+
+
+def _whose(owner: Owner, home: str) -> str:
+    if owner.life is None:
+        return f"another checkpoint directory than {home} (version 0.1 did not say which one)"
+    when = datetime.fromtimestamp(owner.life.begun_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    begun = f"begun on {owner.life.host} at {when} UTC"
+    if owner.life.home == home:
+        return f"former checkpoints of the same name in {home}, {begun} and removed since"
+    return f"the pipeline of the same name with its checkpoints in {owner.life.home}, {begun}"

@@ -1,0 +1,101 @@
+"""The committers of all sinks of a pipeline, for one generation (K1–K5; docs/spec/two-phase-commit.md).
+
+Counterpart: ``protocol.checkpoints.commit.CommitQueue`` decides what may be committed; this module calls the targets.
+Used from one thread of the driver at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+from headgate import fault_points
+from headgate.connectors.base import Committer, ForgettingCommitter, Sink
+from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError, UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.graph import Role
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
+from headgate.protocol.checkpoints.commit import CommitPermit
+
+
+class SinkCommits:
+    """Committers by sink node."""
+
+    def __init__(self, definition: PipelineDefinition, generation: Generation) -> None:
+        self._committers: dict[str, Committer] = {
+            str(node.name): cast(Sink, node.spec).open_committer(definition.config.name, str(node.name), generation)
+            for node in definition.graph.nodes
+            if node.role is Role.SINK
+        }
+
+    def recover(self, permit: CommitPermit | None, keep: Sequence[Committable]) -> None:
+        """Fence older generations, abort what the restored checkpoint does not promise, commit what it does (K6).
+
+        Args:
+            permit: for the restored checkpoint; None when there is none (then ``keep`` is empty).
+            keep: everything that checkpoint promised to commit.
+
+        Raises:
+            OutputDenied: a target denies what was promised, or refuses for good (K5).
+            StorageError: a transient one; repeating is safe.
+            FencedError
+        """
+        checkpoint = 0 if permit is None else permit.checkpoint
+        for name, committer in self._committers.items():
+            fault_points.reach("in-recover")
+            with _denials(name, checkpoint):
+                committer.recover([c for c in keep if c.sink == name])
+        if permit is not None:
+            self.commit(permit, keep)
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """Commit sink by sink what one permit covers, each in order of checkpoint (K2). Idempotent as a whole.
+
+        A sink gets all of it at once: output of a checkpoint that was aborted belongs to the completed one that
+        carries it, and is not shown before the rest (K19).
+
+        Raises:
+            OutputDenied: a target denies what was promised, or refuses for good (K5).
+            UsageError: the pipeline has no such sink.
+            StorageError: a transient one; repeating is safe.
+            FencedError
+        """
+        unknown = {c.sink for c in committables} - set(self._committers)
+        if unknown:
+            names = ", ".join(sorted(unknown))
+            raise UsageError(f"output prepared for sink {names} cannot be committed: the pipeline has no such sink")
+        ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
+        for name, committer in self._committers.items():
+            mine = [c for c in ordered if c.sink == name]
+            if mine:
+                fault_points.reach("in-commit")
+                with _denials(name, permit.checkpoint):
+                    committer.commit(permit, mine)
+
+    def forget(self, before: CheckpointId) -> None:
+        """Let targets forget outcomes of checkpoints below ``before``, for which nobody can ask any more (K20)."""
+        for committer in self._committers.values():
+            if isinstance(committer, ForgettingCommitter):
+                committer.forget(before)
+
+    def close(self) -> None:
+        """Release resources of every target."""
+        for committer in self._committers.values():
+            committer.close()
+
+
+@contextlib.contextmanager
+def _denials(sink: str, checkpoint: int) -> Iterator[None]:
+    """Tell apart what a repetition may cure from what it cannot."""
+    try:
+        yield
+    except FencedError:
+        raise
+    except StorageError as error:
+        if error.is_transient:
+            raise
+        raise OutputDenied(sink, checkpoint, str(error)) from error
+    except HeadgateError as error:
+        raise OutputDenied(sink, checkpoint, str(error)) from error

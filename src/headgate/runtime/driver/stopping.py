@@ -1,0 +1,116 @@
+"""Stops a pipeline that another process of this machine runs: finds that process by the lock, and signals it.
+
+Counterparts: ``runtime.driver.pipeline_lock`` (says who holds the lock), ``api.running`` (takes the signals). Never
+signals a process of which it is not certain that it holds the lock: a number in a file may have become somebody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from headgate.codec.lock_holder import LockHolder
+from headgate.errors import UsageError
+from headgate.runtime.driver.pipeline_lock import LOCK_NAME, local_path, read_holder
+
+STOP = signal.SIGTERM
+DRAIN = signal.SIGUSR1
+
+
+class RunningPipeline:
+    """A pipeline that a process of this machine runs. Make it with ``find``."""
+
+    def __init__(self, root: str, pipeline: str, holder: LockHolder) -> None:
+        self._root = root
+        self._pipeline = pipeline
+        self.holder = holder
+
+    @classmethod
+    def find(cls, root: str, pipeline: str) -> RunningPipeline:
+        """Return the pipeline whose checkpoints are below ``root``.
+
+        Raises:
+            UsageError: it does not run, runs on another machine, or cannot be stopped from outside.
+        """
+        local = local_path(root)
+        if local is None:
+            raise UsageError(
+                f"the checkpoints of '{pipeline}' are in {root}, which does not say which process runs the pipeline; "
+                "on its machine send that process SIGTERM to stop it or SIGUSR1 to drain it"
+            )
+        holder = read_holder(root, pipeline)
+        is_elsewhere = holder is not None and holder.host != socket.gethostname()
+        if holder is None or holder.ending or not (is_elsewhere or _holds(holder.pid, local / pipeline / LOCK_NAME)):
+            raise UsageError(f"no pipeline '{pipeline}' runs with its checkpoints in {local}; {_others(local)}")
+        if is_elsewhere:
+            raise UsageError(f"pipeline '{pipeline}' is run by {holder.owner}; stop it on that machine")
+        if not holder.takes_signals:
+            raise UsageError(
+                f"pipeline '{pipeline}' is run by {holder.owner}, a program that started it with start(); call stop() "
+                "or stop(drain=True) of its handle there"
+            )
+        return cls(root, pipeline, holder)
+
+    def ask(self, *, drain: bool) -> None:
+        """Send the signal that stops, or drains. Call at once after ``find``.
+
+        Raises:
+            UsageError: the process belongs to somebody else, or has just ended.
+        """
+        try:
+            os.kill(self.holder.pid, DRAIN if drain else STOP)
+        except (PermissionError, ProcessLookupError) as error:
+            raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
+
+    def ended(self) -> LockHolder | None:
+        """Return how this run ended, or None while it goes on.
+
+        ``ending`` is "" when it died without a word, and ``replaced`` when another run has overwritten it.
+        """
+        local = local_path(self._root)
+        assert local is not None
+        is_there = _holds(self.holder.pid, local / self._pipeline / LOCK_NAME)  # first: it writes, then leaves
+        found = read_holder(self._root, self._pipeline)
+        if found is not None and found.nonce == self.holder.nonce:
+            return found if found.ending or not is_there else None
+        if found is None:  # being written, by this run or the next
+            return None if is_there else self.holder
+        return replace(self.holder, ending="replaced")
+
+
+def running_pipelines(root: Path) -> list[str]:
+    """Return the names of the pipelines below ``root`` that a process of this machine runs."""
+    found = []
+    for lock in sorted(root.glob(f"*/{LOCK_NAME}")):
+        holder = read_holder(str(root), lock.parent.name)
+        is_here = holder is not None and holder.host == socket.gethostname() and not holder.ending
+        if holder is not None and is_here:
+            with suppress(UsageError):  # of another user: not one that could be meant
+                found += [lock.parent.name] if _holds(holder.pid, lock) else []
+    return found
+
+
+def _others(root: Path) -> str:
+    return f"running there: {', '.join(running_pipelines(root)) or 'none'}"
+
+
+def _holds(pid: int, lock: Path) -> bool:
+    """Whether process ``pid`` has this very file open: so it is the holder, and not one that got its number later.
+
+    Raises:
+        UsageError: the process belongs to another user.
+    """
+    import psutil  # type: ignore[import-untyped]
+
+    try:
+        opened = [file.path for file in psutil.Process(pid).open_files()]
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        raise UsageError(f"process {pid} holds {lock} and belongs to another user; stop it as that user") from None
+    wanted = os.path.realpath(lock)
+    return any(os.path.realpath(path) == wanted for path in opened)

@@ -1,0 +1,322 @@
+"""The operators of one subtask: a tree of nodes that call each other, from the head to the vertex's outputs.
+
+Interprets nothing of the protocol: ``runtime.worker.subtask_runner`` tells it when to flush, freeze and finish. Records
+go depth first through the tree, so an operator's children have seen a batch before its next one comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+
+from headgate.errors import BadRecord
+from headgate.model.graph import Edge, Node, OutputTag
+from headgate.model.ids import NodeName
+from headgate.model.plan import Vertex
+from headgate.operators.base import (
+    WATERMARK_MAX_MS,
+    WATERMARK_MIN_MS,
+    Operator,
+    OperatorContext,
+    RestoredState,
+)
+from headgate.state.frozen import FrozenState
+
+RECORD_CHARS_SHOWN = 500
+"""Of a record in an error message."""
+
+
+class Outlet(Protocol):
+    """An edge out of the vertex, seen from inside (``runtime.worker.outlets``)."""
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Route records to the downstream subtasks."""
+
+    def send_watermark(self, watermark_ms: int) -> None:
+        """Send a watermark on every channel."""
+
+    def send_idle(self, is_idle: bool) -> None:
+        """Send an idleness change on every channel."""
+
+
+class NodeError(Exception):
+    """An operator raised. Carries which one, so that the user sees a name instead of our frames."""
+
+    def __init__(self, node: str, error: BaseException) -> None:
+        super().__init__(node, error)
+        self.node = node
+        self.error = error
+
+
+@dataclass(slots=True)
+class NodeTotals:
+    """Records that went through one node since the generation began."""
+
+    records_in: int = 0
+    records_out: int = 0
+    watermark_ms: int | None = None
+
+
+class NodeOutput:
+    """The ``operators.base.Output`` of one node: its children in the chain, then its edges."""
+
+    def __init__(self, node: Node, totals: NodeTotals, diverts: bool) -> None:
+        self._node = node
+        self._totals = totals
+        self._diverts = diverts
+        self.children: list[Link] = []
+        self.outlets: list[Outlet] = []
+        self.bad_outlets: list[Outlet] = []
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        """Hand records to every child and every edge."""
+        rows = batch.num_rows
+        if rows == 0:
+            return
+        self._totals.records_out += rows
+        for child in self.children:
+            child.process(batch)
+        for outlet in self.outlets:
+            outlet.send(batch)
+
+    def emit_watermark(self, watermark_ms: int) -> None:
+        """Hand a watermark on."""
+        self._totals.watermark_ms = watermark_ms
+        for child in self.children:
+            child.on_watermark(watermark_ms)
+        for outlet in self.outlets:
+            outlet.send_watermark(watermark_ms)
+
+    def emit_idle(self, is_idle: bool) -> None:
+        """Hand an idleness change on."""
+        for child in self.children:
+            child.operator.on_idle(is_idle)
+        for outlet in self.outlets:
+            outlet.send_idle(is_idle)
+
+    def divert(self, bad: pa.RecordBatch) -> None:
+        """Send bad records to the dead-letter sink, or raise the first one."""
+        if bad.num_rows == 0:
+            return
+        if not self._diverts:
+            row = bad.slice(0, 1).to_pylist()[0]
+            record = str(row["record"])[:RECORD_CHARS_SHOWN]
+            raise BadRecord(str(row["node"] or self._node.name), str(row["problem"]), str(row["position"]), record)
+        for outlet in self.bad_outlets:
+            outlet.send(bad)
+
+
+class Link:
+    """A node in the chain: its operator with the bookkeeping around it."""
+
+    def __init__(self, node: Node, operator: Operator, context: OperatorContext, output: NodeOutput) -> None:
+        self.node = node
+        self.operator = operator
+        self.context = context
+        self.output = output
+        self.has_ticks = type(operator).next_tick_ms is not Operator.next_tick_ms
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Count and process one batch; name the node in whatever is raised."""
+        self.output._totals.records_in += batch.num_rows
+        try:
+            self.operator.process(batch)
+        except (NodeError, BadRecord):
+            raise
+        except Exception as error:
+            raise NodeError(str(self.node.name), error) from error
+
+    def reenter(self, batch: pa.RecordBatch, forward: Callable[[pa.RecordBatch], None]) -> None:
+        """Count and process one batch that came back to this loop head; name the node in whatever is raised."""
+        self.output._totals.records_in += batch.num_rows
+        try:
+            forward(batch)
+        except (NodeError, BadRecord):
+            raise
+        except Exception as error:
+            raise NodeError(str(self.node.name), error) from error
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """Pass a watermark to the operator; name the node in whatever is raised."""
+        try:
+            self.operator.on_watermark(watermark_ms)
+        except (NodeError, BadRecord):
+            raise
+        except Exception as error:
+            raise NodeError(str(self.node.name), error) from error
+
+
+class Chain:
+    """All operators of one subtask, in topological order."""
+
+    def __init__(self, vertex: Vertex) -> None:
+        self.vertex = vertex
+        self.links: list[Link] = []
+        self.totals: dict[NodeName, NodeTotals] = {}
+        self._by_name: dict[NodeName, Link] = {}
+        self._context: list[OperatorContext] = []
+        self._watermark_ms = WATERMARK_MIN_MS
+
+    def add(
+        self, node: Node, upstream: Edge | None, operator: Operator, context: OperatorContext, diverts: bool
+    ) -> NodeOutput:
+        """Append ``node`` below the node that ``upstream`` names (None: it is the head)."""
+        totals = self.totals[node.name] = NodeTotals()
+        output = NodeOutput(node, totals, diverts)
+        link = Link(node, operator, context, output)
+        if upstream is not None:
+            parent = self._by_name[upstream.upstream]
+            if upstream.tag is OutputTag.BAD_RECORDS:
+                parent.output.bad_outlets.append(_LinkOutlet(link))
+            else:
+                parent.output.children.append(link)
+        self.links.append(link)
+        self._by_name[node.name] = link
+        self._context.append(context)
+        return output
+
+    def attach(self, node: NodeName, tag: OutputTag, outlet: Outlet) -> None:
+        """Connect an edge that leaves the vertex at ``node``."""
+        output = self._by_name[node].output
+        if tag is OutputTag.BAD_RECORDS:
+            output.bad_outlets.append(outlet)
+        else:
+            output.outlets.append(outlet)
+
+    @property
+    def head(self) -> Link:
+        """The node that receives the vertex's input."""
+        return self.links[0]
+
+    def open(self) -> None:
+        """Open every operator, in chain order."""
+        for link in self.links:
+            self._guard(link, partial(link.operator.open, link.context, link.output))
+
+    def restore(self, states: dict[str, list[RestoredState]]) -> None:
+        """Give every operator that has one its state."""
+        for link in self.links:
+            if str(link.node.name) in states:
+                self._guard(link, partial(link.operator.restore, states[str(link.node.name)]))
+
+    def set_origin(self, origin: str) -> None:
+        """Tell every operator where the next batch comes from."""
+        for context in self._context:
+            context.origin = origin
+
+    def set_busy(self, is_busy: bool) -> None:
+        """Tell every operator whether the worker is saturated."""
+        for context in self._context:
+            context.is_busy = is_busy
+
+    def advance(self, watermark_ms: int) -> None:
+        """Pass a watermark through the chain unless it has passed already."""
+        if watermark_ms > self._watermark_ms:
+            self._watermark_ms = watermark_ms
+            self.head.on_watermark(watermark_ms)
+
+    def on_splits(self, origins: Sequence[str]) -> None:
+        """Tell every operator which splits the source owns."""
+        for link in self.links:
+            link.operator.on_splits(origins)
+
+    def on_split_finished(self, origin: str) -> None:
+        """Tell every operator that a split has ended."""
+        for link in self.links:
+            self._guard(link, partial(link.operator.on_split_finished, origin))
+
+    def tick(self, now_ms: int) -> None:
+        """Call ``on_tick`` of every operator whose time has come."""
+        for link in self.links:
+            if link.has_ticks:
+                due = link.operator.next_tick_ms()
+                if due is not None and due <= now_ms:
+                    self._guard(link, partial(link.operator.on_tick, now_ms))
+
+    def next_tick_ms(self) -> int | None:
+        """Return the earliest time any operator waits for."""
+        due = [t for link in self.links if link.has_ticks and (t := link.operator.next_tick_ms()) is not None]
+        return min(due) if due else None
+
+    def before_barrier(self) -> None:
+        """Flush what belongs in front of the barrier, upstream first."""
+        for link in self.links:
+            self._guard(link, link.operator.before_barrier)
+
+    def on_round(self, round_: int, nest: NodeName) -> None:
+        """Tell the operators of ``nest`` that a round of it is over, upstream first (L35).
+
+        Each one first sends what it holds back, with what operators above it made of the end of the round: to the
+        next one that is still the round.
+        """
+        for link in self.links:
+            self._guard(link, link.operator.before_barrier)
+            if nest in link.node.loops:
+                self._guard(link, partial(link.operator.on_round, round_))
+
+    def freeze(self) -> dict[str, FrozenState]:
+        """Freeze every stateful operator."""
+        frozen: dict[str, FrozenState] = {}
+        for link in self.links:
+            state = link.operator.freeze()
+            if state is not None:
+                frozen[str(link.node.name)] = state
+        return frozen
+
+    def finish(self) -> None:
+        """Send the last watermark through the chain, then finish every operator, upstream first."""
+        self.advance(WATERMARK_MAX_MS)
+        for link in self.links:
+            self._guard(link, link.operator.finish)
+
+    def resume(self) -> None:
+        """Tell every operator that input goes on after the end that its restored state knows of."""
+        for link in self.links:
+            self._guard(link, link.operator.on_resumed)
+
+    def close(self) -> None:
+        """Close every operator; the first error is raised after all have been closed."""
+        first: Exception | None = None
+        for link in self.links:
+            try:
+                link.operator.close()
+            except Exception as error:
+                first = first or error
+        if first is not None:
+            raise first
+
+    def _guard(self, link: Link, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except (NodeError, BadRecord):
+            raise
+        except Exception as error:
+            raise NodeError(str(link.node.name), error) from error
+
+
+class _LinkOutlet:
+    """A chained consumer of bad records, as an outlet."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        self._link.process(batch)
+
+    def send_watermark(self, watermark_ms: int) -> None:
+        """Bad records carry no event time."""
+
+    def send_idle(self, is_idle: bool) -> None:
+        """Bad records carry no event time."""
+
+
+class SourceHead(Operator):
+    """Stands for the source in its chain: the runner hands it what the reader polled."""
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Pass records on."""
+        self.output.emit(batch)

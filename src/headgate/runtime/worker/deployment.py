@@ -1,0 +1,266 @@
+"""Builds the subtasks of one worker from the pipeline's definition and what the coordinator deploys.
+
+Counterpart: ``runtime.driver.driver``, which sends the ``Deploy`` message. Nothing runs here yet: the worker starts the
+subtasks when every peer is connected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+
+from headgate.clock import Clock
+from headgate.codec.messages import Deploy
+from headgate.connectors.base import HoldingWriter, Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from headgate.errors import UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.graph import Node, OutputTag, Role
+from headgate.model.ids import Generation, SubtaskId, WorkerIndex
+from headgate.model.plan import Plan, PlanEdge, Vertex
+from headgate.operators import bad_records
+from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
+from headgate.operators.expressions import ExpressionsSpec, fuse
+from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
+from headgate.protocol.loops.part import LoopPlace
+from headgate.runtime.checkpoints.restoring import RestoredSnapshots, read_restored
+from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.runtime.wire.exchange import Exchange
+from headgate.runtime.wire.spill import SpillBudget
+from headgate.runtime.worker.chain import Chain, SourceHead
+from headgate.runtime.worker.loop_head_runner import LoopHeadRunner, LoopState
+from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
+from headgate.runtime.worker.outlets import EdgeOutlet
+from headgate.runtime.worker.subtask_runner import Reports, SubtaskRunner
+from headgate.state.frozen import FrozenState
+from headgate.storage.base import Storage
+
+
+class SinkHead(Operator):
+    """Stands for a sink in its chain: records go to the writer's current transaction."""
+
+    def __init__(self, writer: SinkWriter) -> None:
+        self._writer = writer
+
+    def process(self, batch: pa.RecordBatch) -> None:
+        """Write records."""
+        self._writer.write(batch)
+
+    def freeze(self) -> FrozenState | None:
+        """Return what the writer holds back; its transaction has been sealed (D13)."""
+        return self._writer.freeze() if isinstance(self._writer, HoldingWriter) else None
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Give the writer what former ones held back.
+
+        Raises:
+            UsageError: it is of a sink that never holds anything back (D15).
+        """
+        if not isinstance(self._writer, HoldingWriter):
+            raise UsageError(
+                f"the restored checkpoint holds records that sink '{self.context.node}' had not written yet, but now "
+                "it is of another kind that cannot take them over: bring the former sink back under this name"
+            )
+        self._writer.restore(states)
+
+    def finish(self) -> None:
+        """Have the writer hold nothing back any more."""
+        if isinstance(self._writer, HoldingWriter):
+            self._writer.finish()
+
+
+def edge_schemas(definition: PipelineDefinition) -> list[pa.Schema]:
+    """Return the schema of the records on each plan edge, by edge index."""
+    return [
+        bad_records.SCHEMA if edge.tag is OutputTag.BAD_RECORDS else cast(pa.Schema, definition.schemas[edge.from_node])
+        for edge in definition.plan.edges
+    ]
+
+
+class Deployment:
+    """Makes the runners of one worker for one generation."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        worker: WorkerIndex,
+        message: Deploy,
+        storage: Storage,
+        exchange: Exchange,
+        make_writer: Callable[[SubtaskId], SnapshotWriter],
+        reports: Reports,
+        budget: SpillBudget,
+        clock: Clock,
+    ) -> None:
+        self._definition = definition
+        self._worker = worker
+        self._message = message
+        self._storage = storage
+        self._exchange = exchange
+        self._make_writer = make_writer
+        self._reports = reports
+        self._budget = budget
+        self._clock = clock
+
+    def runners(self) -> list[SubtaskRunner]:
+        """Return the subtasks of this worker, opened and restored, downstream vertices first.
+
+        Raises:
+            CorruptionError: a snapshot is damaged (the coordinator verified it moments ago).
+            UsageError: the positions of a source contradict each other.
+        """
+        plan, pipeline = self._definition.plan, self._definition.config.name
+        restored = read_restored(self._storage, pipeline, self._worker, plan, self._message.restored)
+        runners = [self._runner(vertex, restored) for vertex in plan.vertices]
+        return list(reversed(runners))
+
+    def _runner(self, vertex: Vertex, restored: RestoredSnapshots) -> SubtaskRunner:
+        plan = self._definition.plan
+        subtask = SubtaskId(vertex.id, int(self._worker))
+        chain = Chain(vertex)
+        sinks: dict[str, SinkWriter] = {}
+        reader: SourceReader | None = None
+        for group in fused_groups(vertex, plan):
+            operator, opened = self._operator(group, subtask, restored, sinks)
+            reader = reader or opened
+            upstream = None if group[0] is vertex.head else group[0].inputs[0]
+            chain.add(group[-1], upstream, operator, self._context(group[-1], subtask), self._definition.diverts)
+        outlets = [self._attach(chain, edge, plan, subtask) for edge in plan.outputs(vertex.id)]
+        chain.open()
+        states = {str(node.name): restored.states(str(node.name), vertex) for node in vertex.nodes}
+        log = states.pop(str(vertex.head.name)) if vertex.is_loop_head else []
+        chain.restore({name: found for name, found in states.items() if found})
+        if restored.is_partly_finished(vertex):
+            chain.resume()
+        parts = (
+            subtask,
+            chain,
+            self._exchange.inputs(subtask),
+            outlets,
+            sinks,
+            reader,
+            lambda: self._make_writer(subtask),
+            self._reports,
+        )
+        options: dict[str, Any] = {
+            "is_restored_finished": restored.is_finished(vertex),
+            "is_draining": self._message.is_draining,
+            "place": loop_place(plan, subtask),
+            "rounds": restored.rounds(vertex),
+        }
+        if vertex.is_loop_head:
+            return LoopHeadRunner(self._loop_state(chain, subtask, log), *parts, **options)
+        return SubtaskRunner(*parts, **options)
+
+    def _loop_state(self, chain: Chain, subtask: SubtaskId, log: Sequence[RestoredState]) -> LoopState:
+        """Return what a loop head has beside an ordinary subtask; ``log``: of the former heads (L17, L19)."""
+        plan = self._definition.plan
+        spec = cast(LoopHeadSpec, chain.vertex.head.spec)
+        owner = log_owner(spec.keys, plan.max_parallelism, plan.parallelism, subtask.index)
+        name = f"loop '{subtask.vertex}'"
+        return LoopState(
+            cast(LoopHeadOperator, chain.head.operator),
+            LoopLog(name, spec.schema, owner, self._budget),
+            replay_of(log, spec.schema, owner, name),
+            self._budget.memory_bytes,
+        )
+
+    def _operator(
+        self,
+        group: Sequence[Node],
+        subtask: SubtaskId,
+        restored: RestoredSnapshots,
+        sinks: dict[str, SinkWriter],
+    ) -> tuple[Operator, SourceReader | None]:
+        node = group[-1]
+        config = self._definition.config
+        match node.role:
+            case Role.SOURCE:
+                parallelism, positions = self._definition.plan.parallelism, restored.positions(str(node.name))
+                context = SourceContext(config.name, str(node.name), subtask.index, parallelism, positions)
+                return SourceHead(), cast(Source, node.spec).open(context)
+            case Role.SINK:
+                writer = cast(Sink, node.spec).open(self._sink_context(node, subtask))
+                sinks[str(node.name)] = writer
+                return SinkHead(writer), None
+            case Role.OPERATOR | Role.LOOP_HEAD:
+                if len(group) > 1:
+                    return fuse([cast(ExpressionsSpec, n.spec) for n in group]).build(), None
+                return cast(OperatorSpec, node.spec).build(), None
+
+    def _sink_context(self, node: Node, subtask: SubtaskId) -> SinkContext:
+        upstream = node.inputs[0]
+        schema = (
+            bad_records.SCHEMA
+            if upstream.tag is OutputTag.BAD_RECORDS
+            else cast(pa.Schema, self._definition.schemas[upstream.upstream])
+        )
+        return SinkContext(
+            self._definition.config.name,
+            str(node.name),
+            subtask.index,
+            self._definition.plan.parallelism,
+            Generation(self._message.generation),
+            schema,
+            self._clock.monotonic_ms,
+        )
+
+    def _context(self, node: Node, subtask: SubtaskId) -> OperatorContext:
+        plan = self._definition.plan
+        return OperatorContext(
+            self._definition.config.name,
+            str(node.name),
+            subtask.index,
+            plan.parallelism,
+            plan.max_parallelism,
+            clock_ms=self._clock.monotonic_ms,
+            diverts=self._definition.diverts,
+            flush_ms=self._message.flush_ms,
+        )
+
+    def _attach(self, chain: Chain, edge: PlanEdge, plan: Plan, subtask: SubtaskId) -> EdgeOutlet:
+        outlet = EdgeOutlet(edge, plan, self._exchange.outputs(edge), subtask.index)
+        chain.attach(edge.from_node, edge.tag, outlet)
+        return outlet
+
+
+def loop_place(plan: Plan, subtask: SubtaskId) -> LoopPlace | None:
+    """Return where ``subtask`` stands in its nest of loops, or None outside any."""
+    nest = plan.vertex(subtask.vertex).nest
+    if nest is None:
+        return None
+    inputs = plan.inputs(subtask)
+    return LoopPlace(
+        inside=frozenset(i.channel for i in inputs if i.edge.nest is not None and not i.edge.is_feedback),
+        outside=frozenset(i.channel for i in inputs if i.edge.nest is None),
+        feedback=frozenset(i.channel for i in inputs if i.edge.is_feedback),
+        is_leaf=all(edge.nest is None for edge in plan.outputs(subtask.vertex)),
+    )
+
+
+def fused_groups(vertex: Vertex, plan: Plan) -> list[list[Node]]:
+    """Group neighbouring expression nodes of a chain that can run in one pass (each has one consumer only)."""
+    consumers: dict[str, int] = {}
+    for node in vertex.nodes[1:]:
+        consumers[str(node.inputs[0].upstream)] = consumers.get(str(node.inputs[0].upstream), 0) + 1
+    for edge in plan.outputs(vertex.id):
+        consumers[str(edge.from_node)] = consumers.get(str(edge.from_node), 0) + 1
+    groups: list[list[Node]] = []
+    group_of: dict[str, list[Node]] = {}
+    for node in vertex.nodes:
+        upstream = str(node.inputs[0].upstream) if node is not vertex.head else ""
+        group = group_of.get(upstream)
+        fits = (
+            group is not None
+            and consumers.get(upstream) == 1
+            and isinstance(node.spec, ExpressionsSpec)
+            and isinstance(group[-1].spec, ExpressionsSpec)
+        )
+        if fits and group is not None:
+            group.append(node)
+        else:
+            group = [node]
+            groups.append(group)
+        group_of[str(node.name)] = group
+    return groups

@@ -1,0 +1,346 @@
+"""The loop log of one head: feedback between a barrier and its sentinels, kept until the checkpoint has it.
+
+Counterpart: the loop head's machine, which says for each feedback batch which pending checkpoints it goes into
+(L2, L11); ``codec.loop_log`` has the bytes. There is one physical sequence of batches: the logs of overlapping
+checkpoints (L12) share them by reference, in memory within the worker's share, beyond it on disk (T2). Batches are
+never changed by operators, so a reference is enough. Never decides which log a batch belongs to.
+"""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.codec.frames import batch_element
+from headgate.codec.loop_log import LOG_ROWS, Counts, DecodedLog, LogChunk, LogOwner, decode_log, encode_log
+from headgate.codec.snapshot import Buffer
+from headgate.errors import CorruptionError, ProtocolViolation, StorageError, UsageError
+from headgate.model.ids import CheckpointId
+from headgate.model.key_groups import key_groups_of_subtask
+from headgate.operators.base import RestoredState
+from headgate.runtime.wire.spill import Extent, SpillBudget, SpillFile
+from headgate.state.frozen import FrozenState
+from headgate.state.key_hash import hash_columns, key_groups
+
+CHUNK_ROWS = 65_536
+CHUNK_BYTES = 8 << 20
+"""A chunk of an encoded log is full at either: what encoding and restoring hold in memory at a time."""
+REPLAY_ROWS_MAX = 8_192
+"""Rows of one replayed batch."""
+
+
+def log_owner(keys: tuple[str, ...], max_parallelism: int, parallelism: int, subtask_index: int) -> LogOwner:
+    """Return who owns the log of the head ``subtask_index``. ``keys`` is () for a loop without a key."""
+    if not keys:
+        return LogOwner(subtask_index, parallelism, 0, (), 0, 0)
+    owned = key_groups_of_subtask(subtask_index, max_parallelism, parallelism)
+    return LogOwner(subtask_index, parallelism, max_parallelism, keys, owned.start, len(owned))
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """One logged batch: in memory, or on disk; ``references`` logs still need it."""
+
+    batch: pa.RecordBatch | None
+    extent: Extent | None
+    size_bytes: int
+    rows: int
+    references: int
+
+
+@dataclass(slots=True, eq=False)
+class _PendingLog:
+    """The log of one checkpoint while it is open."""
+
+    entries: list[_Entry]
+    size_bytes: int = 0
+
+
+class LoopLog:
+    """The logs of all pending checkpoints of one loop head.
+
+    Every method is called in the mailbox thread; only the sealed logs that it returns are encoded elsewhere.
+
+    Args:
+        name: of the loop and the head, for messages.
+        schema: of the feedback.
+        owner: see ``log_owner``.
+        budget: of the worker; shared.
+    """
+
+    def __init__(self, name: str, schema: pa.Schema, owner: LogOwner, budget: SpillBudget) -> None:
+        self._name = name
+        self._schema = schema
+        self._owner = owner
+        self._budget = budget
+        self._file = SpillFile(f"the log of {name}", schema, budget)
+        self._pending: dict[CheckpointId, _PendingLog] = {}
+        self._memory_bytes = 0
+        self._spilled_bytes = 0
+        # Sealed logs die in upload threads, or in the garbage collector: they only append here (atomic), and the
+        # mailbox does the accounting.
+        self._returned: deque[list[_Entry]] = deque()
+
+    @property
+    def pending(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints whose log is open, in the order in which they were opened."""
+        return tuple(self._pending)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of logged batches in memory, of pending and of sealed logs; a shared batch counts once."""
+        self._reclaim()
+        return self._memory_bytes
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Bytes of logged batches on disk, of pending and of sealed logs; a shared batch counts once."""
+        self._reclaim()
+        return self._spilled_bytes
+
+    def elements(self, checkpoint: CheckpointId) -> int:
+        """Return the number of batches in the open log of ``checkpoint``; 0 when it has none."""
+        log = self._pending.get(checkpoint)
+        return 0 if log is None else len(log.entries)
+
+    def size_bytes(self, checkpoint: CheckpointId) -> int:
+        """Return the bytes of batches in the open log of ``checkpoint``; 0 when it has none."""
+        log = self._pending.get(checkpoint)
+        return 0 if log is None else log.size_bytes
+
+    def open(self, checkpoint: CheckpointId) -> None:
+        """Begin the log of ``checkpoint`` (L1), empty."""
+        assert checkpoint not in self._pending, f"the log of checkpoint {checkpoint} is open already"
+        self._reclaim()
+        self._pending[checkpoint] = _PendingLog([])
+
+    def append(self, batch: pa.RecordBatch, checkpoints: Sequence[CheckpointId]) -> None:
+        """Append ``batch`` to the open logs of ``checkpoints``, before it is forwarded (L2).
+
+        Raises:
+            StorageError: the disk share is used up or the disk full: the generation must fail (L25).
+        """
+        if not checkpoints or not batch.num_rows:
+            return
+        self._reclaim()
+        logs = [self._pending[checkpoint] for checkpoint in checkpoints]
+        entry = self._store(batch, len(logs))
+        for log in logs:
+            log.entries.append(entry)
+            log.size_bytes += entry.size_bytes
+
+    def seal(self, checkpoint: CheckpointId) -> SealedLog:
+        """End the log of ``checkpoint`` (L4) and return it; nothing that happens here later shows in it."""
+        self._reclaim()
+        entries = self._pending.pop(checkpoint).entries
+        sealed = SealedLog(self._schema, self._owner, entries, self._file, self._budget)
+        # called once: by ``release``, or when the last reference is gone
+        sealed.give_back = weakref.finalize(sealed, self._returned.append, entries)
+        sealed.give_back.atexit = False
+        return sealed
+
+    def drop(self, checkpoint: CheckpointId) -> None:
+        """Give up the log of ``checkpoint`` (L5). Without effect when it has none, or it is sealed (T8).
+
+        A sealed log is given up by its ``release``, or by dropping the last reference to it.
+        """
+        self._reclaim()
+        log = self._pending.pop(checkpoint, None)
+        if log is not None:
+            self._release(log.entries)
+
+    def close(self) -> None:
+        """Free memory and files (L26). Idempotent. Spilled parts of sealed logs can no longer be encoded."""
+        for checkpoint in self.pending:
+            self.drop(checkpoint)
+        self._reclaim()
+        self._budget.release_memory(self._memory_bytes)
+        self._memory_bytes = self._spilled_bytes = 0
+        self._returned = deque()  # what sealed logs return from now on was just given back
+        self._file.close()
+
+    def _store(self, batch: pa.RecordBatch, references: int) -> _Entry:
+        size_bytes = batch_element(batch).size_bytes
+        if self._budget.take_memory(size_bytes):
+            self._memory_bytes += size_bytes
+            return _Entry(batch, None, size_bytes, batch.num_rows, references)
+        extent = self._file.write(batch)
+        self._spilled_bytes += extent.size_bytes
+        return _Entry(None, extent, extent.size_bytes, batch.num_rows, references)
+
+    def _reclaim(self) -> None:
+        while self._returned:
+            self._release(self._returned.popleft())
+
+    def _release(self, entries: Sequence[_Entry]) -> None:
+        for entry in entries:
+            entry.references -= 1
+            assert entry.references >= 0
+            if entry.references:
+                continue
+            if entry.extent is None:
+                self._memory_bytes -= entry.size_bytes
+                self._budget.release_memory(entry.size_bytes)
+            else:
+                self._spilled_bytes -= entry.size_bytes
+                self._file.free(entry.extent)
+
+
+class SealedLog(FrozenState):
+    """A finished log. Its batches are given back when it is released, or when nothing refers to it any more."""
+
+    give_back: Callable[[], object]
+
+    def __init__(
+        self, schema: pa.Schema, owner: LogOwner, entries: Sequence[_Entry], file: SpillFile, budget: SpillBudget
+    ) -> None:
+        super().__init__()
+        self._schema = schema
+        self._owner = owner
+        self._entries = entries
+        self._file = file
+        self._budget = budget
+
+    @property
+    def elements(self) -> int:
+        """Number of batches."""
+        return len(self._entries)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of batches."""
+        return sum(entry.size_bytes for entry in self._entries)
+
+    def _rows(self) -> Mapping[str, int]:
+        return {LOG_ROWS: sum(entry.rows for entry in self._entries)}
+
+    def _forget(self) -> None:
+        self._entries = ()
+        self.give_back()
+
+    def _encode(self) -> Sequence[Buffer]:
+        """Return the log's bytes. What did not fit into memory is encoded through a file, and a view of that file.
+
+        Raises:
+            StorageError: a spilled batch cannot be read, or there is no space to encode it.
+            ProtocolViolation: a record is in the log of a head that does not own its key group.
+        """
+        chunks = self._chunks()
+        if any(entry.extent is not None for entry in self._entries):
+            chunks = iter(self._through_file(chunks))
+        return encode_log(self._owner, self._schema, list(chunks))
+
+    def _chunks(self) -> Iterator[LogChunk]:
+        batches: list[pa.RecordBatch] = []
+        rows = size_bytes = 0
+        for entry in self._entries:
+            batches.append(self._batch_of(entry))
+            rows += batches[-1].num_rows
+            size_bytes += entry.size_bytes
+            if rows >= CHUNK_ROWS or size_bytes >= CHUNK_BYTES:
+                yield self._chunk(batches)
+                batches, rows, size_bytes = [], 0, 0
+        if batches:
+            yield self._chunk(batches)
+
+    def _batch_of(self, entry: _Entry) -> pa.RecordBatch:
+        if entry.extent is None:
+            return entry.batch
+        return self._file.read(entry.extent)
+
+    def _chunk(self, batches: Sequence[pa.RecordBatch]) -> LogChunk:
+        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        owner = self._owner
+        counts: Counts = np.zeros(0, dtype=np.uint32)
+        if owner.keys:
+            groups = key_groups(hash_columns(batch, owner.keys), owner.max_parallelism) - owner.first_group
+            if groups.min() < 0 or groups.max() >= owner.groups_count:
+                raise ProtocolViolation("LoopLog", f"feedback reached head {owner.subtask_index}, not its key's owner")
+            batch = batch.take(pa.array(np.argsort(groups, kind="stable")))  # L21: stable
+            counts = np.bincount(groups, minlength=owner.groups_count).astype(np.uint32)
+        return LogChunk(batch.serialize(), batch.num_rows, counts)
+
+    def _through_file(self, chunks: Iterator[LogChunk]) -> list[LogChunk]:
+        """Return ``chunks`` with their messages on disk, so that only one is in memory at a time."""
+        written: list[tuple[int, LogChunk]] = []
+        end = 0
+        try:
+            with tempfile.TemporaryFile(dir=self._budget.directory) as file:
+                for chunk in chunks:
+                    start, end = end, end + file.write(chunk.message)
+                    written.append((start, LogChunk(b"", chunk.rows, chunk.group_rows)))
+                file.flush()
+                view = memoryview(mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ))
+        except OSError as error:
+            raise StorageError("encode", self._file.name, str(error)) from error
+        ends = [start for start, _ in written[1:]] + [end]
+        return [
+            LogChunk(view[start:until], chunk.rows, chunk.group_rows)
+            for (start, chunk), until in zip(written, ends, strict=True)
+        ]
+
+
+def replay_of(
+    states: Sequence[RestoredState], schema: pa.Schema, owner: LogOwner, name: str
+) -> Iterator[pa.RecordBatch]:
+    """Return, in order, what the head ``owner`` replays after a restore (L17), as batches of ≤ 8192 rows.
+
+    The bytes are verified before this returns; batches are decoded one chunk at a time as they are taken. A keyed
+    loop replays the records of the key groups that it owns now, from every former log (L19). A loop without a key
+    replays the whole logs of the former heads i with i mod parallelism = its index.
+
+    Args:
+        states: one per former head, ``SealedLog.encode`` of each.
+        schema: of the feedback.
+        owner: this head, now.
+        name: of the loop, for messages.
+
+    Raises:
+        CorruptionError: any byte is wrong or missing; also while iterating.
+        UsageError: the loop had other keys, or another number of key groups.
+    """
+    logs: list[tuple[str, DecodedLog]] = []
+    for state in sorted(states, key=lambda state: state.subtask_index):
+        path = f"log of {name}, head {state.subtask_index}"
+        log = decode_log(state.payload, schema, path)
+        _check_owner(log.owner, state, owner, path)
+        if owner.keys or state.subtask_index % owner.parallelism == owner.subtask_index:
+            logs.append((path, log))
+    return _replay(logs, schema, owner)
+
+
+def _check_owner(found: LogOwner, state: RestoredState, now: LogOwner, path: str) -> None:
+    if (found.keys, found.max_parallelism) != (now.keys, now.max_parallelism):
+        raise UsageError(
+            f"the {path} has the keys {list(found.keys)} in {found.max_parallelism} key groups, the loop now has "
+            f"{list(now.keys)} in {now.max_parallelism}: restore with the same, or begin without the checkpoint"
+        )
+    expected = log_owner(now.keys, now.max_parallelism, state.parallelism, state.subtask_index)
+    if found != expected:
+        raise CorruptionError(path, 0, f"the log of {expected}", f"that of {found}")
+
+
+def _replay(logs: Sequence[tuple[str, DecodedLog]], schema: pa.Schema, owner: LogOwner) -> Iterator[pa.RecordBatch]:
+    for path, log in logs:
+        for chunk in log.chunks:
+            start, count = _owned_slice(chunk, log.owner, owner) if owner.keys else (0, chunk.rows)
+            if not count:
+                continue
+            batch = chunk.batch(schema, path)
+            for at in range(start, start + count, REPLAY_ROWS_MAX):
+                yield batch.slice(at, min(REPLAY_ROWS_MAX, start + count - at))
+
+
+def _owned_slice(chunk: LogChunk, former: LogOwner, owner: LogOwner) -> tuple[int, int]:
+    """Return where the rows of the key groups that ``owner`` owns now begin in ``chunk``, and how many they are."""
+    first = min(max(owner.first_group - former.first_group, 0), former.groups_count)
+    last = min(max(owner.first_group + owner.groups_count - former.first_group, 0), former.groups_count)
+    before = int(chunk.group_rows[:first].sum(dtype=np.uint64))
+    return before, int(chunk.group_rows[first:last].sum(dtype=np.uint64))

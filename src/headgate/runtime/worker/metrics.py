@@ -1,0 +1,77 @@
+"""What one worker measures, and the message that reports it twice a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from headgate.codec.messages import AlignmentMetrics, Metrics, NodeMetrics
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.runtime.wire.exchange import ExchangeMetrics
+from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
+from headgate.runtime.worker.subtask_runner import SubtaskRunner
+
+ALIGNMENTS_MAX = 1_000
+"""Kept between two reports; a report twice a second never needs so many."""
+
+LOOP_PREFIX = "loop/"
+"""Gauges of a loop head: ``loop/<head>/<name>``."""
+
+
+class WorkerMetrics:
+    """Busy time, alignment times, and the operators' totals."""
+
+    def __init__(self) -> None:
+        self._since_ns = 0
+        self._slept_ns = 0
+        self._reported_ms: int | None = None
+        self._alignments: list[AlignmentMetrics] = []
+
+    def start(self, at_ns: int) -> None:
+        """The mailbox loop begins."""
+        self._since_ns = at_ns
+
+    def slept(self, duration_ns: int) -> None:
+        """The mailbox had nothing to do."""
+        self._slept_ns += duration_ns
+
+    def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
+        """Note the synchronous cost of one snapshot."""
+        if len(self._alignments) < ALIGNMENTS_MAX:
+            self._alignments.append(AlignmentMetrics(str(subtask.vertex), checkpoint, align_us, freeze_us))
+
+    def is_due(self, now_ms: int, period_ms: int) -> bool:
+        """Whether the next report is due; it counts as made."""
+        if self._reported_ms is not None and now_ms - self._reported_ms < period_ms:
+            return False
+        self._reported_ms = now_ms
+        return True
+
+    def busy_fraction(self) -> float:
+        """Return the share of the time since the last call in which the mailbox did not sleep."""
+        now_ns = time.perf_counter_ns()
+        total_ns, slept_ns = now_ns - self._since_ns, self._slept_ns
+        self._since_ns, self._slept_ns = now_ns, 0
+        return 1.0 if total_ns <= 0 else max(0.0, 1.0 - slept_ns / total_ns)
+
+    def message(
+        self, generation: Generation, busy: float, runners: Sequence[SubtaskRunner], exchange: ExchangeMetrics
+    ) -> Metrics:
+        """Return the report."""
+        alignments, self._alignments = self._alignments, []
+        nodes = [
+            NodeMetrics(
+                str(link.node.name),
+                runner.chain.totals[link.node.name].records_in,
+                runner.chain.totals[link.node.name].records_out,
+                runner.chain.totals[link.node.name].watermark_ms,
+                dict(link.context.metrics.counters),
+            )
+            for runner in runners
+            for link in runner.chain.links
+        ]
+        gauges = {"clock_s": time.monotonic()}
+        for runner in runners:
+            if isinstance(runner, LoopHeadRunner):
+                gauges |= {f"{LOOP_PREFIX}{runner.subtask.vertex}/{name}": v for name, v in runner.gauges().items()}
+        return Metrics(generation, busy, nodes, alignments, exchange.bytes_in, exchange.bytes_out, gauges)

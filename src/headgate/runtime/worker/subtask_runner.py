@@ -1,0 +1,376 @@
+"""Runs one subtask: reads its inputs or its source, calls its chain, and carries out what its machine orders.
+
+Everything here happens in the mailbox thread. Decisions about checkpoints are the machine's; this module only maps
+elements to events and effects to calls (walks: ARCHITECTURE.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, assert_never
+
+import msgspec
+
+from headgate import fault_points
+from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
+from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
+from headgate.connectors.base import SinkWriter, SourceBatch, SourceReader
+from headgate.errors import UsageError
+from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
+from headgate.model.manifest import SubtaskEntry
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
+from headgate.protocol.loops.rounds import Probe, ProbeReceived
+from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.watermarks import (
+    EmitIdle,
+    EmitWatermark,
+    IdleReceived,
+    InputEnded,
+    MergerEvent,
+    WatermarkMerger,
+    WatermarkReceived,
+    channel_origin,
+)
+from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
+from headgate.runtime.wire.feedback import ReceivingChannel
+from headgate.runtime.worker.chain import Chain
+from headgate.runtime.worker.outlets import EdgeOutlet
+
+"""Sections of a snapshot are named by node, not by vertex: chaining may differ when the pipeline is edited."""
+ELEMENTS_PER_TURN_MAX = 16
+"""Elements one subtask may process before the mailbox looks at the others: bounds a barrier's wait (C48)."""
+
+
+class Reports(Protocol):
+    """What a subtask tells the coordinator; interpreted by the worker."""
+
+    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
+        """Its part of ``checkpoint`` is durable."""
+
+    def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:
+        """It gives ``checkpoint`` up."""
+
+    def finished(self, subtask: SubtaskId) -> None:
+        """It has processed all input."""
+
+    def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
+        """Nothing will enter its nest of loops here any more."""
+
+    def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
+        """A probe has come back, or has ended here."""
+
+    def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
+        """Measured: waiting for barriers, and the synchronous part."""
+
+
+@dataclass(slots=True)
+class Source:
+    """The source at the head of a chain."""
+
+    reader: SourceReader
+    splits: tuple[str, ...] = ()
+    finished_splits: set[str] = field(default_factory=set)
+    is_over: bool = False
+    """Whether it is not read any more, even if there is more to read (E7, E9)."""
+
+
+class SubtaskRunner:
+    """One subtask in its worker."""
+
+    def __init__(
+        self,
+        subtask: SubtaskId,
+        chain: Chain,
+        inputs: Sequence[ReceivingChannel],
+        outlets: Sequence[EdgeOutlet],
+        sinks: Mapping[str, SinkWriter],
+        reader: SourceReader | None,
+        make_writer: Callable[[], SnapshotWriter],
+        reports: Reports,
+        *,
+        is_restored_finished: bool,
+        is_draining: bool = False,
+        place: LoopPlace | None = None,
+        rounds: RoundProgress = NO_ROUNDS,
+    ) -> None:
+        self.subtask = subtask
+        self.chain = chain
+        self._inputs = list(inputs)
+        self._outlets = list(outlets)
+        self._sinks = dict(sinks)
+        self._source = None if reader is None else Source(reader, is_over=is_draining)
+        self._writer = make_writer()
+        self._reports = reports
+        regular_count = len(self._inputs) - (0 if place is None else len(place.feedback))
+        self._machine = machine.Subtask(
+            regular_count, is_restored_finished=is_restored_finished, place=place, rounds=rounds
+        )
+        self._merger = WatermarkMerger(max(regular_count, 1))
+        self._origins = [channel_origin(index) for index in range(regular_count)]
+        self._nest = chain.vertex.nest
+        self._next_input = 0
+        self._has_ended = False
+        self._may_resume = is_restored_finished
+        # L39: its rounds are about input that had ended
+        self._entrances_closed = (
+            place.outside if place is not None and max(rounds.started, rounds.closed) >= 0 else frozenset()
+        )
+        self._align_started: dict[CheckpointId, int] = {}
+        self._frozen: FrozenSubtask | None = None
+
+    # -- the mailbox's calls ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Announce the splits, or the channels, once, before the first step."""
+        if self._source is None:
+            self.chain.on_splits(self._origins)  # W17
+        elif not self._source.is_over:
+            if not self._source.reader.is_finished():
+                self._resume()
+            self._update_splits(self._source)
+
+    def _resume(self) -> None:
+        """There is more input; if all had ended when the restored snapshot was taken, operators must know (T10)."""
+        if self._may_resume:
+            self._may_resume = False
+            self.handle(machine.InputResumed())
+
+    def drain(self) -> None:
+        """Read nothing more: the source ends with the next step, and its positions stay where they are (E7, E8)."""
+        if self._source is not None:
+            self._source.is_over = True
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the coordinator triggers this subtask."""
+        return self._source is not None
+
+    @property
+    def can_send(self) -> bool:
+        """Whether every outgoing channel has credit."""
+        return all(outlet.can_send for outlet in self._outlets)
+
+    def step(self) -> bool:
+        """Process some input if there is any and the outputs have room; return whether anything was done."""
+        if self._source is not None:
+            return self._step_source(self._source)
+        did = False
+        for _ in range(ELEMENTS_PER_TURN_MAX):
+            if not self.can_send or not self._step_input():
+                break
+            did = True
+        return did
+
+    def tick(self, now_ms: int) -> None:
+        """Let operators act on processing time; not behind the end of a source, where only barriers may follow."""
+        if self.can_send and not self._has_ended:
+            self.chain.tick(now_ms)
+
+    def wakeup_ms(self, now_ms: int) -> int | None:
+        """Return how long the mailbox may sleep for the sake of this subtask's source and timers, or None.
+
+        Without credit it can do nothing, however much is due: credit wakes the mailbox.
+        """
+        if not self.can_send or self._has_ended:
+            return None
+        due_ms = self.chain.next_tick_ms()
+        waits_ms = [] if due_ms is None else [max(due_ms - now_ms, 0)]
+        if self._source is not None:
+            waits_ms.append(self._source.reader.wakeup_ms())
+        return min(waits_ms, default=None)
+
+    def handle(self, event: machine.Event, text: str = "") -> None:
+        """Give the machine an event from the coordinator or from the snapshot writer; carry out its effects."""
+        for effect in self._machine.handle(event):
+            self._run(effect, text)
+
+    def close(self) -> None:
+        """Release everything; never commits or aborts prepared output."""
+        self._writer.close()
+        if self._source is not None:
+            self._source.reader.close()
+        for sink in self._sinks.values():
+            sink.close()
+        self.chain.close()
+
+    # -- input --------------------------------------------------------------------------------------------------
+
+    def _step_source(self, source: Source) -> bool:
+        if self._has_ended or not self.can_send:
+            return False
+        polled = None if source.is_over else source.reader.poll()
+        if polled is not None:
+            self._process_polled(source, polled)
+            return True
+        if not source.is_over:
+            self._update_splits(source)
+            if not source.reader.is_finished():
+                return False
+        self._has_ended = True
+        self.handle(machine.SourceEnded())
+        return True
+
+    def _process_polled(self, source: Source, polled: SourceBatch) -> None:
+        self._resume()
+        if polled.split not in source.splits:
+            self._update_splits(source, polled.split)
+        self.chain.set_origin(polled.split)
+        if polled.bad is not None:
+            self.chain.head.output.divert(polled.bad)
+        if polled.batch.num_rows:
+            self.chain.head.process(polled.batch)
+        if polled.is_split_finished:
+            source.finished_splits.add(polled.split)
+            self.chain.on_split_finished(polled.split)
+
+    def _update_splits(self, source: Source, also: str | None = None) -> None:
+        owned = tuple(source.reader.splits())
+        if also is not None and also not in owned:
+            owned = (*owned, also)
+        if owned != source.splits:
+            source.splits = owned
+            self.chain.on_splits(owned)
+
+    def _step_input(self) -> bool:
+        count = len(self._origins)
+        for offset in range(count):
+            index = (self._next_input + offset) % count
+            element = self._inputs[index].poll()
+            if element is not None:
+                self._next_input = (index + 1) % count
+                self._on_element(ChannelIndex(index), element)
+                return True
+        return False
+
+    def _on_element(self, channel: ChannelIndex, element: Element) -> None:
+        match element:
+            case BatchElement():
+                self._resume()
+                if channel in self._entrances_closed:
+                    raise UsageError(
+                        f"more input came to loop '{self._nest}' after its input had ended and its rounds had begun, "
+                        "so there is no round that it could belong to; take the added input away until the loop has "
+                        "ended, or run the pipeline under a new name"
+                    )
+                self.chain.set_origin(self._origins[channel])
+                self.chain.head.process(element.batch)
+            case Watermark():
+                self._merge(WatermarkReceived(channel, element.watermark_ms))
+            case Idle():
+                self._merge(IdleReceived(channel, element.is_idle))
+            case Barrier():
+                self._note_barrier(element.checkpoint)
+                self.handle(machine.BarrierReceived(channel, element.checkpoint))
+            case Cancel():
+                self.handle(machine.CancelReceived(channel, element.checkpoint))
+            case EndOfData():
+                self.chain.on_split_finished(self._origins[channel])  # W5
+                self._merge(InputEnded(channel))
+                self.handle(machine.EndReceived(channel))
+            case Probe():
+                self.handle(ProbeReceived(channel, element))
+            case _:
+                assert_never(element)
+
+    def _merge(self, event: MergerEvent) -> None:
+        """Event time of one input changed: pass on what that means for all of them."""
+        for effect in self._merger.handle(event):
+            match effect:
+                case EmitWatermark():
+                    self.chain.advance(effect.watermark_ms)
+                case EmitIdle():
+                    self.chain.head.operator.on_idle(effect.is_idle)
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def _run(self, effect: machine.Effect, text: str) -> None:
+        match effect:
+            case machine.BlockChannel():
+                self._inputs[effect.channel].block()
+            case machine.UnblockChannels():
+                for channel in effect.channels:
+                    self._inputs[channel].unblock()
+            case machine.TakeSnapshot():
+                self._take_snapshot(effect.checkpoint)
+            case machine.EmitBarrier():
+                self._emit_barrier(effect.checkpoint)
+            case machine.EmitCancel():
+                for outlet in self._outlets:
+                    outlet.send_element(Cancel(effect.checkpoint))
+            case machine.Decline():
+                self._reports.decline(self.subtask, effect.checkpoint, effect.reason, text)
+            case machine.Acknowledge():
+                entry = SubtaskEntry(self.subtask, effect.handle, effect.committables)
+                self._reports.acknowledge(effect.checkpoint, entry)
+            case machine.CancelWrite():
+                self._writer.cancel(effect.checkpoint)
+            case machine.FinishOperators():
+                self.chain.finish()
+            case machine.ResumeOperators():
+                self.chain.resume()
+            case machine.EmitEnd():
+                for outlet in self._outlets:
+                    outlet.send_element(EndOfData())
+            case machine.ReportFinished():
+                self._reports.finished(self.subtask)
+            case machine.PassProbe():
+                self._pass_probe(effect.probe)
+            case machine.CloseRound():
+                assert self._nest is not None
+                self.chain.on_round(effect.round_, self._nest)
+            case machine.ReportEntranceEnded():
+                self._reports.entrance_ended(self.subtask, effect)
+            case machine.ReportProbe():
+                self._reports.probe_returned(self.subtask, effect)
+            case machine.Ignored():
+                return
+            case _:
+                raise AssertionError(f"only loop heads are given {effect}")
+
+    def _pass_probe(self, probe: Probe) -> None:
+        """Send a probe behind everything that operators hold back (L27); it does not leave its nest (L32)."""
+        self.chain.before_barrier()
+        for outlet in self._outlets:
+            if outlet.edge.nest is not None:
+                outlet.send_element(probe)
+
+    def _note_barrier(self, checkpoint: CheckpointId) -> None:
+        if checkpoint not in self._align_started:
+            self._align_started = {checkpoint: time.perf_counter_ns()}
+
+    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+        """The synchronous part: flush (U8), then seal what the sinks were given, and take references (C44)."""
+        fault_points.reach("before-snapshot")
+        begun_ns = time.perf_counter_ns()
+        self.chain.before_barrier()
+        flushed_ns = time.perf_counter_ns()
+        flag = b"\x01" if self._machine.is_finished else b"\x00"
+        plain: dict[str, bytes] = {f"{FINISHED_PREFIX}{node.name}": flag for node in self.chain.vertex.nodes}
+        if self._nest is not None:
+            plain[f"{ROUNDS_PREFIX}{self.chain.vertex.head.name}"] = msgspec.msgpack.encode(self._machine.rounds)
+        if self._source is not None:
+            plain[f"{POSITIONS_PREFIX}{self.chain.vertex.head.name}"] = msgspec.msgpack.encode(
+                self._source.reader.positions()
+            )
+        sealed = [(node, sink.seal(checkpoint)) for node, sink in self._sinks.items()]
+        self._frozen = FrozenSubtask(checkpoint, self.chain.freeze(), plain, sealed)
+        align_us = (begun_ns - self._align_started.pop(checkpoint, begun_ns)) // 1000
+        freeze_us = (time.perf_counter_ns() - flushed_ns) // 1000
+        self._reports.snapshot_taken(self.subtask, checkpoint, align_us, freeze_us)
+
+    def _emit_barrier(self, checkpoint: CheckpointId) -> None:
+        """Barrier first, then the write: the barrier is on the critical path of everybody downstream.
+
+        On a feedback edge it is the sentinel (L8).
+        """
+        for outlet in self._outlets:
+            outlet.send_element(Barrier(checkpoint))
+        assert self._frozen is not None
+        frozen, self._frozen = self._frozen, None
+        self._begin_write(frozen)
+
+    def _begin_write(self, frozen: FrozenSubtask) -> None:
+        self._writer.start(frozen)

@@ -1,0 +1,404 @@
+"""One worker: the process that a Spark task has become, for one generation of the pipeline.
+
+Life: listen for data → register → deployment → restore → connect → ready → the mailbox loop → stop. Every operator
+runs in the mailbox thread; threads of the control and data connections only queue and wake (walk of a record:
+ARCHITECTURE.md). The worker never outlives its control connection: it exits at once when that closes (G10).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from headgate.codec import messages
+from headgate.errors import BadRecord, FencedError, HeadgateError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
+from headgate.model.manifest import SubtaskEntry
+from headgate.operators.user_function import UserFunctionError, user_traceback
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.subtasks import subtask as machine
+from headgate.runtime.checkpoints.uploads import Destination, PrepareRefused, SnapshotWriter
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Surroundings
+from headgate.runtime.wire.connection import ConnectionLost
+from headgate.runtime.wire.control import ControlClient
+from headgate.runtime.wire.exchange import Exchange
+from headgate.runtime.wire.peer import ExchangeCallbacks
+from headgate.runtime.wire.spill import SpillBudget
+from headgate.runtime.wire.tls import Tls
+from headgate.runtime.worker.chain import NodeError
+from headgate.runtime.worker.deployment import Deployment, edge_schemas
+from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
+from headgate.runtime.worker.metrics import WorkerMetrics
+from headgate.runtime.worker.subtask_runner import SubtaskRunner
+from headgate.storage.backends import open_storage
+
+EXIT_FENCED = 75
+"""Exit code of a worker whose coordinator is gone: nobody waits for it any more."""
+
+UPLOAD_THREADS = 4
+"""Snapshots of different subtasks are written side by side; they mostly wait for the disk."""
+
+WAIT_MS_MAX = 50
+"""Longest sleep of an idle mailbox: bounds the delay of anything that forgot to wake it."""
+
+METRICS_PERIOD_MS = 500
+
+PEER_GRACE_MS = 500
+"""When a peer leaves, the coordinator usually knows why and stops this worker, too, well within this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTask:
+    """What a worker needs to know before it can register."""
+
+    definition: PipelineDefinition
+    worker: WorkerIndex
+    submission: int
+    task_attempt: int
+    """Spark's id of the task attempt: rises with every task that its application starts."""
+    driver_host: str
+    driver_port: int
+    secret: bytes
+    bind_host: str
+    fingerprint: str
+    spill_directory: str | None = None
+    """Where loops put what does not fit into memory; None: the system's directory for temporary files."""
+
+
+class WorkerStopped(Exception):  # noqa: N818 - not an error of ours: it tells Spark that this task must not succeed
+    """The worker was told to stop, or could not go on; the driver knows why."""
+
+
+class PeerLost(Exception):  # noqa: N818 - an event of the mailbox
+    """The data connection with another worker is gone."""
+
+    def __init__(self, peer: WorkerIndex, reason: str) -> None:
+        super().__init__(peer, reason)
+        self.peer = peer
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the data connection with worker {self.peer} was lost: {self.reason}"
+
+
+class Worker:
+    """Runs the subtasks of one worker until it is told to stop."""
+
+    def __init__(self, task: WorkerTask, around: Surroundings = PROCESS) -> None:
+        self._around = around
+        self._task = task
+        self._tls = Tls(task.definition.config.security)
+        self._mail: deque[messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException] = deque()
+        self._wake = around.event()
+        self._generation = Generation(0)
+        self._runners: list[SubtaskRunner] = []
+        self._by_subtask: dict[SubtaskId, SubtaskRunner] = {}
+        self._pool = around.pool(UPLOAD_THREADS, "headgate-upload")
+        self._stopping: messages.Stop | None = None
+        self._metrics = WorkerMetrics()
+        self._peer_lost: tuple[int, PeerLost] | None = None
+
+    def run(self) -> None:
+        """Serve one generation; return when the pipeline has ended well.
+
+        Raises:
+            WorkerStopped: anything else. The coordinator has been told the reason.
+        """
+        sys.setswitchinterval(0.001)  # connection threads must not wait 5 ms for a busy mailbox
+        pa.set_cpu_count(1)  # as many workers as cores share the machine
+        task = self._task
+        limits = task.definition.config.runtime
+        directory = None if task.spill_directory is None else Path(task.spill_directory)
+        self._budget = SpillBudget(limits.loop_memory_bytes, limits.loop_disk_bytes_max, directory)
+        callbacks = ExchangeCallbacks(
+            lambda _: self._wake.set(), lambda _: self._wake.set(), self._on_peer_lost, self._post
+        )
+        exchange = self._exchange = Exchange(
+            task.worker,
+            task.definition.plan,
+            edge_schemas(task.definition),
+            task.secret,
+            callbacks,
+            budget=self._budget,
+            host=task.bind_host,
+            tls=self._tls,
+            around=self._around,
+        )
+        try:
+            control = self._control = self._connect_to_driver()
+        except ConnectionLost as lost:
+            self._close(exchange)
+            raise WorkerStopped(str(lost)) from None
+        control.start()
+        try:
+            self._register(control, exchange)
+            self._serve(control, exchange)
+        except WorkerStopped:
+            raise
+        except BaseException as error:
+            control.send(self._failed(error))
+            raise WorkerStopped(str(error)) from None
+        finally:
+            control.close()  # first: peers that notice our end must not be heard before our own reason
+            self._close(exchange)
+        if self._stopping is None or not self._stopping.is_success:
+            raise WorkerStopped(self._stopping.reason if self._stopping else "stopped")
+
+    # -- beginning ----------------------------------------------------------------------------------------------
+
+    def _connect_to_driver(self) -> ControlClient:
+        task, config = self._task, self._task.definition.config.runtime
+        return ControlClient(
+            task.driver_host,
+            task.driver_port,
+            task.secret,
+            self._post,
+            self._on_control_closed,
+            heartbeat_ms=config.heartbeat_ms,
+            heartbeat_timeout_ms=config.heartbeat_timeout_ms,
+            tls=self._tls,
+            around=self._around,
+        )
+
+    def _register(self, control: ControlClient, exchange: Exchange) -> None:
+        task, address = self._task, exchange.address
+        control.send(
+            messages.Register(
+                int(task.worker),
+                task.definition.plan.parallelism,
+                task.submission,
+                task.task_attempt,
+                address.host,
+                address.port,
+                self._around.process_id,
+                task.fingerprint,
+            )
+        )
+
+    def _serve(self, control: ControlClient, exchange: Exchange) -> None:
+        deploy = self._await_deployment()
+        if deploy is None:
+            return
+        self._generation = Generation(deploy.generation)
+        self._deploy(deploy, exchange)
+        control.send(messages.Ready(deploy.generation))
+        for runner in self._runners:
+            runner.start()
+        self._loop()
+
+    def _await_deployment(self) -> messages.Deploy | None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            while self._mail:
+                message = self._mail.popleft()
+                if isinstance(message, messages.Deploy):
+                    return message
+                if isinstance(message, messages.Stop):
+                    self._stopping = message
+                    return None
+                if isinstance(message, messages.Refused):
+                    raise WorkerStopped(message.reason)
+
+    def _deploy(self, deploy: messages.Deploy, exchange: Exchange) -> None:
+        definition = self._task.definition
+        storage = open_storage(definition.config.checkpoint_root)
+        to = Destination(storage, definition.config.name, self._generation, deploy.inline_bytes_max)
+        exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
+        deployment = Deployment(
+            definition,
+            self._task.worker,
+            deploy,
+            storage,
+            exchange,
+            lambda s: self._snapshot_writer(s, to),
+            self,
+            self._budget,
+            self._around,
+        )
+        self._runners = deployment.runners()
+        self._by_subtask = {runner.subtask: runner for runner in self._runners}
+
+    def _snapshot_writer(self, subtask: SubtaskId, to: Destination) -> SnapshotWriter:
+        def report(event: machine.SnapshotWritten | machine.SnapshotFailed, text: str) -> None:
+            self._mail.append((self._by_subtask[subtask], event, text))
+            self._wake.set()
+
+        return SnapshotWriter(subtask, to, self._pool, report, self._post, self._around)
+
+    # -- the mailbox loop ---------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        runners, wake, metrics = self._runners, self._wake, self._metrics
+        metrics.start(self._around.monotonic_ns())
+        while self._stopping is None:
+            wake.clear()  # before looking: whatever comes later sets it again
+            did = bool(self._mail)
+            while self._mail:
+                self._on_mail(self._mail.popleft())
+            for runner in runners:  # downstream first: drain before producing more
+                if runner.step():
+                    did = True
+            now = self._around.monotonic_ms()  # W18
+            for runner in runners:
+                runner.tick(now)
+            if not did:
+                self._sleep(now)
+            if metrics.is_due(now, METRICS_PERIOD_MS):
+                self._report_metrics()
+            if self._peer_lost is not None and self._around.monotonic_ms() - self._peer_lost[0] > PEER_GRACE_MS:
+                raise self._peer_lost[1]
+
+    def _sleep(self, now: int) -> None:
+        wait_ms = WAIT_MS_MAX
+        for runner in self._runners:
+            due_ms = runner.wakeup_ms(now)
+            if due_ms is not None:
+                wait_ms = min(wait_ms, due_ms)
+        begun = self._around.monotonic_ns()
+        self._wake.wait(wait_ms / 1000)
+        self._metrics.slept(self._around.monotonic_ns() - begun)
+
+    def _report_metrics(self) -> None:
+        busy = self._metrics.busy_fraction()
+        for runner in self._runners:
+            runner.chain.set_busy(busy > 0.9)
+        self._control.send(self._metrics.message(self._generation, busy, self._runners, self._exchange.metrics))
+
+    def _on_mail(self, mail: messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException) -> None:
+        match mail:
+            case PeerLost():
+                self._peer_lost = self._peer_lost or (self._around.monotonic_ms(), mail)
+            case BaseException():
+                raise mail
+            case (runner, event, text):
+                runner.handle(event, text)
+            case messages.TriggerCheckpoint() if mail.generation == self._generation:
+                for runner in self._runners:
+                    if runner.is_source:
+                        runner.handle(machine.TriggerReceived(CheckpointId(mail.checkpoint)))
+                    elif isinstance(runner, LoopHeadRunner):
+                        runner.expect(CheckpointId(mail.checkpoint))
+            case messages.StartProbe() if mail.generation == self._generation:
+                probe = Probe(mail.number, mail.round, mail.is_closing, mail.is_last_watermark)
+                for runner in self._runners:
+                    if runner.subtask.vertex == mail.nest:
+                        runner.handle(machine.ProbeOrdered(probe))
+            case messages.EndLoop() if mail.generation == self._generation:
+                for runner in self._runners:
+                    if isinstance(runner, LoopHeadRunner) and runner.chain.vertex.nest == mail.nest:
+                        runner.handle(machine.LoopEnded())
+            case messages.Complete() if mail.generation == self._generation:
+                for runner in self._runners:
+                    runner.handle(machine.CompleteReceived(CheckpointId(mail.checkpoint)))
+            case messages.Abort() if mail.generation == self._generation:
+                for runner in self._runners:
+                    runner.handle(machine.AbortReceived(CheckpointId(mail.checkpoint)))
+            case messages.Drain() if mail.generation == self._generation:
+                for runner in self._runners:
+                    if runner.is_source:
+                        runner.drain()
+            case messages.Stop():
+                self._stopping = mail
+            case messages.Refused():
+                raise WorkerStopped(mail.reason)
+            case _:
+                return  # of another generation, or a sign of life
+
+    # -- what subtasks report (``subtask_runner.Reports``) ---------------------------------------------------------
+
+    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
+        """Send an acknowledgement."""
+        self._control.send(messages.acknowledge(self._generation, checkpoint, entry))
+
+    def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:
+        """Send a decline."""
+        self._control.send(
+            messages.Decline(self._generation, checkpoint, subtask.vertex, subtask.index, reason.name, text)
+        )
+
+    def finished(self, subtask: SubtaskId) -> None:
+        """Report that a subtask has processed all input, with its totals in front."""
+        self._report_metrics()
+        self._control.send(messages.Finished(self._generation, subtask.vertex, subtask.index))
+
+    def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
+        """Report that nothing enters a nest of loops here any more."""
+        message = messages.EntranceEnded(
+            self._generation, subtask.vertex, subtask.index, effect.started_round, effect.highest_round
+        )
+        self._control.send(message)
+
+    def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
+        """Report what came back with a probe."""
+        message = messages.ProbeReturned(
+            self._generation, subtask.vertex, subtask.index, effect.number, effect.count, effect.highest_round
+        )
+        self._control.send(message)
+
+    def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
+        """Note how long a snapshot held up processing."""
+        self._metrics.snapshot_taken(subtask, checkpoint, align_us, freeze_us)
+
+    # -- ends ---------------------------------------------------------------------------------------------------
+
+    def _post(self, mail: messages.ToWorker | BaseException) -> None:
+        """Queue a message or an error for the mailbox. Called from any thread."""
+        if isinstance(mail, messages.Stop) and not mail.is_success:
+            self._around.exit(EXIT_FENCED)  # the mailbox may be blocked in a send; a fenced worker has nothing to save
+        self._mail.append(mail)
+        self._wake.set()
+
+    def _on_control_closed(self, reason: str) -> None:
+        self._around.exit(EXIT_FENCED)
+
+    def _on_peer_lost(self, peer: WorkerIndex, reason: str) -> None:
+        """The other worker died, or the connection broke or was misused: this generation cannot go on."""
+        self._post(PeerLost(peer, reason))
+
+    def _failed(self, error: BaseException) -> messages.Failed:
+        node = ""
+        if isinstance(error, NodeError):
+            node, error = error.node, error.error
+        if isinstance(error, PeerLost | FencedError):  # fenced: the driver learns from the log whether it is, too
+            return messages.failed(self._generation, VertexId(""), "", FAILED_PEER, "", str(error))
+        if isinstance(error, UserFunctionError):
+            return messages.failed(
+                self._generation, VertexId(""), error.node, FAILED_USER, error.record, error.traceback_text
+            )
+        if isinstance(error, PrepareRefused):
+            return messages.failed(self._generation, VertexId(""), error.node, FAILED_REFUSED, "", str(error))
+        if isinstance(error, BadRecord):
+            return messages.failed(self._generation, VertexId(""), error.node, FAILED_RECORD, error.record, str(error))
+        reason = str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
+        detail = "" if isinstance(error, HeadgateError) else user_traceback(error)
+        return messages.failed(self._generation, VertexId(""), node, reason, "", detail)
+
+    def _close(self, exchange: Exchange) -> None:
+        for runner in self._runners:
+            try:
+                runner.close()
+            except Exception as error:
+                print(f"headgate: closing {runner.subtask} failed: {error}", file=sys.stderr)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        exchange.close()
+
+
+FAILED_USER = "user-function"
+"""``Failed.reason`` when the user's function raised; ``traceback`` is the user's."""
+
+FAILED_PEER = "peer-lost"
+"""``Failed.reason`` when the connection with another worker broke; ``traceback`` is the sentence."""
+
+FAILED_REFUSED = "output-refused"
+"""``Failed.reason`` when a sink's target refused its output for good (K21); ``traceback`` is the whole sentence."""
+
+FAILED_RECORD = "bad-record"
+"""``Failed.reason`` when a record broke the ``fail`` policy; ``traceback`` is the whole sentence."""

@@ -1,0 +1,133 @@
+"""The frozen hash of keys: it decides which subtask owns a key and is part of every checkpoint.
+
+Rules KG1 to KG9 of docs/spec/key-groups.md; test vectors in tests/state/test_key_hash.py. Changing any constant
+here makes existing checkpoints unreadable at another parallelism. Never uses Python's or Polars' hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+Hashes: TypeAlias = npt.NDArray[np.uint64]
+Words: TypeAlias = npt.NDArray[np.int64]
+
+NULL_HASH = np.uint64(0x6E756C6C6B657921)
+"""Hash of a null (KG5)."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+
+
+def is_text(dtype: pa.DataType) -> bool:
+    """Whether values of ``dtype`` are strings or binaries (hashed by content, KG4)."""
+    return bool(
+        pa.types.is_large_string(dtype)
+        or pa.types.is_string(dtype)
+        or pa.types.is_large_binary(dtype)
+        or pa.types.is_binary(dtype)
+    )
+
+
+def is_key_type(dtype: pa.DataType) -> bool:
+    """Whether ``dtype`` can be a key: integers, floats, booleans, temporal types, strings and binaries."""
+    return bool(
+        is_text(dtype)
+        or pa.types.is_integer(dtype)
+        or pa.types.is_floating(dtype)
+        or pa.types.is_boolean(dtype)
+        or pa.types.is_date32(dtype)
+        or pa.types.is_timestamp(dtype)
+        or pa.types.is_duration(dtype)
+    )
+
+
+def column_words(column: pa.Array) -> Words:
+    """Return one 64-bit word per value of a fixed-width column; equal values have equal words (KG2, KG3).
+
+    Nulls become an arbitrary word. No copy where the column already is int64 without nulls.
+    """
+    dtype = column.type
+    if pa.types.is_date32(dtype):
+        column = column.view(pa.int32())
+    elif pa.types.is_timestamp(dtype) or pa.types.is_duration(dtype):
+        column = column.view(pa.int64())
+    if column.null_count:
+        column = column.fill_null(False if pa.types.is_boolean(dtype) else 0)
+    values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)
+    if pa.types.is_floating(dtype):
+        return float_words(values)
+    if values.dtype == np.uint64:
+        return values.view(np.int64)
+    return values if values.dtype == np.int64 else values.astype(np.int64)
+
+
+def float_words(values: npt.NDArray[np.floating]) -> Words:
+    """Return the bits of float64 values, with one NaN and one zero (KG3)."""
+    wide = values.astype(np.float64) + 0.0
+    wide[np.isnan(wide)] = np.nan
+    return wide.view(np.int64)
+
+
+def mix(words: npt.NDArray[np.int64] | Hashes) -> Hashes:
+    """Return splitmix64's finaliser of each word plus the golden ratio, in a new array (KG2)."""
+    z: Hashes = words.view(np.uint64) + _GOLDEN
+    shifted = z >> _S30
+    z ^= shifted
+    z *= _MIX_1
+    np.right_shift(z, _S27, out=shifted)
+    z ^= shifted
+    z *= _MIX_2
+    np.right_shift(z, _S31, out=shifted)
+    z ^= shifted
+    return z
+
+
+def text_bytes(column: pa.Array) -> list[bytes]:
+    """Return strings (as UTF-8) or binaries without nulls as ``bytes``."""
+    values: list[bytes] = column.cast(pa.large_binary()).to_pylist()
+    return values
+
+
+def hash_column(column: pa.Array) -> Hashes:
+    """Return the hash of each value of one column."""
+    if is_text(column.type):
+        encoded = pc.dictionary_encode(column)
+        distinct = [xxhash.xxh3_64_intdigest(value) for value in text_bytes(encoded.dictionary)]
+        table: Hashes = np.array([*distinct, int(NULL_HASH)], dtype=np.uint64)
+        codes = encoded.indices
+        if codes.null_count:
+            codes = codes.fill_null(len(distinct))
+        rows: npt.NDArray[np.integer] = codes.to_numpy(zero_copy_only=False)
+        hashes: Hashes = table[rows]
+        return hashes
+    mixed = mix(column_words(column))
+    if column.null_count:
+        mixed[column.is_null().to_numpy(zero_copy_only=False)] = NULL_HASH
+    return mixed
+
+
+def hash_columns(batch: pa.RecordBatch, names: Sequence[str]) -> Hashes:
+    """Return one hash per row of the columns ``names``, combined in their order (KG6)."""
+    combined = hash_column(batch.column(names[0]))
+    if len(names) == 1:
+        return combined
+    for name in names[1:]:
+        combined = combined * _MIX_1
+        combined ^= hash_column(batch.column(name))
+    return mix(combined)
+
+
+def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.int64]:
+    """Return ``hash mod max_parallelism`` per row (KG7)."""
+    if max_parallelism & (max_parallelism - 1) == 0:
+        return (hashes & np.uint64(max_parallelism - 1)).view(np.int64)
+    return (hashes % np.uint64(max_parallelism)).view(np.int64)

@@ -1,0 +1,276 @@
+"""Index from keys to dense slots (0, 1, 2 …), vectorised, growing.
+
+Accumulators are then plain arrays indexed by slot. Integers (and everything of fixed width) go through a
+direct-address table while their range is small, else through open addressing; strings through the distinct values
+of each batch; several columns through an index of pairs. Slots are given in an order that depends only on the keys
+seen, so that equal input gives equal state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.state.key_hash import Words, column_words, is_text, mix, text_bytes
+
+Slots: TypeAlias = npt.NDArray[np.int64]
+FrozenKeys: TypeAlias = Callable[[], list[pa.Array]]
+"""Returns the key columns, one row per slot; what it refers to never changes."""
+
+_DIRECT_FREE = 4_096
+_DIRECT_PER_KEY = 128
+_DIRECT_MAX = 1 << 22
+"""A direct-address table may take this many entries: bounded per key ever seen, and in total (32 MB)."""
+
+_OPEN_MIN = 1_024
+
+
+class KeyIndex(Protocol):
+    """Keys in one or more columns, without nulls."""
+
+    def __len__(self) -> int:
+        """Return the number of slots given so far."""
+
+    def slots(self, columns: Sequence[pa.Array]) -> Slots:
+        """Return the slot of each row's key; unknown keys get new slots."""
+
+    def columns(self, slots: Slots) -> list[pa.Array]:
+        """Return the key columns of ``slots``."""
+
+    def freeze(self) -> FrozenKeys:
+        """Return the keys of all slots as they are now, to be read in any thread. Microseconds."""
+
+
+def make_key_index(types: Sequence[pa.DataType]) -> KeyIndex:
+    """Return an empty index of keys of these column types."""
+    single: list[KeyIndex] = [TextIndex(t) if is_text(t) else FixedIndex(t) for t in types]
+    index = single[0]
+    for other in single[1:]:
+        index = PairIndex(index, other)
+    return index
+
+
+class WordIndex:
+    """Index of 64-bit words: a direct-address table while the range is small, else open addressing."""
+
+    def __init__(self) -> None:
+        self._words: Words = np.empty(256, np.int64)
+        self._size = 0
+        self._base = 0
+        self._is_direct = True
+        self._table: Slots = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def words(self, slots: Slots) -> Words:
+        """Return the words of ``slots``."""
+        return self._words[slots]
+
+    def prefix(self) -> Words:
+        """Return the words of all slots: entries are only appended, so this view never changes."""
+        return self._words[: self._size]
+
+    def slots(self, words: Words) -> Slots:
+        """Return the slot of each word; unknown words get new ones."""
+        if len(words) == 0:
+            return np.empty(0, np.int64)
+        if self._is_direct and self._cover(int(words.min()), int(words.max()), len(words)):
+            return self._direct_slots(words)
+        if self._is_direct:
+            self._is_direct = False
+            self._table = np.empty(0, np.int64)
+        return self._open_slots(words)
+
+    def _cover(self, low: int, high: int, more: int) -> bool:
+        """Make the direct table include ``low`` to ``high`` if it may be so large."""
+        width = len(self._table)
+        if width and self._base <= low and high < self._base + width:
+            return True
+        if width:
+            low, high = min(low, self._base), max(high, self._base + width - 1)
+        wanted = high - low + 1
+        if wanted > min(_DIRECT_FREE + _DIRECT_PER_KEY * (self._size + more), _DIRECT_MAX):
+            return False
+        slack = min(wanted // 4, low + (1 << 63)) if width and low < self._base else 0
+        base = low - slack
+        table = np.full(wanted + slack + (wanted // 4 if width else 0), -1, np.int64)
+        if width:
+            table[self._base - base : self._base - base + width] = self._table
+        self._base, self._table = base, table
+        return True
+
+    def _direct_slots(self, words: Words) -> Slots:
+        entries = words - self._base if self._base else words
+        slots: Slots = self._table.take(entries)
+        if slots.min() < 0:
+            missing = np.flatnonzero(slots < 0)
+            entries = entries[missing]
+            self._table[entries] = np.arange(len(missing))
+            first = missing[self._table[entries] == np.arange(len(missing))]
+            self._table[words[first] - self._base] = self._append(words[first])
+            slots[missing] = self._table[entries]
+        return slots
+
+    def _append(self, words: Words) -> Slots:
+        start, end = self._size, self._size + len(words)
+        if end > len(self._words):
+            grown = np.empty(max(end, 2 * len(self._words)), np.int64)
+            grown[:start] = self._words[:start]
+            self._words = grown
+        self._words[start:end] = words
+        self._size = end
+        return np.arange(start, end)
+
+    def _open_slots(self, words: Words) -> Slots:
+        if 2 * (self._size + len(words)) > len(self._table):
+            self._rehash(2 * (self._size + len(words)))
+        return self._probe(words, None)
+
+    def _rehash(self, entries_min: int) -> None:
+        entries = max(_OPEN_MIN, 1 << (entries_min - 1).bit_length())
+        self._table = np.full(entries, -1, np.int64)
+        self._probe(self._words[: self._size], np.arange(self._size))
+
+    def _probe(self, words: Words, known: Slots | None) -> Slots:
+        """Look ``words`` up, inserting unknown ones (as slots ``known`` when the table is being rebuilt)."""
+        mask = len(self._table) - 1
+        places = (mix(words) & np.uint64(mask)).view(np.int64)
+        found = np.empty(len(words), np.int64)
+        rows: Slots | None = None
+        while True:
+            slots = self._table.take(places)
+            if len(slots) and slots.min() < 0:
+                self._claim(words, places, np.flatnonzero(slots < 0), known)
+                slots = self._table.take(places)
+            if rows is None:
+                found[:] = slots
+            else:
+                found[rows] = slots
+            open_rows = np.flatnonzero(self._words.take(slots) != words)
+            if len(open_rows) == 0:
+                return found
+            rows = open_rows if rows is None else rows[open_rows]
+            words = words[open_rows]
+            known = None if known is None else known[open_rows]
+            places = (places[open_rows] + 1) & mask
+
+    def _claim(self, words: Words, places: Slots, empty: Slots, known: Slots | None) -> None:
+        """Give each empty place to one of the words that want it."""
+        wanted = places[empty]
+        self._table[wanted] = np.arange(len(empty))
+        winners = empty[self._table[wanted] == np.arange(len(empty))]
+        slots = self._append(words[winners]) if known is None else known[winners]
+        self._table[places[winners]] = slots
+
+
+class FixedIndex:
+    """Keys in one column of fixed width."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+        self._index = WordIndex()
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def slots(self, columns: Sequence[pa.Array]) -> Slots:
+        """See ``KeyIndex``."""
+        return self._index.slots(column_words(columns[0]))
+
+    def columns(self, slots: Slots) -> list[pa.Array]:
+        """See ``KeyIndex``."""
+        return [words_to_array(self._index.words(slots), self._dtype)]
+
+    def freeze(self) -> FrozenKeys:
+        """See ``KeyIndex``."""
+        words, dtype = self._index.prefix(), self._dtype
+        return lambda: [words_to_array(words, dtype)]
+
+
+class TextIndex:
+    """Keys in one column of strings or binaries: one look-up for each distinct value of a batch."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._slots: dict[bytes, int] = {}
+        self._chunks: list[pa.Array] = [pa.array([], dtype)]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def slots(self, columns: Sequence[pa.Array]) -> Slots:
+        """See ``KeyIndex``."""
+        encoded = pc.dictionary_encode(columns[0])
+        known = self._slots
+        distinct = text_bytes(encoded.dictionary)
+        try:
+            table = np.array([known[value] for value in distinct], np.int64)
+        except KeyError:
+            size = len(known)
+            table = np.array([known.setdefault(value, len(known)) for value in distinct], np.int64)
+            self._chunks.append(encoded.dictionary.filter(pa.array(table >= size)))
+        codes: npt.NDArray[np.integer] = encoded.indices.to_numpy(zero_copy_only=False)
+        slots: Slots = table[codes]
+        return slots
+
+    def columns(self, slots: Slots) -> list[pa.Array]:
+        """See ``KeyIndex``."""
+        if len(self._chunks) > 1:
+            self._chunks = [pa.concat_arrays(self._chunks)]
+        return [self._chunks[0].take(pa.array(slots))]
+
+    def freeze(self) -> FrozenKeys:
+        """See ``KeyIndex``."""
+        chunks = tuple(self._chunks)
+        return lambda: [pa.concat_arrays(chunks)]
+
+
+class PairIndex:
+    """Keys in several columns: an index of pairs (slot in the columns before, slot in the last column)."""
+
+    def __init__(self, left: KeyIndex, right: KeyIndex) -> None:
+        self._left, self._right = left, right
+        self._pairs = WordIndex()
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def slots(self, columns: Sequence[pa.Array]) -> Slots:
+        """See ``KeyIndex``."""
+        left = self._left.slots(columns[:-1])
+        return self._pairs.slots((left << 32) | self._right.slots(columns[-1:]))
+
+    def columns(self, slots: Slots) -> list[pa.Array]:
+        """See ``KeyIndex``."""
+        pairs = self._pairs.words(slots)
+        return [*self._left.columns(pairs >> 32), *self._right.columns(pairs & 0xFFFF_FFFF)]
+
+    def freeze(self) -> FrozenKeys:
+        """See ``KeyIndex``."""
+        pairs, left, right = self._pairs.prefix(), self._left.freeze(), self._right.freeze()
+
+        def columns() -> list[pa.Array]:
+            lefts, rights = pa.array(pairs >> 32), pa.array(pairs & 0xFFFF_FFFF)
+            return [*(c.take(lefts) for c in left()), *(c.take(rights) for c in right())]
+
+        return columns
+
+
+def words_to_array(words: Words, dtype: pa.DataType) -> pa.Array:
+    """Return the column of ``dtype`` whose words (``key_hash.column_words``) these are."""
+    if pa.types.is_boolean(dtype):
+        return pa.array(words != 0)
+    if pa.types.is_floating(dtype):
+        return pa.array(words.view(np.float64).astype(dtype.to_pandas_dtype(), copy=False))
+    if pa.types.is_date32(dtype):
+        return pa.array(words.astype(np.int32)).view(dtype)
+    if pa.types.is_timestamp(dtype) or pa.types.is_duration(dtype):
+        return pa.array(words).view(dtype)
+    if pa.types.is_uint64(dtype):
+        return pa.array(words.view(np.uint64))
+    return pa.array(words.astype(dtype.to_pandas_dtype(), copy=False))

@@ -1,0 +1,147 @@
+"""A map per key, for many keys at once: entries numbered by (key slot, map key slot), and a list of them per key.
+
+Counterpart: ``operators.process.batch_states.BatchMapState``. A removed entry keeps its number until there are more
+removed than living ones (ST13); then all are numbered anew, which is O(1) per change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.state.columns import FrozenRows, make_vector
+from headgate.state.key_index import Slots, WordIndex, make_key_index
+from headgate.state.memory.lists import MemoryLists
+from headgate.state.slot_array import LastRows, Mask, SlotArray
+
+_DEAD_FREE = 4_096
+"""So many removed entries a map may always have."""
+
+_LOW = 0xFFFF_FFFF
+
+
+class MemoryMaps:
+    """Maps by slot: see ``backend.MapColumns``. ``keys_count`` tells how many slots the key index has given."""
+
+    def __init__(self, key_type: pa.DataType, dtype: pa.DataType, keys_count: Callable[[], int]) -> None:
+        self._keys_count = keys_count
+        self._key_type = key_type
+        self._dtype = dtype
+        self._map_keys = make_key_index([key_type])
+        self._pairs = WordIndex()
+        self._values = make_vector(dtype)
+        self._present = SlotArray(np.bool_)
+        self._listed = SlotArray(np.bool_)
+        self._entries = MemoryLists(pa.int64(), keys_count)
+        self._last = LastRows()
+        self._live = 0
+
+    @property
+    def _size(self) -> int:
+        """A number that exceeds every slot."""
+        return self._keys_count()
+
+    def get(self, slots: Slots, map_keys: pa.Array) -> pa.Array:
+        """Return the value of each row's key and map key, or null."""
+        entries = self._numbered(slots, map_keys)
+        return self._values.take(entries, self._present.read(len(self._pairs)).take(entries))
+
+    def contains(self, slots: Slots, map_keys: pa.Array) -> Mask:
+        """Return which rows' map keys have a value."""
+        entries = self._numbered(slots, map_keys)
+        found: Mask = self._present.read(len(self._pairs)).take(entries)
+        return found
+
+    def put(self, slots: Slots, map_keys: pa.Array, values: pa.Array) -> None:
+        """Set values; the last row of an entry wins."""
+        entries = self._numbered(slots, map_keys)
+        count = len(self._pairs)
+        is_last = self._last.mask(entries, count)
+        if not is_last.all():
+            slots, entries, values = slots[is_last], entries[is_last], values.filter(pa.array(is_last))
+        self._values.put(entries, values, count)
+        present, listed = self._present.written(count), self._listed.written(count)
+        self._live += len(entries) - int(present[entries].sum())
+        present[entries] = True
+        is_new = ~listed[entries]
+        self._entries.append(slots[is_new], pa.array(entries[is_new]))
+        listed[entries] = True
+        self._tidy()
+
+    def remove(self, slots: Slots, map_keys: pa.Array) -> None:
+        """Remove the rows' map keys."""
+        self._forget(self._numbered(slots, map_keys))
+        self._tidy()
+
+    def clear(self, slots: Slots) -> None:
+        """Forget the maps of ``slots``."""
+        _, entries = self._exploded(slots)
+        self._forget(entries)
+        self._listed.written(len(self._pairs))[entries] = False
+        self._entries.clear(slots)
+        self._tidy()
+
+    def _forget(self, entries: Slots) -> None:
+        present = self._present.written(len(self._pairs))
+        entries = np.unique(entries)
+        self._live -= int(present[entries].sum())
+        present[entries] = False
+
+    def items(self, slots: Slots) -> tuple[Slots, pa.Array, pa.Array]:
+        """Return all entries of the rows' maps: the row of each, the map key and the value."""
+        rows, entries = self._exploded(slots)
+        living = self._present.read(len(self._pairs)).take(entries)
+        if not living.all():
+            rows, entries = rows[living], entries[living]
+        return rows, self._map_keys.columns(self._pairs.words(entries) & _LOW)[0], self._values.take(entries)
+
+    def _exploded(self, slots: Slots) -> tuple[Slots, Slots]:
+        rows, entries = self._entries.explode(slots)
+        return rows, entries.to_numpy()
+
+    def _numbered(self, slots: Slots, map_keys: pa.Array) -> Slots:
+        return self._pairs.slots((slots << 32) | self._map_keys.slots([map_keys]))
+
+    def _tidy(self) -> None:
+        count = len(self._pairs)
+        if count > 2 * self._live + _DEAD_FREE:
+            self._rebuild(np.arange(self._size))
+        elif self._values.has_garbage(self._live):
+            self._values.tidy(np.flatnonzero(self._present.read(count)[:count]))
+
+    def _rebuild(self, old: Slots) -> None:
+        """Number the living entries anew, for the slots ``old``, which become 0, 1, 2 …"""
+        rows, map_keys, values = self.items(old)
+        rebuilt = MemoryMaps(self._key_type, self._dtype, self._keys_count)
+        rebuilt.put(rows, map_keys, values)
+        self.__dict__.update(rebuilt.__dict__)
+
+    def living(self) -> Mask:
+        """Return which slots have an entry."""
+        entries = np.flatnonzero(self._present.read(0)[: len(self._pairs)])
+        found = np.zeros(self._size, np.bool_)
+        found[self._pairs.words(entries) >> 32] = True
+        return found
+
+    def freeze(self) -> FrozenRows:
+        """Return the slot of every entry there is now, the map keys and the values."""
+        count = len(self._pairs)
+        present, values = self._present.freeze(count), self._values.freeze(count)
+        pairs, map_keys = self._pairs.prefix(), self._map_keys.freeze()
+
+        def rows() -> tuple[Slots, list[pa.Array]]:
+            entries = np.flatnonzero(present)
+            words = pairs[entries]
+            return words >> 32, [map_keys()[0].take(pa.array(words & _LOW)), values.take(entries)]
+
+        return FrozenRows(lambda: int(np.count_nonzero(present)), rows)
+
+    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+        """Add rows of ``freeze``."""
+        self.put(slots, columns[0], columns[1])
+
+    def renumber(self, old: Slots) -> None:
+        """Keep only the slots ``old``, which include all that live; they become 0, 1, 2 …"""
+        self._rebuild(old)

@@ -1,0 +1,228 @@
+"""Keyed state by row in memory: a dict from key to object for each state, and an overlay while a snapshot is held.
+
+Counterpart: ``operators.process.by_row``. Freezing only puts the dict aside; whoever changes a key afterwards puts its
+new object into the overlay (ST5). A list or dict of a key is copied when it is first changed after a barrier.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.codec.snapshot import Buffer, encode_sections
+from headgate.state.backend import Ownership, restored_batches
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_schema
+from headgate.state.frozen import FrozenState
+from headgate.state.ipc import encode_batches
+from headgate.state.row_values import conversion, python_values
+
+_ENCODE_KEYS = 16_384
+_GONE = object()
+"""In an overlay: the key was removed since the barrier."""
+
+
+class FrozenCells:
+    """The objects of one state at a barrier. ``objects`` is not changed by anybody until ``is_released``."""
+
+    def __init__(self, objects: dict[Any, Any]) -> None:
+        self.objects = objects
+        self.is_released = False
+
+    def release(self) -> None:
+        """Nobody needs the snapshot any more: the objects may change again."""
+        self.objects = {}
+        self.is_released = True
+
+
+class MemoryCells:
+    """One state: see ``backend.RowCells``."""
+
+    def __init__(self) -> None:
+        self._base: dict[Any, Any] = {}
+        self._overlay: dict[Any, Any] | None = None
+        self._frozen: list[weakref.ref[FrozenCells]] = []
+
+    def get(self, key: Any) -> Any:
+        """See ``RowCells``."""
+        if self._overlay is not None:
+            value = self._overlay.get(key)
+            if value is not None:
+                return None if value is _GONE else value
+        return self._base.get(key)
+
+    def writable(self, key: Any) -> Any:
+        """See ``RowCells``."""
+        overlay = self._overlay
+        if overlay is None:
+            return self._base.get(key)
+        value = overlay.get(key)
+        if value is None:
+            value = self._base.get(key)
+            if value is not None:
+                value = overlay[key] = value.copy()
+        return None if value is _GONE else value
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``RowCells``."""
+        (self._base if self._overlay is None else self._overlay)[key] = value
+
+    def remove(self, key: Any) -> None:
+        """See ``RowCells``."""
+        if self._overlay is None:
+            self._base.pop(key, None)
+        elif key in self._base:
+            self._overlay[key] = _GONE
+        else:
+            self._overlay.pop(key, None)
+
+    def keys(self) -> Iterator[Any]:
+        """See ``RowCells``."""
+        overlay = self._overlay or {}
+        yield from (key for key in self._base if key not in overlay)
+        yield from (key for key, value in overlay.items() if value is not _GONE)
+
+    def absorb(self) -> None:
+        """Once all snapshots are released, or were dropped, put the overlay back.
+
+        All, not only the latest: an older one may share lists and dicts of keys that nobody changed in between.
+        """
+        if self._overlay is None:
+            return
+        self._frozen = [ref for ref in self._frozen if (cells := ref()) is not None and not cells.is_released]
+        if not self._frozen:
+            self._merge_into(self._base)
+            self._overlay = None
+
+    def freeze(self) -> FrozenCells:
+        """Put the objects aside. Copies the dict only when a snapshot before is still held (ST5)."""
+        self.absorb()
+        if self._overlay is not None:
+            self._base = dict(self._base)
+            self._merge_into(self._base)
+        frozen = FrozenCells(self._base)
+        self._overlay = {}
+        self._frozen.append(weakref.ref(frozen))
+        return frozen
+
+    def _merge_into(self, target: dict[Any, Any]) -> None:
+        assert self._overlay is not None
+        for key, value in self._overlay.items():
+            if value is _GONE:
+                target.pop(key, None)
+            else:
+                target[key] = value
+
+
+class _Frozen(FrozenState):
+    """The objects of all states at a barrier."""
+
+    def __init__(self, keys: KeyColumns, states: Sequence[tuple[StateDescriptor, FrozenCells]]) -> None:
+        super().__init__()
+        self._keys = keys
+        self._states = states
+
+    def _rows(self) -> Mapping[str, int]:
+        return {descriptor.name: _count(descriptor, cells.objects) for descriptor, cells in self._states}
+
+    def _encode(self) -> Sequence[Buffer]:
+        sections: dict[str, Sequence[Buffer]] = {}
+        for descriptor, cells in self._states:
+            schema = section_schema(self._keys, descriptor)
+            sections[descriptor.name] = encode_batches(schema, list(_batches(schema, descriptor, cells.objects)))
+        return encode_sections(sections)
+
+    def _forget(self) -> None:
+        for _, cells in self._states:
+            cells.release()
+
+
+class MemoryRowBackend:
+    """See ``backend.RowBackend``."""
+
+    def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> None:
+        self._keys = keys
+        self._cells = {descriptor: MemoryCells() for descriptor in descriptors}
+
+    def cells(self, descriptor: StateDescriptor) -> MemoryCells:
+        """See ``RowBackend``."""
+        return self._cells[descriptor]
+
+    def all_keys(self) -> list[Any]:
+        """See ``RowBackend``."""
+        found: dict[Any, None] = {}
+        for cells in self._cells.values():
+            found.update(dict.fromkeys(cells.keys()))
+        return list(found)
+
+    def absorb(self) -> None:
+        """Call now and then between keys: gives up the overlays of snapshots that are released."""
+        for cells in self._cells.values():
+            cells.absorb()
+
+    def freeze(self) -> _Frozen:
+        """See ``StateBackend``."""
+        return _Frozen(self._keys, [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()])
+
+    def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
+        """See ``StateBackend``."""
+        for descriptor, cells in self._cells.items():
+            for batch in restored_batches(sections[descriptor.name], self._keys, descriptor, path, owner):
+                _add_rows(cells, descriptor, batch, len(self._keys.names))
+
+
+def _add_rows(cells: MemoryCells, descriptor: StateDescriptor, batch: pa.RecordBatch, width: int) -> None:
+    columns = [python_values(column) for column in batch.columns]
+    keys = columns[0] if width == 1 else list(zip(*columns[:width], strict=True))
+    store = conversion(descriptor.type).store
+    values = [store(value) for value in columns[-1]]
+    match descriptor.kind:
+        case StateKind.VALUE:
+            for key, value in zip(keys, values, strict=True):
+                cells.put(key, value)
+        case StateKind.LIST:
+            for key, value in zip(keys, values, strict=True):
+                _owned(cells, key, list).append(value)
+        case StateKind.MAP:
+            for key, map_key, value in zip(keys, columns[width], values, strict=True):
+                _owned(cells, key, dict)[map_key] = value
+
+
+def _owned(cells: MemoryCells, key: Any, make: type) -> Any:
+    found = cells.writable(key)
+    if found is None:
+        found = make()
+        cells.put(key, found)
+    return found
+
+
+def _count(descriptor: StateDescriptor, objects: dict[Any, Any]) -> int:
+    if descriptor.kind is StateKind.VALUE:
+        return len(objects)
+    return sum(len(found) for found in objects.values())  # a generator: other threads run in between
+
+
+def _batches(schema: pa.Schema, descriptor: StateDescriptor, objects: dict[Any, Any]) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a section: one per value, element or entry (ST3)."""
+    load = conversion(descriptor.type).load
+    items = iter(objects.items())
+    while part := list(islice(items, _ENCODE_KEYS)):  # in parts, because each holds up the processing thread
+        keys: list[Any] = []
+        inner: list[list[Any]] = []
+        match descriptor.kind:
+            case StateKind.VALUE:
+                keys, values = [key for key, _ in part], [found for _, found in part]
+            case StateKind.LIST:
+                keys = [key for key, found in part for _ in found]
+                values = [element for _, found in part for element in found]
+            case StateKind.MAP:
+                keys = [key for key, found in part for _ in found]
+                inner = [[map_key for _, found in part for map_key in found]]
+                values = [value for _, found in part for value in found.values()]
+        outer = [keys] if len(schema) == len(inner) + 2 else [list(column) for column in zip(*keys, strict=True)]
+        columns = [*outer, *inner, values if load is None else list(map(load, values))]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)

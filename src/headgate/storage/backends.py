@@ -1,0 +1,59 @@
+"""Which storage a URL means.
+
+Source: docs/spec/storage.md. Never opens two kinds for one URL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from urllib.parse import unquote, urlsplit
+
+from headgate.errors import UsageError
+from headgate.model.security import Access
+from headgate.storage.base import Storage
+from headgate.storage.local import LocalStorage
+from headgate.storage.memory import memory_storage
+from headgate.storage.object_store import ObjectStorage
+
+OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
+OBSTORE_PREFIX = "obstore+"
+OPENERS: dict[str, Callable[[str], Storage]] = {}
+"""Storages of other surroundings, by scheme: the simulator's."""
+_SCHEME = re.compile(r"^([a-zA-Z][a-zA-Z0-9+.-]*)://")
+
+
+def open_storage(url: str, access: Access | None = None) -> Storage:
+    """Return the storage at ``url``: a path, ``file://…``, ``memory://name``, ``s3://`` and the like.
+
+    ``obstore+file:///dir`` and ``obstore+memory:///`` take obstore's own stores instead of ours. ``access`` says who
+    may read what is written to a local directory (default: see ``local.LocalStorage``).
+
+    Raises:
+        UsageError: the scheme is unknown, or the directory cannot be created.
+    """
+    match = _SCHEME.match(url)
+    if match is None:
+        if not url:
+            raise UsageError("storage location is empty; give a directory or a URL such as s3://bucket/path")
+        return LocalStorage(url, access)
+    scheme = match.group(1).lower()
+    if scheme.startswith(OBSTORE_PREFIX):
+        return ObjectStorage(url[len(OBSTORE_PREFIX) :])
+    if scheme in OPENERS:
+        return OPENERS[scheme](url.removeprefix(f"{scheme}://"))
+    if scheme == "file":
+        return LocalStorage(_file_path(url), access)
+    if scheme == "memory":
+        return memory_storage(url[len("memory://") :])
+    if scheme in OBJECT_SCHEMES:
+        return ObjectStorage(url)
+    known = ", ".join(f"{name}://" for name in ("file", "memory", *OBJECT_SCHEMES))
+    raise UsageError(f"storage URL {url} has the unknown scheme '{scheme}'; use a directory or one of {known}")
+
+
+def _file_path(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
+        raise UsageError(f"storage URL {url} names the host '{parts.netloc}'; write file:///absolute/path")
+    return unquote(parts.path)

@@ -1,0 +1,109 @@
+"""Object storage as Headgate needs it: whole objects by path, with create-if-absent.
+
+One interface over a local directory, any object store that obstore knows, and memory (tests, simulator).
+Used by checkpoints, by the chunks of the stream store and by the file sink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Sequence
+from typing import Protocol, TypeAlias
+
+from headgate.errors import StorageError, UsageError
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+
+class AlreadyExists(Exception):  # noqa: N818 - expected outcome, not a fault
+    """``put_if_absent`` or ``rename_if_absent`` found the path taken. Expected: not a HeadgateError."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+class NotFound(Exception):  # noqa: N818 - expected outcome, not a fault
+    """There is no object at the path. Expected: not a HeadgateError."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+class Storage(Protocol):
+    """Paths are relative, "/"-separated, without "..". Calls block; safe from several threads.
+
+    Every method raises StorageError when the operation failed (transient: no space, I/O error, time-out). What ``get``
+    and ``list`` show is durable, whoever wrote it (O14).
+    """
+
+    @property
+    def url(self) -> str:
+        """Where this storage is, for messages."""
+
+    @property
+    def puts_may_land_late(self) -> bool:
+        """Whether a put that reported an error may still take effect after a look that did not find it (X10)."""
+
+    def put(self, path: str, parts: Sequence[Bytes]) -> None:
+        """Write an object durably (S33), replacing what was there; readers see all of it or nothing."""
+
+    def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
+        """Write an object durably unless one exists (S39).
+
+        Raises:
+            AlreadyExists: one exists, and is durable (O11).
+        """
+
+    def get(self, path: str) -> bytes:
+        """Return a whole object.
+
+        Raises:
+            NotFound
+        """
+
+    def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """Return part of an object (shorter at its end).
+
+        Raises:
+            NotFound
+        """
+
+    def list(self, prefix: str) -> list[str]:
+        """Return the paths below the directory ``prefix``, recursively, sorted. Missing directory: empty."""
+
+    def delete(self, path: str) -> None:
+        """Remove an object; missing is fine."""
+
+    def rename_if_absent(self, source: str, target: str) -> None:
+        """Move an object.
+
+        Raises:
+            NotFound: no ``source``.
+            AlreadyExists: ``target`` is taken (``source`` is left).
+        """
+
+
+def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
+    """Put one object twice: a storage that accepts both does not honour put-if-absent (O12), and cannot be used.
+
+    Raises:
+        UsageError: it does not.
+        StorageError
+    """
+    path = f"{directory}/probe-{secrets.token_hex(8)}"
+    storage.put_if_absent(path, [b"first\n"])
+    try:
+        storage.put_if_absent(path, [b"second\n"])
+    except AlreadyExists:
+        return
+    finally:
+        with contextlib.suppress(StorageError):
+            storage.delete(path)
+    raise UsageError(
+        f"storage {storage.url} replaces an object that was to be written only if absent, so two runs could overwrite "
+        "each other's checkpoints and output; use a store that honours conditional writes (If-None-Match), or a "
+        "directory"
+    )

@@ -1,0 +1,297 @@
+"""Objects as files below a local (or mounted) directory.
+
+Counterpart: ``storage.Storage``. Source: rules S33, S34, S38, S39 of docs/spec/storage.md.
+Never shows a file that is not complete and durable: data goes to a hidden temporary file, is synced, and gets
+its name by rename or link; then the directory is synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from headgate import fault_points
+from headgate.errors import StorageError, UsageError
+from headgate.model.security import Access
+from headgate.storage.access import access_in, make_directory, open_created
+from headgate.storage.base import AlreadyExists, Bytes, NotFound, Storage
+from headgate.storage.paths import TEMP_PREFIX, checked_path, checked_prefix
+
+_PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+
+_durable: set[str] = set()
+"""Directories whose names this process has made durable, and has not failed to sync since (O14)."""
+
+MKDIR_TRIES_MAX = 8
+"""A concurrent delete may remove the directory just made while it is empty; more than a few times is a bug."""
+
+
+def storage_error(operation: str, path: str, error: OSError) -> StorageError:
+    """Return ``error`` as a StorageError; only lack of rights and impossible names are permanent (S38)."""
+    cause = error.strerror or str(error)
+    return StorageError(operation, path, cause, is_transient=error.errno not in _PERMANENT)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names created in or removed from ``path`` durable (S33)."""
+    _durable.discard(str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    _durable.add(str(path))
+
+
+def sync_what_is_seen(directory: Path) -> None:
+    """Make the names in ``directory`` durable before anybody acts on having seen them (O14).
+
+    Whoever made them may have failed to sync, or have died before. Once per process, and again after a failed sync;
+    who has no right to sync only reads, and decides nothing.
+    """
+    if str(directory) in _durable:
+        return
+    try:
+        sync_directory(directory)
+    except OSError as error:
+        if error.errno not in _PERMANENT:
+            raise
+
+
+def make_directories(path: Path, access: Access = Access.OWNER) -> None:
+    """Create ``path`` and its missing parents for ``access``, durably."""
+    if path.is_dir():
+        return
+    make_directories(path.parent, access)
+    with contextlib.suppress(FileExistsError):
+        make_directory(path, access)
+    try:
+        sync_directory(path.parent)
+    except OSError:
+        with contextlib.suppress(OSError):  # else the next try would take it for durable
+            path.rmdir()
+        raise
+
+
+def sweep_unfinished(storage: Storage, prefix: str) -> None:
+    """Remove what crashed writers left below ``prefix``, where the kind of storage leaves anything (I6)."""
+    if isinstance(storage, LocalStorage):
+        storage.sweep_temporary(prefix)
+
+
+def write_fully(descriptor: int, parts: Sequence[Bytes]) -> None:
+    """Write all of ``parts``; one ``write`` call may take less than it was given."""
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+
+class LocalStorage:
+    """The files below ``root``."""
+
+    def __init__(self, root: str | Path, access: Access | None = None) -> None:
+        """Create ``root`` when it is missing.
+
+        Args:
+            root: the directory.
+            access: who may read what is written; default: what ``root`` says (SE2), its owner when it is missing.
+
+        Raises:
+            UsageError: it cannot be created or is not a directory.
+        """
+        self._root = Path(root).expanduser().absolute()
+        try:
+            make_directories(self._root, access or Access.OWNER)
+            self._access = access or access_in(self._root)
+        except OSError as error:
+            raise UsageError(
+                f"storage directory {self._root} cannot be created ({error.strerror}); choose a writable directory"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """The directory."""
+        return str(self._root)
+
+    @property
+    def puts_may_land_late(self) -> bool:
+        """A system call that has failed does nothing later."""
+        return False
+
+    def local_path(self, path: str) -> Path:
+        """Return the file of an object; for memory-mapping what is complete."""
+        return self._root / checked_path(path)
+
+    def put(self, path: str, parts: Sequence[Bytes]) -> None:
+        """Write an object durably, replacing what was there. After an error either content may be there."""
+        target = self.local_path(path)
+        with self._errors("put", path), self._written(target, parts) as temp:
+            fault_points.reach("in-put")
+            os.replace(temp, target)
+            sync_directory(target.parent)
+
+    def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
+        """Write an object durably unless one exists (S39). After a StorageError it may be there.
+
+        Raises:
+            AlreadyExists
+        """
+        target = self.local_path(path)
+        if target.exists():
+            self._refuse_taken(path, target)
+        with self._errors("put", path), self._written(target, parts) as temp:
+            fault_points.reach("in-put-if-absent")
+            try:
+                os.link(temp, target)
+            except FileExistsError:
+                self._refuse_taken(path, target)
+            os.unlink(temp)
+            sync_directory(target.parent)
+
+    def _refuse_taken(self, path: str, target: Path) -> NoReturn:
+        """Make sure of the name first: whoever made it may have failed to sync it, or not have come that far (O11)."""
+        with self._errors("put", path):
+            sync_directory(target.parent)
+        raise AlreadyExists(path)
+
+    def get(self, path: str) -> bytes:
+        """Return a whole object.
+
+        Raises:
+            NotFound
+        """
+        with self._errors("get", path):
+            data = self.local_path(path).read_bytes()
+            sync_what_is_seen(self.local_path(path).parent)
+            return data
+
+    def get_range(self, path: str, offset: int, size_bytes: int) -> bytes:
+        """Return part of an object (shorter at its end).
+
+        Raises:
+            NotFound
+        """
+        with self._errors("get", path), open(self.local_path(path), "rb", buffering=0) as file:
+            pieces: list[bytes] = []
+            missing = size_bytes
+            while missing > 0:
+                piece = os.pread(file.fileno(), missing, offset + size_bytes - missing)
+                if not piece:
+                    break
+                pieces.append(piece)
+                missing -= len(piece)
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def list(self, prefix: str) -> list[str]:
+        """Return the paths below the directory ``prefix``, recursively, sorted."""
+        top = self._root / checked_prefix(prefix)
+        found: list[str] = []
+        with self._errors("list", prefix):
+            for directory, _, names in os.walk(top, onerror=_raise_unless_absent):
+                base = Path(directory).relative_to(self._root)
+                found += [(base / name).as_posix() for name in names if not name.startswith(TEMP_PREFIX)]
+                sync_what_is_seen(Path(directory))
+        return sorted(found)
+
+    def delete(self, path: str) -> None:
+        """Remove an object and the directories that became empty; missing is fine."""
+        target = self.local_path(path)
+        with self._errors("delete", path):
+            try:
+                os.unlink(target)
+                sync_directory(target.parent)
+            except _ABSENT:
+                return
+        for parent in target.parents:
+            if parent == self._root:
+                return
+            try:
+                os.rmdir(parent)
+            except OSError:
+                return
+
+    def rename_if_absent(self, source: str, target: str) -> None:
+        """Move an object. Repeating it after a crash half-way finishes it.
+
+        Raises:
+            NotFound: no ``source``.
+            AlreadyExists: ``target`` is taken (``source`` is left).
+        """
+        old, new = self.local_path(source), self.local_path(target)
+        with self._errors("rename", source):
+            if not old.is_file():
+                raise NotFound(source)
+            make_directories(new.parent, self._access)
+            try:
+                os.link(old, new)
+            except FileExistsError:
+                if not os.path.samefile(old, new):
+                    raise AlreadyExists(target) from None
+            sync_directory(new.parent)
+            os.unlink(old)
+            sync_directory(old.parent)
+
+    def sweep_temporary(self, prefix: str = "") -> int:
+        """Remove unfinished writes that crashes left below ``prefix``; return how many.
+
+        Only where nobody writes who may: the write of an older generation that is still alive fails.
+        """
+        count = 0
+        with self._errors("sweep", prefix):
+            for directory, _, names in os.walk(self._root / checked_prefix(prefix)):
+                for name in names:
+                    if name.startswith(TEMP_PREFIX):
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(os.path.join(directory, name))
+                            count += 1
+        return count
+
+    @contextlib.contextmanager
+    def _errors(self, operation: str, path: str) -> Iterator[None]:
+        where = f"{self._root}/{path}"
+        try:
+            yield
+        except _ABSENT as error:
+            if operation in ("get", "rename"):
+                raise NotFound(path) from None
+            raise storage_error(operation, where, error) from error
+        except OSError as error:
+            raise storage_error(operation, where, error) from error
+
+    @contextlib.contextmanager
+    def _written(self, target: Path, parts: Sequence[Bytes]) -> Iterator[Path]:
+        """Yield a synced temporary file beside ``target``; it is gone afterwards, whatever happens."""
+        temp = target.parent / f"{TEMP_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        descriptor = _create(temp, self._access)
+        try:
+            try:
+                write_fully(descriptor, parts)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            yield temp
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temp)
+
+
+def _create(temp: Path, access: Access) -> int:
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    for _ in range(MKDIR_TRIES_MAX):
+        try:
+            return open_created(temp, flags, access)
+        except FileNotFoundError:
+            make_directories(temp.parent, access)
+    return open_created(temp, flags, access)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, _ABSENT):
+        raise error

@@ -1,0 +1,87 @@
+"""Log entries: what was written comes back, and no altered byte passes for an entry."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
+from headgate.errors import CorruptionError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Claim, Committable, Manifest, StateHandle, SubtaskEntry
+
+CLAIM = Claim(Generation(3), "process 1 on host ä", 1_700_000_000_000)
+ENTRY = SubtaskEntry(
+    SubtaskId(VertexId("source"), 1),
+    StateHandle(3, 7, "", b"abc", {"sum": {"accumulators": 250_000}}),
+    (Committable("out", CheckpointId(4), 1, Generation(3), b"\x00\xff"),),
+)
+MANIFEST = Manifest(CheckpointId(4), Generation(3), 2, 128, (ENTRY,), (), {"source": "rows"}, False, 5, 6)
+
+
+@pytest.mark.parametrize("entry", [CLAIM, MANIFEST], ids=["claim", "manifest"])
+def test_an_entry_comes_back_as_it_was(entry: Claim | Manifest) -> None:
+    assert decode_log_entry(encode_log_entry(entry), "log/1") == entry
+
+
+def test_an_entry_can_be_read_by_a_person() -> None:
+    head, _, body = encode_log_entry(CLAIM).partition(b"\n")
+    assert head.startswith(b"headgate-log ")
+    assert b"process 1 on host" in body
+
+
+@given(st.sampled_from([CLAIM, MANIFEST]), st.data())
+def test_a_flipped_bit_is_always_detected_and_the_file_named(entry: Claim | Manifest, data: st.DataObject) -> None:
+    altered = bytearray(encode_log_entry(entry))
+    at = data.draw(st.integers(0, len(altered) - 1))
+    altered[at] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(CorruptionError) as found:
+        decode_log_entry(bytes(altered), "log/0000000009")
+    assert found.value.path == "log/0000000009"
+
+
+@given(st.sampled_from([CLAIM, MANIFEST]), st.data())
+def test_a_truncated_entry_is_always_detected(entry: Claim | Manifest, data: st.DataObject) -> None:
+    whole = encode_log_entry(entry)
+    with pytest.raises(CorruptionError):
+        decode_log_entry(whole[: data.draw(st.integers(0, len(whole) - 1))], "log/1")
+
+
+@given(st.binary(max_size=200))
+def test_foreign_bytes_are_never_an_entry(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        decode_log_entry(data, "log/1")
+
+
+def test_a_manifest_of_version_0_1_has_no_rows_and_is_read() -> None:
+    plain = dataclasses.replace(MANIFEST, entries=(SubtaskEntry(ENTRY.subtask, StateHandle(3, 7, "", b"abc")),))
+    body = encode_log_entry(plain).partition(b"\n")[2]
+    old = re.sub(rb',\s*"rows": null', b"", body)
+    assert old != body
+    head = b"headgate-log 1 manifest " + xxhash.xxh3_64_hexdigest(old).encode()
+    assert decode_log_entry(head + b"\n" + old, "log/1") == plain
+
+
+def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
+    newer = encode_log_entry(CLAIM).replace(b"headgate-log 1 ", b"headgate-log 2 ", 1)
+    with pytest.raises(CorruptionError, match="expected format version 1, found 2"):
+        decode_log_entry(newer, "log/1")
+
+
+@given(st.integers(0, 10**12))
+def test_a_hint_comes_back_and_no_altered_digit_passes(sequence: int) -> None:
+    data = encode_hint(sequence)
+    assert decode_hint(data, "log-hint") == sequence
+    with pytest.raises(CorruptionError, match="log-hint"):
+        decode_hint(bytes([data[0] ^ 1]) + data[1:], "log-hint")
+
+
+def test_hints_of_version_0_1_are_read() -> None:
+    assert decode_hint(b"17", "log-hint") == 17
+    with pytest.raises(CorruptionError):
+        decode_hint(b"", "log-hint")

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pytest
+from pyspark import cloudpickle
+
+from headgate.connectors.base import SinkContext
+from headgate.connectors.encode import encode
+from headgate.connectors.files import commit as file_commit
+from headgate.connectors.files import ledger as file_ledger
+from headgate.connectors.files import sink as file_sink
+from headgate.connectors.files.commit import committed_files, read_committed
+from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_files, encode_files
+from headgate.connectors.files.sink import FileSink
+from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.storage.backends import open_storage
+from headgate.storage.base import Storage
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.testing.sink_kit import Target, check_sink
+
+SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.large_string())])
+_numbers = itertools.count()
+
+
+def batch(*numbers: int) -> pa.RecordBatch:
+    return pa.record_batch([list(numbers), [f"é{n}\n" for n in numbers]], schema=SCHEMA)
+
+
+def context(subtask_index: int = 0, generation: int = 1, pipeline: str = "p", node: str = "out") -> SinkContext:
+    return SinkContext(pipeline, node, subtask_index, 2, Generation(generation), SCHEMA)
+
+
+def prepared(sink: FileSink, checkpoint: int, *numbers: int, where: SinkContext | None = None) -> list[Committable]:
+    where = context() if where is None else where
+    writer = sink.open(where)
+    writer.write(batch(*numbers))
+    payload = writer.seal(CheckpointId(checkpoint)).prepare()
+    assert payload is not None
+    return [Committable(where.node, CheckpointId(checkpoint), where.subtask_index, where.generation, payload)]
+
+
+def permit(checkpoint: int, generation: int = 1) -> CommitPermit:
+    return CommitPermit(CheckpointId(checkpoint), Generation(generation))
+
+
+def numbers_in(url: str) -> list[int]:
+    frame = read_committed(url)
+    return sorted(frame["n"].to_list()) if frame.width else []
+
+
+def target(url: str, file_format: Any, roll_interval: Any = 0) -> Target:
+    storage = open_storage(url)
+
+    def read() -> list[dict[str, Any]]:
+        names = [name for name in storage.list("") if not name.startswith("_")]
+        frames = [
+            pl.read_ndjson(storage.get(name)) if name.endswith(".jsonl") else pl.read_parquet(storage.get(name))
+            for name in names
+        ]
+        rows = [row for frame in frames for row in frame.to_dicts()]
+        assert set(committed_files(url)) <= set(names)
+        return rows
+
+    def lose_prepared() -> None:
+        for path in storage.list("_staging"):
+            storage.delete(path)
+
+    def leftovers() -> list[str]:
+        return storage.list("_staging") + storage.list("_publishing")
+
+    def take() -> None:
+        for path in storage.list(""):
+            if not path.startswith("_"):
+                storage.delete(path)
+
+    return Target(FileSink(url, file_format, roll_interval=roll_interval), read, leftovers, lose_prepared, take)
+
+
+@pytest.mark.parametrize("roll_interval", [0, "1h"])
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
+def test_the_sink_survives_every_kill_point(file_format: str, roll_interval: Any) -> None:
+    check_sink(lambda: target(f"memory://kit-{next(_numbers)}", file_format, roll_interval))
+
+
+def test_the_sink_survives_kill_points_on_disk(tmp_path: Path) -> None:
+    fresh = lambda: target(str(tmp_path / str(next(_numbers))), "jsonl")  # noqa: E731
+    check_sink(fresh, rescales=[(2, 1)], overlaps=[2], rows=[3])
+
+
+def test_readers_of_the_directory_see_only_committed_files(tmp_path: Path) -> None:
+    # D6
+    sink = FileSink(tmp_path, "parquet", roll_interval=0)
+    committer = sink.open_committer("p", "out", Generation(1))
+    committer.recover([])
+    first = prepared(sink, 1, 1, 2)
+    prepared(sink, 2, 3)
+    assert pads.dataset(tmp_path, format="parquet").count_rows() == 0
+    committer.commit(permit(1), first)
+    assert pads.dataset(tmp_path, format="parquet").to_table()["n"].to_pylist() == [1, 2]
+    assert pl.read_parquet(f"{tmp_path}/*.parquet")["n"].to_list() == [1, 2]
+    assert [path.name for path in tmp_path.glob("*.parquet")] == committed_files(str(tmp_path))
+
+
+def test_the_files_of_a_checkpoint_are_listed_all_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # D4
+    sink = FileSink(tmp_path, roll_interval=0)
+    both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
+    committer, faulty = faulty_committer(monkeypatch, sink, Fault(FaultKind.IO_ERROR, "rename_if_absent", first=2))
+    with pytest.raises(StorageError):
+        committer.commit(permit(1), both)
+    assert len(list(tmp_path.glob("*.jsonl"))) == 1
+    assert committed_files(sink.url) == []
+    committer.commit(permit(1), both)
+    assert numbers_in(sink.url) == [1, 2]
+    assert faulty.list("_staging") == []
+
+
+def faulty_committer(
+    monkeypatch: pytest.MonkeyPatch, sink: FileSink, *faults: Fault
+) -> tuple[file_commit.FileCommitter, Storage]:
+    faulty = FaultyStorage(open_storage(sink.url), faults)
+    monkeypatch.setattr(file_sink, "open_storage", lambda url, access: faulty)
+    committer = sink.open_committer("p", "out", Generation(1))
+    assert isinstance(committer, file_commit.FileCommitter)
+    return committer, faulty
+
+
+@pytest.mark.parametrize("operation", ["rename_if_absent", "put_if_absent", "list"])
+@pytest.mark.parametrize("kind", [FaultKind.IO_ERROR, FaultKind.TIMEOUT, FaultKind.TIMEOUT_AFTER_EFFECT])
+def test_a_commit_whose_outcome_is_unknown_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, kind: FaultKind
+) -> None:
+    sink = FileSink(tmp_path, roll_interval=0)
+    both = prepared(sink, 1, 1) + prepared(sink, 1, 2, where=context(1))
+    committer, faulty = faulty_committer(monkeypatch, sink, Fault(kind, operation))
+    with pytest.raises(StorageError):
+        committer.commit(permit(1), both)
+    committer.commit(permit(1), both)
+    committer.commit(permit(1), both)
+    assert numbers_in(sink.url) == [1, 2]
+    assert len(faulty.list("_committed")) == 1
+
+
+def test_prepare_can_be_repeated_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # D2
+    sink = FileSink(tmp_path, roll_interval=0, buffer_bytes=1, file_bytes=30)
+    faulty = FaultyStorage(open_storage(sink.url), [Fault(FaultKind.NO_SPACE, "put", first=2)])
+    monkeypatch.setattr(file_sink, "open_storage", lambda url, access: faulty)
+    writer = sink.open(context())
+    for number in range(5):
+        writer.write(batch(number))
+    sealed = writer.seal(CheckpointId(1))
+    with pytest.raises(StorageError):
+        sealed.prepare()
+    payload = sealed.prepare()
+    assert payload is not None
+    files = decode_files("payload", payload)
+    assert [file.rows for file in files] == [2, 2, 1]
+    committer = sink.open_committer("p", "out", Generation(1))
+    committer.commit(permit(1), [Committable("out", CheckpointId(1), 0, Generation(1), payload)])
+    assert read_committed(sink.url).rows() == [(n, f"é{n}\n") for n in range(5)]
+
+
+def test_an_empty_transaction_has_no_committable(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path, roll_interval=0)
+    writer = sink.open(context())
+    assert writer.seal(CheckpointId(1)).prepare() is None
+    writer.write(batch())
+    assert writer.seal(CheckpointId(2)).prepare() is None
+    sink.open_committer("p", "out", Generation(1)).commit(permit(2), [])
+    assert open_storage(sink.url).list("") == []
+
+
+def test_sinks_and_pipelines_that_share_a_directory_do_not_touch_each_other(tmp_path: Path) -> None:
+    # D1
+    sink = FileSink(tmp_path, roll_interval=0)
+    names = [("p", "a.b"), ("p.a", "b"), ("p", "a~2eb"), ("ü/..", "b")]
+    committables = {name: prepared(sink, 1, i, where=context(0, 1, *name)) for i, name in enumerate(names)}
+    for name in names:
+        sink.open_committer(*name, Generation(1)).recover(committables[name])
+    assert len(open_storage(sink.url).list("_staging")) == 4
+    for name in names:
+        sink.open_committer(*name, Generation(1)).commit(permit(1), committables[name])
+    assert numbers_in(sink.url) == [0, 1, 2, 3]
+
+
+def test_a_changed_or_missing_file_stops_the_commit(tmp_path: Path) -> None:
+    # D5: as long as no manifest lists it
+    sink = FileSink(tmp_path, roll_interval=0)
+    committer = sink.open_committer("p", "out", Generation(1))
+    one = prepared(sink, 1, 1)
+    (path,) = tmp_path.glob("_staging/*/*")
+    path.rename(tmp_path / path.name.removesuffix(".tmp"))  # as a version without intents left it
+    (path,) = tmp_path.glob("*.jsonl")
+    path.write_bytes(b"{}\n")
+    with pytest.raises(CorruptionError, match=r"part-p\.out-0000000001.* expected checksum"):
+        committer.commit(permit(1), one)
+    path.unlink()
+    with pytest.raises(CorruptionError, match="found neither it nor its staged form"):
+        committer.commit(permit(1), one)
+
+
+def test_a_permit_covers_only_its_checkpoint_and_the_older_ones(tmp_path: Path) -> None:
+    sink = FileSink(tmp_path, roll_interval=0)
+    committer = sink.open_committer("p", "out", Generation(1))
+    with pytest.raises(UsageError, match="output of checkpoint 2 must not be committed"):
+        committer.commit(permit(1), prepared(sink, 2, 1))
+    with pytest.raises(UsageError, match="committable of sink 'other'"):
+        committer.commit(permit(1), prepared(sink, 1, 1, where=context(node="other")))
+    assert committed_files(sink.url) == []
+
+
+def test_an_older_generation_is_fenced(tmp_path: Path) -> None:
+    # D8
+    sink = FileSink(tmp_path, roll_interval=0)
+    one = prepared(sink, 1, 1)
+    old, new = (sink.open_committer("p", "out", Generation(g)) for g in (1, 2))
+    old.recover([])
+    new.recover([])
+    new.recover([])
+    with pytest.raises(FencedError, match="generation 1 was replaced by generation 2"):
+        old.commit(permit(1), one)
+    with pytest.raises(FencedError):
+        old.recover([])
+    with pytest.raises(FencedError):
+        prepared(sink, 2, 1)
+    assert open_storage(sink.url).list("") == ["_claims/p.out/0000000002"]
+
+
+def test_manifests_are_merged_and_readers_do_not_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # D9
+    monkeypatch.setattr(file_ledger, "MERGE_AFTER", 3)
+    sink = FileSink(tmp_path, roll_interval=0)
+    committer = sink.open_committer("p", "out", Generation(1))
+    for checkpoint in range(1, 9):
+        committer.commit(permit(checkpoint), prepared(sink, checkpoint, checkpoint))
+        assert numbers_in(sink.url) == list(range(1, checkpoint + 1))
+    assert len(open_storage(sink.url).list("_committed")) == 3
+    committer.commit(permit(1), prepared(sink, 1, 1))
+    assert numbers_in(sink.url) == list(range(1, 9))
+
+
+def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
+    # D3
+    files = [StagedFile("a", 1, 2, "x")]
+    data = encode_files(files)
+    assert decode_files("m", data) == files
+    for position in range(len(data)):
+        damaged = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+        with pytest.raises(CorruptionError, match="m is damaged"):
+            decode_files("m", damaged)
+
+
+def test_going_back_to_an_older_checkpoint_keeps_later_files_and_writes_new_ones(tmp_path: Path) -> None:
+    # D10, B1: a smaller checkpoint id is not taken for one committed before
+    sink = FileSink(tmp_path, roll_interval=0)
+    sink.open_committer("p", "out", Generation(1)).commit(permit(5), prepared(sink, 5, 1))
+    later = sink.open_committer("p", "out", Generation(2))
+    later.recover([])
+    later.commit(permit(3, 2), prepared(sink, 3, 1, where=context(generation=2)))
+    assert numbers_in(sink.url) == [1, 1]
+
+
+def test_names_never_clash() -> None:
+    assert str(SinkIdentity("a.b", "c")) != str(SinkIdentity("a", "b.c"))
+    assert str(SinkIdentity("a", "~")) != str(SinkIdentity("a", "~7e"))
+
+
+def test_json_lines_hold_what_json_can_hold() -> None:
+    # D7
+    table = pa.table({"f": [float("nan"), 1.5], "t": pa.array([0, 1], pa.timestamp("us")), "l": [[1], None]})
+    lines = [json.loads(line) for line in bytes(encode("jsonl", table)).splitlines()]
+    assert lines[0] == {"f": None, "t": "1970-01-01 00:00:00", "l": [1]}
+    assert lines[1]["t"] == "1970-01-01 00:00:00.000001"
+
+
+def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"format='csv'.* must be one of jsonl, parquet"):
+        FileSink(tmp_path, "csv")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="prefix='_x'"):
+        FileSink(tmp_path, prefix="_x")
+    nested = pa.schema([("x", pa.large_list(pa.struct([("b", pa.large_binary())])))])
+    with pytest.raises(UsageError, match=r"column 'x' has type .* which JSON cannot hold"):
+        FileSink(tmp_path, roll_interval=0).check(nested)
+    FileSink(tmp_path, "parquet").check(nested)
+    with pytest.raises(UsageError, match="without columns"):
+        FileSink(tmp_path, roll_interval=0).check(pa.schema([]))
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"FileSink cannot write to .*/file"):
+        FileSink(tmp_path / "file").check(SCHEMA)
+
+
+def test_the_sink_is_configuration_that_travels(tmp_path: Path) -> None:
+    copy = cloudpickle.loads(cloudpickle.dumps(FileSink(tmp_path, "parquet")))
+    assert repr(copy) == f"FileSink('{tmp_path}', 'parquet')"

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark import cloudpickle
+from tests.connectors.source_reading import context, read_all
+
+from headgate.connectors.files.parquet import ParquetFiles
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.testing.source_kit import check_source
+
+
+def write(directory: Path, files: int = 3, rows: int = 10) -> list[int]:
+    for number in range(files):
+        numbers = list(range(number * rows, (number + 1) * rows))
+        table = pa.table({"n": numbers, "s": pa.array([str(n) for n in numbers]).dictionary_encode()})
+        pq.write_table(table, directory / f"{number}.parquet", row_group_size=4)
+    return list(range(files * rows))
+
+
+def test_it_passes_the_conformance_kit(tmp_path: Path) -> None:
+    # N16, N17
+    expected = write(tmp_path, files=6)
+    source = ParquetFiles(tmp_path, batch_rows=3)
+    assert source.schema() == pa.schema([("n", pa.int64()), ("s", pa.large_string())])
+    assert sorted(row["n"] for row in check_source(source)) == expected
+
+
+def test_a_url_and_chosen_columns_are_read(tmp_path: Path) -> None:
+    expected = write(tmp_path)
+    (tmp_path / "_staging").mkdir()
+    write(tmp_path / "_staging")
+    source = cloudpickle.loads(cloudpickle.dumps(ParquetFiles(f"file://{tmp_path}", columns=["n"])))
+    source.schema()
+    rows, _ = read_all(source.open(context()))
+    assert sorted(row["n"] for row in rows) == expected
+    assert list(rows[0]) == ["n"]
+
+
+def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no Parquet file"):
+        ParquetFiles(tmp_path).schema()
+    (tmp_path / "x.parquet").write_bytes(b"no parquet here")
+    with pytest.raises(UsageError, match=r"x\.parquet cannot be read as Parquet"):
+        ParquetFiles(tmp_path).schema()
+    write(tmp_path)
+    (tmp_path / "x.parquet").unlink()
+    with pytest.raises(UsageError, match="has no column 'zz', only"):
+        ParquetFiles(tmp_path, columns=["zz"]).schema()
+    pq.write_table(pa.table({"n": ["text"]}), tmp_path / "x.parquet")
+    with pytest.raises(UsageError, match="read files of one schema at a time"):
+        ParquetFiles(tmp_path).schema()
+
+
+def test_damage_is_reported_by_name(tmp_path: Path) -> None:
+    write(tmp_path, files=1)
+    source = ParquetFiles(tmp_path)
+    source.schema()
+    path = tmp_path / "0.parquet"
+    with pytest.raises(CorruptionError, match=r"position of .*0\.parquet"):
+        source.open(context(positions={str(path): b"?"}))
+    reader = source.open(context())
+    path.write_bytes(b"PAR1" + bytes(100))
+    with pytest.raises(StorageError, match=r"cannot read .*0\.parquet"):
+        reader.poll()
+
+
+def positions_after(tmp_path: Path, polls: int) -> dict[str, bytes]:
+    source = ParquetFiles(tmp_path, batch_rows=3)
+    source.schema()
+    reader = source.open(context())
+    for _ in range(polls):
+        reader.poll()
+    return reader.positions()
+
+
+def rest(tmp_path: Path, positions: dict[str, bytes], parallelism: int = 2) -> list[int]:
+    source = ParquetFiles(tmp_path)
+    source.schema()
+    readers = [source.open(context(index, parallelism, positions)) for index in range(parallelism)]
+    return sorted(row["n"] for reader in readers for row in read_all(reader)[0])
+
+
+@pytest.mark.parametrize("polls", [1, 20])
+def test_a_file_that_was_changed_or_replaced_is_refused_by_name(tmp_path: Path, polls: int) -> None:  # N22
+    """With other row groups, another position would go on in the middle of other records."""
+    write(tmp_path, files=1)
+    positions = positions_after(tmp_path, polls)
+    table = pq.read_table(tmp_path / "0.parquet")
+    pq.write_table(table, tmp_path / "0.parquet", row_group_size=3)
+    with pytest.raises(UsageError, match=r"0\.parquet was changed or replaced after reading it had begun"):
+        rest(tmp_path, positions)
+
+
+def test_a_file_changed_before_any_of_it_was_read_is_none_of_our_business(tmp_path: Path) -> None:  # N22
+    write(tmp_path, files=1)
+    positions = positions_after(tmp_path, 0)
+    pq.write_table(pq.read_table(tmp_path / "0.parquet"), tmp_path / "0.parquet", row_group_size=3)
+    assert rest(tmp_path, positions) == list(range(10))
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_files_may_be_added_and_finished_ones_removed_between_two_starts(tmp_path: Path, parallelism: int) -> None:
+    # N16
+    write(tmp_path, files=2)
+    positions = positions_after(tmp_path, 40)
+    (tmp_path / "0.parquet").unlink()
+    pq.write_table(pa.table({"n": [100], "s": pa.array(["x"]).dictionary_encode()}), tmp_path / "00.parquet")
+    assert rest(tmp_path, positions, parallelism) == [100]
+
+
+def test_a_file_removed_before_it_was_read_is_an_error_that_names_it(tmp_path: Path) -> None:  # N16
+    write(tmp_path, files=2)
+    positions = positions_after(tmp_path, 1)
+    (tmp_path / "0.parquet").unlink()
+    with pytest.raises(StorageError, match=r"0\.parquet"):
+        rest(tmp_path, positions)
+
+
+def test_positions_of_version_0_1_are_read(tmp_path: Path) -> None:  # N16
+    write(tmp_path, files=2)
+    old = {
+        str(tmp_path / "0.parquet"): struct.pack("<B?IQ", 1, False, 1, 2),
+        str(tmp_path / "1.parquet"): struct.pack("<B?IQ", 1, True, 2, 2),
+    }
+    assert rest(tmp_path, old) == [6, 7, 8, 9]

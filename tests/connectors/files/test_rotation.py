@@ -1,0 +1,409 @@
+"""Files that are renamed, made anew, replaced and truncated: real ones, while reading and between starts."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import xxhash
+from tests.connectors.source_reading import context, read_all
+
+from headgate.connectors.base import SourceReader
+from headgate.connectors.files.listing import numbered, owner_of_file, series_of
+from headgate.connectors.files.position import FilePosition
+from headgate.connectors.files.source import FileReader, TextFiles
+from headgate.errors import CorruptionError, UsageError
+
+
+class Following:
+    """All subtasks of a source that follows files, with a clock of their own; may be started again at any time."""
+
+    def __init__(self, paths: object, parallelism: int = 2, *, follow: bool = True) -> None:
+        self.source = TextFiles(paths, follow=follow, poll_interval=1, discovery_interval=0)  # type: ignore[arg-type]
+        self.found: list[str] = []
+        self.bad: list[dict[str, object]] = []
+        self.seconds = 0.0
+        self.start(parallelism, None)
+
+    def start(self, parallelism: int, positions: dict[str, bytes] | None) -> None:
+        self.source.schema()
+        self.readers = []
+        for index in range(parallelism):
+            reader = self.source.open(context(index, parallelism, positions))
+            assert isinstance(reader, FileReader)
+            reader._clock = lambda: self.seconds
+            reader._check_at = reader._discover_at = 0.0
+            self.readers.append(reader)
+
+    def positions(self) -> dict[str, bytes]:
+        found: dict[str, bytes] = {}
+        for reader in self.readers:
+            assert not found.keys() & reader.positions().keys(), "two subtasks own one file"
+            found |= reader.positions()
+        return found
+
+    def restart(self, parallelism: int = 2) -> None:
+        self.start(parallelism, self.positions())
+
+    def poll(self, times: int = 12) -> list[str]:
+        """Let every subtask look several times; return the lines that are new."""
+        before = len(self.found)
+        for _ in range(times):
+            self.seconds += 1.0
+            for reader in self.readers:
+                self.take(reader)
+        return self.found[before:]
+
+    def take(self, reader: SourceReader) -> None:
+        batch = reader.poll()
+        if batch is not None:
+            self.found += batch.batch.column("line").to_pylist()
+            self.bad += batch.bad.to_pylist() if batch.bad is not None else []
+
+
+def append(path: Path, *lines: str) -> None:
+    with path.open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+@pytest.fixture(params=["app.log", "app.log*", ""])
+def paths(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """What is followed: the file alone, all files of its series, or the directory."""
+    return tmp_path / request.param
+
+
+@pytest.fixture(params=[None, 1, 2, 3])
+def go_on(request: pytest.FixtureRequest) -> Callable[[Following], None]:
+    """What happens after a rotation: reading goes on, or the pipeline starts again, perhaps with more subtasks."""
+    return lambda following: None if request.param is None else following.restart(request.param)
+
+
+Next = Callable[[Following], None]
+
+
+def test_a_renamed_file_is_read_to_its_end_and_the_new_one_from_its_start(
+    paths: Path, tmp_path: Path, go_on: Next
+) -> None:  # N18
+    log = tmp_path / "app.log"
+    append(log, "1", "2")
+    following = Following(paths)
+    assert following.poll() == ["1", "2"]
+    append(log, "3")
+    log.rename(tmp_path / "app.log.1")
+    append(tmp_path / "app.log.1", "4")
+    append(log, "5")
+    go_on(following)
+    assert sorted(following.poll()) == ["3", "4", "5"]
+    append(tmp_path / "app.log.1", "6")  # a writer that has not noticed yet
+    append(log, "7")
+    assert sorted(following.poll()) == ["6", "7"]
+    following.restart()
+    assert following.poll() == []
+
+
+def test_several_rotations_in_a_row_lose_nothing(paths: Path, tmp_path: Path, go_on: Next) -> None:  # N18
+    log = tmp_path / "app.log"
+    append(log, "0")
+    following = Following(paths)
+    assert following.poll() == ["0"]
+    for number in range(1, 7):
+        append(log, f"{number}a")
+        for old in range(5, 0, -1):
+            if (tmp_path / f"app.log.{old}").exists():
+                (tmp_path / f"app.log.{old}").rename(tmp_path / f"app.log.{old + 1}")
+        log.rename(tmp_path / "app.log.1")
+        append(log, f"{number}b")
+    go_on(following)
+    assert sorted(following.poll(40)) == sorted(f"{n}{x}" for n in range(1, 7) for x in "ab")
+    following.restart()
+    assert following.poll() == []
+
+
+@pytest.mark.parametrize("name", ["app.log-20260131", "app.log.2026-01-31_10", "app.log.old", "other"])
+def test_other_names_of_rotation_are_followed(tmp_path: Path, name: str, go_on: Next) -> None:  # N18, N20
+    log = tmp_path / "app.log"
+    append(log, "1")
+    following = Following(tmp_path, 3)
+    assert following.poll() == ["1"]
+    append(log, "2")
+    log.rename(tmp_path / name)
+    append(log, "3")
+    go_on(following)
+    assert sorted(following.poll()) == ["2", "3"]
+    following.restart()
+    assert following.poll() == []
+
+
+def test_files_of_a_series_have_one_owner() -> None:  # N2, N18
+    rotated = ["app.log.1", "app.log.12", "app.log-20260131", "app.log.2026-01-31_10-00-00", "app.log.old", "app.log-1"]
+    assert {series_of(f"d/{name}") for name in rotated} == {"d/app.log"}
+    for name in ("a.json", "part-00000-c000.json", "2026-01-31", "1", "x1.log", "d.1/x"):
+        assert series_of(name) == name
+    assert {owner_of_file(f"d/{name}", 7) for name in rotated} == {owner_of_file("d/app.log", 7)}
+
+
+def test_files_that_begin_alike_are_told_apart_by_their_inodes(paths: Path, tmp_path: Path, go_on: Next) -> None:
+    # N18: the same heartbeat line again and again
+    log = tmp_path / "app.log"
+    append(log, *["tick"] * 200)
+    following = Following(paths)
+    assert len(following.poll()) == 200
+    log.rename(tmp_path / "app.log.1")
+    append(log, *["tick"] * 300)
+    go_on(following)
+    assert len(following.poll()) == 300
+
+
+def test_a_file_that_was_removed_and_made_anew_is_read_from_its_start(tmp_path: Path) -> None:  # N7
+    log = tmp_path / "app.log"
+    append(log, "1")
+    keep = tmp_path / "keep"
+    append(keep, "k")
+    following = Following(tmp_path)
+    assert sorted(following.poll()) == ["1", "k"]
+    log.unlink()
+    assert following.poll() == []
+    append(log, "2", "3")
+    assert following.poll() == ["2", "3"]
+    log.rename(tmp_path.parent / "aside")
+    following.poll()
+    (tmp_path.parent / "aside").rename(log)
+    assert following.poll() == [], "put back"
+    append(log, "4")
+    assert following.poll() == ["4"]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_longer_copy_may_take_the_place_of_a_file(tmp_path: Path, is_restarted: bool) -> None:  # N19: as rsync does
+    log = tmp_path / "app.log"
+    append(log, "1")
+    following = Following(tmp_path, 3)
+    following.poll()
+    for number in range(2, 6):
+        shutil.copy(log, tmp_path / ".copy")
+        append(tmp_path / ".copy", str(number))
+        os.replace(tmp_path / ".copy", log)
+        if is_restarted:
+            following.restart(number)
+        assert following.poll() == [str(number)]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("size", ["shorter", "longer", "equal"])
+def test_a_file_that_was_truncated_in_place_is_refused_by_name(tmp_path: Path, size: str, is_restarted: bool) -> None:
+    # N6
+    log = tmp_path / "app.log"
+    append(log, *(f"line {number}" for number in range(3_000)))
+    length = log.stat().st_size
+    following = Following(tmp_path)
+    following.poll()
+    head = log.read_bytes()[:1_200]
+    other = {"shorter": b"", "longer": b"y" * length + b"\n", "equal": b"y" * (length - 1_201) + b"\n"}[size]
+    with log.open("r+b") as file:
+        file.truncate(0)
+        file.write(head + other)
+    if is_restarted:
+        following.restart()
+    with pytest.raises(UsageError, match=r"app\.log .* it was truncated or replaced; .* Rotate by renaming"):
+        following.poll()
+
+
+def test_a_truncated_file_that_was_read_in_the_middle_of_a_line_is_refused(tmp_path: Path) -> None:  # N6
+    log = tmp_path / "app.log"
+    log.write_bytes(b"one\nhalf")
+    following = Following(tmp_path)
+    assert following.poll() == ["one"]
+    with log.open("r+b") as file:
+        file.write(b"one\nHALF a line\n")
+    with pytest.raises(UsageError, match="does not have the bytes before byte 8 any more"):
+        following.poll()
+
+
+def test_what_may_have_been_lost_unseen_is_a_bad_record(tmp_path: Path) -> None:  # N21
+    log = tmp_path / "app.log"
+    append(log, "1")
+    following = Following(tmp_path)
+    following.poll()
+    rotated = tmp_path / "app.log.1"
+    append(log, "nobody sees this")
+    log.rename(rotated)
+    (tmp_path / "app.log.1.gz").write_bytes(gzip.compress(rotated.read_bytes()))
+    rotated.unlink()
+    (tmp_path / "x").write_text("takes the inode\n")
+    append(log, "2")
+    following.restart()
+    assert sorted(following.poll()) == ["2", "takes the inode"]
+    assert [(bad["problem"], bad["position"]) for bad in following.bad] == [
+        (
+            "it was replaced while nobody looked; what was appended to it last, if anything, was not read",
+            f"{log} byte 2",
+        )
+    ]
+
+
+def test_a_file_that_vanished_with_unread_bytes_is_an_error(tmp_path: Path) -> None:  # N7
+    log = tmp_path / "app.log"
+    log.write_bytes(b"one\nhalf a line")
+    following = Following(tmp_path)
+    following.poll()
+    log.unlink()
+    with pytest.raises(UsageError, match=r"app\.log was removed or replaced when 4 of its 15 bytes were read"):
+        following.start(1, {str(log): FilePosition(4, 15, inode=7).encode()})
+
+
+def test_compressed_files_of_a_followed_directory_are_skipped(tmp_path: Path) -> None:  # N4
+    append(tmp_path / "app.log", "1")
+    (tmp_path / "app.log.1.gz").write_bytes(gzip.compress(b"0\n"))
+    following = Following(tmp_path)
+    assert following.poll() == ["1"]
+    (tmp_path / "app.log.2.gz").write_bytes(gzip.compress(b"0\n"))
+    assert following.poll() == []
+    with pytest.raises(UsageError, match="is compressed"):
+        TextFiles(tmp_path).schema()
+
+
+def test_a_link_to_a_listed_file_is_not_read_again(tmp_path: Path) -> None:  # N4
+    append(tmp_path / "a.log", "1")
+    (tmp_path / "latest.log").symlink_to(tmp_path / "a.log")
+    for follow in (True, False):
+        assert Following(tmp_path, follow=follow).poll() == ["1"]
+
+
+def test_a_rotated_file_that_was_read_does_not_hold_event_time_back(tmp_path: Path) -> None:  # N18
+    log = tmp_path / "app.log"
+    append(log, "1")
+    following = Following(tmp_path, 1)
+    following.poll()
+    log.rename(tmp_path / "app.log.1")
+    append(log, "2")
+    following.poll()
+    assert list(following.readers[0].splits()) == [str(log)]
+    append(tmp_path / "app.log.1", "late")
+    assert following.poll() == ["late"]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_history_of_rotations_and_restarts_delivers_every_line_once(tmp_path: Path, seed: int) -> None:
+    # N18, N20
+    dice = random.Random(seed)
+    names = ["a.log", "b.log", "sub/c.log"]
+    (tmp_path / "sub").mkdir()
+    following = Following(tmp_path, dice.randint(1, 3))
+    written = 0
+    for _ in range(60):
+        log = tmp_path / dice.choice(names)
+        action = dice.random()
+        if action < 0.5:
+            for _ in range(dice.randint(1, 4)):
+                append(log, f"{log.name} {written}")
+                written += 1
+        elif action < 0.7 and log.exists():
+            for old in range(30, 0, -1):
+                if Path(f"{log}.{old}").exists():
+                    Path(f"{log}.{old}").rename(f"{log}.{old + 1}")
+            log.rename(f"{log}.1")
+        elif action < 0.8:
+            following.restart(dice.randint(1, 3))
+        else:
+            following.poll(dice.randint(1, 3))
+    following.poll(300)
+    assert sorted(int(line.split()[1]) for line in following.found) == list(range(written))
+    assert following.bad == []
+
+
+# -- fixed lists ----------------------------------------------------------------------------------------------------
+
+
+def read_partly(source: TextFiles, parallelism: int, polls: int) -> dict[str, bytes]:
+    source.schema()
+    positions: dict[str, bytes] = {}
+    for index in range(parallelism):
+        reader = source.open(context(index, parallelism))
+        for _ in range(polls):
+            reader.poll()
+        positions |= reader.positions()
+    return positions
+
+
+def read_rest(paths: Path, parallelism: int, positions: dict[str, bytes]) -> list[object]:
+    source = TextFiles(paths)
+    source.schema()
+    readers = [source.open(context(index, parallelism, positions)) for index in range(parallelism)]
+    return sorted(row["line"] for reader in readers for row in read_all(reader)[0])
+
+
+def test_a_file_keeps_its_number_when_the_list_grows() -> None:  # N1
+    first = numbered(["b", "d"], {})
+    assert first == {"b": 0, "d": 1}
+    second = numbered(["a", "b", "c", "d"], dict(first))
+    assert second == {"b": 0, "d": 1, "a": 2, "c": 3}
+    assert numbered(["d", "e"], dict(second)) == {**second, "e": 4}
+    assert numbered(["a", "b"], {"b": None, "c": None}) == {"b": 0, "c": 1, "a": 2}, "positions of version 0.1"
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_between_two_starts_files_may_be_added_renamed_and_grow(tmp_path: Path, parallelism: int) -> None:
+    # N1, N5, N19
+    for name in ("a", "b", "c"):
+        append(tmp_path / name, f"{name}1")
+    positions = read_partly(TextFiles(tmp_path), 2, 10)
+    append(tmp_path / "a", "a2")
+    (tmp_path / "b").rename(tmp_path / "moved")
+    (tmp_path / "c").unlink()
+    append(tmp_path / "0", "new")
+    assert read_rest(tmp_path, parallelism, positions) == ["a2", "new"]
+
+
+def test_a_finished_file_that_was_changed_is_refused(tmp_path: Path) -> None:  # N6
+    append(tmp_path / "a", "one", "two")
+    positions = read_partly(TextFiles(tmp_path), 1, 10)
+    (tmp_path / "a").write_text("ONE\ntwo\nthree\n")
+    with pytest.raises(UsageError, match="does not begin as it did"):
+        read_rest(tmp_path, 1, positions)
+
+
+def test_a_finished_file_whose_last_line_had_no_end_must_not_grow(tmp_path: Path) -> None:  # N5
+    (tmp_path / "a").write_text("one\ntw")
+    positions = read_partly(TextFiles(tmp_path), 1, 10)
+    assert read_rest(tmp_path, 1, positions) == []
+    (tmp_path / "a").write_text("one\ntwo\n")
+    with pytest.raises(UsageError, match=r"a has grown since its last line, which had no line end"):
+        read_rest(tmp_path, 1, positions)
+
+
+def test_the_same_files_by_a_link_to_their_directory_are_not_read_again(tmp_path: Path) -> None:  # N19
+    (tmp_path / "in").mkdir()
+    append(tmp_path / "in" / "a", "one")
+    positions = read_partly(TextFiles(tmp_path / "in"), 1, 10)
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    assert read_rest(tmp_path / "link", 2, positions) == []
+
+
+def version_1(offset: int, seen: int, head: bytes, *, is_finished: bool = False) -> bytes:
+    return struct.pack("<BBHQQQ", 1, is_finished, len(head), offset, seen, xxhash.xxh3_64_intdigest(head))
+
+
+@pytest.mark.parametrize("is_renamed", [False, True])
+def test_positions_of_version_0_1_are_read(tmp_path: Path, is_renamed: bool) -> None:  # N3
+    log = tmp_path / "app.log"
+    append(log, "one", "two")
+    old = {str(log): version_1(4, 8, b"one\n")}
+    assert FilePosition.decode(str(log), old[str(log)]) == FilePosition(4, 8, 4, xxhash.xxh3_64_intdigest(b"one\n"))
+    assert read_rest(tmp_path, 2, old) == ["two"]
+    assert read_rest(tmp_path, 2, {str(log): version_1(8, 8, b"one\ntwo\n", is_finished=True)}) == []
+    following = Following(log)
+    if is_renamed:
+        log.rename(tmp_path / "app.log.1")
+        append(log, "three")
+    following.start(2, old)
+    assert following.poll() == (["two", "three"] if is_renamed else ["two"])
+    following.restart(1)
+    assert following.poll() == []
+    with pytest.raises(CorruptionError, match="28 bytes, version 1 or 58 bytes, version 2"):
+        FilePosition.decode("x", b"\x03" * 28)

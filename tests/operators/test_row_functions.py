@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pickle  # noqa: TID251 (an error of our own making)
+from datetime import date, datetime
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.operators.harness import Harness
+
+from headgate.errors import BadRecord, UsageError
+from headgate.operators.map_batches import MapBatchesSpec
+from headgate.operators.row_functions import RowFunctionSpec, RowVerb
+from headgate.operators.unreadable import unreadable_rows
+from headgate.operators.user_function import UserFunctionError
+
+SCHEMA = pa.schema([("name", pa.large_string()), ("size", pa.int64()), ("at", pa.timestamp("us"))])
+NOON = datetime(2026, 1, 1, 12)
+BATCH = pa.record_batch([["a", "b"], [1, None], [NOON, NOON]], schema=SCHEMA)
+
+
+def test_map_returns_the_changed_rows_in_order() -> None:  # O2
+    run = Harness(RowFunctionSpec(RowVerb.MAP, lambda row: {**row, "name": row["name"] * 2}))
+    run.send(BATCH)
+    assert run.out.rows() == [
+        {"name": "aa", "size": 1, "at": NOON},
+        {"name": "bb", "size": None, "at": NOON},
+    ]
+
+
+def test_map_with_schema_makes_other_columns() -> None:
+    spec = RowFunctionSpec(RowVerb.MAP, lambda row: {"n": row["size"] or 0}, {"n": int})
+    run = Harness(spec)
+    run.send(BATCH)
+    assert run.out.rows() == [{"n": 1}, {"n": 0}]
+    assert spec.output_schema(SCHEMA, "node") == pa.schema([("n", pa.int64())])
+
+
+def test_flat_map_emits_every_row_and_none_means_nothing() -> None:
+    run = Harness(RowFunctionSpec(RowVerb.FLAT_MAP, lambda row: [row, row] if row["size"] else None))
+    run.send(BATCH)
+    assert [row["name"] for row in run.out.rows()] == ["a", "a"]
+
+
+def test_filter_keeps_rows_for_which_the_function_is_true() -> None:
+    run = Harness(RowFunctionSpec(RowVerb.FILTER, lambda row: row["size"] is None))
+    run.send(BATCH)
+    assert [row["name"] for row in run.out.rows()] == ["b"]
+
+
+def broken(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "size": 1 // (row["size"] or 0)}
+
+
+@pytest.mark.parametrize("verb", list(RowVerb))
+def test_an_exception_names_operator_and_record_and_shows_only_the_users_frames(verb: RowVerb) -> None:  # O3
+    run = Harness(RowFunctionSpec(verb, lambda row: [broken(row)] if verb is RowVerb.FLAT_MAP else broken(row)))
+    with pytest.raises(UserFunctionError) as caught:
+        run.send(BATCH)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert error.node == "node"
+    assert "'name': 'b'" in error.record
+    assert "ZeroDivisionError" in error.traceback_text
+    assert "in broken" in error.traceback_text
+    assert 'row_functions.py", line' not in error.traceback_text.replace("test_row_functions.py", "")
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ({"n": "x"}, "the function returned str for field 'n', which is int64"),
+        ({}, "the function returned no field 'n'"),
+        ({"n": 1, "m": 2}, "the function returned the unknown field 'm'; declare it with schema="),
+        ({"m": 2}, "the function returned no field 'n'"),
+        (7, "the function returned int instead of a dict"),
+    ],
+)
+def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str) -> None:  # O2
+    spec = RowFunctionSpec(RowVerb.MAP, lambda row: result if row["size"] else {"n": 5}, {"n": pa.int64()})
+    run = Harness(spec, diverts=True)
+    run.send(BATCH)
+    assert run.out.rows() == [{"n": 5}]
+    assert [bad["problem"] for bad in run.out.bad] == [problem]
+    with pytest.raises(BadRecord, match="refused a record"):
+        Harness(spec).send(BATCH)
+
+
+def test_times_that_datetime_cannot_hold_are_bad_records() -> None:  # O4
+    late = pa.record_batch([["a", "b"], [1, 2], pa.array([0, 1 << 62]).view(pa.timestamp("us"))], schema=SCHEMA)
+    for verb in RowVerb:
+        run = Harness(
+            RowFunctionSpec(verb, lambda row, verb=verb: [row] if verb is RowVerb.FLAT_MAP else row), diverts=True
+        )
+        run.send(late)
+        assert [row["name"] for row in run.out.rows()] == ["a"]
+        assert run.out.bad[0]["problem"].startswith("its time 'at' is outside the years 1 to 9999")
+    days = pa.array([-719_163, -719_162, 2_932_896, 2_932_897], pa.int32()).view(pa.date32())
+    unreadable = unreadable_rows(days)
+    assert unreadable is not None
+    assert unreadable.tolist() == [True, False, False, True]
+    assert days.slice(1, 2).to_pylist() == [date.min, date.max]
+
+
+def test_map_batches_gets_a_frame_or_by_hint_an_arrow_batch() -> None:  # O5
+    def arrow(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch.select(["size"])
+
+    for function in (lambda frame: frame.select("size"), arrow):
+        spec = MapBatchesSpec(function)
+        run = Harness(spec)
+        run.send(BATCH)
+        assert run.out.rows() == [{"size": 1}, {"size": None}]
+        assert spec.output_schema(SCHEMA, "node").names == ["size"]
+
+
+def test_map_batches_that_fails_on_an_empty_batch_asks_for_a_schema() -> None:
+    spec = MapBatchesSpec(lambda frame: frame.select(pl.lit(frame["name"][0])))
+    with pytest.raises(UsageError, match="failed on an empty batch"):
+        spec.output_schema(SCHEMA, "node")
+
+
+def test_map_batches_that_returns_other_columns_fails_naming_them() -> None:
+    run = Harness(MapBatchesSpec(lambda frame: frame.select("size"), {"count": pl.Int64}))
+    with pytest.raises(UserFunctionError, match="count: int64"):
+        run.send(BATCH)
+
+
+def test_an_unknown_type_in_schema_is_refused() -> None:
+    with pytest.raises(UsageError, match="gives column 'n' the type"):
+        RowFunctionSpec(RowVerb.MAP, lambda row: row, {"n": "banana"}).output_schema(SCHEMA, "node")

@@ -1,0 +1,145 @@
+"""What sinks hold until it is decided, and in which order it is committed (docs/spec/two-phase-commit.md)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.protocol.making import committable, cp, gen, inline_handle, sub
+
+from headgate.model.manifest import Committable, Manifest, SubtaskEntry
+from headgate.protocol.checkpoints.commit import Commit, CommitPermit, CommitQueue, Precommit, promised_from
+
+
+def commit(checkpoint: int, *committables: Committable) -> Commit:
+    return Commit(CommitPermit(cp(checkpoint), gen(7)), committables)
+
+
+def test_the_acknowledgement_of_a_checkpoint_carries_everything_up_to_it() -> None:  # K3
+    held = Precommit()
+    held.prepared((committable(1), committable(2)))
+    held.prepared((committable(3),))
+    assert held.covered_by(cp(2)) == (committable(1), committable(2))
+    assert held.pending == (committable(1), committable(2), committable(3))
+
+
+def test_a_completed_checkpoint_takes_over_everything_up_to_it() -> None:  # K3, C16
+    held = Precommit()
+    held.prepared((committable(1), committable(2), committable(3)))
+    held.completed(cp(2))
+    assert held.pending == (committable(3),)
+
+
+def test_output_that_its_own_acknowledgement_missed_is_refused() -> None:  # K3
+    held = Precommit()
+    held.covered_by(cp(2))
+    with pytest.raises(AssertionError, match="acknowledged without it"):
+        held.prepared((committable(1),))
+
+
+def test_output_is_prepared_in_checkpoint_order() -> None:  # K2
+    held = Precommit()
+    held.prepared((committable(2),))
+    with pytest.raises(AssertionError):
+        held.prepared((committable(1),))
+
+
+def test_commits_follow_each_other_in_order() -> None:  # K1, K2
+    queue = CommitQueue(gen(7))
+    assert queue.completed(cp(1), (committable(1),)) == [commit(1, committable(1))]
+    assert queue.completed(cp(2), (committable(2),)) == []
+    assert queue.completed(cp(3), (committable(3),)) == []
+    assert queue.unconfirmed == (committable(1), committable(2), committable(3))
+    assert queue.succeeded(cp(1)) == [commit(2, committable(2))]
+    assert queue.succeeded(cp(2)) == [commit(3, committable(3))]
+    assert queue.succeeded(cp(3)) == []
+    assert queue.is_empty
+
+
+def test_a_failed_commit_is_repeated_before_any_later_one() -> None:  # K2
+    queue = CommitQueue(gen(7))
+    queue.completed(cp(1), (committable(1),))
+    queue.completed(cp(2), (committable(2),))
+    assert queue.retry() == [commit(1, committable(1))]
+    assert queue.unconfirmed == (committable(1), committable(2))
+
+
+def test_a_checkpoint_without_output_commits_nothing() -> None:  # K4
+    queue = CommitQueue(gen(7))
+    assert queue.completed(cp(1), ()) == []
+    assert queue.is_empty
+
+
+def test_output_that_an_earlier_checkpoint_still_has_to_commit_is_left_to_it() -> None:  # K7
+    queue = CommitQueue(gen(7))
+    queue.completed(cp(1), (committable(1),))
+    queue.completed(cp(2), (committable(1), committable(2)))
+    assert queue.succeeded(cp(1)) == [commit(2, committable(2))]
+
+
+def test_older_output_that_nobody_committed_yet_is_committed_whatever_its_number() -> None:  # K7
+    queue = CommitQueue(gen(7))
+    queue.completed(cp(3), (committable(3),))
+    queue.succeeded(cp(3))
+    assert queue.completed(cp(5), (committable(2), committable(5))) == [commit(5, committable(2), committable(5))]
+
+
+def test_a_permit_names_the_generation_that_uses_it() -> None:  # K14
+    (order,) = CommitQueue(gen(9)).completed(cp(1), (committable(1),))
+    assert order.permit == CommitPermit(cp(1), gen(9))
+
+
+def test_what_differs_in_any_part_of_its_identity_is_another_committable() -> None:  # K8
+    first = committable(1)
+    others = [
+        committable(2),
+        committable(1, sink="audit"),
+        committable(1, subtask_index=1),
+        Committable("out", cp(1), 0, gen(2), b"p"),
+    ]
+    assert len({first, *others}) == 5
+
+
+def test_a_manifest_promises_its_own_and_the_carried_output_once_and_in_order() -> None:  # K2
+
+    late, early = committable(2), committable(1)
+    entries = (SubtaskEntry(sub("out"), inline_handle(), (late, early)),)
+    manifest = Manifest(cp(2), gen(1), 1, 128, entries, carried=(early,))
+    assert manifest.committables == (early, late)
+
+
+@given(st.lists(st.sampled_from(["complete", "succeed", "fail"]), max_size=40))
+def test_every_committable_is_committed_in_order_whatever_fails(steps: list[str]) -> None:  # K1, K2
+    queue, in_flight, checkpoint = CommitQueue(gen(7)), [], 0
+    promised: list[Committable] = []
+    committed: list[Committable] = []
+    for step in [*steps, *["succeed"] * len(steps)]:
+        if step == "complete":
+            checkpoint += 1
+            promised.append(committable(checkpoint))
+            orders = queue.completed(cp(checkpoint), (committable(checkpoint),))
+        elif not in_flight:
+            continue
+        elif step == "succeed":
+            (done,) = in_flight
+            committed += done.committables
+            in_flight = []
+            orders = queue.succeeded(done.permit.checkpoint)
+        else:
+            in_flight = []
+            orders = queue.retry()
+        in_flight += orders
+        assert len(in_flight) <= 1, "one at a time"
+    assert committed == promised
+
+
+def test_targets_forget_below_what_any_retained_manifest_promises() -> None:  # K20
+    def manifest(checkpoint: int, own: tuple[int, ...], carried: tuple[int, ...] = ()) -> Manifest:
+        entry = SubtaskEntry(sub("sink"), inline_handle(), tuple(committable(c) for c in own))
+        return Manifest(cp(checkpoint), gen(7), 1, 128, (entry,), tuple(committable(c) for c in carried))
+
+    assert promised_from([]) is None
+    assert promised_from([manifest(9, (9,)), manifest(7, (7,)), manifest(8, (8,))]) == 7
+    assert promised_from([manifest(9, (6, 9))]) == 6  # the output of an aborted checkpoint travels with a later one
+    assert promised_from([manifest(9, (9,), (4, 5))]) == 4  # its commit was not confirmed
+    assert promised_from([manifest(9, ())]) == 9

@@ -1,0 +1,266 @@
+"""Which checkpoint a new generation starts from (docs/spec/recovery.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.protocol.making import cp, gen, inline_handle, sub
+
+from headgate.model.config import DamagedCheckpoint
+from headgate.model.ids import CheckpointId
+from headgate.model.manifest import Claim, LogEntry, Manifest, SubtaskEntry
+from headgate.protocol.checkpoints.recovery import (
+    AlreadyFinished,
+    Damage,
+    NextClaim,
+    ObservedEntry,
+    ObservedLog,
+    Refuse,
+    Restore,
+    StartFresh,
+    candidates,
+    choose,
+    first_checkpoint,
+    incompatibility,
+    next_claim,
+)
+
+PREVIOUS, FAIL = DamagedCheckpoint.PREVIOUS, DamagedCheckpoint.FAIL
+TORN = Damage("log/x", "torn")
+SOUND: Sequence[Damage] = ()
+
+
+def claim(generation: int) -> Claim:
+    return Claim(gen(generation), "host:1", 0)
+
+
+def manifest(checkpoint: int, generation: int = 1, *, is_final: bool = False, **texts: str) -> Manifest:
+    entries = (SubtaskEntry(sub("a"), inline_handle()),)
+    return Manifest(cp(checkpoint), gen(generation), 2, 128, entries, state_texts=texts, is_final=is_final)
+
+
+def log(entries: dict[int, LogEntry | Damage], reserved: int = 0, hint: int = 0) -> ObservedLog:
+    observed = tuple(ObservedEntry(s, f"log/{s}", content) for s, content in sorted(entries.items()))
+    return ObservedLog(observed, cp(reserved), hint)
+
+
+def damage_of(**problems: str) -> dict[CheckpointId, Sequence[Damage]]:
+    """``c5="torn"`` damages checkpoint 5; "" leaves it sound."""
+    return {cp(int(k[1:])): [Damage(f"chk-{k[1:]}", text)] if text else [] for k, text in problems.items()}
+
+
+# -- the claim ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_claim_of_a_pipeline() -> None:  # R6
+    assert next_claim(log({})) == NextClaim(1, gen(1), 0)
+    assert first_checkpoint(log({}), cp(0)) == 1
+
+
+def test_a_claim_follows_the_newest_entry() -> None:  # R6
+    observed = log({1: claim(4), 2: manifest(4, 4), 3: manifest(6, 4)})
+    assert next_claim(observed) == NextClaim(4, gen(5), 3)
+
+
+def test_ids_continue_above_every_completed_one_even_if_none_is_reserved() -> None:  # R7
+    observed = log({1: claim(1), 2: manifest(9)}, reserved=7)
+    assert first_checkpoint(observed, cp(0)) == 10
+    assert first_checkpoint(observed, cp(11)) == 12
+
+
+@pytest.mark.parametrize(
+    ("entries", "hint", "expected"),
+    [
+        ({1: claim(1), 2: TORN}, 0, NextClaim(3, gen(3), 2)),
+        ({1: claim(1), 3: TORN}, 0, NextClaim(4, gen(4), 3)),
+        ({1: TORN, 2: claim(2), 3: manifest(5, 2)}, 0, NextClaim(4, gen(3), 3)),
+        ({1: claim(1)}, 3, NextClaim(4, gen(4), 3)),
+        ({}, 50, NextClaim(51, gen(51), 50)),
+    ],
+)
+def test_what_cannot_be_read_may_have_been_a_claim(
+    entries: dict[int, LogEntry | Damage], hint: int, expected: NextClaim
+) -> None:  # R7
+    assert next_claim(log(entries, hint=hint)) == expected
+
+
+# -- lost entries ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("entries", "hint", "lost"),
+    [
+        ({}, 0, ()),
+        ({1: claim(1), 2: manifest(1)}, 2, ()),
+        ({7: manifest(4), 8: claim(2)}, 8, ()),  # the entries before it were pruned
+        ({3: claim(1), 4: manifest(4)}, 4, ()),  # a crash in the middle of pruning
+        ({1: claim(1), 3: manifest(4)}, 3, (2,)),
+        ({1: claim(1)}, 3, (2, 3)),
+        ({}, 2, (1, 2)),
+        ({3: claim(3)}, 3, (1, 2)),  # nothing may be pruned before a checkpoint has completed
+    ],
+)
+def test_entries_that_must_have_existed_are_missed(
+    entries: dict[int, LogEntry | Damage], hint: int, lost: tuple[int, ...]
+) -> None:  # R9
+    assert log(entries, hint=hint).lost() == lost
+
+
+# -- the choice -----------------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_that_never_completed_a_checkpoint_starts_fresh() -> None:  # C37
+    assert choose(log({}), {}, PREVIOUS) == StartFresh()
+    assert choose(log({1: claim(1), 2: claim(2)}, reserved=3), {}, PREVIOUS) == StartFresh()
+
+
+def test_candidates_come_newest_first() -> None:  # R8
+    observed = log({1: claim(1), 2: manifest(1), 3: TORN, 4: manifest(3)})
+    assert candidates(observed) == (manifest(3), manifest(1))
+
+
+def test_the_newest_completed_checkpoint_is_restored() -> None:  # R10
+    observed = log({1: claim(1), 2: manifest(1), 3: manifest(2), 4: claim(2)})
+    assert choose(observed, damage_of(c2=""), PREVIOUS) == Restore(manifest(2))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used() -> None:  # R10, C36, K18
+    observed = log({1: claim(1), 2: manifest(1), 3: manifest(2)})
+    assert choose(observed, damage_of(c2="bit flipped", c1=""), PREVIOUS) == Restore(
+        manifest(1), skipped=(Damage("chk-2", "bit flipped"),), contradicts=(cp(2),)
+    )
+
+
+def test_a_damaged_checkpoint_is_refused_if_configured_so() -> None:  # R14
+    observed = log({1: claim(1), 2: manifest(1), 3: manifest(2)})
+    choice = choose(observed, damage_of(c2="bit flipped", c1=""), FAIL)
+    assert isinstance(choice, Refuse)
+    assert choice.reason.startswith(
+        "chk-2: bit flipped; going back to checkpoint 1 would produce again the output that "
+    )
+    assert "checkpoint 2 committed" in choice.reason
+    assert "on_damaged_checkpoint='previous'" in choice.reason
+
+
+def test_damage_older_than_the_newest_sound_checkpoint_stops_nothing() -> None:  # R14: nothing would be repeated
+    observed = log({1: claim(1), 2: TORN, 3: manifest(1), 4: manifest(2)})
+    assert choose(observed, damage_of(c2=""), FAIL) == Restore(manifest(2), skipped=(TORN,))
+
+
+def test_a_damaged_final_checkpoint_is_refused_if_configured_so() -> None:  # R14
+    observed = log({1: claim(1), 2: manifest(1), 3: manifest(2, is_final=True)})
+    assert isinstance(choose(observed, damage_of(c2="torn", c1=""), FAIL), Refuse)
+
+
+def test_a_damaged_or_lost_entry_is_named_or_refused() -> None:  # R9, R14
+    observed = log({1: claim(1), 2: manifest(1), 4: TORN})
+    lost = Damage("log/0000000003", "the entry is missing")
+    assert choose(observed, damage_of(c1=""), PREVIOUS) == Restore(manifest(1), skipped=(TORN, lost))
+    choice = choose(observed, damage_of(c1=""), FAIL)
+    assert isinstance(choice, Refuse)
+    assert choice.reason.startswith("log/x: torn; log/0000000003: the entry is missing; going back to checkpoint 1 ")
+    assert "whatever was completed since" in choice.reason
+
+
+def test_a_pipeline_never_starts_fresh_over_damage() -> None:  # R11, C36
+    observed = log({1: claim(1), 2: manifest(1)})
+    assert choose(observed, damage_of(c1="torn"), PREVIOUS) == Refuse("chk-1: torn; no sound checkpoint is left")
+
+
+def test_a_lost_log_is_refused_at_the_second_try_too() -> None:  # R11
+    lost = log({}, hint=3)
+    assert isinstance(choose(lost, {}, PREVIOUS), Refuse)
+    following = next_claim(lost)
+    entry = Claim(following.generation, "host:2", 0, follows=following.follows)
+    again = log({following.sequence: entry}, hint=following.sequence)
+    assert isinstance(choose(again, {}, PREVIOUS), Refuse)
+
+
+def test_after_the_final_checkpoint_there_is_nothing_to_do() -> None:  # R13
+    final = manifest(2, is_final=True)
+    assert choose(log({1: claim(1), 2: final, 3: claim(2)}), damage_of(c2=""), PREVIOUS) == AlreadyFinished(final)
+
+
+def test_a_damaged_final_checkpoint_falls_back_to_the_one_before() -> None:  # R13
+    observed = log({1: claim(1), 2: manifest(1), 3: manifest(2, is_final=True)})
+    choice = choose(observed, damage_of(c2="torn", c1=""), PREVIOUS)
+    assert choice == Restore(manifest(1), (Damage("chk-2", "torn"),), (cp(2),))
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_whatever_is_damaged_nothing_is_repeated_and_nothing_forgotten(data: st.DataObject) -> None:  # R7, R10, R11
+    """A true history of claims and manifests; then entries vanish, are torn, snapshots rot. Then the next claim."""
+    history: list[LogEntry] = []
+    generation = checkpoint = 0
+    for kind in ["claim", *data.draw(st.lists(st.sampled_from(["claim", "manifest", "manifest"]), max_size=12))]:
+        if kind == "claim":
+            generation += 1
+            history.append(claim(generation))
+        else:
+            checkpoint += data.draw(st.integers(1, 2))
+            history.append(manifest(checkpoint, generation))
+    entries: dict[int, LogEntry | Damage] = {}
+    for sequence, content in enumerate(history, start=1):
+        fate = data.draw(st.sampled_from(["kept", "kept", "kept", "torn", "lost"]))
+        if fate != "lost":
+            entries[sequence] = content if fate == "kept" else TORN
+    observed = log(entries, reserved=checkpoint, hint=len(history))
+    found = [m.checkpoint for m in candidates(observed)]
+    rotten = {c: data.draw(st.booleans()) for c in found}
+    damage = {c: [Damage(f"chk-{c}", "torn")] if rotten[c] else [] for c in found}
+
+    choice = choose(observed, damage, PREVIOUS)
+    sound = [c for c in found if not rotten[c]]
+    if isinstance(choice, Restore):
+        assert choice.manifest.checkpoint == max(sound), "never older than the newest sound one"
+        assert choice.contradicts == tuple(c for c in found if c > max(sound))
+        start = next(q for q, content in entries.items() if content == choice.manifest)
+        is_newer_gone = any(entries.get(q, TORN) == TORN for q in range(start + 1, len(history) + 1))
+        assert choice.skipped or not (is_newer_gone or choice.contradicts), "what was newer is named"
+    else:
+        assert not sound
+        assert isinstance(choice, Refuse) or checkpoint == 0, "never fresh when a checkpoint had completed"
+
+    following = next_claim(observed)
+    assert following.sequence == len(history) + 1
+    assert following.generation > generation, "a number is never used twice"
+    assert first_checkpoint(observed, cp(0)) > checkpoint
+
+
+# -- compatibility --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "max_parallelism", "problem"),
+    [
+        ({"sum": "int by user"}, 128, None),
+        ({"sum": "int by user", "plain": ""}, 128, None),
+        ({"sum": "int by user"}, 64, "max_parallelism 128, this pipeline has 64"),
+        ({}, 128, "state of operator 'sum', which this pipeline does not have"),
+        ({"sum": "float by user"}, 128, r"the state of operator 'sum' in checkpoint 5 is \[int by user\]"),
+        (
+            {"sum": "int by user", "new": "window"},
+            128,
+            "operator 'new' has state, and checkpoint 5 holds none for it",
+        ),
+    ],
+)
+def test_state_that_does_not_fit_is_refused_in_one_sentence(
+    texts: dict[str, str], max_parallelism: int, problem: str | None
+) -> None:  # R12
+    found = incompatibility(manifest(5, sum="int by user"), texts, max_parallelism)
+    if problem is None:
+        assert found is None
+    else:
+        assert found is not None
+        with pytest.raises(ValueError, match=problem):
+            raise ValueError(found)
+
+
+def test_an_operator_that_gained_state_under_its_old_name_is_refused() -> None:  # R12
+    found = incompatibility(manifest(5, step=""), {"step": "reduce by user"}, 128)
+    assert found is not None

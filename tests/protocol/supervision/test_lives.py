@@ -1,0 +1,52 @@
+"""Whether a life may write to a target (docs/spec/lives.md)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.protocol.making import gen
+
+from headgate.model.life import Life, Owner
+from headgate.protocol.checkpoints.recovery import ObservedLog, next_claim
+from headgate.protocol.supervision.lives import Objection, floor, may_own, objection
+
+
+def life(name: str, after: int = 0) -> Life:
+    return Life(name, f"/{name}", "host", 0, gen(after))
+
+
+MINE = life("mine")
+
+
+@pytest.mark.parametrize(
+    ("owner", "following", "expected"),
+    [
+        (Owner(), 1, None),
+        (Owner(life("mine"), gen(3)), 4, None),
+        (Owner(life("other"), gen(3)), 9, Objection.OTHER_LIFE),  # LV2: whichever number is higher
+        (Owner(life("other"), gen(9)), 3, Objection.OTHER_LIFE),
+        (Owner(life("other")), 1, Objection.OTHER_LIFE),
+        (Owner(None, gen(1)), 1, Objection.EARLIER_RELEASE),  # LV5
+        (Owner(None, gen(1)), 9, Objection.EARLIER_RELEASE),
+        (Owner(None, gen(9), is_forgotten=True), 1, None),  # LV4
+        (Owner(life("mine"), gen(4)), 4, Objection.OLDER_COPY),  # LV6
+        (Owner(life("mine"), gen(5)), 4, Objection.OLDER_COPY),
+    ],
+)
+def test_what_stands_against_a_start(owner: Owner, following: int, expected: Objection | None) -> None:
+    assert objection(MINE, owner, gen(following)) is expected
+
+
+def test_only_the_id_of_a_life_counts() -> None:  # LV1: a directory may be moved
+    assert may_own(Life("mine", "/elsewhere", "h", 7), Owner(MINE))
+
+
+@pytest.mark.parametrize(("known", "expected"), [(4, True), (5, True), (6, False)])
+def test_a_life_drawn_over_version_0_1_has_what_its_directory_knew(known: int, expected: bool) -> None:  # LV5
+    assert may_own(life("mine", after=5), Owner(None, gen(known))) is expected
+
+
+def test_the_next_generation_exceeds_what_was_forgotten() -> None:  # LV4
+    owners = [Owner(), Owner(None, gen(7), is_forgotten=True), Owner(MINE, gen(9))]
+    assert floor(owners) == 7
+    assert next_claim(ObservedLog((), 0), floor(owners)).generation == 8  # type: ignore[arg-type]
+    assert next_claim(ObservedLog((), 0)).generation == 1  # type: ignore[arg-type]

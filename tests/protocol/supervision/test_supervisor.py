@@ -1,0 +1,398 @@
+"""Generations, workers, failures and restarts in one driver (docs/spec/supervision.md)."""
+
+from __future__ import annotations
+
+import pytest
+from tests.protocol.making import cp, gen
+
+from headgate.errors import ProtocolViolation
+from headgate.model.config import FixedDelay, NoRestart, RestartStrategy
+from headgate.model.ids import WorkerIndex
+from headgate.protocol.machine import Ignored
+from headgate.protocol.supervision.supervisor import (
+    AlreadyFinished,
+    ArmTimer,
+    AttemptId,
+    Begin,
+    CancelJob,
+    CancelRequested,
+    ClaimFailed,
+    ClaimGeneration,
+    Deploy,
+    Effect,
+    EndGeneration,
+    Event,
+    Failure,
+    FailureKind,
+    Finish,
+    GenerationDone,
+    GenerationFailed,
+    GenerationReady,
+    JobEnded,
+    JobEndTimer,
+    Phase,
+    RefuseWorker,
+    RegisterTimer,
+    ReportRestart,
+    RestartTimer,
+    StartCoordinator,
+    SubmitJob,
+    Supervisor,
+    Timer,
+    TimerFired,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+    WorkerRegistered,
+)
+
+REGISTER_MS, JOB_END_MS = Supervisor.REGISTER_TIMEOUT_MS, Supervisor.JOB_END_TIMEOUT_MS
+LOST, USER, DETERMINISTIC = FailureKind.LOST, FailureKind.USER_CODE, FailureKind.DETERMINISTIC
+
+
+def supervisor(*events: Event, strategy: RestartStrategy = FixedDelay(delay_ms=50)) -> Supervisor:  # noqa: B008
+    made = Supervisor(2, strategy)
+    for event in events:
+        made.handle(event)
+    return made
+
+
+def registered(worker: int, submission: int = 1, attempt: int = 0) -> WorkerRegistered:
+    return WorkerRegistered(AttemptId(submission, attempt), WorkerIndex(worker))
+
+
+def ready(worker: int, generation: int = 1) -> WorkerReady:
+    return WorkerReady(gen(generation), WorkerIndex(worker))
+
+
+def lost(worker: int, submission: int = 1, attempt: int = 0, *, is_silent: bool = False) -> WorkerLost:
+    return WorkerLost(AttemptId(submission, attempt), WorkerIndex(worker), "connection reset", 0, 0.5, is_silent)
+
+
+def user_failed(reason: str = "ZeroDivisionError in 'step'", attempt: int = 0, submission: int = 1) -> WorkerFailed:
+    return WorkerFailed(AttemptId(submission, attempt), WorkerIndex(0), Failure(USER, reason, "trace"), 0, 0.5)
+
+
+def job_ended(error: str | None = "killed", submission: int = 1) -> JobEnded:
+    return JobEnded(submission, error, 0, 0.5)
+
+
+def fired(timer: Timer) -> TimerFired:
+    return TimerFired(timer, 0, 0.5)
+
+
+RESTART = fired(RestartTimer())
+
+
+def ready_generation(generation: int) -> GenerationReady:
+    return GenerationReady(gen(generation))
+
+
+def workers(submission: int = 1, attempt: int = 0) -> tuple[Event, ...]:
+    return registered(0, submission, attempt), registered(1, submission, attempt)
+
+
+def running(generation: int = 1, submission: int = 1, attempt: int = 0) -> tuple[Event, ...]:
+    """Events from a claim to running workers."""
+    attempt_workers = workers(submission, attempt)
+    return (ready_generation(generation), *attempt_workers, ready(0, generation), ready(1, generation))
+
+
+RUN = (Begin(), *running())
+WAIT_FOR_RETRY = [ArmTimer(JobEndTimer(1), JOB_END_MS), ArmTimer(RegisterTimer(1), REGISTER_MS)]
+WORKER_LOST = Failure(LOST, "worker 0 was lost: connection reset")
+
+
+def restarting(failure: Failure, generation: int = 1) -> list[Effect]:
+    return [EndGeneration(gen(generation), False), ReportRestart(failure, 50), ArmTimer(RestartTimer(), 50)]
+
+
+# -- a generation begins --------------------------------------------------------------------------------------------
+
+
+def test_a_run_claims_and_submits_side_by_side() -> None:  # G1, G2
+    machine = supervisor()
+    assert machine.handle(Begin()) == [ClaimGeneration(), SubmitJob(1), ArmTimer(RegisterTimer(1), REGISTER_MS)]
+    with pytest.raises(ProtocolViolation, match="begun twice"):
+        machine.handle(Begin())
+
+
+def test_the_claim_may_come_before_the_workers() -> None:  # G3
+    machine = supervisor(Begin())
+    assert machine.handle(ready_generation(1)) == [Ignored("other workers have not registered yet")]
+    assert machine.handle(registered(1)) == [Ignored("other workers have not registered yet")]
+    assert machine.handle(registered(0)) == [Deploy(gen(1), AttemptId(1, 0))]
+
+
+def test_the_workers_may_come_before_the_claim() -> None:  # G3
+    machine = supervisor(Begin(), registered(0))
+    assert machine.handle(registered(1)) == [Ignored("the generation is not claimed yet")]
+    assert machine.handle(ready_generation(1)) == [Deploy(gen(1), AttemptId(1, 0))]
+
+
+def test_workers_of_two_attempts_are_never_mixed() -> None:  # G3
+    machine = supervisor(Begin(), ready_generation(1), registered(0))
+    assert machine.handle(registered(1, attempt=1)) == [Ignored("other workers have not registered yet")]
+    assert machine.handle(registered(1)) == [RefuseWorker(AttemptId(1, 0), WorkerIndex(1))]
+    assert machine.handle(registered(0, attempt=1)) == [Deploy(gen(1), AttemptId(1, 1))]
+
+
+def test_the_coordinator_starts_when_every_worker_is_ready() -> None:  # G10
+    machine = supervisor(Begin(), ready_generation(1), *workers())
+    assert machine.handle(ready(0)) == [Ignored("other workers are not ready yet")]
+    assert machine.handle(ready(1, generation=9)) == [Ignored("not of the generation being deployed")]
+    assert machine.handle(ready(1)) == [StartCoordinator(gen(1))]
+    assert (machine.phase, machine.generation, machine.restarts_count) == (Phase.RUNNING, 1, 0)
+
+
+def test_a_claim_that_failed_ends_the_run() -> None:  # G1
+    failure = Failure(DETERMINISTIC, "the checkpoint does not fit")
+    machine = supervisor(Begin())
+    assert machine.handle(ClaimFailed(failure)) == [CancelJob(1), ArmTimer(JobEndTimer(1), JOB_END_MS)]
+    assert machine.handle(job_ended()) == [Finish(failure)]
+
+
+def test_a_pipeline_that_has_finished_is_not_started_again() -> None:  # R13
+    machine = supervisor(Begin())
+    assert machine.handle(AlreadyFinished(cp(9))) == [CancelJob(1), ArmTimer(JobEndTimer(1), JOB_END_MS)]
+    assert machine.handle(ready_generation(1)) == [Ignored("no generation is being prepared")]
+    assert machine.handle(ClaimFailed(WORKER_LOST)) == [Ignored("no generation is being prepared")]
+    assert machine.handle(job_ended(None)) == [Finish(None, is_final=True)]
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("events", [RUN, RUN[:-2]], ids=["running", "deploying"])
+def test_the_loss_of_one_worker_ends_the_whole_generation(events: tuple[Event, ...]) -> None:  # G6
+    machine = supervisor(*events)
+    assert machine.handle(lost(0)) == restarting(WORKER_LOST)
+    assert (machine.phase, machine.generation, machine.restarts_count) == (Phase.BACKOFF, None, 1)
+    assert machine.handle(lost(1)) == [Ignored("a worker of an attempt that is over")]
+    assert machine.handle(user_failed()) == [Ignored("a worker of an attempt that is over")]
+
+
+def test_after_the_delay_the_retry_of_spark_itself_is_awaited() -> None:  # G5
+    machine = supervisor(*RUN, lost(0))
+    assert machine.handle(RESTART) == [ClaimGeneration(), *WAIT_FOR_RETRY]
+    for event in (registered(0, attempt=1), registered(1, attempt=1)):
+        machine.handle(event)
+    assert machine.handle(ready_generation(2)) == [Deploy(gen(2), AttemptId(1, 1))]
+
+
+def test_workers_that_spark_started_again_during_the_delay_are_kept() -> None:  # G5
+    machine = supervisor(*RUN, lost(0), *workers(attempt=1), RESTART)
+    assert machine.handle(ready_generation(2)) == [Deploy(gen(2), AttemptId(1, 1))]
+
+
+def test_a_job_that_ended_is_submitted_again() -> None:  # G5
+    machine = supervisor(*RUN, lost(0))
+    assert machine.handle(job_ended()) == [Ignored("the job of the failed generation ended")]
+    assert machine.handle(RESTART) == [ClaimGeneration(), SubmitJob(2), ArmTimer(RegisterTimer(2), REGISTER_MS)]
+    assert machine.handle(job_ended()) == [Ignored("an earlier submission")]
+
+
+def test_a_job_that_ends_after_the_delay_is_submitted_again_without_counting_twice() -> None:  # G5, G9
+    machine = supervisor(*RUN, lost(0), RESTART)
+    assert machine.handle(job_ended()) == [SubmitJob(2), ArmTimer(RegisterTimer(2), REGISTER_MS)]
+    assert machine.restarts_count == 1
+
+
+def test_workers_of_a_used_up_attempt_are_refused() -> None:  # G4
+    machine = supervisor(*RUN, lost(0))
+    refused = [RefuseWorker(AttemptId(1, 0), WorkerIndex(1))]
+    assert machine.handle(registered(1)) == refused
+    machine.handle(RESTART)
+    assert machine.handle(registered(1)) == refused
+
+
+def test_workers_that_died_during_the_delay_are_not_deployed() -> None:  # G4
+    machine = supervisor(*RUN, lost(0), *workers(attempt=1), job_ended(), RESTART)
+    assert machine.handle(ready_generation(2)) == [Ignored("other workers have not registered yet")]
+    machine.handle(registered(0, submission=2))
+    assert machine.handle(registered(1, submission=2)) == [Deploy(gen(2), AttemptId(2, 0))]
+
+
+def test_a_silent_worker_has_its_job_cancelled() -> None:  # G7
+    assert supervisor(*RUN).handle(lost(0, is_silent=True)) == [CancelJob(1), *restarting(WORKER_LOST)]
+
+
+def test_a_worker_lost_before_the_deployment_must_register_again() -> None:  # G3
+    machine = supervisor(Begin(), *workers())
+    assert machine.handle(lost(0)) == [Ignored("the next generation waits for other workers anyway")]
+    assert machine.handle(ready_generation(1)) == [Ignored("other workers have not registered yet")]
+
+
+def test_the_same_failure_of_user_code_twice_in_a_row_is_final() -> None:  # G8
+    machine = supervisor(*RUN)
+    failure = Failure(USER, "ZeroDivisionError in 'step'", "trace")
+    assert machine.handle(user_failed()) == restarting(failure)
+    for event in (RESTART, *running(2, attempt=1)):
+        machine.handle(event)
+    assert machine.handle(user_failed(attempt=1)) == [
+        EndGeneration(gen(2), False),
+        CancelJob(1),
+        ArmTimer(JobEndTimer(1), JOB_END_MS),
+    ]
+    assert machine.handle(job_ended()) == [Finish(failure)]
+
+
+def test_another_failure_of_user_code_is_tried_again() -> None:  # G8
+    machine = supervisor(*RUN, user_failed("first"), RESTART, *running(2, attempt=1))
+    assert machine.handle(user_failed("second", attempt=1)) == restarting(Failure(USER, "second", "trace"), 2)
+
+
+def test_a_failure_that_cannot_go_away_is_final_at_once() -> None:  # G8
+    failure = Failure(DETERMINISTIC, "another driver took over")
+    machine = supervisor(*RUN)
+    assert machine.handle(GenerationFailed(gen(1), failure, 0, 0.5)) == [
+        EndGeneration(gen(1), False),
+        CancelJob(1),
+        ArmTimer(JobEndTimer(1), JOB_END_MS),
+    ]
+    assert machine.handle(job_ended()) == [Finish(failure)]
+
+
+def test_the_strategy_that_gives_up_ends_the_run_with_both_reasons() -> None:  # G6, C40
+    machine = supervisor(*RUN, strategy=NoRestart())
+    assert machine.handle(lost(0)) == [
+        EndGeneration(gen(1), False),
+        CancelJob(1),
+        ArmTimer(JobEndTimer(1), JOB_END_MS),
+    ]
+    reason = "worker 0 was lost: connection reset; the restart strategy is 'none'"
+    assert machine.handle(job_ended()) == [Finish(Failure(LOST, reason))]
+
+
+def test_a_coordinator_of_an_earlier_generation_changes_nothing() -> None:  # C9
+    machine = supervisor(*RUN, lost(0), RESTART, *running(2, attempt=1))
+    assert machine.handle(GenerationFailed(gen(1), WORKER_LOST, 0, 0.5)) == [Ignored("a generation that is over")]
+    assert machine.handle(GenerationDone(gen(1), True)) == [Ignored("a generation that is over")]
+
+
+def test_a_failed_generation_is_restarted() -> None:  # G6
+    failure = Failure(LOST, "checkpoint 4 failed")
+    assert supervisor(*RUN).handle(GenerationFailed(gen(1), failure, 0, 0.5)) == restarting(failure)
+
+
+# -- the Spark job --------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_never_started_is_final() -> None:  # G9
+    reason = "the Spark job did not start: needs 2 slots"
+    assert supervisor(Begin()).handle(job_ended("needs 2 slots")) == [Finish(Failure(DETERMINISTIC, reason))]
+
+
+def test_an_attempt_that_dies_before_all_have_registered_counts_as_a_failure() -> None:  # G9
+    machine = supervisor(Begin(), ready_generation(1), registered(0))
+    failure = Failure(LOST, "the Spark job ended: killed")
+    assert machine.handle(job_ended()) == [ReportRestart(failure, 50), ArmTimer(RestartTimer(), 50)]
+    assert machine.handle(RESTART) == [SubmitJob(2), ArmTimer(RegisterTimer(2), REGISTER_MS)], "its claim still holds"
+    assert machine.handle(registered(1)) == [RefuseWorker(AttemptId(1, 0), WorkerIndex(1))]
+
+
+def test_such_failures_are_limited_by_the_strategy() -> None:  # G9
+    machine = supervisor(Begin(), registered(0), strategy=NoRestart())
+    reason = "the Spark job ended: killed; the restart strategy is 'none'"
+    assert machine.handle(job_ended()) == [Finish(Failure(LOST, reason))]
+
+
+def test_a_job_that_ends_while_running_ends_the_generation() -> None:  # G6
+    failure = Failure(LOST, "the Spark job ended: its tasks returned early")
+    assert supervisor(*RUN).handle(job_ended(None)) == restarting(failure)
+
+
+def test_too_few_workers_within_the_time_limit_end_the_run() -> None:  # G12
+    machine = supervisor(Begin(), registered(0))
+    assert machine.handle(fired(RegisterTimer(1))) == [CancelJob(1), ArmTimer(JobEndTimer(1), JOB_END_MS)]
+    (finish,) = machine.handle(job_ended())
+    assert isinstance(finish, Finish)
+    assert finish.failure is not None
+    assert finish.failure.reason.startswith("1 of 2 workers registered within 120 s: the cluster must have as many")
+
+
+@pytest.mark.parametrize("events", [RUN, (Begin(), *workers()), (*RUN, lost(0))])
+def test_the_register_timer_is_harmless_once_all_have_registered(events: tuple[Event, ...]) -> None:  # G12
+    assert supervisor(*events).handle(fired(RegisterTimer(1))) == [Ignored("the workers have registered")]
+
+
+def test_a_retry_of_spark_gets_the_full_time_to_register() -> None:  # G12
+    machine = supervisor(*RUN, lost(0))
+    assert ArmTimer(RegisterTimer(1), REGISTER_MS) in machine.handle(RESTART), "re-arming replaces the old timer"
+
+
+def test_a_job_that_neither_ends_nor_comes_back_is_cancelled_again_and_again() -> None:  # G12
+    machine = supervisor(*RUN, lost(0), RESTART)
+    for _ in range(2):
+        assert machine.handle(fired(JobEndTimer(1))) == [CancelJob(1), ArmTimer(JobEndTimer(1), JOB_END_MS)]
+    machine.handle(registered(0, attempt=1))
+    assert machine.handle(fired(JobEndTimer(1))) == [Ignored("the job has ended or its retry has come up")]
+
+
+@pytest.mark.parametrize(
+    ("events", "timer", "why"),
+    [
+        (RUN, JobEndTimer(1), "the job has ended or its retry has come up"),
+        ((*RUN, lost(0), job_ended(), RESTART), JobEndTimer(1), "the job has ended or its retry has come up"),
+        ((*RUN, lost(0), job_ended(), RESTART), RegisterTimer(1), "the workers have registered"),
+        (RUN, RestartTimer(), "no restart is waiting"),
+    ],
+)
+def test_a_timer_that_is_not_waited_for_is_ignored(events: tuple[Event, ...], timer: Timer, why: str) -> None:  # G12
+    assert supervisor(*events).handle(fired(timer)) == [Ignored(why)]
+
+
+# -- the end --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_final", [True, False])
+def test_a_generation_that_is_done_lets_its_workers_return(is_final: bool) -> None:  # G11
+    machine = supervisor(*RUN)
+    assert machine.handle(GenerationDone(gen(1), is_final)) == [
+        EndGeneration(gen(1), True),
+        ArmTimer(JobEndTimer(1), JOB_END_MS),
+    ]
+    assert machine.handle(lost(0)) == [Ignored("a worker of an attempt that is over")]
+    assert machine.handle(registered(0, attempt=1)) == [RefuseWorker(AttemptId(1, 1), WorkerIndex(0))]
+    assert machine.handle(job_ended(None)) == [Finish(None, is_final)]
+    assert machine.phase is Phase.ENDED
+
+
+def test_workers_that_do_not_return_are_killed() -> None:  # G11, G12
+    machine = supervisor(*RUN, GenerationDone(gen(1), True))
+    assert machine.handle(fired(JobEndTimer(1))) == [CancelJob(1), ArmTimer(JobEndTimer(1), JOB_END_MS)]
+
+
+def test_a_cancelled_run_kills_its_job_and_waits_for_it() -> None:  # G11
+    machine = supervisor(*RUN)
+    assert machine.handle(CancelRequested()) == [
+        EndGeneration(gen(1), False),
+        CancelJob(1),
+        ArmTimer(JobEndTimer(1), JOB_END_MS),
+    ]
+    assert machine.handle(CancelRequested()) == [Ignored("the run is ending")]
+    assert machine.handle(job_ended()) == [Finish(None)]
+
+
+@pytest.mark.parametrize("events", [(), (*RUN, lost(0), job_ended())], ids=["created", "backoff"])
+def test_a_run_without_a_job_is_cancelled_at_once(events: tuple[Event, ...]) -> None:  # G11
+    assert supervisor(*events).handle(CancelRequested()) == [Finish(None)]
+
+
+def test_a_run_does_not_hang_on_a_job_that_never_ends() -> None:  # G11
+    machine = supervisor(*RUN, CancelRequested())
+    again = [CancelJob(1), ArmTimer(JobEndTimer(1), JOB_END_MS)]
+    for _ in range(Supervisor.CANCELS_MAX):
+        assert machine.handle(fired(JobEndTimer(1))) == again
+    assert machine.handle(fired(JobEndTimer(1))) == [Finish(None)]
+
+
+def test_a_generation_that_is_replaced_before_it_is_deployed_ends_the_run() -> None:  # G13
+    made = supervisor(Begin(), GenerationReady(gen(1)), registered(0))
+    replaced = Failure(DETERMINISTIC, "generation 2 was claimed by another driver")
+    assert made.handle(GenerationFailed(gen(1), replaced, 0, 0.5)) == [
+        EndGeneration(gen(1), is_done=False),
+        CancelJob(1),
+        ArmTimer(JobEndTimer(1), JOB_END_MS),
+    ]
+    assert made.handle(JobEnded(1, "cancelled", 0, 0.5)) == [Finish(replaced)]

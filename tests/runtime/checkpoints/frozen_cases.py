@@ -1,0 +1,349 @@
+"""Everything that can be frozen, alive: each kind of state of each operator, small, with what processing does to it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.operators.harness import Harness
+
+from headgate.codec.snapshot import Buffer, decode_sections
+from headgate.connectors.base import SinkContext
+from headgate.connectors.files.sink import FileSink
+from headgate.connectors.files.writer import FileWriter
+from headgate.model.ids import CheckpointId, Generation
+from headgate.operators import reduce
+from headgate.operators.base import Operator, OperatorSpec, RestoredState
+from headgate.operators.process.batch_states import BatchStateHandle
+from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction, batch_process_spec
+from headgate.operators.process.by_row import row_process_spec
+from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
+from headgate.operators.reduce import ReduceSpec
+from headgate.operators.timestamps import WithTimestampsSpec
+from headgate.operators.windows.choice import window_operators
+from headgate.operators.windows.plan import TumblingAggregate
+from headgate.runtime.wire.spill import SpillBudget
+from headgate.runtime.worker import loop_log
+from headgate.runtime.worker.deployment import SinkHead
+from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
+from headgate.state import columns
+from headgate.state.descriptors import StateKind
+from headgate.state.frozen import FrozenState
+from headgate.state.memory import by_column as memory_columns
+from headgate.state.memory import lists as memory_lists
+from headgate.state.memory import maps as memory_maps
+from headgate.state.memory import rows as memory_rows
+
+SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.int64())])
+KEYS = 12
+ARROW = b"\xff\xff\xff\xff"
+POINT = pl.Struct({"x": pl.Int64, "name": pl.String})
+
+
+def batch(step: int) -> pa.RecordBatch:
+    """Return records of step ``step``: most keys again, one that is new for a while."""
+    keys = [(step + i) % (KEYS + step % 5) for i in range(KEYS)]
+    numbers = [step * KEYS + i for i in range(KEYS)]
+    return pa.record_batch([keys, numbers, [10_000 + n for n in numbers]], schema=SCHEMA)
+
+
+def joined(parts: Sequence[Buffer]) -> bytes:
+    return b"".join(bytes(memoryview(part)) for part in parts)
+
+
+class Live(Protocol):
+    """One owner of state that goes on with its work."""
+
+    def change(self) -> None:
+        """Process something: changes what is there, adds and removes."""
+
+    def freeze(self) -> FrozenState: ...
+
+    def contents(self, payload: bytes) -> Any:
+        """Return what a new owner has after a restore of ``payload``."""
+
+    def is_holding(self) -> bool:
+        """Whether it still keeps two copies of anything because of a snapshot. Ask after a change."""
+
+
+class Holder:
+    """An operator."""
+
+    def __init__(self, spec: OperatorSpec) -> None:
+        self.spec = spec
+        self.run = Harness(spec)
+        self._step = 0
+
+    @property
+    def operator(self) -> Operator:
+        return self.run.operator
+
+    def change(self) -> None:
+        self._step += 1
+        self.run.send(batch(self._step), origin=f"split-{self._step % 3}")
+        self.run.out.batches.clear()
+
+    def freeze(self) -> FrozenState:
+        self.operator.before_barrier()
+        frozen = self.operator.freeze()
+        assert frozen is not None
+        return frozen
+
+    def contents(self, payload: bytes) -> dict[str, Any]:
+        restored = Harness(self.spec, [RestoredState(0, 1, memoryview(payload))])
+        sections = decode_sections(restored.snapshot().payload, "test")
+        return {name: rows_of(data) for name, data in sections.items()}
+
+    def is_holding(self) -> bool:
+        if hasattr(self.operator, "_overlay"):
+            return self.operator._overlay is not None
+        cells = getattr(getattr(self.operator, "_backend", None), "_cells", {})
+        return any(one._overlay is not None for one in cells.values())
+
+
+def rows_of(data: memoryview) -> Any:
+    """Return a section for comparison: elements of a list stay in order, keys do not matter."""
+    if data[:4] != ARROW:
+        return bytes(data)
+    table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+    outer = [name for name in table.column_names if name != "value"]
+    return sorted(table.to_pylist(), key=lambda row: [row[name] for name in outer])
+
+
+class Windows(Holder):
+    """A window operator: what combines locally stands in front of it."""
+
+    def __init__(self, *aggregates: pl.Expr, may_combine: bool) -> None:
+        aggregate = TumblingAggregate(("key",), "ts", 20, aggregates)
+        found = window_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
+        super().__init__(found.window)
+        self._combine = None if found.combine is None else Harness(found.combine)
+
+    def change(self) -> None:
+        if self._combine is None:
+            super().change()
+        else:
+            self._step += 1
+            self._combine.send(batch(self._step))
+            self._combine.operator.before_barrier()
+            for part in self._combine.out.batches:
+                self.run.send(part)
+            self._combine.out.batches.clear()
+        if self._step > 6:
+            self.operator.on_watermark(10_000 + (self._step - 6) * KEYS)
+
+
+class ByRow(ProcessFunction):
+    def __init__(self, kind: StateKind) -> None:
+        self.kind = kind
+
+    def open(self, state: StateHandle) -> None:
+        if self.kind is StateKind.MAP:
+            self.state: Any = state.map("s", pa.int64(), pa.large_string())
+        else:
+            self.state = getattr(state, self.kind.value)("s", pa.int64())
+
+    def process(self, row: dict[str, Any], context: ProcessContext) -> None:
+        n = row["n"]
+        if n % 7 == 0:
+            self.state.clear()
+        elif self.kind is StateKind.VALUE:
+            self.state.put(n)
+        elif self.kind is StateKind.LIST:
+            self.state.append(n)
+        else:
+            self.state.remove((n + 1) % 5)
+            self.state.put(n % 5, f"{n}")
+
+
+class ByBatch(BatchProcessFunction):
+    def __init__(self, kind: StateKind, dtype: Any) -> None:
+        self.kind = kind
+        self.dtype = dtype
+
+    def open(self, state: BatchStateHandle) -> None:
+        if self.kind is StateKind.MAP:
+            self.state: Any = state.map("s", pa.large_string(), self.dtype)
+        else:
+            self.state = getattr(state, self.kind.value)("s", self.dtype)
+
+    def process(self, batch: pl.DataFrame, context: BatchContext) -> None:
+        n = batch["n"]
+        values = n if self.dtype == pl.Int64 else n.cast(pl.String)
+        if self.dtype == POINT:
+            values = pl.DataFrame({"x": n, "name": n.cast(pl.String)}).to_struct()
+        self.state.clear(where=n % 7 == 0)
+        if self.kind is StateKind.MAP:
+            self.state.remove(((n + 1) % 5).cast(pl.String))
+            self.state.put((n % 5).cast(pl.String), values)
+        elif self.kind is StateKind.LIST:
+            self.state.append(values)
+        else:
+            self.state.put(values)
+
+
+class Log:
+    """A loop head's log: records that came back for one checkpoint after the other. It is frozen by sealing it."""
+
+    def __init__(self, keys: tuple[str, ...], memory_bytes: int) -> None:
+        budget = SpillBudget(memory_bytes, 1 << 30, Path(tempfile.gettempdir()))
+        self.owner = log_owner(keys, 16, 1, 0)
+        self.log = LoopLog("loop", SCHEMA, self.owner, budget)
+        self._step = 0
+        self._checkpoint = CheckpointId(1)
+        self.log.open(self._checkpoint)
+
+    def change(self) -> None:
+        self._step += 1
+        self.log.append(batch(self._step), self.log.pending)
+
+    def freeze(self) -> FrozenState:
+        sealed = self.log.seal(self._checkpoint)
+        self._checkpoint = CheckpointId(self._checkpoint + 1)
+        self.log.open(self._checkpoint)
+        return sealed
+
+    def contents(self, payload: bytes) -> list[Any]:
+        state = RestoredState(0, 1, memoryview(payload))
+        found = [row for part in replay_of([state], SCHEMA, self.owner, "loop") for row in part.to_pylist()]
+        return sorted(found, key=lambda row: row["key"]) if self.owner.keys else found
+
+    def is_holding(self) -> bool:
+        """What is not in the open log is still held."""
+        held = self.log.memory_bytes + self.log.spilled_bytes
+        return held != self.log.size_bytes(self._checkpoint)
+
+
+class Held:
+    """What a file sink holds back; now and then it writes it, and begins anew."""
+
+    def __init__(self) -> None:
+        self._now_ms = 0
+        self._step = 0
+        self._writer = self._open()
+        self.operator = SinkHead(self._writer)
+        self.change()
+
+    def _open(self) -> FileWriter:
+        context = SinkContext("p", "out", 0, 1, Generation(1), SCHEMA, lambda: self._now_ms)
+        writer = FileSink("memory://held", roll_interval="1h").open(context)
+        assert isinstance(writer, FileWriter)
+        return writer
+
+    def change(self) -> None:
+        self._step += 1
+        if self._step % 3 == 0:
+            self._now_ms += 3_600_000
+            self._writer.seal(CheckpointId(self._step))
+        self.operator.process(batch(self._step))
+
+    def freeze(self) -> FrozenState:
+        self._writer.seal(CheckpointId(self._step))
+        frozen = self.operator.freeze()
+        assert frozen is not None
+        return frozen
+
+    def contents(self, payload: bytes) -> list[Any]:
+        writer = self._open()
+        SinkHead(writer).restore([RestoredState(0, 1, memoryview(payload))])
+        return [row for part in writer._restored for row in part.to_pylist()]
+
+    def is_holding(self) -> bool:
+        return False
+
+
+def add(total: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    return {**total, "n": total["n"] + row["n"]}
+
+
+def by_row(kind: StateKind) -> Holder:
+    return Holder(row_process_spec("node", ("key",), ByRow(kind), SCHEMA))
+
+
+def by_batch(kind: StateKind, dtype: Any) -> Holder:
+    return Holder(batch_process_spec("node", ("key",), ByBatch(kind, dtype), SCHEMA))
+
+
+DTYPES = {"numbers": pl.Int64, "texts": pl.String, "structs": POINT}
+CASES: dict[str, Callable[[], Live]] = {
+    "reduce": lambda: Holder(ReduceSpec(("key",), add, SCHEMA)),
+    **{f"by-row-{kind.value}": lambda kind=kind: by_row(kind) for kind in StateKind},  # type: ignore[misc]
+    **{
+        f"by-batch-{kind.value}-{name}": lambda kind=kind, dtype=dtype: by_batch(kind, dtype)  # type: ignore[misc]
+        for kind in StateKind
+        for name, dtype in DTYPES.items()
+    },
+    "with-timestamps": lambda: Holder(WithTimestampsSpec("ts")),
+    "window-merge": lambda: Windows(pl.col("n").sum(), pl.col("n").max().alias("most"), may_combine=True),
+    "window-buffer": lambda: Windows(pl.col("n").n_unique(), may_combine=False),
+    "held-by-a-file-sink": Held,
+    "loop-log": lambda: Log(("key",), 1 << 30),
+    "loop-log-on-disk": lambda: Log(("key",), 0),
+    "loop-log-without-key": lambda: Log((), 1 << 30),
+}
+
+
+@contextmanager
+def small() -> Iterator[None]:
+    """Make parts, pools and heaps so small that little state fills several and leaves garbage."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reduce, "_ENCODE_ROWS", 4)
+        patch.setattr(memory_rows, "_ENCODE_KEYS", 4)
+        patch.setattr(memory_columns, "_ENCODE_ROWS", 4)
+        patch.setattr(memory_columns, "_RENUMBER_MIN", 4)
+        patch.setattr(memory_lists, "_POOL_FREE", 4)
+        patch.setattr(memory_maps, "_DEAD_FREE", 4)
+        patch.setattr(columns, "_HEAP_FREE", 4)
+        patch.setattr(loop_log, "CHUNK_ROWS", 16)
+        yield
+
+
+def made(name: str) -> Live:
+    """Return the case ``name`` with some state in it."""
+    live = CASES[name]()
+    for _ in range(4):
+        live.change()
+    return live
+
+
+class At:
+    """Does something when the code of Headgate is about to run its line number ``number`` (of those it runs)."""
+
+    def __init__(self, number: int, action: Callable[[], None]) -> None:
+        self._number, self._action = number, action
+        self.lines = 0
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        before = sys.gettrace()
+        sys.settrace(self._enter)
+        try:
+            return call()
+        finally:
+            sys.settrace(before)
+
+    def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
+        name = frame.f_code.co_filename  # within spill.py a lock is held, so that nobody else would run there
+        return self._line if "/headgate/" in name and not name.endswith("spill.py") else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self.lines == self._number:
+                self._action()
+        return self._line
+
+
+def lines_of(call: Callable[[], Any], most: int = 60) -> list[int]:
+    """Return at which of its lines to disturb ``call``: all, or ``most`` of them spread evenly."""
+    counter = At(0, lambda: None)
+    counter.run(call)
+    step = max(1, counter.lines // most)
+    return list(range(1, counter.lines + 1, step))

@@ -1,0 +1,233 @@
+"""The checkpoint log: claims race, manifests are written once, nothing is lost by pruning."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from headgate.codec.log_entry import encode_log_entry
+from headgate.errors import FencedError, StorageError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Claim, Manifest, StateHandle, SubtaskEntry
+from headgate.protocol.checkpoints.recovery import candidates
+from headgate.runtime.checkpoints.log import CheckpointLog, Outcome, write_snapshot
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
+
+SUBTASK = SubtaskId(VertexId("window"), 0)
+
+
+@pytest.fixture
+def storage() -> FaultyStorage:
+    return FaultyStorage(MemoryStorage("test"))
+
+
+def claimed(storage: FaultyStorage, owner: str = "one") -> tuple[CheckpointLog, Generation]:
+    log = CheckpointLog(storage, "p")
+    return log, log.claim(owner, 0).next.generation
+
+
+def manifest(checkpoint: int, generation: int = 1, handle: StateHandle | None = None) -> Manifest:
+    entries = () if handle is None else (SubtaskEntry(SUBTASK, handle, ()),)
+    return Manifest(CheckpointId(checkpoint), Generation(generation), 1, 128, entries, (), {}, False, 0, 0)
+
+
+def snapshot(storage: FaultyStorage, checkpoint: int, data: bytes = b"state") -> StateHandle:
+    return write_snapshot(storage, "p", SUBTASK, CheckpointId(checkpoint), Generation(1), [data], 0)
+
+
+def sequences(storage: FaultyStorage) -> list[int]:
+    return [int(path.rsplit("/", 1)[1]) for path in storage.list("p/log")]
+
+
+def test_drivers_that_claim_at_the_same_time_get_different_generations(storage: FaultyStorage) -> None:
+    found: list[int] = []
+    barrier = threading.Barrier(8)
+
+    def claim(number: int) -> None:
+        barrier.wait()
+        found.append(claimed(storage, f"driver {number}")[1])
+
+    threads = [threading.Thread(target=claim, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 8
+
+
+def test_a_manifest_behind_the_claim_of_a_newer_generation_is_fenced(storage: FaultyStorage) -> None:
+    older, _ = claimed(storage, "older")
+    claimed(storage, "newer")
+    with pytest.raises(FencedError) as fenced:
+        older.append(manifest(1))
+    assert (fenced.value.mine, fenced.value.newest) == (1, 2)
+    assert older.newer_generation() == 2
+
+
+def test_a_write_that_failed_after_its_effect_is_read_back(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent"))
+    assert log.append(manifest(1)) is Outcome.WRITTEN
+    assert log.append(manifest(2)) is Outcome.WRITTEN
+    assert sequences(storage) == [1, 2, 3]
+
+
+def test_a_write_that_had_no_effect_failed(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    storage.inject(Fault(FaultKind.NO_SPACE, operation="put_if_absent"))
+    assert log.append(manifest(1)) is Outcome.FAILED
+    assert log.append(manifest(2)) is Outcome.WRITTEN
+    assert sequences(storage) == [1, 2]
+
+
+def test_a_write_that_cannot_be_read_back_is_unknown(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent"))
+    storage.inject(Fault(FaultKind.IO_ERROR, operation="get"))
+    assert log.append(manifest(1)) is Outcome.UNKNOWN
+
+
+def test_an_own_manifest_that_lands_after_it_was_given_up_is_unknown_and_no_fence(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    storage.put("p/log/0000000002", [encode_log_entry(manifest(1))])
+    assert log.append(manifest(2)) is Outcome.UNKNOWN
+
+
+def test_a_driver_that_was_replaced_does_not_claim_again(storage: FaultyStorage) -> None:
+    older, mine = claimed(storage, "older")
+    _, newest = claimed(storage, "newer")
+    with pytest.raises(FencedError) as fenced:
+        older.claim("older", 0, mine)
+    assert fenced.value.newest == newest
+
+
+def test_a_claim_of_its_own_that_it_did_not_hear_of_does_not_stop_a_driver(storage: FaultyStorage) -> None:
+    log, mine = claimed(storage)
+    storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent"))
+    with pytest.raises(StorageError):
+        log.claim("one", 0, mine)
+    assert log.claim("one", 0, mine).next.generation > mine
+
+
+def test_the_hint_tells_a_lost_entry_from_none(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    log.append(manifest(1))
+    log.append(manifest(2))
+    storage.delete("p/log/0000000003")
+    assert log.observe().lost() == (3,)
+
+
+def test_without_a_hint_nothing_is_lost(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    storage.inject(Fault(FaultKind.NO_SPACE, path_part="hint"))
+    log.append(manifest(1))
+    assert log.observe().lost() == ()
+
+
+def test_ids_are_remembered_and_only_the_newest_is_kept(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    for checkpoint in (5, 6, 7):
+        log.reserve(CheckpointId(checkpoint))
+    log.reserve(CheckpointId(7))
+    assert storage.list("p/ids") == ["p/ids/0000000007"]
+    assert CheckpointLog(storage, "p").claim("two", 0).first_checkpoint == 8
+
+
+def test_dropping_a_checkpoint_removes_its_files_and_the_entries_before_the_oldest_retained(
+    storage: FaultyStorage,
+) -> None:
+    log, _ = claimed(storage)
+    for checkpoint in (1, 2, 3):
+        log.append(manifest(checkpoint, handle=snapshot(storage, checkpoint)))
+    log.drop(CheckpointId(1), CheckpointId(2))
+    assert sequences(storage) == [3, 4]
+    assert len([p for p in storage.list("p") if "/chk-" in p]) == 2
+    assert log.observe().lost() == ()
+
+
+@pytest.mark.parametrize("crash_at", [1, 2, 3])
+def test_a_crash_while_dropping_leaves_no_gap(storage: FaultyStorage, crash_at: int) -> None:
+    log, _ = claimed(storage)
+    for checkpoint in (1, 2, 3):
+        log.append(manifest(checkpoint, handle=snapshot(storage, checkpoint)))
+    storage.inject(Fault(FaultKind.IO_ERROR, operation="delete", first=crash_at, times=99))
+    with pytest.raises(StorageError):
+        log.drop(CheckpointId(2), CheckpointId(3))
+    storage.heal()
+    assert log.observe().lost() == ()
+    assert log.verify(manifest(3, handle=snapshot(storage, 3))) == []
+
+
+def test_a_sweep_removes_only_old_files_of_checkpoints_that_are_not_kept(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    for checkpoint in (1, 2, 3, 4):
+        snapshot(storage, checkpoint)
+    log.sweep([CheckpointId(2)], CheckpointId(4))
+    assert [p.split("/")[1] for p in storage.list("p") if "/chk-" in p] == ["chk-0000000002", "chk-0000000004"]
+
+
+def test_damaged_and_missing_files_are_named(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    flipped, missing, sound = (snapshot(storage, checkpoint) for checkpoint in (1, 2, 3))
+    storage.put(f"p/{flipped.path}", [b"stbte"])
+    storage.delete(f"p/{missing.path}")
+    entries = tuple(SubtaskEntry(SUBTASK, handle, ()) for handle in (flipped, missing, sound))
+    whole = Manifest(CheckpointId(3), Generation(1), 1, 128, entries, (), {}, False, 0, 0)
+    assert [damage.path for damage in log.verify(whole)] == [f"p/{flipped.path}", f"p/{missing.path}"]
+
+
+def test_a_damaged_entry_is_observed_as_damage(storage: FaultyStorage) -> None:
+    log, _ = claimed(storage)
+    log.append(manifest(1))
+    storage.put("p/log/0000000002", [b"headgate-log nonsense"])
+    contents = [entry.content for entry in log.observe().entries]
+    assert isinstance(contents[0], Claim)
+    assert getattr(contents[1], "path", "") == "p/log/0000000002"
+
+
+def test_small_state_travels_in_the_manifest(storage: FaultyStorage) -> None:
+    handle = write_snapshot(storage, "p", SUBTASK, CheckpointId(1), Generation(1), [b"ab", b"c"], 3)
+    assert (handle.path, handle.inline) == ("", b"abc")
+    assert CheckpointLog(storage, "p").read(handle) == b"abc"
+
+
+def between_write_and_look(storage: FaultyStorage, look: int, act: Callable[[], object]) -> None:
+    """Have ``act`` run in front of the ``look``-th listing of the log."""
+    acts = [act]
+    storage._wait = lambda _: acts.pop()()  # type: ignore[assignment,func-returns-value]
+    storage.inject(Fault(FaultKind.SLOW, operation="list", path_part="p/log", first=look))
+
+
+def test_a_manifest_that_the_next_driver_has_seen_is_never_taken_back(storage: FaultyStorage) -> None:
+    """It restores from it and commits its output: without it that output would come twice."""
+    log, _ = claimed(storage, "older")
+    seen: list[int] = []
+    between_write_and_look(storage, 1, lambda: seen.append(claimed(storage, "newer")[1]))
+    with pytest.raises(FencedError) as fenced:
+        log.append(manifest(1))
+    assert seen == [fenced.value.newest]
+    found = log.observe()
+    assert [m.checkpoint for m in candidates(found)] == [1]
+    assert found.lost() == ()
+
+
+def test_drivers_that_start_at_the_same_time_leave_no_gap(storage: FaultyStorage) -> None:
+    between_write_and_look(storage, 2, lambda: claimed(storage, "second"))
+    claimed(storage, "first")
+    assert CheckpointLog(storage, "p").observe().lost() == ()
+
+
+@pytest.mark.parametrize("retained", [1, 2])
+def test_an_entry_at_a_number_that_was_used_and_pruned_is_taken_back(storage: FaultyStorage, retained: int) -> None:
+    sleeper, _ = claimed(storage, "sleeper")
+    log, newest = claimed(storage, "newer")
+    for checkpoint in (1, 2, 3):
+        assert log.append(manifest(checkpoint, newest)) is Outcome.WRITTEN
+    log.drop(CheckpointId(3 - retained), CheckpointId(4 - retained))
+    kept = sequences(storage)
+    with pytest.raises(FencedError):
+        sleeper.append(manifest(1))
+    assert sequences(storage) == kept

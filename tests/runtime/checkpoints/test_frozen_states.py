@@ -1,0 +1,169 @@
+"""What every frozen state must do, whoever makes it: one conformance test for each kind of state there is (ST15)."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import pytest
+from tests.runtime.checkpoints.frozen_cases import CASES, At, ByBatch, ByRow, Holder, Log, joined, lines_of, made, small
+
+import headgate
+from headgate.codec.snapshot import decode_sections, section_views
+from headgate.codec.state_rows import stored_rows
+from headgate.errors import StorageError
+from headgate.operators.base import Operator
+from headgate.operators.catalog import StatefulSpec
+from headgate.operators.loop_head import LoopHeadSpec
+from headgate.state import columns
+from headgate.state.descriptors import StateKind
+from headgate.state.frozen import FrozenState
+
+each = pytest.mark.parametrize("name", CASES)
+
+
+@pytest.fixture(autouse=True)
+def _small() -> Iterator[None]:
+    with small():
+        yield
+
+
+@each
+def test_encoding_twice_gives_the_same_bytes(name: str) -> None:
+    live = made(name)
+    frozen = live.freeze()
+    first = joined(frozen.encode())
+    live.change()
+    assert joined(frozen.encode()) == first
+    assert live.contents(first)
+
+
+@each
+def test_encoding_after_a_failure_at_any_line_gives_the_same_bytes(name: str) -> None:
+    def fail() -> None:
+        raise StorageError("encode", "x", "injected")
+
+    live = made(name)
+    frozen = live.freeze()
+    expected = joined(frozen.encode())
+    for number in lines_of(frozen.encode):
+        with pytest.raises(StorageError, match="injected"):
+            At(number, fail).run(frozen.encode)
+        live.change()
+        assert joined(frozen.encode()) == expected, f"after a failure at line {number}"
+
+
+@each
+def test_encoding_while_processing_goes_on_gives_what_was_there_at_the_barrier(name: str) -> None:
+    live = made(name)
+    frozen = live.freeze()
+    expected, rows = joined(frozen.encode()), dict(frozen.rows())
+
+    def process() -> None:
+        live.change()
+        live.freeze().release()
+        live.change()
+
+    for number in lines_of(frozen.encode):
+        assert joined(At(number, process).run(frozen.encode)) == expected, f"processing at line {number}"
+    assert frozen.rows() == rows
+
+
+@each
+def test_rows_are_counted_at_the_barrier_and_in_the_bytes(name: str) -> None:
+    live = made(name)
+    frozen = live.freeze()
+    live.change()
+    parts = frozen.encode()
+    found = stored_rows(section_views(parts), "here")
+    assert stored_rows(decode_sections(joined(parts), "here"), "here").items() >= found.items()
+    assert frozen.rows()
+    for state, rows in frozen.rows().items():
+        assert rows == found[state] > 0
+
+
+@each
+def test_a_released_state_is_never_encoded_and_a_second_release_is_nothing(name: str) -> None:
+    live, twin = made(name), made(name)
+    frozen = live.freeze()
+    twin.freeze().release()
+    before = joined(frozen.encode())
+    frozen.release()
+    frozen.release()
+    for call in (frozen.encode, frozen.rows):
+        with pytest.raises(AssertionError, match="was released"):
+            call()
+    for _ in range(3):
+        live.change()
+        twin.change()
+    frozen.release()
+    live.change()
+    twin.change()
+    assert not live.is_holding()
+    after = live.contents(joined(live.freeze().encode()))
+    assert after == twin.contents(joined(twin.freeze().encode()))
+    assert after != live.contents(before)
+
+
+@each
+def test_a_state_that_nobody_releases_is_given_up_with_its_last_reference(name: str) -> None:
+    live = made(name)
+    frozen = live.freeze()
+    live.change()
+    del frozen
+    live.change()
+    assert not live.is_holding()
+
+
+@each
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_of_several_pending_snapshots_each_stays_as_it_was_until_its_own_release(
+    name: str, order: tuple[int, ...]
+) -> None:
+    live = made(name)
+    pending: list[tuple[FrozenState, bytes]] = []
+    for _ in range(3):
+        frozen = live.freeze()
+        pending.append((frozen, joined(frozen.encode())))
+        live.change()
+    for index in order:
+        for frozen, expected in pending:
+            if not frozen.is_released:
+                assert joined(frozen.encode()) == expected
+        pending[index][0].release()
+        live.change()
+    live.change()
+    assert not live.is_holding()
+
+
+def subclasses(of: type) -> set[type]:
+    return {of, *(found for child in of.__subclasses__() for found in subclasses(child))}
+
+
+def test_every_state_that_can_be_frozen_is_in_the_conformance_test() -> None:
+    specs: set[type] = set()
+    for module in pkgutil.walk_packages(headgate.__path__, "headgate."):
+        if "__main__" in module.name:
+            continue
+        found = importlib.import_module(module.name)
+        specs |= {one for one in vars(found).values() if isinstance(one, type) and hasattr(one, "state_text")}
+    ours = {c for c in subclasses(FrozenState) if c.__module__.startswith("headgate.")} - {FrozenState}
+    lives = [make() for make in CASES.values()]
+    holders = [live for live in lives if isinstance(live, Holder)]
+    assert {type(live.freeze()) for live in lives} == ours
+    stateful = {
+        c for c in subclasses(Operator) if c.__module__.startswith("headgate.") and c.freeze is not Operator.freeze
+    }
+    assert {type(live.operator) for live in lives if hasattr(live, "operator")} == stateful
+    assert {type(live.spec) for live in holders} | {LoopHeadSpec} == {
+        one for one in specs if one is not StatefulSpec and one.__module__.startswith("headgate.operators")
+    }
+    functions = [getattr(live.spec, "function", None) for live in holders]
+    assert {f.kind for f in functions if isinstance(f, ByRow)} == set(StateKind)
+    vectors = {c for c in vars(columns).values() if isinstance(c, type) and hasattr(c, "has_garbage")}
+    made_of = {type(columns.make_vector(d.type)) for live in holders for d in getattr(live.spec, "descriptors", ())}
+    assert made_of == vectors - {columns.Vector}
+    by_batch = {(f.kind, str(f.dtype)) for f in functions if isinstance(f, ByBatch)}
+    assert len(by_batch) == len(StateKind) * len(made_of)
+    assert any(isinstance(live, Log) for live in lives)

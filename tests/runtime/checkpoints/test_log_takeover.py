@@ -1,0 +1,315 @@
+"""Who was replaced finds out, and what a replaced driver leaves in the log counts for nothing (R40–R43, X8, X9, X11).
+
+The sleeper is a driver that was stopped at some point while its heir took over, completed checkpoints and pruned.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import xxhash
+
+from headgate.codec.log_entry import encode_log_entry
+from headgate.errors import FencedError, StorageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Claim, LogEntry, Manifest
+from headgate.protocol.checkpoints.recovery import candidates
+from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
+
+RETAINED = 2
+
+
+@pytest.fixture
+def storage() -> FaultyStorage:
+    return FaultyStorage(MemoryStorage("takeover"))
+
+
+class Life:
+    """A driver's generation: claims, completes checkpoints, prunes, as the coordinator orders it."""
+
+    def __init__(self, storage: FaultyStorage, owner: str, mine: Generation | None = None) -> None:
+        self.storage, self.owner = storage, owner
+        self.log = CheckpointLog(storage, "p")
+        claimed = self.log.claim(owner, 0, mine)
+        self.generation = claimed.next.generation
+        self.first = self.next = claimed.first_checkpoint
+        self.retained = [m.checkpoint for m in reversed(candidates(claimed.log))]
+
+    def complete(self, times: int = 1) -> None:
+        for _ in range(times):
+            checkpoint, self.next = self.next, CheckpointId(self.next + 1)
+            self.log.reserve(checkpoint)
+            kept = [*self.retained, checkpoint][-RETAINED:]
+            assert self.log.append(self.manifest(checkpoint), kept[0]) is Outcome.WRITTEN
+            for dropped in self.retained[: len(self.retained) + 1 - len(kept)]:
+                self.log.drop(dropped, CheckpointId(dropped + 1))
+            self.retained = kept
+
+    def manifest(self, checkpoint: int) -> Manifest:
+        return Manifest(CheckpointId(checkpoint), self.generation, 1, 128, ())
+
+
+def dying_before_it_looks(storage: FaultyStorage, life: Life, checkpoint: int) -> None:
+    """``life`` puts a manifest where its number is free again, and dies before it looks whether anything follows."""
+    storage.inject(Fault(FaultKind.IO_ERROR, operation="list", path_part="log", times=99))
+    assert life.log.append(life.manifest(checkpoint)) is Outcome.UNKNOWN
+    storage.heal()
+
+
+def numbers(storage: FaultyStorage) -> list[int]:
+    return [int(path.rsplit("/", 1)[1]) for path in storage.list("p/log")]
+
+
+# -- whoever was replaced finds out -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 6])
+def test_whoever_was_replaced_finds_out_whatever_was_pruned(storage: FaultyStorage, times: int) -> None:  # R40, X9
+    sleeper = Life(storage, "sleeper")
+    sleeper.complete(2)
+    heir = Life(storage, "heir")
+    heir.complete(times)
+    assert sleeper.log.newer_generation() == heir.generation
+    with pytest.raises(FencedError) as found:
+        sleeper.log.claim("sleeper", 0, sleeper.generation)
+    assert (found.value.mine, found.value.newest) == (sleeper.generation, heir.generation)
+    with pytest.raises(FencedError):
+        sleeper.log.append(sleeper.manifest(3))
+    assert heir.log.newer_generation() is None
+    heir.complete(3)
+
+
+def test_whoever_was_replaced_before_its_first_checkpoint_finds_out(storage: FaultyStorage) -> None:  # R40
+    sleeper = Life(storage, "sleeper")
+    heir = Life(storage, "heir")
+    heir.complete(6)
+    assert sleeper.log.newer_generation() == heir.generation
+    with pytest.raises(FencedError):
+        sleeper.log.claim("sleeper", 0, sleeper.generation)
+
+
+def test_a_driver_that_claimed_again_unheard_is_not_replaced_by_itself(storage: FaultyStorage) -> None:  # R40
+    life = Life(storage, "one")
+    life.complete(3)
+    storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent"))
+    with pytest.raises(Exception, match="timed out"):
+        life.log.claim("one", 0, life.generation)
+    again = Life(storage, "one", life.generation)
+    assert again.generation == life.generation + 2
+    again.complete()
+
+
+# -- what a replaced driver leaves counts for nothing ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 6])
+def test_the_newest_checkpoint_is_the_newest_in_the_log(storage: FaultyStorage, times: int) -> None:  # R8, R41
+    """The sleeper's manifest has a higher id, or the same one, and lies at a number that was pruned."""
+    sleeper = Life(storage, "sleeper")
+    sleeper.complete(2)
+    heir = Life(storage, "heir")
+    heir.complete(times)
+    kept = numbers(storage)
+    if min(kept) <= 4:
+        assert times == 1, "nothing is pruned yet where the sleeper writes"
+        return
+    for checkpoint in (3, 99):
+        dying_before_it_looks(storage, sleeper, checkpoint)
+        assert numbers(storage) == [4, *kept]
+        observed = CheckpointLog(storage, "p").observe()
+        assert [m.checkpoint for m in candidates(observed)] == [*reversed(heir.retained)]
+        assert observed.lost() == (), "what was left is no damage"
+        storage.delete("p/log/0000000004")
+
+
+def test_what_a_replaced_driver_left_goes_with_the_next_prune(storage: FaultyStorage) -> None:  # R41
+    sleeper = Life(storage, "sleeper")
+    heir = Life(storage, "heir")
+    heir.complete(4)
+    dying_before_it_looks(storage, sleeper, 50)
+    third = Life(storage, "third")
+    third.complete()
+    assert 2 not in numbers(storage)
+    assert [m.generation for m in candidates(third.log.observe())] == [3, 2]
+
+
+def test_nothing_older_is_restored_instead_of_a_damaged_newest_one(storage: FaultyStorage) -> None:  # R41
+    """With one checkpoint retained the stale manifest lies right before the one that counts."""
+    sleeper = Life(storage, "sleeper")
+    heir = Life(storage, "heir")
+    heir.complete(1)
+    storage.delete("p/log/0000000002")  # as if one were retained, and the claim pruned
+    dying_before_it_looks(storage, sleeper, 50)
+    observed = CheckpointLog(storage, "p").observe()
+    assert [m.generation for m in candidates(observed)] == [2]
+
+
+# -- ids --------------------------------------------------------------------------------------------------------------
+
+
+def test_two_generations_never_get_the_same_id(storage: FaultyStorage) -> None:  # R7, R42
+    """The sleeper reserves an id while its heir claims: either it is refused, or the heir begins above it."""
+    sleeper = Life(storage, "sleeper")
+    sleeper.complete(2)
+    heir = Life(storage, "heir")
+    with pytest.raises(FencedError):
+        sleeper.log.reserve(sleeper.next)
+    heir.log.reserve(heir.next)
+
+
+@pytest.mark.parametrize("look", [1, 2])
+def test_an_id_reserved_while_another_driver_claims_is_seen_or_refused(storage: FaultyStorage, look: int) -> None:
+    """R42: the reservation looks at the log after its put, the claim looks at the ids after its put."""
+    sleeper = Life(storage, "sleeper")
+    reserved: list[int] = []
+
+    def reserve(_: float) -> None:
+        storage.heal()
+        try:
+            sleeper.log.reserve(CheckpointId(1))
+            reserved.append(1)
+        except FencedError:
+            pass
+
+    storage._wait = reserve
+    what = ("put_if_absent", "log") if look == 1 else ("list", "p/log")
+    storage.inject(Fault(FaultKind.SLOW, operation=what[0], path_part=what[1], first=look))
+    heir = Life(storage, "heir")
+    assert heir.next not in reserved
+    assert heir.next == 2 or not reserved
+
+
+# -- failed claims -----------------------------------------------------------------------------------------------------
+
+
+def test_claims_that_led_nowhere_are_pruned(storage: FaultyStorage) -> None:  # R43
+    first = Life(storage, "one")
+    for _ in range(5):
+        first = Life(storage, "one", first.generation)
+    assert numbers(storage) == [6]
+    assert first.log.observe().lost() == ()
+    first.complete(2)
+    last = first.generation
+    for _ in range(50):
+        last = Life(storage, "one", last).generation
+    assert numbers(storage) == [6, 7, 8, 58]
+    log = CheckpointLog(storage, "p").observe()
+    assert log.lost() == ()
+    assert [m.checkpoint for m in candidates(log)] == [2, 1]
+    assert last == 56
+
+
+def test_a_lost_checkpoint_behind_a_pruned_claim_is_still_missed(storage: FaultyStorage) -> None:  # R9, R43
+    first = Life(storage, "one")
+    first.complete(1)
+    for _ in range(3):
+        Life(storage, "one", Generation(9))
+    storage.delete("p/log/0000000002")
+    storage.delete("p/log-hint")
+    assert CheckpointLog(storage, "p").observe().lost() == (2,)
+
+
+def test_a_manifest_at_the_number_of_a_pruned_claim_counts_for_nothing(storage: FaultyStorage) -> None:  # R41, R43
+    """Its number looks free; the generation behind it has chosen what to restore already."""
+    sleeper = Life(storage, "sleeper")
+    sleeper.complete(1)
+    heir = Life(storage, "heir")
+    heir = Life(storage, "heir", heir.generation)
+    assert numbers(storage) == [1, 2, 4]
+    dying_before_it_looks(storage, sleeper, 2)
+    assert numbers(storage) == [1, 2, 3, 4]
+    observed = CheckpointLog(storage, "p").observe()
+    assert [m.checkpoint for m in candidates(observed)] == [1]
+    heir.complete()
+    assert [m.checkpoint for m in candidates(heir.log.observe())] == [heir.next - 1, 1]
+    with pytest.raises(FencedError):
+        Life(storage, "sleeper", sleeper.generation)
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_crash_while_claims_are_pruned_leaves_no_gap(storage: FaultyStorage, failing: int) -> None:  # R43
+    storage.inject(Fault(FaultKind.IO_ERROR, operation="delete", times=99))
+    for _ in range(4):
+        Life(storage, "one")
+    storage.heal()
+    storage.inject(Fault(FaultKind.IO_ERROR, operation="delete", first=failing, times=99))
+    Life(storage, "one")
+    storage.heal()
+    assert CheckpointLog(storage, "p").observe().lost() == ()
+    assert all(isinstance(e.content, Claim) for e in CheckpointLog(storage, "p").observe().entries)
+
+
+# -- what version 0.1 wrote --------------------------------------------------------------------------------------------
+
+
+def as_version_0_1(entry: LogEntry) -> bytes:
+    """Return the bytes of an entry that does not say what it follows."""
+    body = msgspec.json.decode(encode_log_entry(entry).partition(b"\n")[2])
+    for name in ("follows", "log_start"):
+        body.pop(name, None)
+    data = msgspec.json.format(msgspec.json.encode(body), indent=1)
+    kind = b"claim" if isinstance(entry, Claim) else b"manifest"
+    return b"headgate-log 1 %s %s\n%s" % (kind, xxhash.xxh3_64_hexdigest(data).encode(), data)
+
+
+@pytest.mark.parametrize("first", [1, 40])
+def test_a_log_of_version_0_1_goes_on(storage: FaultyStorage, first: int) -> None:  # R41
+    """From its beginning, or pruned; its claims stay until their checkpoints are dropped."""
+    old = Manifest(CheckpointId(6), Generation(2), 1, 128, ())
+    entries: list[LogEntry] = [
+        Manifest(CheckpointId(5), Generation(1), 1, 128, ()) if first > 1 else Claim(Generation(1), "old", 0),
+        Claim(Generation(2), "old", 0),
+        old,
+        Claim(Generation(3), "old", 0),
+    ]
+    for at, entry in enumerate(entries, start=first):
+        storage.put(f"p/log/{at:010d}", [as_version_0_1(entry)])
+    storage.put("p/log-hint", [str(first + 3).encode()])
+    observed = CheckpointLog(storage, "p").observe()
+    assert observed.lost() == ()
+    assert candidates(observed)[0] == old
+    life = Life(storage, "new")
+    assert (life.generation, life.next) == (4, 7)
+    life.complete(3)
+    observed = CheckpointLog(storage, "p").observe()
+    assert observed.lost() == ()
+    assert [m.checkpoint for m in candidates(observed)] == [9, 8]
+    assert len(numbers(storage)) == 2
+
+
+def test_what_is_missing_in_a_log_of_version_0_1_is_missed(storage: FaultyStorage) -> None:  # R9
+    for at in (1, 3):
+        storage.put(f"p/log/{at:010d}", [as_version_0_1(Claim(Generation(at), "old", 0))])
+    assert CheckpointLog(storage, "p").observe().lost() == (2,)
+    Life(storage, "new")
+    assert CheckpointLog(storage, "p").observe().lost() == (2,)
+
+
+@pytest.mark.parametrize("bad_reads", [1, 2, 99])
+def test_a_hint_that_was_read_wrongly_loses_no_entry(
+    storage: FaultyStorage, monkeypatch: pytest.MonkeyPatch, bad_reads: int
+) -> None:  # R53
+    """A flipped bit makes another number of it: one that tells of an entry that never was."""
+    Life(storage, "first").complete(3)
+    get, left = storage.get, [bad_reads]
+
+    def flipped(path: str) -> bytes:
+        data = get(path)
+        if path == "p/log-hint" and left[0]:
+            left[0] -= 1
+            return bytes([data[0] ^ 1]) + data[1:]
+        return data
+
+    monkeypatch.setattr(storage, "get", flipped)
+    assert CheckpointLog(storage, "p").observe().lost() == ()
+    Life(storage, "second")
+    assert CheckpointLog(storage, "p").observe().lost() == ()
+
+
+def test_a_hint_that_cannot_be_read_now_is_not_an_absent_one(storage: FaultyStorage) -> None:  # R53
+    Life(storage, "first").complete(1)
+    storage.inject(Fault(FaultKind.IO_ERROR, "get", "log-hint"))
+    with pytest.raises(StorageError):
+        CheckpointLog(storage, "p").observe()

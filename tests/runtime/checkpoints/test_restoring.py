@@ -1,0 +1,173 @@
+"""Who restores what: the snapshots of all former subtasks, kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import polars as pl
+import pytest
+
+import headgate as hg
+from headgate.codec.snapshot import encode_sections
+from headgate.errors import CorruptionError, UsageError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
+from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
+from headgate.model.plan import Plan
+from headgate.protocol.loops.part import RoundProgress
+from headgate.runtime.checkpoints.log import write_snapshot
+from headgate.runtime.checkpoints.restoring import RestoredSnapshots, read_restored, restored_by
+from headgate.storage.memory import MemoryStorage
+
+
+def plan_of(parallelism: int) -> Plan:
+    pipeline = hg.Pipeline("p", parallelism=parallelism)
+    stream = pipeline.source(hg.Generator(rows=1), name="in")
+    counts = stream.key_by("key").reduce(lambda total, row: row, name="sum")
+    counts.sink(hg.Discard(), name="out")
+    return pipeline.definition().plan
+
+
+class Former:
+    """A checkpoint: per subtask its state, its positions, and whether it had finished."""
+
+    def __init__(self, parallelism: int, finished: Mapping[int, bool] | None = None) -> None:
+        self.storage = MemoryStorage()
+        plan = plan_of(parallelism)
+        entries = tuple(self._entry(plan, s, bool((finished or {}).get(s.index))) for s in plan.subtasks())
+        self.manifest = Manifest(CheckpointId(1), Generation(1), parallelism, 128, entries)
+
+    def _entry(self, plan: Plan, subtask: SubtaskId, is_finished: bool) -> SubtaskEntry:
+        sections: dict[str, list[bytes]] = {}
+        for node in plan.vertex(subtask.vertex).nodes:
+            sections[f"finished/{node.name}"] = [b"\x01" if is_finished else b"\x00"]
+            if node.name == "sum":
+                sections["state/sum"] = [f"sum of {subtask.index}".encode()]
+            if node.name == "in":
+                sections["positions/in"] = [msgspec.msgpack.encode(self.positions(subtask.index))]
+        parts = [bytes(memoryview(part)) for part in encode_sections(sections)]
+        handle = write_snapshot(self.storage, "p", subtask, CheckpointId(1), Generation(1), parts, 0)
+        return SubtaskEntry(subtask, handle)
+
+    def positions(self, index: int) -> dict[str, bytes]:
+        return {f"split-{index}": bytes([index])}
+
+    def restored(self, worker: int, parallelism: int) -> RestoredSnapshots:
+        plan = plan_of(parallelism)
+        messages = restored_by(self.manifest, plan, WorkerIndex(worker))
+        return read_restored(self.storage, "p", WorkerIndex(worker), plan, messages)
+
+
+def sums(former: Former, worker: int, parallelism: int) -> list[tuple[int, int, bytes]]:
+    vertex = next(v for v in plan_of(parallelism).vertices if not v.is_source)
+    states = former.restored(worker, parallelism).states("sum", vertex)
+    return [(state.subtask_index, state.parallelism, bytes(state.payload)) for state in states]
+
+
+def test_a_first_start_restores_nothing() -> None:  # C37
+    plan = plan_of(2)
+    assert restored_by(None, plan, WorkerIndex(0)) == []
+    restored = read_restored(MemoryStorage(), "p", WorkerIndex(0), plan, [])
+    assert restored.positions("in") is None
+    assert all(restored.states("sum", v) == [] and not restored.is_finished(v) for v in plan.vertices)
+
+
+def test_at_the_same_parallelism_a_worker_gets_what_its_own_subtasks_wrote() -> None:  # R15
+    former = Former(3)
+    assert [sums(former, worker, 3) for worker in range(3)] == [[(i, 3, f"sum of {i}".encode())] for i in range(3)]
+    sent = restored_by(former.manifest, plan_of(3), WorkerIndex(1))
+    assert {(r.vertex, r.index) for r in sent if r.vertex != "in"} == {("sum", 1)}
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 2), (2, 3)])
+def test_at_another_parallelism_every_worker_gets_every_snapshot(before: int, after: int) -> None:  # R15
+    former = Former(before)
+    for worker in range(after):
+        assert sums(former, worker, after) == [(i, before, f"sum of {i}".encode()) for i in range(before)]
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_reader_gets_the_positions_of_all_former_readers(after: int) -> None:  # R16
+    former = Former(2)
+    for worker in range(after):
+        assert former.restored(worker, after).positions("in") == {"split-0": b"\x00", "split-1": b"\x01"}
+
+
+def test_two_positions_of_one_split_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:  # R16
+    monkeypatch.setattr(Former, "positions", lambda self, index: {"a": bytes([index])})
+    with pytest.raises(UsageError, match="source 'in' has two positions of split 'a', the second one from subtask 1"):
+        Former(2).restored(0, 2).positions("in")
+    monkeypatch.setattr(Former, "positions", lambda self, index: {"a": b"same"})
+    assert Former(2).restored(0, 2).positions("in") == {"a": b"same"}
+
+
+@pytest.mark.parametrize(
+    ("finished", "after", "expected"),
+    [
+        ({0: True, 1: True}, 3, [True, True, True]),
+        ({0: True, 1: True}, 1, [True]),
+        ({0: True}, 1, [False]),
+        ({0: True}, 3, [False, False, False]),
+        ({0: True}, 2, [True, False]),
+    ],
+)
+def test_a_vertex_is_finished_only_if_all_former_subtasks_were(
+    finished: dict[int, bool], after: int, expected: list[bool]
+) -> None:  # R17: at the same parallelism each subtask for itself
+    former = Former(2, finished)
+    for vertex in plan_of(after).vertices:
+        assert [former.restored(worker, after).is_finished(vertex) for worker in range(after)] == expected
+
+
+def test_a_snapshot_that_is_gone_names_its_file() -> None:
+    former = Former(2)
+    handle: StateHandle = former.manifest.entries[0].handle
+    former.storage.delete(f"p/{handle.path}")
+    with pytest.raises(CorruptionError, match="no file") as caught:
+        former.restored(0, 1)
+    assert caught.value.path == handle.path
+
+
+def loop_former(count: int, progress: Mapping[int, RoundProgress], worker: int, parallelism: int) -> RestoredSnapshots:
+    """Return what ``worker`` restores of ``count`` former heads (here: subtasks of the reduce) in these rounds."""
+    formers = {index: {"rounds/sum": memoryview(msgspec.msgpack.encode(one))} for index, one in progress.items()}
+    return RestoredSnapshots(WorkerIndex(worker), plan_of(parallelism), formers, count)
+
+
+SUM = next(vertex for vertex in plan_of(1).vertices if not vertex.is_source)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_after_a_rescale_rounds_go_on_from_the_lowest_round_of_any_head(after: int) -> None:  # L36
+    """A head that is ahead has passed a probe that the others have not: its round is not over."""
+    progress = {0: RoundProgress(4, 6, 7), 1: RoundProgress(4, 5, 9)}
+    for worker in range(after):
+        assert loop_former(2, progress, worker, after).rounds(SUM) == RoundProgress(closed=4, started=5, highest=9)
+    assert [loop_former(2, progress, worker, 2).rounds(SUM) for worker in range(2)] == list(progress.values())
+
+
+def test_heads_that_have_not_started_hold_the_rounds_of_all_back() -> None:  # L36
+    progress = {0: RoundProgress(-1, 0, 3), 1: RoundProgress(-1, -1, -1)}
+    assert loop_former(2, progress, 0, 1).rounds(SUM) == RoundProgress(closed=-1, started=-1, highest=3)
+
+
+def edited(parallelism: int) -> Plan:
+    """``plan_of`` with an operator more in both chains."""
+    pipeline = hg.Pipeline("p", parallelism=parallelism)
+    stream = pipeline.source(hg.Generator(rows=1), name="in").filter(pl.col("key") > 0, name="new-filter")
+    counts = stream.key_by("key").reduce(lambda total, row: row, name="sum")
+    counts.filter(pl.col("key") > 1, name="newer-filter").sink(hg.Discard(), name="out")
+    return pipeline.definition().plan
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_vertex_with_an_operator_that_the_snapshot_does_not_know_has_not_finished(after: int) -> None:  # R17
+    """It has never seen the end of its input, so it must: an operator that holds records back sends them then."""
+    former = Former(2, {0: True, 1: True})
+    plan = edited(after)
+    for worker in range(after):
+        messages = restored_by(former.manifest, plan, WorkerIndex(worker))
+        restored = read_restored(former.storage, "p", WorkerIndex(worker), plan, messages)
+        assert [vertex.is_source for vertex in plan.vertices] == [True, False]
+        assert not any(restored.is_finished(vertex) for vertex in plan.vertices)
+        assert all(former.restored(worker, after).is_finished(vertex) for vertex in plan_of(after).vertices)

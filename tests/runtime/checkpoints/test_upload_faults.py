@@ -1,0 +1,253 @@
+"""A storage fault in any operation of any kind of state: what is acknowledged restores as it was at the barrier."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from tests.runtime.checkpoints.frozen_cases import CASES, Live, joined, made, small
+
+from headgate.codec.snapshot import Buffer, decode_sections
+from headgate.errors import CorruptionError, StorageError
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Manifest, SubtaskEntry
+from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
+from headgate.runtime.checkpoints import uploads
+from headgate.runtime.checkpoints.log import CheckpointLog, read_snapshot
+from headgate.runtime.checkpoints.uploads import Destination, FrozenSubtask, SnapshotWriter
+from headgate.state.frozen import FrozenState
+from headgate.storage.base import Bytes
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
+
+FAULTS = [kind for kind in FaultKind if kind is not FaultKind.SLOW]
+SUBTASK = SubtaskId(VertexId("v"), 0)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(uploads, "RETRY_PAUSES_S", (0.0, 0.0, 0.0))
+    with small():
+        yield
+
+
+class BusyStorage(FaultyStorage):
+    """While anything is written, processing goes on."""
+
+    live: Live | None = None
+
+    def put(self, path: str, parts: Sequence[Bytes]) -> None:
+        if self.live is not None:
+            self.live.change()
+        super().put(path, parts)
+
+
+class Observed(FrozenState):
+    """A frozen state that counts; its encoding may fail ``failures`` times, half way or before."""
+
+    def __init__(self, inner: FrozenState, failures: int = 0) -> None:
+        super().__init__()
+        self.inner, self.failures = inner, failures
+        self.encoded = self.forgotten = 0
+
+    def _rows(self) -> Any:
+        return self.inner.rows()
+
+    def _encode(self) -> Sequence[Buffer]:
+        self.encoded += 1
+        found = self.inner.encode()
+        if self.encoded <= self.failures:
+            raise StorageError("encode", "spill file", "injected")
+        return found
+
+    def _forget(self) -> None:
+        self.forgotten += 1
+        self.inner.release()
+
+
+class Writing:
+    """A snapshot writer on faulty storage; ``events`` are its reports."""
+
+    def __init__(self) -> None:
+        self.storage = BusyStorage(MemoryStorage())
+        self.events: list[SnapshotWritten | SnapshotFailed] = []
+        self.errors: list[BaseException] = []
+        self._pool = ThreadPoolExecutor(1)
+        to = Destination(self.storage, "p", Generation(1), 0)
+        self.writer = SnapshotWriter(SUBTASK, to, self._pool, lambda e, _: self.events.append(e), self.errors.append)
+
+    def start(self, checkpoint: int, state: FrozenState, sealed: Sequence[Any] = ()) -> None:
+        self.writer.start(FrozenSubtask(CheckpointId(checkpoint), {"node": state}, {"flag": b"x"}, sealed))
+
+    def finish(self) -> list[SnapshotWritten | SnapshotFailed]:
+        self._pool.shutdown()
+        assert self.errors == []
+        return self.events
+
+    def state_of(self, event: SnapshotWritten | SnapshotFailed) -> bytes:
+        assert isinstance(event, SnapshotWritten)
+        data = read_snapshot(self.storage, "p", event.handle)
+        return bytes(decode_sections(data, "test")["state/node"])
+
+
+def check_written(name: str, faults: Sequence[Fault], failures: int = 0) -> list[tuple[str, str]]:
+    """Write the state of ``name`` under ``faults``; return the storage operations that it took."""
+    live, writing = made(name), Writing()
+    frozen = Observed(live.freeze(), failures)
+    expected, rows = joined(frozen.inner.encode()), dict(frozen.inner.rows())
+    contents = live.contents(expected)
+    assert contents
+    writing.storage.live = live
+    for fault in faults:
+        writing.storage.inject(fault)
+    writing.start(7, frozen)
+    (event,) = writing.finish()
+    calls = list(writing.storage.calls)
+    writing.storage.heal()
+    assert live.contents(writing.state_of(event)) == contents
+    assert isinstance(event, SnapshotWritten)
+    assert event.handle.rows == {"node": rows}
+    assert frozen.forgotten == 1
+    live.change()
+    assert not live.is_holding()
+    return calls
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_transient_fault_in_any_storage_operation_changes_nothing_of_the_state(name: str) -> None:  # U6
+    operations = check_written(name, [])
+    assert operations
+    for number, kind, times in itertools.product(range(1, len(operations) + 1), FAULTS, (1, 3)):
+        repeated = check_written(name, [Fault(kind, first=number, times=times)])
+        assert len(repeated) == len(operations) + times
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_state_whose_encoding_failed_is_encoded_again(name: str) -> None:
+    check_written(name, [], failures=3)
+
+
+def check_two_writes_of_a_reduce_are_the_same() -> None:
+    """For the mutants: the plainest case of all."""
+    check_written("reduce", [Fault(FaultKind.NO_SPACE)])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_state_that_cannot_be_written_is_given_up_and_the_next_one_is_whole(name: str) -> None:
+    live, writing = made(name), Writing()
+    first = Observed(live.freeze())
+    live.change()
+    writing.storage.inject(Fault(FaultKind.NO_SPACE, path_part="chk-0000000001", times=100))
+    second = Observed(live.freeze())
+    expected = joined(second.inner.encode())
+    writing.storage.live = live
+    writing.start(1, first)
+    writing.start(2, second)
+    failed, written = writing.finish()
+    assert failed == SnapshotFailed(CheckpointId(1))
+    assert live.contents(writing.state_of(written)) == live.contents(expected)
+    assert (first.forgotten, second.forgotten) == (1, 1)
+    live.change()
+    assert not live.is_holding()
+
+
+class Refusing:
+    """Sealed output that cannot be prepared."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def prepare(self) -> bytes:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [StorageError("prepare", "x", "denied", is_transient=False), ValueError("a bug")])
+def test_a_state_is_released_whatever_ends_its_write(error: Exception) -> None:  # U6
+    live, writing = made("reduce"), Writing()
+    frozen = Observed(live.freeze())
+    writing.start(1, frozen, [("out", Refusing(error))])
+    writing._pool.shutdown()
+    assert (frozen.encoded, frozen.forgotten) == (0, 1)
+
+
+def test_a_cancelled_write_releases_its_state_without_encoding_it() -> None:  # U6
+    live, writing = made("reduce"), Writing()
+    frozen = [Observed(live.freeze()) for _ in range(3)]
+    writing.writer.cancel(CheckpointId(1))
+    writing.writer.cancel(CheckpointId(2))
+    for checkpoint, state in enumerate(frozen, 1):
+        writing.start(checkpoint, state)
+    (event,) = writing.finish()
+    assert event.checkpoint == 3
+    assert [(state.encoded, state.forgotten) for state in frozen] == [(0, 1), (0, 1), (1, 1)]
+
+
+class Losing(FrozenState):
+    """Encodes another state than it froze, as one that was released half way would."""
+
+    def __init__(self, inner: FrozenState, other: FrozenState) -> None:
+        super().__init__()
+        self.inner, self.other = inner, other
+
+    def _rows(self) -> Any:
+        return self.inner.rows()
+
+    def _encode(self) -> Sequence[Buffer]:
+        return self.other.encode()
+
+    def _forget(self) -> None: ...
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "with-timestamps"])
+def test_a_snapshot_with_other_rows_than_were_frozen_is_not_acknowledged(name: str) -> None:  # U7
+    writing = Writing()
+    writing.start(1, Losing(made(name).freeze(), CASES[name]().freeze()))
+    writing._pool.shutdown()
+    assert writing.events == []
+    assert [path for operation, path in writing.storage.calls if operation == "put"] == []
+    assert "of operator 'node' must have" in str(writing.errors[0])
+    assert "but has" in str(writing.errors[0])
+
+
+def written(name: str) -> tuple[Writing, SnapshotWritten]:
+    writing = Writing()
+    writing.start(1, made(name).freeze())
+    (event,) = writing.finish()
+    assert isinstance(event, SnapshotWritten)
+    return writing, event
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: str, change: int) -> None:  # R30
+    writing, event = written(name)
+    assert event.handle.rows is not None
+    ((state, rows),) = event.handle.rows["node"].items()
+    lying = dataclasses.replace(event.handle, rows={"node": {state: rows + change}})
+    with pytest.raises(CorruptionError) as caught:
+        read_snapshot(writing.storage, "p", lying)
+    assert str(caught.value) == (
+        f"p/{lying.path} is damaged at byte 0: expected {rows + change} rows of state '{state}' of operator 'node', "
+        f"as its manifest says, found {rows} rows"
+    )
+    entries = (SubtaskEntry(SUBTASK, lying),)
+    manifest = Manifest(CheckpointId(1), Generation(1), 1, 128, entries)
+    (damage,) = CheckpointLog(writing.storage, "p").verify(manifest)
+    assert f"expected {rows + change} rows" in damage.problem
+
+
+def test_a_restore_without_an_operator_that_the_manifest_names_refuses() -> None:  # R30
+    writing, event = written("reduce")
+    lying = dataclasses.replace(event.handle, rows={"gone": {"accumulators": 3}})
+    with pytest.raises(CorruptionError, match="expected 3 rows of state 'accumulators' of operator 'gone'"):
+        read_snapshot(writing.storage, "p", lying)
+
+
+def test_a_snapshot_of_version_0_1_has_no_rows_in_its_manifest_and_restores() -> None:
+    writing, event = written("reduce")
+    old = dataclasses.replace(event.handle, rows=None)
+    assert read_snapshot(writing.storage, "p", old) == read_snapshot(writing.storage, "p", event.handle)

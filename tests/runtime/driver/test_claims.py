@@ -1,0 +1,274 @@
+"""How a generation begins: every choice of recovery, in front of a real log and recorded sinks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.running import definition_of, pipeline_at
+
+import headgate as hg
+from headgate.codec.log_entry import decode_log_entry
+from headgate.errors import StorageError, UsageError
+from headgate.model.config import DamagedCheckpoint
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.manifest import Committable, Manifest, SubtaskEntry
+from headgate.protocol.checkpoints.recovery import candidates
+from headgate.runtime.checkpoints.log import CheckpointLog, write_snapshot
+from headgate.runtime.driver import claims
+from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
+
+CALLS: list[tuple[str, list[int]]] = []
+
+
+class RecordedSink(hg.Discard):
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:
+        return self
+
+    def recover(self, keep: Any) -> None:
+        CALLS.append(("recover", [c.checkpoint for c in keep]))
+
+    def commit(self, permit: Any, committables: Any) -> None:
+        CALLS.append((f"commit {permit.checkpoint} as {permit.generation}", [c.checkpoint for c in committables]))
+
+    def close(self) -> None:
+        CALLS.append(("close", []))
+
+
+class Place:
+    """One pipeline with its log; ``complete`` writes a checkpoint as the newest generation."""
+
+    def __init__(self, root: Path) -> None:
+        CALLS.clear()
+        pipeline = pipeline_at(root, parallelism=1)
+        pipeline.source(hg.FromRows([{"id": 1}])).sink(RecordedSink(), name="out")
+        self.definition: PipelineDefinition = definition_of(pipeline)
+        self.storage = FaultyStorage(MemoryStorage())
+        self.notes: list[str] = []
+        self.log = CheckpointLog(self.storage, "p")
+
+    def begin(self, definition: PipelineDefinition | None = None) -> NewGeneration | Finished:
+        self.log = CheckpointLog(self.storage, "p")
+        return begin_generation(definition or self.definition, self.log, "test", self.notes.append)
+
+    def complete(
+        self,
+        checkpoint: int,
+        generation: int,
+        *,
+        is_final: bool = False,
+        parallelism: int = 1,
+        max_parallelism: int = 0,
+    ) -> Manifest:
+        plan = replace(self.definition.plan, parallelism=parallelism)
+        entries = tuple(self.entry(subtask, checkpoint, generation) for subtask in plan.subtasks())
+        made = Manifest(
+            CheckpointId(checkpoint),
+            Generation(generation),
+            parallelism,
+            max_parallelism or plan.max_parallelism,
+            entries,
+            (),
+            plan.state_texts(),
+            is_final,
+            0,
+            0,
+        )
+        self.log.append(made)
+        return made
+
+    def entry(self, subtask: SubtaskId, checkpoint: int, generation: int) -> SubtaskEntry:
+        found = Committable("out", CheckpointId(checkpoint), subtask.index, Generation(generation), b"x")
+        handle = write_snapshot(
+            self.storage, "p", subtask, CheckpointId(checkpoint), Generation(generation), [b"state"], 0
+        )
+        return SubtaskEntry(subtask, handle, (found,))
+
+    def damage(self, manifest: Manifest) -> None:
+        self.storage.put(f"p/{manifest.entries[0].handle.path}", [b"garbage"])
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    return Place(tmp_path)
+
+
+def begun(found: NewGeneration | Finished) -> NewGeneration:
+    assert isinstance(found, NewGeneration)
+    return found
+
+
+def test_a_first_start_aborts_whatever_is_prepared(place: Place) -> None:
+    found = begun(place.begin())
+    assert (found.generation, found.first_checkpoint, found.restored, found.retained) == (1, 1, None, ())
+    assert CALLS == [("recover", [])]
+
+
+def test_a_restart_recovers_the_sinks_and_commits_what_the_newest_checkpoint_promises(place: Place) -> None:
+    place.begin()
+    place.complete(1, 1)
+    place.complete(2, 1)
+    CALLS.clear()
+    found = begun(place.begin())
+    assert found.restored is not None
+    assert (found.generation, found.first_checkpoint, found.restored.checkpoint) == (2, 3, 2)
+    assert found.retained == (1, 2)
+    assert CALLS == [("recover", [2]), ("commit 2 as 2", [2])]
+
+
+def test_a_finished_pipeline_commits_its_last_output_again_and_is_over(place: Place) -> None:
+    place.begin()
+    place.complete(1, 1, is_final=True)
+    CALLS.clear()
+    assert isinstance(place.begin(), Finished)
+    assert CALLS == [("recover", [1]), ("commit 1 as 2", [1]), ("close", [])]
+
+
+class BadOnce(MemoryStorage):
+    """Reads of some files are bad, now and then."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__("bad")
+        self.times, self.part, self.reads = times, "/never/", 0
+
+    def get(self, path: str) -> bytes:
+        data = super().get(path)
+        if self.part not in path:
+            return data
+        self.reads += 1
+        return data[:-1] if self.reads <= self.times else data
+
+
+@pytest.mark.parametrize("part", ["/chk-", "/log/0000000003", "/life"])
+def test_one_bad_read_destroys_nothing(place: Place, part: str) -> None:  # R50
+    bad = BadOnce(times=2)
+    place.storage = FaultyStorage(bad)
+    place.begin()
+    place.complete(1, 1)
+    place.complete(2, 1)
+    files = set(place.storage.list("p"))
+    bad.part = part
+    found = begun(place.begin())
+    assert found.restored is not None
+    assert found.restored.checkpoint == 2
+    assert files <= set(place.storage.list("p"))
+    assert not [note for note in place.notes if "damaged" in note]
+
+
+def test_what_a_start_goes_back_behind_is_kept_until_somebody_removes_it(place: Place) -> None:  # R51
+    place.begin()
+    place.complete(1, 1)
+    newest = place.complete(2, 1)
+    damaged = {f"p/{entry.handle.path}" for entry in newest.entries}
+    place.damage(newest)
+    for _ in range(3):  # a start that goes back again keeps nothing twice
+        place.begin()
+        assert damaged <= set(place.storage.list("p"))
+    asides = place.log.aside()
+    assert [(aside.restored, aside.below) for aside in asides] == [(1, 3)]
+    assert "chk-0000000002" in asides[0].why
+    kept = [path for path in place.storage.list("p/aside") if "/log-" in path]
+    entry = decode_log_entry(place.storage.get(kept[0]), "kept")
+    assert isinstance(entry, Manifest)
+    assert (entry.checkpoint, entry.entries) == (2, newest.entries)
+
+    place.complete(3, 4)
+    place.complete(4, 4)
+    place.log.drop(CheckpointId(3), CheckpointId(4))
+    assert damaged <= set(place.storage.list("p")), "pruning leaves it alone"
+    assert place.log.discard_aside() == len(damaged)
+    assert not damaged & set(place.storage.list("p"))
+    assert place.log.aside() == []
+    assert [m.checkpoint for m in candidates(place.log.observe())] == [4]
+
+
+def test_prepared_output_of_a_skipped_checkpoint_is_not_aborted_without_a_word(place: Place) -> None:  # R51, K18
+    place.begin()
+    place.complete(1, 1)
+    place.damage(place.complete(2, 1))
+    place.begin()
+    assert any("had prepared and not committed yet is aborted, and produced again" in note for note in place.notes)
+
+
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_restored(place: Place) -> None:
+    place.begin()
+    place.complete(1, 1)
+    newest = place.complete(2, 1)
+    place.damage(newest)
+    found = begun(place.begin())
+    assert found.restored is not None
+    assert found.restored.checkpoint == 1
+    assert found.first_checkpoint == 3, "an id is never used twice"
+    assert str(newest.entries[0].handle.path) in place.notes[0]
+    assert "output that checkpoint 2 committed will be produced again" in place.notes[1]
+
+
+def test_a_damaged_checkpoint_is_refused_if_the_user_wants_that(place: Place) -> None:
+    place.begin()
+    place.complete(1, 1)
+    place.damage(place.complete(2, 1))
+    config = replace(place.definition.config, on_damaged=DamagedCheckpoint.FAIL)
+    CALLS.clear()
+    with pytest.raises(UsageError, match="cannot be restored"):
+        place.begin(replace(place.definition, config=config))
+    assert CALLS == [], "no sink is touched"
+
+
+def test_nothing_starts_empty_when_every_checkpoint_is_damaged(place: Place) -> None:
+    place.begin()
+    place.damage(place.complete(1, 1))
+    CALLS.clear()
+    with pytest.raises(UsageError, match="no sound checkpoint is left"):
+        place.begin()
+    assert CALLS == []
+
+
+def test_another_max_parallelism_is_refused_before_any_sink_is_touched(place: Place) -> None:  # R12
+    place.begin()
+    place.complete(1, 1, max_parallelism=3)
+    CALLS.clear()
+    with pytest.raises(UsageError, match="max_parallelism 3, this pipeline has 128; set it back"):
+        place.begin()
+    assert CALLS == []
+
+
+def test_output_prepared_at_another_parallelism_is_kept(place: Place) -> None:  # R18
+    place.begin()
+    place.complete(1, 1, parallelism=3)
+    CALLS.clear()
+    found = begun(place.begin())
+    assert found.restored is not None
+    assert found.restored.parallelism == 3
+    assert CALLS == [("recover", [1, 1, 1]), ("commit 1 as 2", [1, 1, 1])]
+
+
+@pytest.mark.parametrize("operation", ["list", "get", "put_if_absent"])
+def test_transient_faults_of_storage_are_waited_out(place: Place, operation: str) -> None:
+    place.begin()
+    place.complete(1, 1)
+    place.storage.inject(Fault(FaultKind.IO_ERROR, operation=operation, times=2))
+    found = begun(place.begin())
+    assert found.restored is not None
+    assert found.restored.checkpoint == 1
+
+
+def test_a_storage_that_stays_away_is_reported(place: Place) -> None:
+    place.storage.inject(Fault(FaultKind.IO_ERROR, times=1_000))
+    with pytest.raises(StorageError):
+        place.begin()
+
+
+def test_leftovers_of_dead_generations_are_swept(place: Place) -> None:
+    place.begin()
+    kept = place.complete(1, 1)
+    place.log.reserve(CheckpointId(2))
+    place.entry(place.definition.plan.subtasks()[0], 2, 1)  # written, never completed
+    place.begin()
+    files = [path for path in place.storage.list("p") if "/chk-" in path]
+    assert files == sorted(f"p/{entry.handle.path}" for entry in kept.entries)

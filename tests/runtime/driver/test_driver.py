@@ -1,0 +1,209 @@
+"""The driver against workers that a test plays by hand over real control connections."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from tests.runtime.launching import FINGERPRINT
+from tests.runtime.running import definition_of, pipeline_at
+
+import headgate as hg
+from headgate.codec import messages
+from headgate.errors import PipelineFailed
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import StateHandle, SubtaskEntry
+from headgate.model.progress import Observer, Progress, SilentObserver
+from headgate.runtime.driver.driver import Driver
+from headgate.runtime.wire.control import ControlClient
+
+WAIT_S = 120
+_M = TypeVar("_M")
+
+
+class Played:
+    """Launcher and workers in one: the test says what each worker sends."""
+
+    def __init__(self, root: Path, observer: Observer | None = None, **options: Any) -> None:
+        pipeline = pipeline_at(root, interval=None, **options)
+        pipeline.source(hg.FromRows([{"id": 1}, {"id": 2}], splits=2)).sink(hg.Discard(), name="out")
+        self.definition = definition_of(pipeline)
+        self.submitted: queue.Queue[tuple[int, tuple[str, int], bytes, Callable[[str | None], None]]] = queue.Queue()
+        self.cancelled: list[int] = []
+        self.driver = Driver(self.definition, self, observer or SilentObserver(), FINGERPRINT)
+        self.workers: list[PlayedWorker] = []
+        self.driver.start()
+
+    def submit(self, submission: int, address: Any, secret: bytes, ended: Callable[[str | None], None]) -> None:
+        self.submitted.put((submission, address, secret, ended))
+
+    def cancel(self, submission: int) -> None:
+        self.cancelled.append(submission)
+
+    def deployed(self) -> tuple[list[PlayedWorker], Callable[[str | None], None]]:
+        """Register both workers of the next submission; return them once both are deployed."""
+        submission, address, secret, ended = self.submitted.get(timeout=WAIT_S)
+        workers = [PlayedWorker(address, secret, submission, index) for index in range(2)]
+        self.workers += workers
+        for worker in workers:
+            worker.generation = worker.expect(messages.Deploy).generation
+        return workers, ended
+
+    def wait_report(self, worker: PlayedWorker) -> None:
+        """Wait until the driver has handled everything that ``worker`` has sent so far."""
+        worker.control.send(messages.Metrics(worker.generation, 0.0, [], [], 0, 0, {}))
+        deadline = time.monotonic() + WAIT_S
+        while worker.index not in self.driver.book.reports():
+            assert time.monotonic() < deadline
+            handled = threading.Event()
+            self.driver.post(handled.set)
+            assert handled.wait(WAIT_S)
+
+    @property
+    def vertices(self) -> list[str]:
+        return [str(vertex.id) for vertex in self.definition.plan.vertices]
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.control.close()
+        self.driver.cancel()
+        while not self.driver.result.done():
+            try:
+                self.submitted.get_nowait()[3](None)
+            except queue.Empty:
+                break
+        self.driver._on_job_ended(self.driver._machine._submission, None)
+        self.driver.join()
+
+
+class PlayedWorker:
+    def __init__(self, address: tuple[str, int], secret: bytes, submission: int, index: int) -> None:
+        self.inbox: queue.Queue[Any] = queue.Queue()
+        self.index = index
+        self.generation = 0
+        self.control = ControlClient(*address, secret, self.inbox.put, self.inbox.put)
+        self.control.start()
+        attempt = submission * 2 + index
+        self.control.send(messages.Register(index, 2, submission, attempt, "127.0.0.1", 1, 1, FINGERPRINT))
+
+    def expect(self, kind: type[_M]) -> _M:
+        while True:
+            message = self.inbox.get(timeout=WAIT_S)
+            if isinstance(message, kind):
+                return message
+
+    def ready(self) -> None:
+        self.control.send(messages.Ready(self.generation))
+
+    def finished(self, vertex: str, generation: int | None = None) -> None:
+        self.control.send(messages.Finished(generation or self.generation, vertex, self.index))
+
+    def acknowledge(self, vertex: str, checkpoint: int, generation: int | None = None) -> None:
+        entry = SubtaskEntry(SubtaskId(VertexId(vertex), self.index), StateHandle(0, 0, "", b""), ())
+        found = Generation(self.generation if generation is None else generation)
+        self.control.send(messages.acknowledge(found, CheckpointId(checkpoint), entry))
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Iterator[Played]:
+    made = Played(tmp_path)
+    yield made
+    made.close()
+
+
+def test_reports_of_a_quick_worker_count_although_another_is_not_ready_yet(played: Played) -> None:
+    (quick, slow), ended = played.deployed()
+    quick.ready()
+    for vertex in played.vertices:
+        quick.finished(vertex)
+    played.wait_report(quick)  # the driver has heard all of it
+    slow.ready()
+    for vertex in played.vertices:
+        slow.finished(vertex)
+    checkpoint = quick.expect(messages.TriggerCheckpoint).checkpoint
+    for worker in (quick, slow):
+        for vertex in played.vertices:
+            worker.acknowledge(vertex, checkpoint)
+    assert quick.expect(messages.Stop).is_success
+    ended(None)
+    assert played.driver.result.result(WAIT_S).is_finished
+
+
+def test_acknowledgements_of_another_generation_complete_nothing(played: Played) -> None:
+    workers, ended = played.deployed()
+    for worker in workers:
+        worker.ready()
+        for vertex in played.vertices:
+            worker.finished(vertex)
+    checkpoint = workers[0].expect(messages.TriggerCheckpoint).checkpoint
+    for worker in workers:
+        for vertex in played.vertices:
+            worker.acknowledge(vertex, checkpoint, generation=worker.generation + 1)
+    workers[0].acknowledge(played.vertices[0], checkpoint)
+    played.driver.stop()
+    for worker in workers:
+        played.wait_report(worker)
+    coordination = played.driver._coordination
+    assert coordination is not None
+    assert len(coordination.machine.missing(CheckpointId(checkpoint))) == 2 * len(played.vertices) - 1
+    for worker in workers:
+        for vertex in played.vertices:
+            worker.acknowledge(vertex, checkpoint)
+    assert workers[0].expect(messages.Complete).checkpoint == checkpoint
+    ended(None)
+
+
+def test_a_lost_worker_ends_the_generation_and_a_new_one_is_deployed(played: Played) -> None:
+    (one, other), ended = played.deployed()
+    one.ready()
+    other.ready()
+    one.control.close()
+    assert not other.expect(messages.Stop).is_success
+    ended("a task was lost")
+    workers, ended = played.deployed()
+    assert workers[0].generation == other.generation + 1
+    assert played.cancelled == []
+
+
+def test_a_worker_of_another_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("test_driver.FINGERPRINT", "another")
+    made = Played(tmp_path)
+    made.driver._fingerprint = "this"
+    submission, address, secret, _ended = made.submitted.get(timeout=WAIT_S)
+    worker = PlayedWorker(address, secret, submission, 0)
+    made.workers.append(worker)
+    assert "another version" in worker.expect(messages.Refused).reason
+    made.close()
+
+
+def test_the_same_failure_of_user_code_twice_ends_the_run(played: Played) -> None:
+    for _ in range(2):
+        workers, ended = played.deployed()
+        for worker in workers:
+            worker.ready()
+        failed = messages.failed(
+            Generation(workers[0].generation), VertexId(""), "divide", "user-function", "{'id': 1}", "ZeroDivisionError"
+        )
+        workers[0].control.send(failed)
+        workers[1].expect(messages.Stop)
+        ended("told")
+    with pytest.raises(PipelineFailed, match=r"operator 'divide' failed on the record \{'id': 1\}"):
+        played.driver.result.result(WAIT_S)
+
+
+class Broken(SilentObserver):
+    def on_progress(self, progress: Progress) -> None:
+        raise ValueError("a bug in the observer")
+
+
+def test_a_driver_that_cannot_go_on_ends_its_job(tmp_path: Path) -> None:
+    made = Played(tmp_path, Broken())
+    with pytest.raises(ValueError, match="a bug in the observer"):
+        made.driver.result.result(WAIT_S)
+    made.driver.join()
+    assert made.cancelled == [1]

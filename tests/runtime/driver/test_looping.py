@@ -1,0 +1,191 @@
+"""The driver's side of loops: whose reports count, what is sent to whom, and what becomes of the user's callback."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from headgate.codec import messages
+from headgate.model.config import PipelineConfig
+from headgate.model.definition import PipelineDefinition
+from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
+from headgate.model.ids import Generation, NodeName
+from headgate.model.plan import make_plan
+from headgate.operators.loop_head import LoopHeadSpec
+from headgate.runtime.driver.looping import Looping, RoundCallbacks
+
+SCHEMA = pa.schema([("id", pa.int64())])
+NOW = Generation(3)
+WAIT = 120
+BALANCED = Partitioner.REBALANCE
+
+
+def definition(**callbacks: Callable[[int], object] | None) -> PipelineDefinition:
+    """source ─► one loop of a single node for each keyword, side by side ─► sink."""
+    nodes = [Node(NodeName("source"), Role.SOURCE, (), None)]
+    for name, callback in callbacks.items():
+        loop = NodeName(name)
+        spec = LoopHeadSpec((), SCHEMA, "round" if callback is not None else None, on_round=callback)
+        inputs, feedback = (Edge(NodeName("source"), BALANCED),), (Edge(loop, BALANCED),)
+        nodes.append(Node(loop, Role.LOOP_HEAD, inputs, spec, feedback=feedback, loops=(loop,)))
+    nodes.append(Node(NodeName("out"), Role.SINK, tuple(Edge(NodeName(name), BALANCED) for name in callbacks), None))
+    graph = Graph(tuple(nodes))
+    return PipelineDefinition(PipelineConfig("p", 1, "memory://"), graph, make_plan(graph, 1, 128), {})
+
+
+class Driver:
+    """What loops need, written down. Timers fire when told."""
+
+    def __init__(self, generation: Generation = NOW, **callbacks: Callable[[int], object] | None) -> None:
+        self.sent: list[messages.ToWorker] = []
+        self.armed: list[tuple[object, int, Callable[[], None]]] = []
+        self.notes: list[str] = []
+        self.callbacks = RoundCallbacks(self.notes.append)
+        self.looping = Looping(definition(**callbacks), generation, self, self.callbacks)
+
+    def broadcast(self, message: messages.ToWorker) -> None:
+        self.sent.append(message)
+
+    def arm(self, timer: object, after_ms: int, fire: Callable[[], None]) -> None:
+        self.armed.append((timer, after_ms, fire))
+
+    def ended(self, loop: str, generation: int = NOW) -> None:
+        self.looping.on_message(messages.EntranceEnded(generation, loop, 0, -1, -1))
+
+    def returned(self, loop: str, number: int, count: int, *, highest: int = -1, generation: int = NOW) -> None:
+        self.looping.on_message(messages.ProbeReturned(generation, loop, 0, number, count, highest))
+
+    def taken(self) -> list[messages.ToWorker]:
+        sent, self.sent[:] = list(self.sent), []
+        return sent
+
+    def wait(self) -> None:
+        """Wait for the callbacks."""
+        done = threading.Event()
+        self.callbacks.when_done(done.set)
+        assert done.wait(WAIT)
+
+
+def probe(loop: str, number: int, *, is_last: bool = False) -> messages.StartProbe:
+    return messages.StartProbe(NOW, loop, number, -1, False, is_last)
+
+
+def test_an_empty_loop_ends_after_the_last_watermark_went_round() -> None:  # L34, L37
+    driver = Driver(a=None)
+    driver.ended("a")
+    driver.returned("a", 1, 0)
+    assert driver.taken() == [probe("a", 1)]
+    ((_, _, fire),) = driver.armed  # the first count does not decide
+    fire()
+    driver.returned("a", 2, 0)
+    assert driver.taken() == [probe("a", 2), probe("a", 3, is_last=True)]
+    driver.returned("a", 3, 0)
+    assert driver.taken() == [messages.EndLoop(NOW, "a")]
+
+
+def test_a_busy_loop_is_asked_again_after_a_pause_and_not_after_the_end_of_the_generation() -> None:
+    driver = Driver(a=None)
+    driver.ended("a")
+    assert driver.taken() == [probe("a", 1)]
+    driver.returned("a", 1, 7)
+    assert driver.taken() == []
+    ((_, after_ms, fire),) = driver.armed
+    assert after_ms > 0
+    driver.looping.close()
+    fire()
+    assert driver.taken() == [], "its generation is over"
+
+
+def test_timers_of_nests_and_generations_do_not_replace_each_other() -> None:
+    first, second = Driver(a=None, b=None), Driver(Generation(4), a=None)
+    for loop in ("a", "b"):
+        first.ended(loop)
+        first.returned(loop, 1, 1)
+    second.ended("a", 4)
+    second.returned("a", 1, 1, generation=4)
+    assert len({timer for timer, _, _ in first.armed + second.armed}) == 3
+
+
+def test_each_nest_ends_by_itself() -> None:  # L32
+    driver = Driver(a=None, b=None)
+    driver.ended("b")
+    assert driver.taken() == [probe("b", 1)]
+    driver.ended("a")
+    assert driver.taken() == [probe("a", 1)]
+
+
+def test_reports_of_other_generations_of_strangers_and_after_the_end_are_ignored() -> None:
+    driver = Driver(a=None)
+    driver.ended("a", NOW - 1)
+    driver.ended("a", NOW + 1)
+    driver.ended("source")
+    driver.ended("gone")
+    driver.looping.close()
+    driver.ended("a")
+    assert (driver.taken(), driver.armed) == ([], [])
+
+
+def test_the_callback_hears_of_every_round_in_order() -> None:  # L35
+    heard: list[int] = []
+    driver = Driver(a=heard.append)
+    driver.looping.on_message(messages.EntranceEnded(NOW, "a", 0, -1, 2))
+    for number in (1, 2, 3):
+        driver.returned("a", number, 1, highest=2)
+    driver.wait()
+    assert heard == [0, 1, 2]
+
+
+def test_what_a_callback_raises_becomes_a_note_and_the_next_round_is_called() -> None:
+    heard: list[int] = []
+
+    def fail_first(round_: int) -> None:
+        heard.append(round_)
+        if round_ == 0:
+            raise ValueError("no space on the board")
+
+    driver = Driver(a=fail_first)
+    driver.looping.on_message(messages.EntranceEnded(NOW, "a", 0, -1, 1))
+    driver.returned("a", 1, 1, highest=1)
+    driver.returned("a", 2, 1, highest=1)
+    driver.wait()
+    assert heard == [0, 1]
+    assert driver.notes == ["on_round of loop 'a' failed in round 0: ValueError: no space on the board"]
+
+
+def test_callbacks_that_wait_run_after_the_end_of_their_generation_and_before_those_of_the_next() -> None:
+    heard: list[str] = []
+    gate = threading.Event()
+
+    def slow(round_: int) -> None:
+        assert gate.wait(WAIT)
+        heard.append(f"old {round_}")
+
+    driver = Driver(a=slow)
+    driver.looping.on_message(messages.EntranceEnded(NOW, "a", 0, -1, 1))
+    driver.returned("a", 1, 1, highest=1)
+    driver.looping.close()
+    driver.callbacks.submit(NodeName("a"), lambda round_: heard.append(f"new {round_}"), 0)
+    gate.set()
+    driver.wait()
+    assert heard == ["old 0", "new 0"]
+
+
+def test_without_callbacks_there_is_nothing_to_wait_for_and_no_thread() -> None:
+    driver = Driver(a=None)
+    done: list[threading.Thread] = []
+    driver.callbacks.when_done(lambda: done.append(threading.current_thread()))
+    assert done == [threading.current_thread()]
+
+
+def test_closing_ends_the_thread_of_the_callbacks_behind_them() -> None:
+    heard: list[threading.Thread] = []
+    callbacks = RoundCallbacks(lambda _: None)
+    done = threading.Event()
+    callbacks.submit(NodeName("a"), lambda _: heard.append(threading.current_thread()), 0)
+    callbacks.when_done(done.set)
+    callbacks.close()
+    assert done.wait(WAIT)
+    heard[0].join(WAIT)
+    assert not heard[0].is_alive()

@@ -1,0 +1,69 @@
+"""Numbers of workers added up, of the running generation only."""
+
+from __future__ import annotations
+
+from headgate.codec.messages import AlignmentMetrics, Metrics, NodeMetrics
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.progress import PipelineState
+from headgate.runtime.driver.progress_book import ProgressBook
+from headgate.runtime.wire.exchange import ExchangeMetrics
+from headgate.runtime.worker.metrics import ALIGNMENTS_MAX, WorkerMetrics
+
+
+def report(generation: int, rows: int, busy: float = 0.5, watermark: int | None = None, late: int = 0) -> Metrics:
+    nodes = [
+        NodeMetrics("window", rows, rows // 2, watermark, {"late": late}),
+        NodeMetrics("bad-records", 1, 0, None, {}),
+    ]
+    return Metrics(generation, busy, nodes, [AlignmentMetrics("v", 1, 5, 6)], 0, 0, {})
+
+
+def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None:
+    book = ProgressBook("bad-records")
+    book.begin(Generation(1))
+    book.add(0, report(1, 10, 0.2, watermark=50, late=1))
+    book.add(1, report(1, 30, 0.9, watermark=40, late=2))
+    book.add(1, report(1, 34, 0.8, watermark=45, late=2))
+    found = book.snapshot(PipelineState.RUNNING, Generation(1), 2, (CheckpointId(3), 7, ("window[0]",)))
+    node = next(n for n in found.nodes if n.node == "window")
+    assert (node.records_in, node.records_out, dict(node.counters)) == (44, 22, {"late": 3})
+    assert (found.watermark_ms, found.busy, found.late_records, found.bad_records) == (45, 0.8, 3, 2)
+    assert found.pending_checkpoint is not None
+    assert found.pending_checkpoint.missing == ("window[0]",)
+    assert len(book.alignments) == 3
+
+
+def test_reports_of_another_generation_do_not_count_and_a_new_one_begins_at_zero() -> None:
+    book = ProgressBook("bad-records")
+    book.begin(Generation(2))
+    book.add(0, report(1, 10))
+    assert book.reports() == {}
+    book.add(0, report(2, 10))
+    book.begin(Generation(3))
+    assert book.snapshot(PipelineState.RUNNING, Generation(3), 0, None).nodes == ()
+
+
+def test_alignments_are_reported_once_and_bounded() -> None:
+    metrics = WorkerMetrics()
+    for number in range(ALIGNMENTS_MAX + 5):
+        metrics.snapshot_taken(SubtaskId(VertexId("v"), 0), CheckpointId(number + 1), 1, 2)
+    exchange = ExchangeMetrics(1, 2, 3, 4, 5)
+    first = metrics.message(Generation(1), 0.5, [], exchange)
+    assert len(first.alignments) == ALIGNMENTS_MAX
+    assert (first.bytes_in, first.bytes_out) == (1, 2)
+    assert metrics.message(Generation(1), 0.5, [], exchange).alignments == []
+
+
+def test_the_busy_fraction_is_what_was_not_slept() -> None:
+    metrics = WorkerMetrics()
+    metrics.start(0)  # the clock's zero: long ago
+    assert metrics.busy_fraction() == 1.0
+    metrics.slept(10**18)
+    assert metrics.busy_fraction() == 0.0
+
+
+def test_a_report_is_due_once_per_period() -> None:
+    metrics = WorkerMetrics()
+    assert metrics.is_due(1_000, 500)
+    assert not metrics.is_due(1_499, 500)
+    assert metrics.is_due(1_500, 500)

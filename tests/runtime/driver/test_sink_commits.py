@@ -1,0 +1,122 @@
+"""The committers of all sinks: order, one step for each permit, and what cannot be cured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import headgate as hg
+from headgate.connectors.base import SinkContext
+from headgate.connectors.files.commit import read_committed
+from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
+from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.runtime.driver.sink_commits import SinkCommits
+
+PERMIT = CommitPermit(CheckpointId(6), Generation(1))
+
+
+class RecordedSink(hg.Discard):
+    """Tells what its committer is asked for."""
+
+    def __init__(self, error: HeadgateError | None = None) -> None:
+        self.calls: list[tuple[int, ...]] = []
+        self.error = error
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:
+        return self
+
+    def recover(self, keep: Any) -> None:
+        if self.error is not None:
+            raise self.error
+
+    def commit(self, permit: Any, committables: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.calls.append(tuple(c.checkpoint for c in committables))
+
+    def close(self) -> None:
+        pass
+
+
+def commits_to(root: Path, *sinks: Any) -> SinkCommits:
+    pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=root / "checkpoints"))
+    stream = pipeline.source(hg.FromRows([{"id": 1}]))
+    for index, sink in enumerate(sinks):
+        stream.sink(sink, name=f"out{index}")
+    return SinkCommits(pipeline.definition(), Generation(1))
+
+
+def output(checkpoint: int, sink: int = 0, subtask: int = 0) -> Committable:
+    return Committable(f"out{sink}", CheckpointId(checkpoint), subtask, Generation(1), b"x")
+
+
+def prepared(sink: hg.FileSink, number: int) -> Committable:
+    schema = pa.schema([("id", pa.int64())])
+    writer = sink.open(SinkContext("p", "out0", 0, 1, Generation(1), schema))
+    writer.write(pa.record_batch([[number]], schema=schema))
+    payload = writer.seal(CheckpointId(number)).prepare()
+    assert payload is not None
+    return Committable("out0", CheckpointId(number), 0, Generation(1), payload)
+
+
+def test_a_sink_is_given_what_a_permit_covers_at_once_and_oldest_first(tmp_path: Path) -> None:
+    # K2, K19
+    first, second = RecordedSink(), RecordedSink()
+    commits = commits_to(tmp_path, first, second)
+    commits.commit(PERMIT, [output(6), output(5, 1), output(5), output(4, 1), output(6, 1)])
+    assert (first.calls, second.calls) == ([(5, 6)], [(4, 5, 6)])
+    commits.recover(PERMIT, [output(6), output(5)])
+    assert first.calls[1:] == [(5, 6)]
+
+
+def test_output_of_an_aborted_checkpoint_is_shown_together_with_its_successors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # K19, D4
+    sink = hg.FileSink(tmp_path / "out", roll_interval=0)
+    commits = commits_to(tmp_path, sink)
+    seen: list[list[int]] = []
+    files = [prepared(sink, 5), prepared(sink, 6)]  # 5 was aborted, so 6 carries its output
+    storage = type(sink.open_committer("p", "out0", Generation(1))._storage)  # type: ignore[attr-defined]
+    put = storage.put_if_absent
+
+    def watched(self: Any, *args: Any) -> None:
+        put(self, *args)
+        frame = read_committed(sink.url)
+        seen.append(sorted(frame["id"].to_list()) if frame.width else [])
+
+    monkeypatch.setattr(storage, "put_if_absent", watched)
+    commits.commit(PERMIT, files)
+    assert [numbers for numbers in seen if numbers] == [[5, 6]]
+
+
+@pytest.mark.parametrize(
+    "error", [CorruptionError("f", 0, "a", "b"), UsageError("no"), StorageError("put", "f", "no", is_transient=False)]
+)
+def test_what_a_repetition_cannot_cure_is_a_denial_that_names_the_sink(tmp_path: Path, error: HeadgateError) -> None:
+    # K5
+    commits = commits_to(tmp_path, RecordedSink(error))
+    with pytest.raises(OutputDenied, match=r"sink 'out0' cannot commit the output of checkpoint 6: .*cannot help"):
+        commits.commit(PERMIT, [output(6)])
+    with pytest.raises(OutputDenied, match="sink 'out0' cannot be recovered"):
+        commits.recover(None, [])
+
+
+@pytest.mark.parametrize("error", [FencedError("p", 1, 2), StorageError("put", "f", "busy")])
+def test_what_may_be_cured_and_what_was_replaced_is_told_as_it_is(tmp_path: Path, error: HeadgateError) -> None:
+    commits = commits_to(tmp_path, RecordedSink(error))
+    with pytest.raises(type(error)):
+        commits.commit(PERMIT, [output(6)])
+    with pytest.raises(type(error)):
+        commits.recover(None, [])
+
+
+def test_output_for_a_sink_that_is_gone_is_refused(tmp_path: Path) -> None:
+    commits = commits_to(tmp_path, RecordedSink())
+    with pytest.raises(UsageError, match="output prepared for sink out7 cannot be committed"):
+        commits.commit(PERMIT, [output(6, 7)])

@@ -1,0 +1,181 @@
+"""Connections of one job work; everything else is refused while they keep working."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from headgate.codec.handshake import Purpose
+from headgate.errors import CorruptionError, ProtocolViolation
+from headgate.runtime.wire import listener as listeners
+from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
+from headgate.runtime.wire.listener import Listener
+
+SECRET = b"s" * 32
+WAIT = 120
+
+
+class Server:
+    """A listener that keeps what it accepts."""
+
+    def __init__(self) -> None:
+        self.accepted: queue.Queue[Connection] = queue.Queue()
+        self.opened: list[Connection] = []
+        self.listener = Listener(SECRET, Purpose.CONTROL, self.accepted.put, name="test", handshake_seconds=1.0)
+
+    def connect(self, secret: bytes = SECRET, purpose: Purpose = Purpose.CONTROL) -> Connection:
+        opened = connect("127.0.0.1", self.listener.port, secret, purpose, timeout_seconds=WAIT)
+        self.opened.append(opened)
+        return opened
+
+    def pair(self) -> tuple[Connection, Connection]:
+        one = self.connect()
+        other = self.accepted.get(timeout=WAIT)
+        self.opened.append(other)
+        return one, other
+
+    def close(self) -> None:
+        self.listener.close()
+        for connection in self.opened:
+            connection.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def raw_socket(server: Server) -> socket.socket:
+    stream = socket.create_connection(("127.0.0.1", server.listener.port), timeout=WAIT)
+    stream.settimeout(WAIT)
+    return stream
+
+
+def is_closed_by_peer(stream: socket.socket) -> bool:
+    try:
+        return stream.recv(1_000) == b""
+    except ConnectionError:
+        return True
+
+
+def test_messages_travel_both_ways_in_order(server: Server) -> None:
+    one, other = server.pair()
+    for index in range(100):
+        one.send_message(bytes([index]) * index)
+        other.send_message(bytes([index]))
+    assert [other.receive_message() for _ in range(100)] == [bytes([i]) * i for i in range(100)]
+    assert [one.receive_message() for _ in range(100)] == [bytes([i]) for i in range(100)]
+
+
+def test_a_large_message_of_many_parts_arrives_whole(server: Server) -> None:
+    one, other = server.pair()
+    parts = [bytes([i % 251]) * (i * 7) for i in range(2_000)]
+    received = bytearray(sum(map(len, parts)))
+    thread = threading.Thread(target=one.send, args=(parts,))
+    thread.start()
+    other.receive_into(memoryview(received))
+    thread.join()
+    assert received == b"".join(parts)
+    assert one.bytes_out == other.bytes_in == len(received)
+
+
+@pytest.mark.parametrize(
+    ("secret", "purpose"), [(b"w" * 32, Purpose.CONTROL), (SECRET, Purpose.DATA)], ids=["secret", "purpose"]
+)
+def test_who_is_not_of_this_job_is_refused_while_others_work(server: Server, secret: bytes, purpose: Purpose) -> None:
+    one, other = server.pair()
+    with pytest.raises(ConnectionLost, match="not let in"):
+        server.connect(secret, purpose)
+    one.send_message(b"still here")
+    assert other.receive_message() == b"still here"
+    assert server.accepted.empty()
+
+
+# N4
+def test_garbage_is_closed_without_an_answer(server: Server) -> None:
+    with raw_socket(server) as stream:
+        stream.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n" * 10)
+        assert is_closed_by_peer(stream)
+    server.pair()
+
+
+# N3
+def test_a_peer_that_drips_its_handshake_is_closed_at_the_deadline(server: Server) -> None:
+    with raw_socket(server) as stream:
+        stream.sendall(b"HGHS")
+        assert is_closed_by_peer(stream)
+
+
+# N5
+def test_a_flood_of_silent_connections_keeps_nobody_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "STRANGERS_MAX", 4)
+    flood = [raw_socket(server) for _ in range(20)]
+    one, other = server.pair()
+    one.send_message(b"in")
+    assert other.receive_message() == b"in"
+    assert is_closed_by_peer(flood[0])
+    for stream in flood:
+        stream.close()
+
+
+# N8
+def test_an_oversized_length_is_refused_before_anything_is_allocated(server: Server) -> None:
+    one, other = server.pair()
+    one.send([struct.pack("<IQ", (1 << 32) - 1, 0)])
+    with pytest.raises(ProtocolViolation, match="announced 4294967295 bytes"):
+        other.receive_message()
+
+
+# N7
+def test_a_damaged_message_is_noticed(server: Server) -> None:
+    one, other = server.pair()
+    one.send([struct.pack("<IQ", 3, 12345)], [b"abc"])
+    with pytest.raises(CorruptionError):
+        other.receive_message()
+
+
+def test_a_closed_peer_ends_the_waiting(server: Server) -> None:
+    one, other = server.pair()
+    other.close()
+    with pytest.raises(ConnectionLost, match="closed by the other side"):
+        one.receive_message()
+
+
+def test_interrupt_from_another_thread_ends_the_waiting(server: Server) -> None:
+    one, _ = server.pair()
+    outcome: queue.Queue[ConnectionLost] = queue.Queue()
+
+    def wait() -> None:
+        try:
+            one.receive_message()
+        except ConnectionLost as lost:
+            outcome.put(lost)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    one.interrupt()
+    assert outcome.get(timeout=WAIT).peer == one.peer
+    thread.join()
+
+
+def test_nobody_there_is_reported_with_the_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(ConnectionLost, match=f"127.0.0.1:{port}"):
+        connect("127.0.0.1", port, SECRET, Purpose.DATA)
+
+
+def test_a_closed_listener_frees_its_port_and_threads(server: Server) -> None:
+    with raw_socket(server) as pending:
+        server.listener.close()
+        assert is_closed_by_peer(pending)
+    with socket.create_server(("127.0.0.1", server.listener.port), reuse_port=False):
+        pass
+    assert not [thread for thread in threading.enumerate() if thread.name == "test-accept"]

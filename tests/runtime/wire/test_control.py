@@ -1,0 +1,194 @@
+"""The control channel delivers messages both ways and notices every way in which a side can vanish."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from headgate.codec.handshake import Purpose
+from headgate.codec.messages import Abort, Complete, FromWorker, Ready, Stop, ToWorker, encode_message
+from headgate.runtime.wire import outbox
+from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
+from headgate.runtime.wire.control import ControlClient, ControlServer, WorkerConnection
+from headgate.runtime.wire.listener import Listener
+
+SECRET = b"s" * 32
+WAIT = 120
+
+
+class Driver:
+    """A server whose events are queued, and its clients."""
+
+    def __init__(self, heartbeat_timeout_ms: int = 60_000) -> None:
+        self.messages: queue.Queue[tuple[WorkerConnection, FromWorker]] = queue.Queue()
+        self.lost: queue.Queue[tuple[WorkerConnection, str]] = queue.Queue()
+        self.server = ControlServer(
+            SECRET,
+            lambda worker, message: self.messages.put((worker, message)),
+            lambda worker, reason: self.lost.put((worker, reason)),
+            heartbeat_timeout_ms=heartbeat_timeout_ms,
+        )
+        self.clients: list[Worker] = []
+
+    def worker(self, **options: int) -> Worker:
+        worker = Worker(self.server.address, **options)
+        self.clients.append(worker)
+        return worker
+
+    def close(self) -> None:
+        for worker in self.clients:
+            worker.client.close(flush_seconds=0.0)
+        self.server.close()
+
+
+class Worker:
+    def __init__(self, address: tuple[str, int], **options: int) -> None:
+        self.orders: queue.Queue[ToWorker] = queue.Queue()
+        self.closed: queue.Queue[str] = queue.Queue()
+        self.client = ControlClient(*address, SECRET, self.orders.put, self.closed.put, **options)
+        self.client.start()
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    driver = Driver()
+    yield driver
+    driver.close()
+
+
+def test_messages_travel_both_ways_in_order(driver: Driver) -> None:
+    worker = driver.worker()
+    for generation in range(200):
+        worker.client.send(Ready(generation))
+    received = [driver.messages.get(timeout=WAIT) for _ in range(200)]
+    assert [message for _, message in received] == [Ready(generation) for generation in range(200)]
+    received[0][0].send(Complete(1, 2))
+    received[0][0].send(Abort(1, 3))
+    assert [worker.orders.get(timeout=WAIT) for _ in range(2)] == [Complete(1, 2), Abort(1, 3)]
+
+
+def heard_again(side: object, name: str, times: int) -> None:
+    """Wait until something was heard of the other side ``times`` times."""
+    deadline, last = time.monotonic() + WAIT, getattr(side, name)
+    while times:
+        assert time.monotonic() < deadline, "no heartbeat"
+        time.sleep(0.005)
+        if (heard := getattr(side, name)) != last:
+            times, last = times - 1, heard
+
+
+def test_heartbeats_keep_quiet_connections_alive_and_are_not_delivered() -> None:
+    driver = Driver(heartbeat_timeout_ms=60_000)
+    worker = driver.worker(heartbeat_ms=20, heartbeat_timeout_ms=60_000)
+    worker.client.send(Ready(1))
+    connection, _ = driver.messages.get(timeout=WAIT)
+    heard_again(connection, "heard_at", 5)
+    heard_again(worker.client, "_heard_at", 5)
+    assert (driver.lost.empty(), worker.closed.empty()) == (True, True)
+    assert (worker.orders.empty(), driver.messages.empty()) == (True, True)
+    driver.close()
+
+
+# N13
+def test_a_silent_worker_is_lost_within_the_time_out() -> None:
+    driver = Driver(heartbeat_timeout_ms=200)
+    worker = driver.worker(heartbeat_ms=60_000, heartbeat_timeout_ms=60_000)
+    _, reason = driver.lost.get(timeout=WAIT)
+    assert "silent" in reason
+    assert worker.closed.get(timeout=WAIT)
+    driver.close()
+
+
+# N12, N13
+def test_a_silent_coordinator_is_noticed_by_the_worker() -> None:
+    held: queue.Queue[Connection] = queue.Queue()
+    listener = Listener(SECRET, Purpose.CONTROL, held.put, name="mute")
+    worker = Worker((listener.host, listener.port), heartbeat_ms=20, heartbeat_timeout_ms=200)
+    assert "silent" in worker.closed.get(timeout=WAIT)
+    worker.client.close()
+    listener.close()
+    held.get(timeout=WAIT).close()
+
+
+def test_a_worker_that_leaves_is_lost_once_and_the_others_stay(driver: Driver) -> None:
+    leaving, staying = driver.worker(), driver.worker()
+    leaving.client.send(Ready(1))
+    connection, _ = driver.messages.get(timeout=WAIT)
+    leaving.client.close()
+    assert driver.lost.get(timeout=WAIT)[0] is connection
+    staying.client.send(Ready(2))
+    assert driver.messages.get(timeout=WAIT)[1] == Ready(2)
+    assert driver.lost.empty()
+    assert leaving.closed.empty()
+
+
+def test_the_driver_s_end_closes_every_worker_after_its_last_order(driver: Driver) -> None:
+    worker = driver.worker()
+    worker.client.send(Ready(1))
+    connection, _ = driver.messages.get(timeout=WAIT)
+    connection.send(Stop("done", True))
+    driver.server.close()
+    assert worker.orders.get(timeout=WAIT) == Stop("done", True)
+    assert worker.closed.get(timeout=WAIT)
+    assert driver.lost.empty()
+
+
+# N9
+@pytest.mark.parametrize("raw", [b"garbage", b"", encode_message(Stop("not yours"))])
+def test_a_malformed_message_loses_its_sender_only(driver: Driver, raw: bytes) -> None:
+    good = driver.worker()
+    bad = connect(*driver.server.address, SECRET, Purpose.CONTROL)
+    bad.send_message(raw)
+    assert "malformed" in driver.lost.get(timeout=WAIT)[1]
+    good.client.send(Ready(1))
+    assert driver.messages.get(timeout=WAIT)[1] == Ready(1)
+    bad.close()
+
+
+def test_a_failing_callback_is_reported_as_a_lost_worker() -> None:
+    lost: queue.Queue[str] = queue.Queue()
+
+    def fail(worker: WorkerConnection, message: FromWorker) -> None:
+        raise ValueError("bug")
+
+    server = ControlServer(SECRET, fail, lambda worker, reason: lost.put(reason))
+    worker = Worker(server.address)
+    worker.client.send(Ready(1))
+    assert "bug" in lost.get(timeout=WAIT)
+    worker.client.close()
+    server.close()
+
+
+# N11
+def test_a_worker_that_stopped_reading_never_blocks_the_coordinator(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "MESSAGES_MAX", 10)
+    stopped = connect(*driver.server.address, SECRET, Purpose.CONTROL)
+    stopped.send_message(encode_message(Ready(1)))
+    connection, _ = driver.messages.get(timeout=WAIT)
+    order = Stop("x" * 60_000)
+    sent = 0
+    while driver.lost.empty() and sent < 100_000:
+        connection.send(order)
+        sent += 1
+    assert "reads none" in driver.lost.get(timeout=WAIT)[1]
+    stopped.close()
+
+
+def test_a_wrong_secret_is_told_at_once(driver: Driver) -> None:
+    with pytest.raises(ConnectionLost, match="not let in"):
+        ControlClient(*driver.server.address, b"w" * 32, lambda message: None, lambda reason: None, connect_seconds=0.0)
+
+
+def test_a_flipped_bit_in_a_message_loses_its_sender_only(driver: Driver) -> None:
+    good = driver.worker()
+    bad = connect(*driver.server.address, SECRET, Purpose.CONTROL)
+    bad.send([b"\x03\x00\x00\x00" + b"\x01" * 8], [b"abc"])
+    assert "damaged" in driver.lost.get(timeout=WAIT)[1]
+    good.client.send(Ready(1))
+    assert driver.messages.get(timeout=WAIT)[1] == Ready(1)
+    bad.close()

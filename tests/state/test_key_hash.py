@@ -1,0 +1,99 @@
+"""The hash is frozen: these literal numbers must never change (KG9)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headgate.model.key_groups import key_groups_of_subtask, subtask_of_key_group
+from headgate.operators.partition import partition
+from headgate.state.key_hash import hash_column, hash_columns, is_key_type, key_groups
+from headgate.state.ownership import owned_rows
+
+ZERO, ONE = 16294208416658607535, 10451216379200822465
+NULL = 7959387129361299745
+
+
+def hashes(column: pa.Array) -> list[int]:
+    return [int(value) for value in hash_column(column)]
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (
+            pa.array([0, 1, -1, 2**63 - 1, -(2**63)], pa.int64()),
+            [ZERO, ONE, 16490336266968443936, 3055647633038352039, 5196802822362493915],
+        ),
+        (pa.array([0.0, -0.0, 1.5, float("nan")]), [ZERO, ZERO, 15481881892811333770, 14351126860892846918]),
+        (pa.array([False, True]), [ZERO, ONE]),
+        (
+            pa.array(["", "a", "service-1", "ü"], pa.large_string()),
+            [3244421341483603138, 16629034431890738719, 9700308196550913307, 6748675957732712302],
+        ),
+        (pa.array([0, 1_700_000_000_000_000]).view(pa.timestamp("us")), [ZERO, 13238526803727093263]),
+        (pa.array([1, None], pa.int64()), [ONE, NULL]),
+        (pa.array(["a", None], pa.large_string()), [16629034431890738719, NULL]),
+    ],
+)
+def test_the_test_vectors_hold(column: pa.Array, expected: list[int]) -> None:  # KG2, KG4, KG5
+    assert hashes(column) == expected
+
+
+def test_several_columns_combine_in_their_order() -> None:  # KG6
+    batch = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array(["x", None], pa.large_string())})
+    assert hash_columns(batch, ["a", "b"]).tolist() == [5413852867195540751, 8629754344660641080]
+    assert hash_columns(batch, ["b", "a"]).tolist() == [16753526313277791708, 15319502397696244310]
+
+
+@pytest.mark.parametrize("dtype", [pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint64(), pa.date32()])
+def test_equal_numbers_hash_equal_in_every_width(dtype: pa.DataType) -> None:  # KG2
+    assert hashes(pa.array([0, 1], pa.int32()).cast(dtype)) == [ZERO, ONE]
+
+
+def test_strings_and_binaries_of_equal_bytes_and_any_slice_hash_equal() -> None:
+    text = pa.array(["x", "a", None, "a"], pa.large_string())
+    assert hashes(text.cast(pa.large_binary())) == hashes(text)
+    assert hashes(text.slice(1, 2)) == hashes(text)[1:3]
+    numbers = pa.array([5, 1, None, 0])
+    assert hashes(numbers.slice(1)) == [ONE, NULL, ZERO]
+
+
+def test_every_nan_hashes_equal() -> None:  # KG3
+    negative = np.array([0xFFF8000000000001], np.uint64).view(np.float64)
+    assert hashes(pa.array(negative)) == hashes(pa.array([float("nan")]))
+
+
+def test_key_groups_are_frozen_for_powers_of_two_and_others() -> None:  # KG7
+    eight = hash_column(pa.array(range(8)))
+    assert key_groups(eight, 128).tolist() == [47, 65, 78, 109, 74, 90, 0, 87]
+    assert key_groups(eight, 100).tolist() == [35, 65, 10, 53, 78, 18, 92, 87]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3, 4, 7, 128])
+def test_partition_sends_every_row_to_the_owner_of_its_key_group_in_order(parallelism: int) -> None:  # KG7, KG8
+    batch = pa.record_batch({"key": pa.array(range(500)), "row": pa.array(range(500))})
+    parts = partition(batch, ["key"], 128, parallelism)
+    groups = key_groups(hash_columns(batch, ["key"]), 128).tolist()
+    expected: list[list[int]] = [[] for _ in range(parallelism)]
+    for row, group in enumerate(groups):
+        expected[subtask_of_key_group(group, 128, parallelism)].append(row)
+    assert [[] if p is None else p.column("row").to_pylist() for p in parts] == expected
+    for i, rows in enumerate(expected):
+        owned = owned_rows(batch, ["key"], 128, parallelism, i)
+        assert owned.column("row").to_pylist() == rows
+        assert all(groups[row] in key_groups_of_subtask(i, 128, parallelism) for row in rows)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 5])
+def test_a_batch_with_one_destination_is_not_copied(parallelism: int) -> None:
+    batch = pa.record_batch({"key": pa.array([7, 7, 7])})
+    assert [p for p in partition(batch, ["key"], 128, parallelism) if p is not None] == [batch]
+    assert any(p is batch for p in partition(batch, ["key"], 128, parallelism))
+    assert partition(batch.slice(0, 0), ["key"], 128, parallelism) == [None] * parallelism
+
+
+def test_lists_and_structs_are_no_keys() -> None:  # KG1
+    assert is_key_type(pa.duration("us"))
+    assert not is_key_type(pa.large_list(pa.int64()))

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headgate.state.key_index import WordIndex, make_key_index
+
+INTS = st.one_of(st.integers(-20, 20), st.integers(0, 5_000), st.integers(-(2**63), 2**63 - 1))
+
+
+@settings(max_examples=150)
+@given(st.lists(st.lists(INTS, max_size=40), max_size=12))
+def test_slots_are_dense_stable_and_lead_back_to_the_keys(batches: list[list[int]]) -> None:
+    index, model = WordIndex(), dict[int, int]()
+    for batch in batches:
+        words = np.array(batch, np.int64)
+        slots = index.slots(words)
+        for word, slot in zip(batch, slots.tolist(), strict=True):
+            assert model.setdefault(word, slot) == slot
+        assert sorted(model.values()) == list(range(len(index)))
+        assert index.words(slots).tolist() == batch
+
+
+@pytest.mark.parametrize("spread", [1, 3, 2**40])
+def test_many_keys_over_many_batches(spread: int) -> None:
+    rng = np.random.default_rng(3)
+    index, seen = WordIndex(), set[int]()
+    for size in (10, 1_000, 30_000, 5):
+        words = rng.integers(-50_000, 50_000, size) * spread
+        slots = index.slots(words)
+        seen.update(words.tolist())
+        assert len(index) == len(seen)
+        assert (index.words(slots) == words).all()
+    assert set(index.prefix().tolist()) == seen
+
+
+def test_a_direct_table_stays_small_where_keys_are_few_and_far_apart() -> None:
+    index = WordIndex()
+    for word in range(0, 2**40, 2**36):
+        index.slots(np.array([word]))
+    assert len(index._table) <= 4_096
+    assert len(index) == 16
+
+
+COLUMNS: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int32(), [3, -1, 3, 0]),
+    (pa.uint64(), [2**64 - 1, 0, 2**64 - 1, 7]),
+    (pa.float32(), [1.5, 0.0, 1.5, -2.0]),
+    (pa.bool_(), [True, False, True, False]),
+    (pa.timestamp("us"), [5, 6, 5, 7]),
+    (pa.date32(), [5, 6, 5, 7]),
+    (pa.duration("us"), [5, 6, 5, 7]),
+    (pa.large_string(), ["a", "", "a", "ü"]),
+    (pa.large_binary(), [b"a", b"", b"a", b"\xff"]),
+]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("first", range(len(COLUMNS)))
+def test_keys_of_every_type_and_number_of_columns_come_back(first: int, width: int) -> None:
+    chosen = [COLUMNS[(first + i) % len(COLUMNS)] for i in range(width)]
+    columns = [pa.array(values, dtype) for dtype, values in chosen]
+    index = make_key_index([dtype for dtype, _ in chosen])
+    slots = index.slots(columns)
+    assert slots[0] == slots[2]
+    assert all(a.equals(b) for a, b in zip(index.columns(slots), columns, strict=True))
+    frozen = index.freeze()
+    index.slots([column.slice(1).take(pa.array([2, 0])) for column in columns])
+    as_frozen = [column.take(pa.array(slots)) for column in frozen()]
+    assert all(a.equals(b) for a, b in zip(as_frozen, columns, strict=True))
+
+
+def test_frozen_keys_do_not_see_later_keys() -> None:
+    for dtype, more in ((pa.int64(), [4, 5]), (pa.large_string(), ["x", "y"])):
+        index = make_key_index([dtype])
+        index.slots([pa.array(more[:1], dtype)])
+        frozen = index.freeze()
+        index.slots([pa.array(more, dtype)])
+        assert frozen()[0].to_pylist() == more[:1]
+        assert index.freeze()()[0].to_pylist() == more

@@ -1,0 +1,102 @@
+"""What counts as written survives a power cut, although the first sync of its directory failed (O11)."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.powercut import PowerCut
+
+from headgate.errors import StorageError
+from headgate.storage import local
+from headgate.storage.base import AlreadyExists
+from headgate.storage.local import LocalStorage, make_directories
+
+
+def test_what_exists_already_is_durable(tmp_path: Path) -> None:  # O11
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put_if_absent("a/first", [b"1"])
+        power.fail_directory_syncs(1)
+        with pytest.raises(StorageError):
+            storage.put_if_absent("a/b", [b"content"])
+        with pytest.raises(AlreadyExists):
+            storage.put_if_absent("a/b", [b"content"])
+        power.cut()
+        assert storage.get("a/b") == b"content"
+
+
+def test_what_cannot_be_synced_is_not_said_to_exist(tmp_path: Path) -> None:  # O11
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put_if_absent("a/first", [b"1"])
+        power.fail_directory_syncs(2)
+        for _ in range(2):
+            with pytest.raises(StorageError):
+                storage.put_if_absent("a/b", [b"content"])
+
+
+@pytest.mark.parametrize("look", [lambda storage: storage.list("a"), lambda storage: storage.get("a/b")])
+def test_what_is_listed_or_read_survives_a_power_cut(tmp_path: Path, look: Callable[[LocalStorage], object]) -> None:
+    """Whoever finds its own write done will not repeat it (O14)."""
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put("a/first", [b"1"])
+        power.fail_directory_syncs(2)
+        with pytest.raises(StorageError):
+            storage.put("a/b", [b"content"])
+        with pytest.raises(StorageError):
+            look(storage)
+        look(storage)
+        power.cut()
+        assert storage.get("a/b") == b"content"
+
+
+def test_what_another_process_did_not_sync_is_synced_by_the_first_look(tmp_path: Path) -> None:  # O14
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put("a/first", [b"1"])
+        (tmp_path / "b").write_bytes(b"content")
+        os.link(tmp_path / "b", tmp_path / "objects" / "a" / "b")  # and died before it synced
+        local._durable.clear()  # as another process begins
+        assert storage.list("a") == ["a/b", "a/first"]
+        power.cut()
+        assert storage.get("a/b") == b"content"
+
+
+def test_who_may_not_sync_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # O14
+    storage = LocalStorage(tmp_path / "objects")
+    storage.put("a/b", [b"content"])
+    local._durable.clear()
+
+    def refused(descriptor: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    assert storage.get("a/b") == b"content"
+
+
+def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
+    """The model itself: what nobody looked at is gone."""
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put_if_absent("a/first", [b"1"])
+        power.fail_directory_syncs(1)
+        with pytest.raises(StorageError):
+            storage.put_if_absent("a/b", [b"content"])
+        power.cut()
+        assert storage.list("a") == ["a/first"]
+
+
+def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_made(tmp_path: Path) -> None:  # O11
+    tmp_path.mkdir(exist_ok=True)
+    with PowerCut().watching() as power:
+        power.fail_directory_syncs(1)
+        with pytest.raises(OSError, match="Input/output"):
+            make_directories(tmp_path / "a")
+        assert not (tmp_path / "a").exists(), "the next try makes it again, and syncs it"
+        make_directories(tmp_path / "a" / "b")
+        assert (tmp_path / "a" / "b").is_dir()
