@@ -88,7 +88,7 @@ def test_neither_encoding_nor_decoding_copies_the_columns() -> None:
     assert payload.address <= received.address < payload.address + payload.size
 
 
-# X3
+# CH3
 @given(st.data())
 def test_any_flipped_bit_in_a_frame_is_noticed(data: st.DataObject) -> None:
     raw, parts = frame_of(batch_of(20))
@@ -125,7 +125,7 @@ def test_random_payloads_with_a_right_checksum_are_refused_without_harm(junk: by
     assert element.batch.num_rows == 20
 
 
-# X2
+# CH2
 @pytest.mark.parametrize("size", [PAYLOAD_BYTES_MAX + 1, 1 << 63, (1 << 64) - 1])
 def test_an_oversized_length_is_refused_before_anything_is_allocated(size: int) -> None:
     raw = bytearray(encode_header(FrameKind.BATCH, 0, 1, 0, 1, [b"x"]))
@@ -158,7 +158,7 @@ def test_a_payload_on_a_control_frame_is_refused() -> None:
         decode_header(encode_header(FrameKind.BARRIER, 0, 1, 0, 1, [b"x"]))
 
 
-# X5
+# CH5
 def test_a_row_count_that_differs_from_the_header_is_refused() -> None:
     _, parts = frame_of(batch_of(5))
     header = decode_header(encode_header(FrameKind.BATCH, 0, 1, 0, 6, parts))
@@ -171,7 +171,7 @@ def test_a_batch_of_another_schema_is_refused_when_it_is_sent() -> None:
         BatchEncoder(SCHEMA).encode(pa.record_batch({"other": [1]}))
 
 
-# X4
+# CH4
 def test_fingerprints_differ_by_name_type_and_order() -> None:
     schemas = [
         SCHEMA,

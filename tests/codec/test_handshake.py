@@ -34,7 +34,7 @@ def test_two_sides_with_the_same_secret_let_each_other_in() -> None:
     assert one.wanted_bytes == other.wanted_bytes == 0
 
 
-# N1
+# CN1
 def test_the_secret_never_travels() -> None:
     one, other = client(), server()
     sent = [one.start()]
@@ -43,7 +43,7 @@ def test_the_secret_never_travels() -> None:
     assert not any(SECRET[:8] in piece for piece in sent)
 
 
-# N6
+# CN6
 def test_a_client_refuses_a_server_without_the_secret() -> None:
     one = client()
     with pytest.raises(ProtocolViolation, match="does not know this job's secret"):
@@ -135,7 +135,7 @@ def test_random_bytes_never_get_in(pieces: list[bytes]) -> None:
         assert not machine.is_complete
 
 
-# N1, N2
+# CN1, CN2
 @given(st.integers(0, 2), st.data())
 def test_any_flipped_bit_keeps_both_sides_apart(step: int, data: st.DataObject) -> None:
     one, other = client(), server()

@@ -70,7 +70,7 @@ def test_a_message_of_the_other_direction_is_refused() -> None:
         m.decode_to_worker(m.encode_message(m.Heartbeat()))
 
 
-# N10
+# CN10
 @given(st.binary(max_size=300))
 def test_random_bytes_are_a_message_or_refused(raw: bytes) -> None:
     for decode in (m.decode_from_worker, m.decode_to_worker, m.decode_greeting):
@@ -92,7 +92,7 @@ def test_damaged_messages_are_a_message_or_refused(message: m.FromWorker, data: 
     assert isinstance(decoded, msgspec.Struct)
 
 
-# N10
+# CN10
 @pytest.mark.parametrize(
     "fields",
     [

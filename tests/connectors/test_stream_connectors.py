@@ -271,7 +271,7 @@ def test_two_sinks_of_one_pipeline_do_not_meddle(store: Store) -> None:
     sink.open_committer("p", "other", Generation(9)).recover([])
     sink.open_committer("q", "sink", Generation(9)).recover([])
     sink.open_committer("p", "sink", Generation(1)).commit(permit(1), [kept])
-    assert visible(store) == [1]  # B3
+    assert visible(store) == [1]  # K8
 
 
 def test_check_creates_the_stream_once(store: Store) -> None:

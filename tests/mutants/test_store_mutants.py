@@ -385,7 +385,7 @@ def test_an_outcome_aged_by_its_prepare_is_missed(store: Store, monkeypatch: pyt
 
 @contextmanager
 def commits_are_synced_now_and_then() -> Iterator[None]:
-    """D1 with ``synchronous=NORMAL``."""
+    """CT1 with ``synchronous=NORMAL``."""
     with patched(catalogues, "SYNCHRONOUS", "NORMAL"):
         yield
 

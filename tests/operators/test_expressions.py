@@ -13,7 +13,7 @@ SCHEMA = pa.schema([("level", pa.large_string()), ("size", pa.int64())])
 BATCH = pa.record_batch([["ERROR", "INFO", None], [1, 2, 3]], schema=SCHEMA)
 
 
-def test_filter_keeps_records_for_which_the_predicate_is_true_and_drops_null() -> None:  # O1
+def test_filter_keeps_records_for_which_the_predicate_is_true_and_drops_null() -> None:  # OP1
     run = Harness(filter_spec(pl.col("level") == "ERROR"))
     run.send(BATCH)
     assert run.out.rows() == [{"level": "ERROR", "size": 1}]
@@ -42,7 +42,7 @@ def test_an_unknown_column_is_refused_with_operator_and_columns() -> None:
     "expression",
     [pl.col("size").sum(), pl.len(), pl.col("size").shift(1), pl.col("size").cum_sum(), pl.col("size").any()],
 )
-def test_an_expression_that_looks_at_other_records_is_refused(expression: pl.Expr) -> None:  # O1
+def test_an_expression_that_looks_at_other_records_is_refused(expression: pl.Expr) -> None:  # OP1
     with pytest.raises(UsageError, match="depends on other records"):
         select_spec(expression).output_schema(SCHEMA, "node")
 

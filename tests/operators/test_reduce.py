@@ -41,7 +41,7 @@ def pairs(run: Harness) -> list[tuple[str, int]]:
     return [(row["key"], row["n"]) for row in run.out.rows()]
 
 
-def test_every_record_emits_the_accumulator_after_it() -> None:  # O7
+def test_every_record_emits_the_accumulator_after_it() -> None:  # OP7
     run = Harness(SPEC)
     run.send(batch(("a", 1), ("b", 5), ("a", 2)))
     run.send(batch(("a", 3)))
@@ -55,7 +55,7 @@ def test_every_record_emits_the_accumulator_after_it() -> None:  # O7
 )
 def test_freezing_encoding_late_and_restoring_anywhere_change_nothing(
     rows: list[tuple[str, int]], data: st.DataObject
-) -> None:  # O8
+) -> None:  # OP8
     run, held, found, at = Harness(SPEC), [], [], 0
     while at < len(rows):
         size = data.draw(st.integers(1, 8))
@@ -104,7 +104,7 @@ def test_a_restore_at_another_parallelism_moves_every_key_to_its_owner() -> None
     assert sorted(p for run in new for p in pairs(run)) == sorted((k, 2) for k in keys)
 
 
-def test_a_function_that_raises_names_operator_and_record() -> None:  # O3
+def test_a_function_that_raises_names_operator_and_record() -> None:  # OP3
     run = Harness(ReduceSpec(("key",), lambda acc, row: 1 // 0, SCHEMA))
     with pytest.raises(UserFunctionError, match="ZeroDivisionError") as caught:
         run.send(batch(("a", 1), ("a", 2)))
@@ -125,7 +125,7 @@ def test_a_function_that_raises_names_operator_and_record() -> None:  # O3
 )
 def test_a_result_that_does_not_fit_is_a_bad_record_and_leaves_the_accumulator(
     nonsense: Any, problem: str, is_snapshot_open: bool
-) -> None:  # O7
+) -> None:  # OP7
     def function(acc: dict[str, Any], row: dict[str, Any]) -> Any:
         return nonsense(acc) if row["n"] == 100 else add(acc, row)
 

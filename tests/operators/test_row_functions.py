@@ -20,7 +20,7 @@ NOON = datetime(2026, 1, 1, 12)
 BATCH = pa.record_batch([["a", "b"], [1, None], [NOON, NOON]], schema=SCHEMA)
 
 
-def test_map_returns_the_changed_rows_in_order() -> None:  # O2
+def test_map_returns_the_changed_rows_in_order() -> None:  # OP2
     run = Harness(RowFunctionSpec(RowVerb.MAP, lambda row: {**row, "name": row["name"] * 2}))
     run.send(BATCH)
     assert run.out.rows() == [
@@ -54,7 +54,7 @@ def broken(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("verb", list(RowVerb))
-def test_an_exception_names_operator_and_record_and_shows_only_the_users_frames(verb: RowVerb) -> None:  # O3
+def test_an_exception_names_operator_and_record_and_shows_only_the_users_frames(verb: RowVerb) -> None:  # OP3
     run = Harness(RowFunctionSpec(verb, lambda row: [broken(row)] if verb is RowVerb.FLAT_MAP else broken(row)))
     with pytest.raises(UserFunctionError) as caught:
         run.send(BATCH)
@@ -76,7 +76,7 @@ def test_an_exception_names_operator_and_record_and_shows_only_the_users_frames(
         (7, "the function returned int instead of a dict"),
     ],
 )
-def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str) -> None:  # O2
+def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str) -> None:  # OP2
     spec = RowFunctionSpec(RowVerb.MAP, lambda row: result if row["size"] else {"n": 5}, {"n": pa.int64()})
     run = Harness(spec, diverts=True)
     run.send(BATCH)
@@ -86,7 +86,7 @@ def test_a_result_that_does_not_fit_is_a_bad_record(result: object, problem: str
         Harness(spec).send(BATCH)
 
 
-def test_times_that_datetime_cannot_hold_are_bad_records() -> None:  # O4
+def test_times_that_datetime_cannot_hold_are_bad_records() -> None:  # OP4
     late = pa.record_batch([["a", "b"], [1, 2], pa.array([0, 1 << 62]).view(pa.timestamp("us"))], schema=SCHEMA)
     for verb in RowVerb:
         run = Harness(
@@ -102,7 +102,7 @@ def test_times_that_datetime_cannot_hold_are_bad_records() -> None:  # O4
     assert days.slice(1, 2).to_pylist() == [date.min, date.max]
 
 
-def test_map_batches_gets_a_frame_or_by_hint_an_arrow_batch() -> None:  # O5
+def test_map_batches_gets_a_frame_or_by_hint_an_arrow_batch() -> None:  # OP5
     def arrow(batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch.select(["size"])
 

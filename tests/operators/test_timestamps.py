@@ -200,7 +200,7 @@ def test_wrong_time_columns_are_refused_by_name() -> None:
         WithTimestampsSpec("at").output_schema(schema, "x")
 
 
-def test_null_and_nan_keys_are_bad_records_and_others_pass_by_reference() -> None:  # O6
+def test_null_and_nan_keys_are_bad_records_and_others_pass_by_reference() -> None:  # OP6
     good = pa.record_batch({"a": pa.array([1, 2]), "b": pa.array([1.0, 2.0])})
     run = Harness(KeyCheckSpec(("a", "b")), diverts=True)
     run.send(good)

@@ -210,10 +210,10 @@ def test_data_is_synced_before_its_name_and_the_directory_after(
     for name in real:
         spy(name)
     storage.put("a", [b"1"])
-    assert steps == ["fsync", "replace", "fsync directory"]  # S33
+    assert steps == ["fsync", "replace", "fsync directory"]  # O15
     steps.clear()
     storage.put_if_absent("b", [b"1"])
-    assert steps == ["fsync", "link", "fsync directory"]  # S39
+    assert steps == ["fsync", "link", "fsync directory"]  # O18
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
@@ -233,7 +233,7 @@ def test_a_full_or_broken_disk_is_a_transient_error_and_leaves_nothing(
     assert caught.value.is_transient
     assert os.strerror(code) in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-    storage.put_if_absent("a", [b"1"])  # S38: no repair needed
+    storage.put_if_absent("a", [b"1"])  # O17: no repair needed
 
 
 def test_lack_of_rights_is_a_permanent_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

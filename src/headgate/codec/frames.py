@@ -1,8 +1,8 @@
 """Data frames: the elements of a channel, and their bytes between two workers.
 
 Counterpart: ``runtime.wire.exchange`` moves them; ``runtime.wire.channels`` queues the elements. Layout and rules
-X1–X9: docs/spec/channels.md. A frame is a fixed header, and for two kinds a payload: a schema fingerprint needs none, a
-batch is one Arrow IPC encapsulated message. Never does I/O, and never allocates by a length it has not checked.
+CH1–CH9: docs/spec/channels.md. A frame is a fixed header, and for two kinds a payload: a schema fingerprint needs none,
+a batch is one Arrow IPC encapsulated message. Never does I/O, and never allocates by a length it has not checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headgate.protocol.loops.rounds import Probe
 MAGIC = b"HG"
 FRAME_VERSION = 1
 PAYLOAD_BYTES_MAX = 256 << 20
-"""Largest payload of one frame: bounds what a single length field can make a receiver allocate (X2)."""
+"""Largest payload of one frame: bounds what a single length field can make a receiver allocate (CH2)."""
 
 _FIELDS = struct.Struct("<2sBBIQQqQQ")
 _CHECK = struct.Struct("<Q")
@@ -82,7 +82,7 @@ class FrameKind(IntEnum):
     """What a frame carries; ``value`` in its header means what the member says."""
 
     OPEN = 1
-    """First frame of a channel. ``value``: fingerprint of the schema (X4)."""
+    """First frame of a channel. ``value``: fingerprint of the schema (CH4)."""
     BATCH = 2
     """Records. ``value``: number of rows."""
     BARRIER = 3
@@ -145,8 +145,8 @@ def decode_header(
     """Check and return the header in the first ``HEADER_BYTES`` of ``raw``. ``source`` names the peer in errors.
 
     Raises:
-        ProtocolViolation: not a frame of this version, unknown kind, or a payload that may not be (X2).
-        CorruptionError: the header's check does not match (X3).
+        ProtocolViolation: not a frame of this version, unknown kind, or a payload that may not be (CH2).
+        CorruptionError: the header's check does not match (CH3).
     """
     view = memoryview(raw)
     if len(view) < HEADER_BYTES:
@@ -172,7 +172,7 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 
 
 def check_payload(header: FrameHeader, payload: Buffer, source: str = "frame") -> None:
-    """Compare ``payload`` with its checksum (X3).
+    """Compare ``payload`` with its checksum (CH3).
 
     Raises:
         CorruptionError: it is not what the sender sent.
@@ -290,7 +290,7 @@ def decode_batch(header: FrameHeader, payload: pa.Buffer, schema: pa.Schema, sou
 
     Raises:
         CorruptionError: the checksum does not match.
-        ProtocolViolation: it does, yet this is not a batch of ``schema`` (X5).
+        ProtocolViolation: it does, yet this is not a batch of ``schema`` (CH5).
     """
     check_payload(header, payload, source)
     try:

@@ -2,8 +2,8 @@
 
 One ``ClientHandshake`` and one ``ServerHandshake`` per connection; ``runtime.wire.connection`` and
 ``runtime.wire.listener`` carry their bytes. Both read fixed sizes only, so an unknown peer can make nobody allocate or
-wait for more. Rules N1–N6 and SE10–SE13: docs/spec/connections.md. Never sees a socket, a clock or a random generator:
-nonces come from outside.
+wait for more. Rules CN1–CN6 and SE10–SE13: docs/spec/connections.md. Never sees a socket, a clock or a random
+generator: nonces come from outside.
 
 ::
 
@@ -39,7 +39,7 @@ _PROOF_BYTES = 32
 _ACCEPTED = b"\x01"
 _PREFIX_BYTES = len(_MAGIC) + 3
 PREAUTH_BYTES_MAX = _PREFIX_BYTES + NONCE_BYTES + _PROOF_BYTES
-"""Most bytes that either side reads in one step before the other is known (N3)."""
+"""Most bytes that either side reads in one step before the other is known (CN3)."""
 _NO_CERTIFICATE = bytes(32)
 
 
@@ -102,7 +102,7 @@ class Handshake:
         """Advance by exactly ``wanted_bytes`` bytes; return what must be sent now.
 
         Raises:
-            ProtocolViolation: the other side is not one of ours; close the connection and say nothing (N4).
+            ProtocolViolation: the other side is not one of ours; close the connection and say nothing (CN4).
         """
         if self._phase in (Phase.COMPLETE, Phase.FAILED) or len(data) != self.wanted_bytes:
             raise self._refuse(f"{len(data)} bytes while waiting for {self._phase.value}")
@@ -123,11 +123,11 @@ class Handshake:
             raise self._refuse(f"(version, purpose, TLS) is {found} there and {expected} here")
 
     def _check_proof(self, proof: bytes, expected: bytes) -> None:
-        if not hmac.compare_digest(proof, expected):  # N2: constant time
+        if not hmac.compare_digest(proof, expected):  # CN2: constant time
             raise self._refuse("the other side does not know this job's secret")
 
     def _proof(self, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-        message = self._hello + role + client_nonce + server_nonce + self._certificate  # N1: parts of fixed size
+        message = self._hello + role + client_nonce + server_nonce + self._certificate  # CN1: parts of fixed size
         return self._digest(message)
 
     def _voucher(self, client_nonce: bytes) -> bytes:
@@ -154,7 +154,7 @@ class ClientHandshake(Handshake):
         return self._hello + self._nonce + self._voucher(self._nonce)
 
     def _step(self, data: bytes) -> bytes:
-        if self._phase is Phase.VERDICT:  # N6
+        if self._phase is Phase.VERDICT:  # CN6
             if data != _ACCEPTED:
                 raise self._refuse("the server did not accept")
             self._phase = Phase.COMPLETE

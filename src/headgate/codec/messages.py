@@ -1,7 +1,7 @@
 """Control messages between workers and the coordinator, and their bytes (msgpack).
 
 Counterpart: ``runtime.wire.control`` carries them in length-prefixed, checksummed records (docs/spec/connections.md,
-N7–N10). Every message is a tagged struct with bounded fields: anything else is refused by ``decode_*`` with a
+CN7–CN10). Every message is a tagged struct with bounded fields: anything else is refused by ``decode_*`` with a
 ``ProtocolViolation``. Never constructs anything but these structs from bytes.
 """
 
@@ -17,7 +17,7 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
 
 MESSAGE_BYTES_MAX = 64 << 20
-"""Largest control message: a deployment with the inline snapshots of a few thousand subtasks (N8)."""
+"""Largest control message: a deployment with the inline snapshots of a few thousand subtasks (CN8)."""
 NAME_CHARS_MAX = 1_024
 TEXT_CHARS_MAX = 65_536
 LIST_MAX = 1 << 20
@@ -322,7 +322,7 @@ def decode_from_worker(raw: bytes | bytearray | memoryview) -> FromWorker:
     """Return the message that a worker sent.
 
     Raises:
-        ProtocolViolation: malformed, unknown, or out of bounds (N9).
+        ProtocolViolation: malformed, unknown, or out of bounds (CN9).
     """
     return _decode(_from_worker, raw)
 
@@ -331,7 +331,7 @@ def decode_to_worker(raw: bytes | bytearray | memoryview) -> ToWorker:
     """Return the message that the coordinator sent.
 
     Raises:
-        ProtocolViolation: malformed, unknown, or out of bounds (N9).
+        ProtocolViolation: malformed, unknown, or out of bounds (CN9).
     """
     return _decode(_to_worker, raw)
 
@@ -340,14 +340,14 @@ def decode_greeting(raw: bytes | bytearray | memoryview) -> DataGreeting:
     """Return a greeting of a data connection.
 
     Raises:
-        ProtocolViolation: malformed, unknown, or out of bounds (N9).
+        ProtocolViolation: malformed, unknown, or out of bounds (CN9).
     """
     return _decode(_greeting, raw)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_M], raw: bytes | bytearray | memoryview) -> _M:
     try:
-        return decoder.decode(raw)  # N10: structs only
+        return decoder.decode(raw)  # CN10: structs only
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ProtocolViolation("messages", f"a malformed message of {len(raw)} bytes: {error}") from error
 

@@ -3,7 +3,7 @@
 Source: one split per segment, read from event positions. Sink: one transaction per checkpoint and subtask, named by
 its identity (S15, K8), committed by the coordinator in one step for all subtasks (S14).
 
-Counterpart: ``headgate.store.store.Store``. Source: rules X1 to X6 of docs/spec/stream-store.md.
+Counterpart: ``headgate.store.store.Store``. Source: rules SC1 to SC6 of docs/spec/stream-store.md.
 Never makes output visible before its checkpoint is completed.
 """
 

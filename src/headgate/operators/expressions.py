@@ -1,7 +1,7 @@
 """``filter``, ``select`` and ``with_columns`` with Polars expressions; adjacent ones run as one pass.
 
 An expression must give each record's result from that record alone: batches have no meaning, so an aggregate or a
-shift over one would depend on how records happened to be batched. Such expressions are refused (O1).
+shift over one would depend on how records happened to be batched. Such expressions are refused (OP1).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``KeyCheck``: records with a null or NaN key are bad records; stands before every hash edge (O6).
+"""``KeyCheck``: records with a null or NaN key are bad records; stands before every hash edge (OP6).
 
 Costs almost nothing when there are none.
 """

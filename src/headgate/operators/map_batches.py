@@ -1,4 +1,4 @@
-"""``map_batches``: a Python function on whole batches, as Polars frame or as Arrow record batch (O5)."""
+"""``map_batches``: a Python function on whole batches, as Polars frame or as Arrow record batch (OP5)."""
 
 from __future__ import annotations
 

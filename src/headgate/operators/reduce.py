@@ -1,6 +1,6 @@
 """``reduce``: a keyed Python function of (accumulator, record), emitting the accumulator after every record.
 
-The accumulator has the columns of the input; the first record of a key is its first accumulator, as in Flink (O7).
+The accumulator has the columns of the input; the first record of a key is its first accumulator, as in Flink (OP7).
 State holds immutable tuples per key, so that a function that changes its accumulator in place harms nothing.
 """
 
@@ -195,7 +195,7 @@ class ReduceOperator(Operator):
             self._overlay, self._frozen = None, None
 
     def freeze(self) -> FrozenState:
-        """See ``Operator``. Copies only when the snapshot before is still being written (O8)."""
+        """See ``Operator``. Copies only when the snapshot before is still being written (OP8)."""
         self._absorb_overlay()
         if self._overlay is not None:
             self._state = {**self._state, **self._overlay}

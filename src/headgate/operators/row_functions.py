@@ -1,4 +1,4 @@
-"""``map``, ``flat_map`` and ``filter`` with a Python function on rows (dicts): rules O2 to O4."""
+"""``map``, ``flat_map`` and ``filter`` with a Python function on rows (dicts): rules OP2 to OP4."""
 
 from __future__ import annotations
 

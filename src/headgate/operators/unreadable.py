@@ -1,4 +1,4 @@
-"""Times that Python's ``datetime`` cannot hold (years 1 to 9999): found, described and diverted (O4)."""
+"""Times that Python's ``datetime`` cannot hold (years 1 to 9999): found, described and diverted (OP4)."""
 
 from __future__ import annotations
 

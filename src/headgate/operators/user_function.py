@@ -1,4 +1,4 @@
-"""What a failing user function becomes: one error with the operator, the record and the user's own frames (O3)."""
+"""What a failing user function becomes: one error with the operator, the record and the user's own frames (OP3)."""
 
 from __future__ import annotations
 

@@ -48,10 +48,10 @@ class Storage(Protocol):
         """Whether a put that reported an error may still take effect after a look that did not find it (X10)."""
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably (S33), replacing what was there; readers see all of it or nothing."""
+        """Write an object durably (O15), replacing what was there; readers see all of it or nothing."""
 
     def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably unless one exists (S39).
+        """Write an object durably unless one exists (O18).
 
         Raises:
             AlreadyExists: one exists, and is durable (O11).

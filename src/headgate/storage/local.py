@@ -1,6 +1,6 @@
 """Objects as files below a local (or mounted) directory.
 
-Counterpart: ``storage.Storage``. Source: rules S33, S34, S38, S39 of docs/spec/storage.md.
+Counterpart: ``storage.Storage``. Source: rules O15, O16, O17, O18 of docs/spec/storage.md.
 Never shows a file that is not complete and durable: data goes to a hidden temporary file, is synced, and gets
 its name by rename or link; then the directory is synced.
 """
@@ -33,13 +33,13 @@ MKDIR_TRIES_MAX = 8
 
 
 def storage_error(operation: str, path: str, error: OSError) -> StorageError:
-    """Return ``error`` as a StorageError; only lack of rights and impossible names are permanent (S38)."""
+    """Return ``error`` as a StorageError; only lack of rights and impossible names are permanent (O17)."""
     cause = error.strerror or str(error)
     return StorageError(operation, path, cause, is_transient=error.errno not in _PERMANENT)
 
 
 def sync_directory(path: Path) -> None:
-    """Make names created in or removed from ``path`` durable (S33)."""
+    """Make names created in or removed from ``path`` durable (O15)."""
     _durable.discard(str(path))
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -138,7 +138,7 @@ class LocalStorage:
             sync_directory(target.parent)
 
     def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
-        """Write an object durably unless one exists (S39). After a StorageError it may be there.
+        """Write an object durably unless one exists (O18). After a StorageError it may be there.
 
         Raises:
             AlreadyExists

@@ -1,6 +1,6 @@
 """The database that says which events exist: connections, transactions, versions, errors.
 
-Counterpart: everything in ``store`` that reads or changes ``tables``. Source: rules D1 to D4 of
+Counterpart: everything in ``store`` that reads or changes ``tables``. Source: rules CT1 to CT4 of
 docs/spec/stream-store.md. Never keeps a transaction open across a call of its own.
 """
 
@@ -27,7 +27,7 @@ BUSY_TIMEOUT_S = 60.0
 """How long a writer waits for other processes' short transactions before it reports a transient error."""
 
 SYNCHRONOUS = "FULL"
-"""The WAL is synced before a commit returns: it survives a power cut (D1). With NORMAL it is synced now and then."""
+"""The WAL is synced before a commit returns: it survives a power cut (CT1). With NORMAL it is synced now and then."""
 
 _WAL_AT, _IS_WAL = 18, 2
 """Byte of SQLite's file header that says which journal it has, and its value for a WAL."""
@@ -117,7 +117,7 @@ class Catalogue:
         return connection
 
     def _notice_fork(self) -> None:
-        """Make connections and locks anew in a child (D4): before any lock, a thread of the parent may have held it."""
+        """Make connections and locks anew in a child (CT4): before any lock, the parent may hold one."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._engine.dispose(close=False)

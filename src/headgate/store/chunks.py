@@ -1,6 +1,6 @@
 """From batches to chunk files and back, and the catalogue's rows about them.
 
-Counterpart: ``writer`` and ``transactions`` write chunks, ``reader`` reads parts. Source: rules L1 to L4 and S36 of
+Counterpart: ``writer`` and ``transactions`` write chunks, ``reader`` reads parts. Source: rules LY1 to LY4 and S36 of
 docs/spec/stream-store.md. Never makes events visible by itself: a chunk without catalogue rows is an orphan.
 """
 

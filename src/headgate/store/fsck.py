@@ -51,7 +51,7 @@ def _check_database(connection: Connection, path: str) -> list[Problem]:
 
 
 def _check_positions(connection: Connection, stream: StreamInfo) -> list[Problem]:
-    """Parts of a segment follow each other from 0 to its end, and there is a row for every segment (S1)."""
+    """Parts of a segment follow each other from 0 to its end, and there is a row for every segment (LY4)."""
     problems = []
     ends_query = sa.select(t.segments.c.segment, t.segments.c.end_position)
     ends_query = ends_query.where(t.segments.c.stream_id == stream.stream_id)

@@ -1,6 +1,6 @@
 """A transaction while it is written, until it is prepared.
 
-Counterpart: ``transactions.TransactionLog`` records it. Source: S11, S12 and S16 of docs/spec/stream-store.md.
+Counterpart: ``transactions.TransactionLog`` records it. Source: S12 and S16 of docs/spec/stream-store.md.
 Never leaves a record before ``prepare``, and never removes a file that the store may count on.
 """
 
@@ -158,5 +158,5 @@ class Transaction:
 
 @cache
 def _spill_threads(pid: int) -> ThreadPoolExecutor:
-    """Return the threads of process ``pid``: those of its parent do not survive a fork (D4)."""
+    """Return the threads of process ``pid``: those of its parent do not survive a fork (CT4)."""
     return ThreadPoolExecutor(max_workers=2, thread_name_prefix="headgate-spill")

@@ -1,6 +1,6 @@
 """A reader of one segment from a position on.
 
-Counterpart: ``writer`` and committed ``transactions``. Source: S14, S23, S35 and S44 of docs/spec/stream-store.md.
+Counterpart: ``writer`` and committed ``transactions``. Source: S14, S35 and S44 of docs/spec/stream-store.md.
 Never returns an event that was not verified, and never skips one.
 """
 

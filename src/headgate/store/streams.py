@@ -1,6 +1,6 @@
 """Streams in the catalogue: create, look up, list, seal, delete.
 
-Counterpart: ``store.Store`` calls these inside its transactions. Source: S1 to S3 as far as docs/spec/stream-store.md
+Counterpart: ``store.Store`` calls these inside its transactions. Source: S2, as far as docs/spec/stream-store.md
 §2 says. Never touches chunk files.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 CATALOGUE_VERSION = 2
-"""Raised with every change that an older release could not work with; opening a newer one is refused (D3).
+"""Raised with every change that an older release could not work with; opening a newer one is refused (CT3).
 
 1: Headgate 0.1. It has no table ``owners``, and it forgets outcomes by their number in the whole store.
 2: ``owners``; outcomes are remembered for each owner (S17).

@@ -1,6 +1,6 @@
 """Transactions: events that become visible together, when their owner says so.
 
-Counterpart: ``protocol.store.transactions`` decides, this module records. Source: S11 to S18 of
+Counterpart: ``protocol.store.transactions`` decides, this module records. Source: S12 to S18 of
 docs/spec/stream-store.md. An open transaction writes nothing to the catalogue: until ``prepare`` its chunks are orphans
 below ``<stream>/txn/<owner>/<epoch>/``, which ``TransactionLog.recover`` of a newer epoch sweeps.
 """

@@ -67,7 +67,7 @@ class StreamWriter:
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
-        """Begin with nothing buffered. After a fork the parent keeps what it had, and the threads are its own (D4)."""
+        """Begin with nothing buffered. After a fork the parent keeps what it had, and the threads are its own (CT4)."""
         self._pid = os.getpid()
         self._buffer_lock = threading.Lock()
         self._flush_lock = threading.RLock()  # a future's callback may append and flush

@@ -281,7 +281,7 @@ def _die(world: _World, life: _Life, point: KillPoint, after: int) -> None:
 
 
 def check_older_checkpoint(target: Target) -> None:
-    """B1, K7, K18: after going back to an older checkpoint new commits are not taken for old ones."""
+    """K7, K18: after going back to an older checkpoint new commits are not taken for old ones."""
     world = _World(target, 5, "restored from an older checkpoint")
     life = world.start(2)
     world.advance(life)

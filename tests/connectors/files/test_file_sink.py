@@ -262,7 +262,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
 
 
 def test_going_back_to_an_older_checkpoint_keeps_later_files_and_writes_new_ones(tmp_path: Path) -> None:
-    # D10, B1: a smaller checkpoint id is not taken for one committed before
+    # D10, K18: a smaller checkpoint id is not taken for one committed before
     sink = FileSink(tmp_path, roll_interval=0)
     sink.open_committer("p", "out", Generation(1)).commit(permit(5), prepared(sink, 5, 1))
     later = sink.open_committer("p", "out", Generation(2))

@@ -317,7 +317,7 @@ def use(call: Any, rows: Iterable[Row] = ((1, "", 5), (2, "", 3), (1, "", 4)), *
         (lambda f, b, c: 1 // 0, "failed on a batch of 3 records\n(.|\n)*ZeroDivisionError"),
     ],
 )
-def test_wrong_use_is_told_with_operator_and_state(call: Any, problem: str) -> None:  # ST10 O3
+def test_wrong_use_is_told_with_operator_and_state(call: Any, problem: str) -> None:  # ST10 OP3
     with pytest.raises(UserFunctionError, match=problem) as caught:
         use(call)
     assert "operator 'node'" in str(caught.value)

@@ -309,7 +309,7 @@ def test_a_result_that_does_not_fit_is_a_bad_record() -> None:  # ST8
         Harness(spec_of(Wrong())).send(batch(("a", 1)))
 
 
-def test_a_function_that_raises_names_operator_and_record_or_key_and_round() -> None:  # O3
+def test_a_function_that_raises_names_operator_and_record_or_key_and_round() -> None:  # OP3
     class Failing(ProcessFunction):
         def open(self, state: StateHandle) -> None:
             self.last = state.value("last", pa.int64())

@@ -75,7 +75,7 @@ def test_only_sources_are_triggered() -> None:  # T1
         Subtask(1).handle(trigger(1))
 
 
-def test_a_repeated_or_older_trigger_takes_no_second_snapshot() -> None:  # T2, C42
+def test_a_repeated_or_older_trigger_takes_no_second_snapshot() -> None:  # T2
     source = after(Subtask(0), trigger(2))
     assert source.handle(trigger(2)) == [Ignored("barrier of a finished checkpoint")]
     assert source.handle(trigger(1)) == [Ignored("barrier of an older checkpoint")]
@@ -110,7 +110,7 @@ def test_a_failed_write_declines() -> None:  # T4
     assert source.handle(SnapshotFailed(cp(1))) == [Ignored("failed after the checkpoint was aborted")]
 
 
-def test_an_abort_cancels_the_write_and_discards_nothing() -> None:  # T4, C17, C43
+def test_an_abort_cancels_the_write_and_discards_nothing() -> None:  # T4, C17
     source = after(Subtask(0), trigger(1), written(1, committable(1)), trigger(2))
     assert source.handle(AbortReceived(cp(2))) == [CancelWrite(cp(2))]
     assert source.handle(AbortReceived(cp(1))) == [Ignored("abort of an older checkpoint")]

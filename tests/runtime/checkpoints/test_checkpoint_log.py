@@ -188,7 +188,15 @@ def test_a_damaged_entry_is_observed_as_damage(storage: FaultyStorage) -> None:
     assert getattr(contents[1], "path", "") == "p/log/0000000002"
 
 
-def test_small_state_travels_in_the_manifest(storage: FaultyStorage) -> None:
+def test_a_snapshot_of_another_generation_has_a_file_of_its_own(storage: FaultyStorage) -> None:  # C33
+    made = [
+        write_snapshot(storage, "p", SUBTASK, CheckpointId(1), Generation(number), [f"of {number}".encode()], 0)
+        for number in (2, 1)  # the older one wakes up behind the newer one
+    ]
+    assert [CheckpointLog(storage, "p").read(handle) for handle in made] == [b"of 2", b"of 1"]
+
+
+def test_small_state_travels_in_the_manifest(storage: FaultyStorage) -> None:  # C13
     handle = write_snapshot(storage, "p", SUBTASK, CheckpointId(1), Generation(1), [b"ab", b"c"], 3)
     assert (handle.path, handle.inline) == ("", b"abc")
     assert CheckpointLog(storage, "p").read(handle) == b"abc"

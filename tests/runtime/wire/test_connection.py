@@ -98,7 +98,7 @@ def test_who_is_not_of_this_job_is_refused_while_others_work(server: Server, sec
     assert server.accepted.empty()
 
 
-# N4
+# CN4
 def test_garbage_is_closed_without_an_answer(server: Server) -> None:
     with raw_socket(server) as stream:
         stream.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n" * 10)
@@ -106,14 +106,14 @@ def test_garbage_is_closed_without_an_answer(server: Server) -> None:
     server.pair()
 
 
-# N3
+# CN3
 def test_a_peer_that_drips_its_handshake_is_closed_at_the_deadline(server: Server) -> None:
     with raw_socket(server) as stream:
         stream.sendall(b"HGHS")
         assert is_closed_by_peer(stream)
 
 
-# N5
+# CN5
 def test_a_flood_of_silent_connections_keeps_nobody_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "STRANGERS_MAX", 4)
     flood = [raw_socket(server) for _ in range(20)]
@@ -125,7 +125,7 @@ def test_a_flood_of_silent_connections_keeps_nobody_out(server: Server, monkeypa
         stream.close()
 
 
-# N8
+# CN8
 def test_an_oversized_length_is_refused_before_anything_is_allocated(server: Server) -> None:
     one, other = server.pair()
     one.send([struct.pack("<IQ", (1 << 32) - 1, 0)])
@@ -133,7 +133,7 @@ def test_an_oversized_length_is_refused_before_anything_is_allocated(server: Ser
         other.receive_message()
 
 
-# N7
+# CN7
 def test_a_damaged_message_is_noticed(server: Server) -> None:
     one, other = server.pair()
     one.send([struct.pack("<IQ", 3, 12345)], [b"abc"])

@@ -195,7 +195,7 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, what: str) -> No
             Tls(config).server("x") if what == "certificate_file" else Tls(config).client("x")
 
 
-# N3
+# CN3
 def test_a_peer_that_drips_its_tls_handshake_is_closed_at_the_deadline(server: Server) -> None:
     first = ClientHandshake(SECRET, Purpose.DATA, b"c" * NONCE_BYTES, is_tls=True).start()
     with socket.create_connection(("127.0.0.1", server.listener.port), timeout=WAIT) as stream:

@@ -92,7 +92,7 @@ def test_heartbeats_keep_quiet_connections_alive_and_are_not_delivered() -> None
     driver.close()
 
 
-# N13
+# CN13
 def test_a_silent_worker_is_lost_within_the_time_out() -> None:
     driver = Driver(heartbeat_timeout_ms=200)
     worker = driver.worker(heartbeat_ms=60_000, heartbeat_timeout_ms=60_000)
@@ -102,7 +102,7 @@ def test_a_silent_worker_is_lost_within_the_time_out() -> None:
     driver.close()
 
 
-# N12, N13
+# CN12, CN13
 def test_a_silent_coordinator_is_noticed_by_the_worker() -> None:
     held: queue.Queue[Connection] = queue.Queue()
     listener = Listener(SECRET, Purpose.CONTROL, held.put, name="mute")
@@ -136,7 +136,7 @@ def test_the_driver_s_end_closes_every_worker_after_its_last_order(driver: Drive
     assert driver.lost.empty()
 
 
-# N9
+# CN9
 @pytest.mark.parametrize("raw", [b"garbage", b"", encode_message(Stop("not yours"))])
 def test_a_malformed_message_loses_its_sender_only(driver: Driver, raw: bytes) -> None:
     good = driver.worker()
@@ -162,7 +162,7 @@ def test_a_failing_callback_is_reported_as_a_lost_worker() -> None:
     server.close()
 
 
-# N11
+# CN11
 def test_a_worker_that_stopped_reading_never_blocks_the_coordinator(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,7 +172,7 @@ def frame(kind: FrameKind, sequence: int, value: int, *, generation: int = GENER
 OPENING = schema_fingerprint(SCHEMA)
 
 
-# X6
+# CH6
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 def test_every_channel_keeps_its_order(make_cluster: MakeCluster, parallelism: int) -> None:
     cluster = make_cluster(parallelism)
@@ -213,7 +213,7 @@ def test_ten_thousand_small_batches_arrive_in_order(make_cluster: MakeCluster) -
     assert receiver.exchange.metrics.bytes_in == sender.exchange.metrics.bytes_out
 
 
-# X8
+# CH8
 def test_a_batch_far_larger_than_the_credit_arrives(make_cluster: MakeCluster) -> None:
     sender, receiver = make_cluster(credit_bytes=1_000).workers
     big = pa.record_batch([np.arange(4_000_000)], schema=SCHEMA)
@@ -224,7 +224,7 @@ def test_a_batch_far_larger_than_the_credit_arrives(make_cluster: MakeCluster) -
     sender.send(0, 1, batch_of(1))
 
 
-# X14, X11
+# CH14, CH11
 def test_a_channel_that_is_not_read_stops_its_sender_and_nobody_else(make_cluster: MakeCluster) -> None:
     sender, receiver = make_cluster(credit_bytes=2_000).workers
     receiver.input(0, 0).block()
@@ -243,7 +243,7 @@ def test_a_channel_that_is_not_read_stops_its_sender_and_nobody_else(make_cluste
     sender.wait(lambda: stopped.can_send)
 
 
-# X7
+# CH7
 def test_a_barrier_passes_a_channel_without_credit_behind_its_batches(make_cluster: MakeCluster) -> None:
     sender, receiver = make_cluster(credit_bytes=10).workers
     sender.send(0, 1, batch_of(1))
@@ -252,7 +252,7 @@ def test_a_barrier_passes_a_channel_without_credit_behind_its_batches(make_clust
     assert receiver.take(0, 0) == Barrier(CheckpointId(4))
 
 
-# X10
+# CH10
 def test_local_elements_pass_by_reference(make_cluster: MakeCluster) -> None:
     worker = make_cluster(1).workers[0]
     element = batch_of(1)
@@ -260,7 +260,7 @@ def test_local_elements_pass_by_reference(make_cluster: MakeCluster) -> None:
     assert worker.take(0, 0) is element
 
 
-# X1
+# CH1
 def test_forward_edges_are_one_local_channel_and_need_no_connection() -> None:
     source = Node(NodeName("a"), Role.SOURCE, (), None)
     other = Node(NodeName("b"), Role.SOURCE, (), None)
@@ -274,7 +274,7 @@ def test_forward_edges_are_one_local_channel_and_need_no_connection() -> None:
     worker.exchange.close()
 
 
-# X12
+# CH12
 def test_a_lost_worker_is_reported_once_and_sending_to_it_harms_nobody(make_cluster: MakeCluster) -> None:
     first, second, third = make_cluster(3).workers
     second.exchange.close()
@@ -310,7 +310,7 @@ def test_strangers_are_refused_while_a_good_peer_keeps_working(make_cluster: Mak
     garbage.close()
 
 
-# X13
+# CH13
 @pytest.mark.parametrize("generation", [4, 6])
 def test_a_worker_of_another_generation_is_refused_by_number(make_cluster: MakeCluster, generation: int) -> None:
     first, second = make_cluster().workers
@@ -322,7 +322,7 @@ def test_a_worker_of_another_generation_is_refused_by_number(make_cluster: MakeC
     assert isinstance(first.take(0, 1), BatchElement)
 
 
-# X1
+# CH1
 def test_a_second_connection_of_the_same_worker_is_refused(make_cluster: MakeCluster) -> None:
     first, second = make_cluster().workers
     connection, answer = as_peer(first, 1, GENERATION)
@@ -348,7 +348,7 @@ def test_a_worker_that_never_connects_is_named() -> None:
     worker.exchange.close()
 
 
-# X13
+# CH13
 def test_frames_of_another_generation_are_dropped_and_counted() -> None:
     worker = Worker(0, plan_of(2))
     peer = start_with_hand_made_peer(worker)
@@ -362,7 +362,7 @@ def test_frames_of_another_generation_are_dropped_and_counted() -> None:
     peer.close()
 
 
-# X4, X6
+# CH4, CH6
 @pytest.mark.parametrize(
     ("frames", "problem"),
     [
@@ -391,7 +391,7 @@ def test_a_peer_that_breaks_a_rule_is_lost_with_the_rule(frames: list[list[Buffe
     peer.close()
 
 
-# X11
+# CH11
 def test_a_batch_far_beyond_the_credit_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_module, "OVERDRAWN_BYTES_MAX", 0)
     worker = Worker(0, plan_of(2))
@@ -406,7 +406,7 @@ def test_a_batch_far_beyond_the_credit_is_a_violation(monkeypatch: pytest.Monkey
     peer.close()
 
 
-# X12
+# CH12
 def test_closing_frees_a_sender_that_is_blocked_by_a_stopped_peer() -> None:
     worker = Worker(0, plan_of(2))
     peer = start_with_hand_made_peer(worker, credit_bytes=1 << 30)

@@ -223,7 +223,7 @@ def test_the_position_in_a_snapshot_is_exactly_what_was_sent_before_its_barrier(
     assert bytes(sections[f"{FINISHED_PREFIX}a"]) == b"\x00"
 
 
-def test_sinks_are_sealed_after_operators_have_sent_what_belongs_before_the_barrier() -> None:  # U8, C46
+def test_sinks_are_sealed_after_operators_have_sent_what_belongs_before_the_barrier() -> None:  # U8
     """What is behind the position in no checkpoint is lost, and what is in the wrong one is doubled by a restore."""
     made = Made(reader=Reader([batch(1), batch(2), batch(3)]), sink=Sink())
     for checkpoint, steps in ((7, 2), (8, 1), (9, 1)):
@@ -391,7 +391,7 @@ def test_operators_hear_that_a_channel_has_ended_behind_its_records(monkeypatch:
     assert heard == [("channel-1", 1)]
 
 
-def test_a_turn_is_bounded_so_that_others_come_to_theirs() -> None:
+def test_a_turn_is_bounded_so_that_others_come_to_theirs() -> None:  # C48
     made = Made(inputs=1)
     for number in range(ELEMENTS_PER_TURN_MAX + 1):
         made.inputs[0].put(batch_element(batch(number)))

@@ -144,7 +144,7 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
 
 
 def _quoted(name: str) -> str:
-    """Return ``name`` with everything but letters, digits and "_" escaped, so that no two names clash (B3)."""
+    """Return ``name`` with everything but letters, digits and "_" escaped, so that no two names clash (D1)."""
     return _UNSAFE.sub(lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), name)
 
 

@@ -16,7 +16,7 @@ from headgate.model.ids import CheckpointId
 from headgate.storage.base import AlreadyExists, NotFound, Storage
 
 MERGE_AFTER = 256
-"""Manifests of single commits before they are merged, so that their number stays small (B21, D9)."""
+"""Manifests of single commits before they are merged, so that their number stays small (D9)."""
 
 MANIFEST_FILES_MAX = 20_000
 """Files in one merged manifest, about 3 MB of it: a merge never rewrites more than that (D9)."""

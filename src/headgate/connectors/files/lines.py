@@ -65,7 +65,7 @@ class OversizeLine:
 
 
 class LineFile:
-    """Reads one file from a position. The file is open only while it is read: thousands of them are fine (F26)."""
+    """Reads one file from a position. The file is open only while it is read: thousands of them are fine (N8)."""
 
     def __init__(self, path: str, position: FilePosition, follow: bool, line_bytes_max: int = LINE_BYTES_MAX) -> None:
         self.path = path

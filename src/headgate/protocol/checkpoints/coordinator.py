@@ -1,4 +1,4 @@
-"""The coordinator of one generation's checkpoints (rules C1–C32; docs/spec/coordinator.md says which apply here).
+"""The coordinator of one generation's checkpoints (rules C2–C38; docs/spec/coordinator.md says which apply here).
 
 One ``Coordinator`` per generation. It decides when a checkpoint is triggered, when it is completed, and what may be
 committed; the interpreter writes manifests, sends messages and runs timers. Counterparts: the ``Subtask`` machines,

@@ -1,6 +1,6 @@
 """What happens to the checkpoints of one generation and what is ordered: the vocabulary of ``coordinator``.
 
-Counterpart: the interpreter, which reports the events and runs the effects. Source: rules C1–C32 and E1–E10. It never
+Counterpart: the interpreter, which reports the events and runs the effects. Source: rules C2–C38 and E1–E10. It never
 decides.
 """
 

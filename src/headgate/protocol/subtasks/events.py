@@ -137,7 +137,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class CancelWrite:
-    """EFFECT: stop the asynchronous part of ``checkpoint`` if it still runs; its sealed output stays sealed (C43)."""
+    """EFFECT: stop the asynchronous part of ``checkpoint`` if it still runs; its sealed output stays sealed (T4)."""
 
     checkpoint: CheckpointId
 

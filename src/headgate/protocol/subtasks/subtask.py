@@ -182,7 +182,7 @@ class Subtask(Machine):
             effects.append(effect)
             match effect:
                 case TakeSnapshot():
-                    assert effect.checkpoint > self._last_snapshot, "snapshot ids increase (T2, C42)"
+                    assert effect.checkpoint > self._last_snapshot, "snapshot ids increase (T2)"
                     self._last_snapshot = effect.checkpoint
                     self._writing.add(effect.checkpoint)
                 case EmitBarrier() if self._head is not None:  # L1: the log begins where the barrier went out

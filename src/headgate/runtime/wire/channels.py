@@ -1,7 +1,7 @@
 """Channels: FIFO queues of elements with flow control by credit in bytes.
 
 An ``InputChannel`` belongs to the subtask that reads it, an ``OutputChannel`` to the one that sends; ``exchange``
-joins them, by reference inside a worker and over a connection between two. Rules X6–X12: docs/spec/channels.md.
+joins them, by reference inside a worker and over a connection between two. Rules CH6–CH12: docs/spec/channels.md.
 Never decides when to read: alignment sets a channel aside by not reading it.
 """
 
@@ -48,7 +48,7 @@ class InputChannel:
     ) -> None:
         assert credit_bytes > 0
         self.key = key
-        self._return_at = max(1, credit_bytes // 2)  # X9: half a window at a time
+        self._return_at = max(1, credit_bytes // 2)  # CH9: half a window at a time
         self._on_ready = on_ready
         self._return_credit = return_credit
         self._queue: deque[Element] = deque()
@@ -102,7 +102,7 @@ class InputChannel:
 
     def block(self) -> None:
         """Set the channel aside: ``poll`` returns None, nothing is copied, the sender runs out of credit."""
-        self._is_blocked = True  # X14
+        self._is_blocked = True  # CH14
 
     def unblock(self) -> None:
         """Make the channel readable again."""
@@ -142,17 +142,17 @@ class OutputChannel:
 
     @property
     def can_send(self) -> bool:
-        """Whether a batch may be sent. Control elements always may (X7)."""
+        """Whether a batch may be sent. Control elements always may (CH7)."""
         return self._granted_bytes > self._sent_bytes
 
     def send(self, element: Element) -> None:
         """Send ``element`` behind everything sent before.
 
         The sender looks at ``can_send`` before it *begins* to process an input; what that one input (or a flush in
-        front of a barrier) produces may overdraw the credit (X8).
+        front of a barrier) produces may overdraw the credit (CH8).
         """
         if type(element) is BatchElement:
-            # Charged first: the other end may give credit back before transmit returns (X8).
+            # Charged first: the other end may give credit back before transmit returns (CH8).
             self._sent_bytes += element.size_bytes
         self._transmit(element)
 
@@ -169,7 +169,7 @@ def local_channel(
     on_ready: Callable[[InputChannel], None],
     on_credit: Callable[[OutputChannel], None],
 ) -> tuple[InputChannel, OutputChannel]:
-    """Return both ends of a channel inside one worker: elements by reference, the same credit (X10)."""
+    """Return both ends of a channel inside one worker: elements by reference, the same credit (CH10)."""
 
     def return_credit(size_bytes: int) -> None:
         output.add_credit(size_bytes)

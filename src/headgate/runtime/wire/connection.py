@@ -1,7 +1,7 @@
 """Authenticated connections between processes of one job: connect, send, receive.
 
 Counterparts: ``codec.handshake`` decides who is let in, ``runtime.wire.listener`` accepts; ``runtime.wire.control`` and
-``runtime.wire.exchange`` use the connections. Rules N1–N10 and SE13: docs/spec/connections.md. Everything blocks;
+``runtime.wire.exchange`` use the connections. Rules CN1–CN10 and SE13: docs/spec/connections.md. Everything blocks;
 ``close`` from any thread ends the waiting. Never interprets what it carries, and never hands out a byte that is not
 authentic.
 """
@@ -25,7 +25,7 @@ from headgate.runtime.wire.byte_streams import PlainStream, TlsStream, client_st
 from headgate.runtime.wire.tls import Tls
 
 HANDSHAKE_SECONDS = 5.0
-"""Deadline of a whole handshake, however slowly its bytes drip in (N3)."""
+"""Deadline of a whole handshake, however slowly its bytes drip in (CN3)."""
 
 _BUFFER_BYTES = 1 << 16
 _RECORD = struct.Struct("<IQ")
@@ -140,7 +140,7 @@ class Connection:
         return count
 
     def send_message(self, payload: bytes) -> None:
-        """Send ``payload`` as one record with length and checksum (N7), a block each.
+        """Send ``payload`` as one record with length and checksum (CN7), a block each.
 
         Raises:
             ConnectionLost
@@ -152,7 +152,7 @@ class Connection:
 
         Raises:
             ConnectionLost
-            ProtocolViolation: longer than ``size_bytes_max``; nothing was allocated for it (N8).
+            ProtocolViolation: longer than ``size_bytes_max``; nothing was allocated for it (CN8).
             CorruptionError: its checksum does not match.
         """
         head = bytearray(_RECORD.size)

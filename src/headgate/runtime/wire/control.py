@@ -1,7 +1,7 @@
 """The control channel: workers register with the coordinator in the driver and take its orders.
 
 Counterparts: ``ControlClient`` in each worker, ``ControlServer`` in the driver; messages: ``codec.messages``.
-Rules N7–N14: docs/spec/connections.md. Both ends notice silence, so that a stopped or cut-off process is
+Rules CN7–CN14: docs/spec/connections.md. Both ends notice silence, so that a stopped or cut-off process is
 reported within the heartbeat time-out. Never decides anything about the pipeline.
 """
 
@@ -40,7 +40,7 @@ class ControlClient:
         secret: of the job.
         on_message: called with each order, in the receive thread.
         on_close: called once when the connection is gone, with the reason; never after ``close``. The worker
-            exits at once (N12).
+            exits at once (CN12).
         heartbeat_ms, heartbeat_timeout_ms: period of the signs of life, and the silence that counts as loss.
 
     Raises:
@@ -111,7 +111,7 @@ class ControlClient:
             self._lose(lost.reason)
         except HeadgateError as error:
             self._lose(str(error))
-        except Exception as error:  # N9: whatever it is, the worker must hear of it
+        except Exception as error:  # CN9: whatever it is, the worker must hear of it
             self._lose(f"the control channel failed: {error!r}")
 
     def _heartbeat_loop(self) -> None:
@@ -151,7 +151,7 @@ class WorkerConnection:
         self._outbox = Outbox(connection, self.lose, name=f"headgate-control-send-{self.peer}", around=around)
 
     def send(self, message: ToWorker) -> None:
-        """Send ``message`` behind the earlier ones; never blocks, drops it when the worker is gone (N11).
+        """Send ``message`` behind the earlier ones; never blocks, drops it when the worker is gone (CN11).
 
         Raises:
             ProtocolViolation: it is too large.
@@ -188,7 +188,7 @@ class WorkerConnection:
             self.lose(lost.reason)
         except HeadgateError as error:
             self.lose(str(error))
-        except Exception as error:  # N9: one worker's message must not end the coordinator silently
+        except Exception as error:  # CN9: one worker's message must not end the coordinator silently
             self.lose(f"its message could not be processed: {error!r}")
         finally:
             self._outbox.close(0.0)
@@ -271,7 +271,7 @@ class ControlServer:
                 self._workers.pop(worker, None)
 
     def _watch_loop(self) -> None:
-        """Report workers that are silent: stopped, frozen, or cut off without a reset (F5)."""
+        """Report workers that are silent: stopped, frozen, or cut off without a reset (CN13)."""
         while not self._closed.wait(self._timeout_seconds / 10):
             now = _now_s(self._around)
             with self._lock:

@@ -1,9 +1,9 @@
 """The exchange of one worker: all its channels, and one connection per other worker for the remote ones.
 
 Counterpart: the exchanges of the other workers of the same generation. Life: construct (listens; the address
-goes into ``Register``), ``start`` with what ``Deploy`` says, move elements, ``close``. Rules X1–X14:
+goes into ``Register``), ``start`` with what ``Deploy`` says, move elements, ``close``. Rules CH1–CH14:
 docs/spec/channels.md. Sends happen in the mailbox thread; one receive thread per peer always drains its socket
-into the input channels, which credit bounds, so that a blocking send cannot deadlock (X11).
+into the input channels, which credit bounds, so that a blocking send cannot deadlock (CH11).
 Never looks into an element.
 """
 
@@ -160,7 +160,7 @@ class Exchange:
             self._generation = generation
             self._changed.notify_all()
         for other, peer in self._peers.items():
-            if other < self._worker:  # X1: one connection per pair, the higher connects
+            if other < self._worker:  # CH1: one connection per pair, the higher connects
                 peer.attach(self._connect(other, addresses[other], deadline))
         with self._changed:
             peers = self._peers.values()
@@ -279,7 +279,7 @@ class Exchange:
                 connection.close()
 
     def _welcome(self, connection: Connection) -> bool:
-        """Attach the connection to its peer if it belongs to this generation (X13)."""
+        """Attach the connection to its peer if it belongs to this generation (CH13)."""
         hello = _receive_greeting(connection)
         if not isinstance(hello, DataHello):
             return False

@@ -139,7 +139,7 @@ class FeedbackChannel:
 
     @property
     def outstanding_bytes(self) -> int:
-        """Always 0: a sender of feedback cannot overdraw, it has unlimited credit (L22)."""
+        """Always 0: a sender of feedback cannot overdraw, it has unlimited credit (L14, L22)."""
         return 0
 
     @property

@@ -2,7 +2,7 @@
 
 Counterpart: ``connection.connect``. A newcomer is a stranger until its first message shows that it knows the job's
 secret; strangers make room for each other and for nobody else, so that a flood of them cannot push out a handshake that
-has begun. Rules N3–N5 and SE10–SE12: docs/spec/connections.md. The accepting thread never waits for a peer.
+has begun. Rules CN3–CN5 and SE10–SE12: docs/spec/connections.md. The accepting thread never waits for a peer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headgate.runtime.wire.connection import (
 from headgate.runtime.wire.tls import Tls
 
 STRANGERS_MAX = 256
-"""Connections that have not shown the secret; one more closes the oldest of them (N5)."""
+"""Connections that have not shown the secret; one more closes the oldest of them (CN5)."""
 HANDSHAKES_MAX = 512
 """Handshakes of those that have shown it; one more is closed, and tries again (SE12)."""
 NONCES_MAX = 1 << 16
@@ -37,7 +37,7 @@ _PAUSE_SECONDS = 0.05
 
 
 class Listener:
-    """Accepts connections of this job on one port (N4).
+    """Accepts connections of this job on one port (CN4).
 
     ``on_connection`` is called with each connection and with its thread, in which it runs and which it may keep.
     """

@@ -1,7 +1,7 @@
 """A bounded queue of messages in front of a connection, emptied by a thread of its own.
 
 Used by both ends of the control channel, so that a peer that does not read (SIGSTOP, cut cable) can block
-nobody: it fills its own queue, and a full queue is a lost peer (N11). Never drops a message silently while the
+nobody: it fills its own queue, and a full queue is a lost peer (CN11). Never drops a message silently while the
 connection lives.
 """
 

@@ -1,6 +1,6 @@
 """One other worker: the connection with it and the remote channels that share it.
 
-Counterpart: the ``Peer`` for this worker in the other worker's exchange. Rules X1–X14: docs/spec/channels.md.
+Counterpart: the ``Peer`` for this worker in the other worker's exchange. Rules CH1–CH14: docs/spec/channels.md.
 The mailbox thread encodes and sends; the receive thread decodes and puts into the input channels.
 Never reports the same loss twice, and never raises in its thread.
 """
@@ -64,7 +64,7 @@ class EdgeOfPeer:
 
 
 OVERDRAWN_BYTES_MAX = 1 << 30
-"""What one input or one flush may produce beyond the credit (X8): more than any sound operator, far from endless."""
+"""What one input or one flush may produce beyond the credit (CH8): more than any sound operator, far from endless."""
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class Peer:
     Args:
         worker: this worker.
         other: the other one.
-        generation: of both; frames of any other are dropped and counted (X13).
+        generation: of both; frames of any other are dropped and counted (CH13).
         edges: the shuffled ones, by edge index.
         credit_bytes: initial credit of each channel; feedback channels need none (L22).
         callbacks: of the exchange.
@@ -158,7 +158,7 @@ class Peer:
         return self._connection.bytes_out if self._connection else 0
 
     def reserve(self) -> bool:
-        """Claim the only place for a connection; False when it is taken (X1)."""
+        """Claim the only place for a connection; False when it is taken (CH1)."""
         with self._lock:
             is_free = not self._is_reserved and not self._is_over
             self._is_reserved = True
@@ -263,7 +263,7 @@ class Peer:
             self._callbacks.on_error(error)
         except HeadgateError as error:
             self._lose(str(error))
-        except (Exception, MemoryError) as error:  # X12: whatever it is, the worker must hear of it
+        except (Exception, MemoryError) as error:  # CH12: whatever it is, the worker must hear of it
             self._lose(f"the receive thread failed: {error!r}")
 
     def _receive_frames(self, connection: Connection) -> None:
@@ -276,7 +276,7 @@ class Peer:
             if header.payload_bytes:
                 payload = pa.allocate_buffer(header.payload_bytes)
                 connection.receive_into(memoryview(payload))
-            if header.generation != self._generation:  # X13
+            if header.generation != self._generation:  # CH13
                 self.frames_refused += 1
                 continue
             self.frames_in += 1
@@ -289,10 +289,10 @@ class Peer:
         if header.kind is FrameKind.CREDIT:
             self._on_credit(header, incoming)
             return
-        if header.sequence != incoming.sequence:  # X6
+        if header.sequence != incoming.sequence:  # CH6
             raise self._violation(header, f"sequence {header.sequence} where {incoming.sequence} was due")
         incoming.sequence += 1
-        if (header.kind is FrameKind.OPEN) != (header.sequence == 0):  # X4
+        if (header.kind is FrameKind.OPEN) != (header.sequence == 0):  # CH4
             raise self._violation(header, "a channel begins with its schema, once")
         if header.kind is FrameKind.OPEN:
             if header.value != schema_fingerprint(incoming.schema):
@@ -301,7 +301,7 @@ class Peer:
         if header.kind is not FrameKind.BATCH:
             incoming.channel.put(control_element(header, source))
             return
-        if incoming.channel.outstanding_bytes >= self._credit_bytes + OVERDRAWN_BYTES_MAX:  # X11
+        if incoming.channel.outstanding_bytes >= self._credit_bytes + OVERDRAWN_BYTES_MAX:  # CH11
             raise self._violation(header, "a batch was sent without credit")
         incoming.channel.put(decode_batch(header, payload, incoming.schema, source))
 

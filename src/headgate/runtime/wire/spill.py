@@ -1,9 +1,9 @@
 """Loop data beyond the memory share goes to disk: the budget of one worker and the anonymous files.
 
-Used by ``runtime.wire.feedback`` and ``runtime.worker.loop_log``. Rules L22, L25, L26 and traps T2, T15, T18 of the
-loops' rules: memory first and then disk, a clear error at a hard limit, and nothing that a later generation could find,
-because a spill file has no name from the start. A record is one Arrow IPC message and its xxh3-64. Never decides what
-is spilled.
+Used by ``runtime.wire.feedback`` and ``runtime.worker.loop_log``. Rules L22, L25 and L26 of
+docs/spec/loops.md: memory first and then disk, a clear error at a hard limit, and nothing that a later generation could
+find, because a spill file has no name from the start. A record is one Arrow IPC message and its xxh3-64. Never decides
+what is spilled.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ class SubtaskRunner:
             self._align_started = {checkpoint: time.perf_counter_ns()}
 
     def _take_snapshot(self, checkpoint: CheckpointId) -> None:
-        """The synchronous part: flush (U8), then seal what the sinks were given, and take references (C44)."""
+        """The synchronous part: flush (U8), then seal what the sinks were given, and take references (ST5)."""
         fault_points.reach("before-snapshot")
         begun_ns = time.perf_counter_ns()
         self.chain.before_barrier()

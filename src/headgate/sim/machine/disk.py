@@ -138,7 +138,7 @@ class SimStorage:
         stored.is_durable = True
 
     def _store(self, path: str, data: bytes) -> None:
-        """Local files: written and visible; only if the directory's sync fails they are not durable (S33)."""
+        """Local files: written and visible; only if the directory's sync fails they are not durable (O15)."""
         stored = self._disk.objects[path] = Stored(data)
         if not self._disk.faults.puts_land_late and self._disk.faults.strikes(Fault.SYNC_FAILS):
             stored.is_durable = False
