@@ -146,7 +146,7 @@ def _percentile(before: dict[int, Any], after: dict[int, Any], q: float) -> floa
 
 def _with_probe(definition: PipelineDefinition) -> PipelineDefinition:
     """Put the probe around the window operator."""
-    schema = next(definition.schemas[n.name] for n in definition.graph.nodes if str(n.name) == "window-combine")
+    schema = next(definition.schema(n.name) for n in definition.graph.nodes if str(n.name) == "window-combine")
     column = next(f.name for f in schema if pa.types.is_timestamp(f.type) or f.name == schema.names[-1])  # type: ignore[attr-defined]
     vertices = tuple(
         replace(

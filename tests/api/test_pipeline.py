@@ -13,6 +13,7 @@ import headgate as hg
 from headgate.api import pipeline as pipeline_module
 from headgate.model import config as model
 from headgate.model.definition import PipelineDefinition
+from headgate.model.graph import BAD_RECORDS, MAIN
 from headgate.model.ids import NodeName
 from headgate.operators import bad_records
 
@@ -42,7 +43,9 @@ def test_the_definition_holds_configuration_graph_plan_and_schemas(tmp_path: Pat
         on_damaged=model.DamagedCheckpoint.FAIL,
     )
     assert definition.plan.parallelism == 3
-    assert definition.schemas == {NodeName(n): pa.schema([("n", pa.int64())]) for n in ("source", "filter", "sink")}
+    main = {MAIN: pa.schema([("n", pa.int64())])}
+    source = main | {BAD_RECORDS: bad_records.SCHEMA}
+    assert definition.outputs == {NodeName("source"): source, NodeName("filter"): main, NodeName("sink"): main}
 
 
 @pytest.mark.parametrize(

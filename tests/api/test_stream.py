@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.model.graph import Edge, OutputTag, Partitioner, Role
+from headgate.model.graph import BAD_RECORDS, Edge, Partitioner, Role
 from headgate.model.ids import NodeName
 
 ROWS = [{"service": "a", "level": "ERROR", "n": 1, "ts": 5_000}]
@@ -162,7 +162,7 @@ def test_diverted_records_of_every_operator_that_refuses_some_reach_one_sink() -
     node = definition.graph.node(NodeName("bad-records"))
     assert node.role is Role.SINK
     assert [str(e.upstream) for e in node.inputs] == ["source", "map", "with-timestamps", "key-by", "reduce"]
-    assert {e.tag for e in node.inputs} == {OutputTag.BAD_RECORDS}
+    assert {e.tag for e in node.inputs} == {BAD_RECORDS}
     assert definition.diverts
 
 

@@ -106,6 +106,9 @@ class Kept:
     def emit(self, batch: pa.RecordBatch) -> None:
         self.rows += batch.to_pylist()
 
+    def emit_to(self, tag: str, batch: pa.RecordBatch) -> None:
+        raise AssertionError(f"no output '{tag}' here")
+
     def emit_watermark(self, watermark_ms: int) -> None:
         raise AssertionError("no event time here")
 

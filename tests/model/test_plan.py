@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headgate.errors import UsageError
-from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
+from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import ChannelIndex, NodeName, SubtaskId, VertexId
 from headgate.model.plan import InputChannel, Plan, PlanEdge, make_plan
 
@@ -24,7 +24,7 @@ def sink(name: str, *inputs: Edge) -> Node:
     return node(name, *inputs, role=Role.SINK)
 
 
-def edge(upstream: str, partitioner: Partitioner = FORWARD, *keys: str, tag: OutputTag = OutputTag.MAIN) -> Edge:
+def edge(upstream: str, partitioner: Partitioner = FORWARD, *keys: str, tag: OutputTag = MAIN) -> Edge:
     return Edge(NodeName(upstream), partitioner, keys, tag)
 
 
@@ -43,7 +43,7 @@ def chains(made: Plan) -> dict[str, list[str]]:
 def test_forward_edges_are_chained_and_others_are_not() -> None:  # P1
     made = plan(source("in"), node("map", edge("in")), node("sum", edge("map", HASH, "user")), sink("out", edge("sum")))
     assert chains(made) == {"in": ["in", "map"], "sum": ["sum", "out"]}
-    assert made.edges == (PlanEdge(0, vertex("in"), NodeName("map"), OutputTag.MAIN, vertex("sum"), HASH, ("user",)),)
+    assert made.edges == (PlanEdge(0, vertex("in"), NodeName("map"), MAIN, vertex("sum"), HASH, ("user",)),)
 
 
 def test_a_chain_is_a_tree() -> None:  # P1
@@ -79,10 +79,10 @@ def test_channels_are_numbered_edge_by_edge() -> None:  # P2
 
 
 def test_outputs_of_a_chain_name_the_node_and_the_tag_that_emit() -> None:  # P1
-    bad = edge("map", REBALANCE, tag=OutputTag.BAD_RECORDS)
+    bad = edge("map", REBALANCE, tag=BAD_RECORDS)
     made = plan(source("in"), node("map", edge("in")), sink("out", edge("map")), sink("bad", bad))
     assert made.outputs(vertex("in")) == (
-        PlanEdge(0, vertex("in"), NodeName("map"), OutputTag.BAD_RECORDS, vertex("bad"), REBALANCE, ()),
+        PlanEdge(0, vertex("in"), NodeName("map"), BAD_RECORDS, vertex("bad"), REBALANCE, ()),
     )
     assert made.outputs(vertex("bad")) == ()
 

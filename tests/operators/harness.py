@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import BadRecord
+from headgate.model.graph import OutputTag
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 
 
@@ -18,6 +19,7 @@ class Recorder:
         self.batches: list[pa.RecordBatch] = []
         self.log: list[tuple[str, Any]] = []
         self.bad: list[dict[str, Any]] = []
+        self.tagged: dict[OutputTag, list[pa.RecordBatch]] = {}
         self._diverts = diverts
         self.target: Operator | None = None
 
@@ -29,6 +31,10 @@ class Recorder:
         self.log.append(("batch", batch.num_rows))
         if self.target is not None:
             self.target.process(batch)
+
+    def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
+        batch.validate(full=True)
+        self.tagged.setdefault(tag, []).append(batch)
 
     def emit_watermark(self, watermark_ms: int) -> None:
         self.log.append(("watermark", watermark_ms))

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from headgate.model.graph import Edge, Node, OutputTag, Role
+from headgate.model.graph import MAIN, Edge, Node, Role
 from headgate.model.ids import NodeName
 from headgate.model.plan import make_plan
 from headgate.sim.history import Record
@@ -31,12 +31,12 @@ def loop(trips_max: int, body: Kind = Kind.REKEY) -> list[Node]:
 
 def test_a_record_goes_round_as_often_as_it_may() -> None:
     sent = run_nest(loop(2), {P: Counter([FIRST])}, 1)
-    origins = sorted(record[0] for record in sent[NodeName("b"), OutputTag.MAIN])
+    origins = sorted(record[0] for record in sent[NodeName("b"), MAIN])
     assert origins == ["s.b", "s.b@P.b", "s.b@P.b@P.b"]
 
 
 def test_a_keyed_sum_counts_every_trip() -> None:
-    sent = run_nest(loop(3, Kind.TALLY), {P: Counter([FIRST])}, 1)[NodeName("b"), OutputTag.MAIN]
+    sent = run_nest(loop(3, Kind.TALLY), {P: Counter([FIRST])}, 1)[NodeName("b"), MAIN]
     assert sent[("=b", 4, 0, 20, 0)] == 1
 
 

@@ -6,7 +6,7 @@ Never runs anything. ``headgate.api.stream`` adds nodes; ``headgate.api.pipeline
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from headgate.api.loop_checks import check_listener
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
-from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
+from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import bad_records
 from headgate.operators.loop_head import LoopHeadSpec
@@ -46,14 +46,13 @@ class GraphBuilder:
     """Nodes in the order of their making, which is topological.
 
     Attributes:
-        schemas: main output of each node (of a sink: what it receives).
-        refusing: nodes that may hand over bad records.
+        outputs: schema of every output of each node (of a sink: what it receives, as its main output). Nodes that may
+            hand over bad records have an output ``BAD_RECORDS``.
         bodies: the loops whose bodies are being written right now, outermost first.
     """
 
     nodes: list[Node] = field(default_factory=list)
-    schemas: dict[NodeName, pa.Schema] = field(default_factory=dict)
-    refusing: list[NodeName] = field(default_factory=list)
+    outputs: dict[NodeName, dict[OutputTag, pa.Schema]] = field(default_factory=dict)
     bodies: list[NodeName] = field(default_factory=list)
 
     def node(self, name: NodeName) -> Node:
@@ -95,10 +94,12 @@ class GraphBuilder:
         *,
         state_text: str = "",
         refuses: bool = False,
+        side_outputs: Mapping[OutputTag, pa.Schema] | None = None,
     ) -> NodeName:
         """Add a node and return its name; ``name`` comes from ``claim_name``.
 
-        It is in those loops whose bodies are being written and whose records it gets.
+        ``schema``: of its main output; ``refuses``: it may hand over bad records, its first side output. It is in
+        those loops whose bodies are being written and whose records it gets.
 
         Raises:
             UsageError: it wants to hear of finished rounds, and cannot.
@@ -108,9 +109,9 @@ class GraphBuilder:
         node = Node(name, role, edges, spec, schema_text(schema), state_text, loops=loops)
         check_listener(name, spec, loops, has_rounds=self._counts_rounds(node))
         self.nodes.append(node)
-        self.schemas[name] = schema
+        self.outputs[name] = {MAIN: schema, **(side_outputs or {})}
         if refuses:
-            self.refusing.append(name)
+            self.outputs[name][BAD_RECORDS] = canonical_schema(bad_records.SCHEMA)
         return name
 
     @contextmanager
@@ -134,21 +135,22 @@ class GraphBuilder:
         """Tie the body's ``edges`` to the head ``name``."""
         self.nodes = [replace(node, feedback=edges) if node.name == name else node for node in self.nodes]
 
-    def finished(self, dead_letters: Sink | None) -> tuple[Graph, dict[NodeName, pa.Schema]]:
-        """Return the graph, with the sink of diverted records if there is one, and every node's schema.
+    def finished(self, dead_letters: Sink | None) -> tuple[Graph, dict[NodeName, dict[OutputTag, pa.Schema]]]:
+        """Return the graph, with the sink of diverted records if there is one, and the schemas of every node.
 
         Raises:
             UsageError: the pipeline is empty, has no sink, has a stream that leads nowhere, or the body of a loop is
                 being written.
         """
         self._check()
-        nodes, schemas = list(self.nodes), dict(self.schemas)
-        if dead_letters is not None and self.refusing:
-            edges = tuple(Edge(name, Partitioner.FORWARD, (), OutputTag.BAD_RECORDS) for name in self.refusing)
-            schema = canonical_schema(bad_records.SCHEMA)
+        nodes, outputs = list(self.nodes), dict(self.outputs)
+        refusing = [name for name, schemas in outputs.items() if BAD_RECORDS in schemas]
+        if dead_letters is not None and refusing:
+            edges = tuple(Edge(name, Partitioner.FORWARD, (), BAD_RECORDS) for name in refusing)
+            schema = outputs[refusing[0]][BAD_RECORDS]
             nodes.append(Node(BAD_RECORDS_NODE, Role.SINK, edges, dead_letters, schema_text(schema)))
-            schemas[BAD_RECORDS_NODE] = schema
-        return Graph(tuple(nodes)), schemas
+            outputs[BAD_RECORDS_NODE] = {MAIN: schema}
+        return Graph(tuple(nodes)), outputs
 
     def _counts_rounds(self, node: Node) -> bool:
         spec = node.spec if node.role is Role.LOOP_HEAD else self.node(node.loops[0]).spec if node.loops else None
@@ -156,8 +158,7 @@ class GraphBuilder:
 
     def _forget(self, names: set[NodeName]) -> None:
         self.nodes = [node for node in self.nodes if node.name not in names]
-        self.schemas = {name: schema for name, schema in self.schemas.items() if name not in names}
-        self.refusing = [name for name in self.refusing if name not in names]
+        self.outputs = {name: schemas for name, schemas in self.outputs.items() if name not in names}
 
     def _check(self) -> None:
         if self.bodies:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.model.definition import PipelineDefinition
-from headgate.model.graph import Node, OutputTag, Partitioner, Role
+from headgate.model.graph import MAIN, Node, Partitioner, Role
 from headgate.model.plan import PlanEdge
 from headgate.operators.loop_head import LoopHeadSpec
 
@@ -26,7 +26,7 @@ def describe_plan(definition: PipelineDefinition) -> str:
 
 
 def _edge(edge: PlanEdge) -> str:
-    tag = "" if edge.tag is OutputTag.MAIN else f" ({edge.tag.value})"
+    tag = "" if edge.tag == MAIN else f" ({edge.tag})"
     how = edge.partitioner.value
     if edge.partitioner is Partitioner.HASH:
         how += f" on {', '.join(edge.keys)}"

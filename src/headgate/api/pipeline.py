@@ -148,7 +148,7 @@ class Pipeline:
         """
         subtasks = self._parallelism or parallelism or PARALLELISM_DEFAULT
         sink = self._bad_records.sink if isinstance(self._bad_records, DeadLetter) else None
-        graph, schemas = self._builder.finished(sink)
+        graph, outputs = self._builder.finished(sink)
         config = PipelineConfig(
             name=self.name,
             parallelism=self._checked_parallelism(subtasks),
@@ -162,7 +162,7 @@ class Pipeline:
         )
         graph = _placed(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
-        return PipelineDefinition(config, graph, plan, {**schemas}, sink is not None)
+        return PipelineDefinition(config, graph, plan, outputs, sink is not None)
 
     def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
         """Replace what the program says (the command line's options); None keeps it.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headgate.model.config import PipelineConfig
-from headgate.model.graph import Graph
+from headgate.model.graph import MAIN, Graph, OutputTag
 from headgate.model.ids import NodeName
 from headgate.model.plan import Plan
 
@@ -18,13 +18,17 @@ class PipelineDefinition:
     """Everything that is needed to run a pipeline.
 
     Attributes:
-        schemas: ``node → pyarrow.Schema`` of its main output, for every node of the graph (a sink's entry is the
-            schema of the records it receives).
+        outputs: ``node → tag → pyarrow.Schema`` of each of its outputs, for every node of the graph (a sink's entry is
+            the schema of the records that it receives, as its main output).
         diverts: bad records go to the sink node ``bad-records`` (else the first one fails the pipeline).
     """
 
     config: PipelineConfig
     graph: Graph
     plan: Plan
-    schemas: dict[NodeName, object]
+    outputs: dict[NodeName, dict[OutputTag, object]]
     diverts: bool = False
+
+    def schema(self, node: NodeName, tag: OutputTag = MAIN) -> object:
+        """Return the ``pyarrow.Schema`` of one output of ``node``."""
+        return self.outputs[node][tag]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NewType
 
 from headgate.model.ids import NodeName
 
@@ -38,22 +39,28 @@ class Partitioner(Enum):
     """Every record to every subtask."""
 
 
-class OutputTag(Enum):
-    """Which output of a node an edge takes."""
+OutputTag = NewType("OutputTag", str)
+"""Which output of a node an edge takes; each has a schema of its own (P11; ``PipelineDefinition.outputs``)."""
 
-    MAIN = "main"
-    BAD_RECORDS = "bad-records"
-    """Rows of ``operators.bad_records.SCHEMA``; only wired when the policy is to divert."""
+MAIN = OutputTag("main")
+BAD_RECORDS = OutputTag("bad-records")
+"""Rows of ``operators.bad_records.SCHEMA``; only wired when the policy is to divert."""
+
+InputName = NewType("InputName", str)
+"""Which input of a node an edge leads to (P10). Edges to the same input carry one schema, as in a union."""
+
+MAIN_INPUT = InputName("main")
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An input of a node: where it comes from and how records are routed. ``keys`` only with HASH."""
+    """A way into a node: where it comes from, how records are routed, and to which input. ``keys`` only with HASH."""
 
     upstream: NodeName
     partitioner: Partitioner = Partitioner.FORWARD
     keys: tuple[str, ...] = ()
-    tag: OutputTag = OutputTag.MAIN
+    tag: OutputTag = MAIN
+    input: InputName = MAIN_INPUT
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headgate.errors import UsageError
-from headgate.model.graph import Graph, Node, OutputTag, Partitioner, Role
+from headgate.model.graph import MAIN_INPUT, Graph, InputName, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import ChannelIndex, NodeName, SubtaskId, VertexId
 
 
@@ -19,7 +19,7 @@ from headgate.model.ids import ChannelIndex, NodeName, SubtaskId, VertexId
 class PlanEdge:
     """An edge between two vertices.
 
-    ``from_node`` (inside ``source``) emits on ``tag``; records go to the head node of ``target``.
+    ``from_node`` (inside ``source``) emits on ``tag``; records go to the ``input`` of the head node of ``target``.
     ``index`` is the edge's position in ``Plan.edges``. ``nest`` is the outermost loop that both ends are in: probes of
     that loop travel along this edge. A feedback edge leads back to the head of its loop and is never aligned.
     """
@@ -33,6 +33,7 @@ class PlanEdge:
     keys: tuple[str, ...]
     is_feedback: bool = False
     nest: NodeName | None = None
+    input: InputName = MAIN_INPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ def make_plan(graph: Graph, parallelism: int, max_parallelism: int) -> Plan:
                     edge.keys,
                     is_feedback,
                     nest,
+                    edge.input,
                 )
             )
     return Plan(vertices, tuple(edges), parallelism, max_parallelism)

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from headgate.model.graph import InputName, OutputTag
 from headgate.state.frozen import FrozenState
 
 WATERMARK_MAX_MS = (1 << 63) - 1
@@ -30,6 +31,9 @@ class Output(Protocol):
 
     def emit(self, batch: pa.RecordBatch) -> None:
         """Send records downstream. Empty batches are dropped."""
+
+    def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
+        """Send records to the output ``tag``, in the schema that it was declared with. Empty batches are dropped."""
 
     def emit_watermark(self, watermark_ms: int) -> None:
         """Announce that no record with an event time ≤ ``watermark_ms`` will follow (used by with_timestamps)."""
@@ -106,6 +110,10 @@ class Operator:
     def process(self, batch: pa.RecordBatch) -> None:
         """Process one non-empty batch; send results through ``self.output``."""
         raise NotImplementedError
+
+    def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
+        """Process one non-empty batch that came on input ``name``. An operator with several inputs overrides this."""
+        self.process(batch)
 
     def on_watermark(self, watermark_ms: int) -> None:
         """Event time advanced (strictly). Must end with forwarding: ``self.output.emit_watermark``."""

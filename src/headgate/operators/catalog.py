@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.operators.base import OperatorSpec
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.key_check import KeyCheckSpec
@@ -43,6 +45,7 @@ __all__ = [
     "filter_spec",
     "fuse",
     "output_schema",
+    "output_schemas",
     "process_spec",
     "select_spec",
     "state_text",
@@ -52,10 +55,22 @@ __all__ = [
 
 
 class SchemaSpec(OperatorSpec, Protocol):
-    """What every spec of this catalog also does."""
+    """A spec with one input and one output."""
 
     def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
         """Return the schema of the results for input of ``schema``."""
+
+
+@runtime_checkable
+class NamedSchemasSpec(Protocol):
+    """A spec with several inputs or outputs, each with a name and a schema of its own."""
+
+    def output_schemas(self, inputs: Mapping[InputName, pa.Schema], node: str) -> Mapping[OutputTag, pa.Schema]:
+        """Return the schema of every output, the main one among them, for these inputs.
+
+        Raises:
+            UsageError: an input is missing, unknown, or does not fit.
+        """
 
 
 @runtime_checkable
@@ -66,13 +81,26 @@ class StatefulSpec(Protocol):
         """Return the identity of the state: kind, keys and types, aggregates."""
 
 
-def output_schema(spec: OperatorSpec, schema: pa.Schema, node: str) -> pa.Schema:
-    """Return the schema of what operator ``node`` emits when its input has ``schema`` (canonical).
+def output_schemas(
+    spec: OperatorSpec, inputs: Mapping[InputName, pa.Schema], node: str
+) -> Mapping[OutputTag, pa.Schema]:
+    """Return the schema of every output of operator ``node`` when its inputs have these schemas (canonical).
 
     Raises:
         UsageError: naming the operator, what is wrong, and the columns there are.
     """
-    return cast(SchemaSpec, spec).output_schema(schema, node)
+    if isinstance(spec, NamedSchemasSpec):
+        return spec.output_schemas(inputs, node)
+    return {MAIN: cast(SchemaSpec, spec).output_schema(inputs[MAIN_INPUT], node)}
+
+
+def output_schema(spec: OperatorSpec, schema: pa.Schema, node: str) -> pa.Schema:
+    """Return the schema of the main output of operator ``node``, whose only input has ``schema`` (canonical).
+
+    Raises:
+        UsageError: naming the operator, what is wrong, and the columns there are.
+    """
+    return output_schemas(spec, {MAIN_INPUT: schema}, node)[MAIN]
 
 
 def process_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.Schema) -> OperatorSpec:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from headgate.model.graph import Node, OutputTag, Partitioner
+from headgate.model.graph import BAD_RECORDS, MAIN, Node, OutputTag, Partitioner
 from headgate.model.ids import NodeName
 from headgate.model.key_groups import subtask_of_key_group
 from headgate.model.plan import Plan, PlanEdge, Vertex
@@ -66,7 +66,7 @@ class Chain:
         at = self._positions[split]
         records = list(self._splits[split][at : at + count])
         self._positions[split] = at + len(records)
-        self._emit(self._vertex.head.name, OutputTag.MAIN, records)
+        self._emit(self._vertex.head.name, MAIN, records)
         return max(r[4] for r in records)
 
     # -- records ------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Chain:
                 state = self._keyed[name]
                 sums = [kinds.summed(name, int(k), c, t) for k, (_, c, t) in sorted(state.items()) if c]
                 self._keyed[name] = {k: [number, 0, 0] for k, (number, _, _) in state.items()}  # R17: forgotten
-                self._emit(node.name, OutputTag.MAIN, sums)
+                self._emit(node.name, MAIN, sums)
 
     def _apply(self, node: Node, records: list[Record]) -> None:
         name, spec = str(node.name), spec_of(node)
@@ -142,9 +142,9 @@ class Chain:
             case _:
                 assert spec.kind in STATELESS
                 main = [made for r in records for made in kinds.transformed(spec, name, r)]
-        self._emit(node.name, OutputTag.MAIN, main)
+        self._emit(node.name, MAIN, main)
         if bad:
-            self._emit(node.name, OutputTag.BAD_RECORDS, bad)
+            self._emit(node.name, BAD_RECORDS, bad)
 
     def _count(self, name: str, records: list[Record]) -> list[Record]:
         state, out = self._keyed[name], []
@@ -187,7 +187,7 @@ class Chain:
                 out.append(kinds.round_sum(name, str(node.loops[0]), round_of, key, *state.pop(text)))
         if spec_of(node).marks_rounds:
             out.append(kinds.round_mark(name, round_, self._index))
-        self._emit(node.name, OutputTag.MAIN, out)
+        self._emit(node.name, MAIN, out)
 
     HELD_MAX = 2
     """Records that a HOLD keeps back, as an operator that fills batches does."""
@@ -201,7 +201,7 @@ class Chain:
     def _release(self, node: Node) -> None:
         name, records = str(node.name), self._held.pop(str(node.name), [])
         out = [made for r in records for made in kinds.transformed(spec_of(node), name, r)]
-        self._emit(node.name, OutputTag.MAIN, out)
+        self._emit(node.name, MAIN, out)
 
     def _collect(self, name: str, records: list[Record]) -> None:
         state = self._keyed[name]
@@ -218,7 +218,7 @@ class Chain:
         ripe = sorted(r for r in ripe if r[0] + kinds.WINDOW_MS - 1 <= self._watermark_ms)
         out = [kinds.windowed(name, key, start, state.pop(text)) for start, key, text in ripe]
         if out:
-            self._emit(node, OutputTag.MAIN, out)
+            self._emit(node, MAIN, out)
 
     def _emit(self, node: NodeName, tag: OutputTag, records: list[Record]) -> None:
         if not records:

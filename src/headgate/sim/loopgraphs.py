@@ -9,15 +9,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
+from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.sim.history import Record
 from headgate.sim.kinds import KEYED, OUT_OF_ORDER_MS, Kind, Spec, Stream, spec_of
 from headgate.sim.nestmodel import TooManyRecords
 from headgate.sim.plainmodel import expect
 from headgate.sim.workload import Workload
-
-MAIN = OutputTag.MAIN
 
 BODY = (Kind.MAP, Kind.REKEY, Kind.REKEY, Kind.SPLIT, Kind.TALLY, Kind.TALLY, Kind.HOLD, Kind.FILTER)
 
@@ -145,7 +143,7 @@ class _Drawing:
             spec = replace(spec, marks_rounds=rng.random() < 0.5)
         state_text = kind.value if kind in KEYED else ""
         main = self._add(Node(NodeName(name), Role.OPERATOR, edges, spec, state_text=state_text, loops=path))
-        return [main, (main[0], OutputTag.BAD_RECORDS)] if spec_of(self._nodes[-1]).diverts else [main]
+        return [main, (main[0], BAD_RECORDS)] if spec_of(self._nodes[-1]).diverts else [main]
 
     def _edge(self, stream: Stream, kind: Kind) -> Edge:
         self._used.add(stream)

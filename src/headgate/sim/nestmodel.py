@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-from headgate.model.graph import Edge, Node, OutputTag, Partitioner
+from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Node, OutputTag, Partitioner
 from headgate.model.ids import NodeName
 from headgate.sim import kinds
 from headgate.sim.history import Record
@@ -60,7 +60,7 @@ class _Nest:
                 self._targets.setdefault((edge.upstream, edge.tag), []).append((node, edge, True))
         self._keyed: dict[NodeName, dict[tuple[int, int], tuple[int, int]]] = {node.name: {} for node in nodes}
         self._round_max = 0
-        self.sent: dict[Stream, Batch] = {(n.name, tag): Counter() for n in nodes for tag in OutputTag}
+        self.sent: dict[Stream, Batch] = {(n.name, tag): Counter() for n in nodes for tag in (MAIN, BAD_RECORDS)}
 
     @property
     def _outer(self) -> Node:
@@ -134,7 +134,7 @@ class _Nest:
                     if record not in bad:
                         main[kinds.mapped(record, name)] += times  # large values may become equal
                 rejected = Counter({kinds.rejected(r, name): times for r, times in bad.items()})
-                self._send(node, rejected, OutputTag.BAD_RECORDS)
+                self._send(node, rejected, BAD_RECORDS)
             case Kind.FILTER:
                 main.update({(f"{r[0]}.{name}", *r[1:]): t for r, t in records.items() if kinds.passes(r)})
             case Kind.TALLY | Kind.VISITS | Kind.ROUND_SUM:
@@ -173,7 +173,7 @@ class _Nest:
                 window = (record[2], kinds.window_start(record[4]))
                 state[window] = (state.get(window, (0, 0))[0] + times, 0)
 
-    def _send(self, node: Node, records: Batch, tag: OutputTag = OutputTag.MAIN) -> None:
+    def _send(self, node: Node, records: Batch, tag: OutputTag = MAIN) -> None:
         if not records:
             return
         self.sent[node.name, tag].update(records)

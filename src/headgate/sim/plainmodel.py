@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from headgate.model.graph import Graph, Node, OutputTag, Partitioner
+from headgate.model.graph import BAD_RECORDS, MAIN, Graph, Node, Partitioner
 from headgate.model.ids import NodeName
 from headgate.sim import kinds
 from headgate.sim.history import Record
@@ -95,7 +95,7 @@ class _Streams:
 
     def add(self, node: NodeName, main: Counter[Record], bad: Counter[Record], loose: frozenset[str]) -> None:
         """Remember the outputs of a node outside loops."""
-        for tag, found in ((OutputTag.MAIN, main), (OutputTag.BAD_RECORDS, bad)):
+        for tag, found in ((MAIN, main), (BAD_RECORDS, bad)):
             self._out[node, tag] = found
             grown = frozenset(f"{origin}{sign}{node}" for origin in loose for sign in ".!")
             self._unordered[node, tag] = grown & frozenset(r[0] for r in found)

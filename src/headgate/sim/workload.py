@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from headgate.model.graph import Edge, Graph, Node, OutputTag, Partitioner, Role
+from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.sim.history import Record
 from headgate.sim.kinds import OUT_OF_ORDER_MS, Kind, Spec, Stream, spec_of
@@ -29,7 +29,7 @@ class Workload:
 def draw_workload(rng: random.Random, parallelism: int) -> Workload:
     """Return a random workload."""
     nodes = [_source(rng, f"s{i}") for i in range(rng.choice((1, 1, 2)))]
-    timed: list[Stream] = [(n.name, OutputTag.MAIN) for n in nodes]
+    timed: list[Stream] = [(n.name, MAIN) for n in nodes]
     untimed: list[Stream] = []
     used: set[Stream] = set()
     for index in range(rng.choice((1, 2, 2, 3, 4))):
@@ -39,9 +39,9 @@ def draw_workload(rng: random.Random, parallelism: int) -> Workload:
         nodes.append(node)
         used.update(streams)
         is_timed = kind in (Kind.MAP, Kind.FILTER) and all(s in timed for s in streams)
-        (timed if is_timed else untimed).append((node.name, OutputTag.MAIN))
+        (timed if is_timed else untimed).append((node.name, MAIN))
         if spec_of(node).diverts:
-            (timed if is_timed else untimed).append((node.name, OutputTag.BAD_RECORDS))
+            (timed if is_timed else untimed).append((node.name, BAD_RECORDS))
     everything = timed + untimed
     unused = [s for s in everything if s not in used]
     for index in range(rng.choice((1, 2))):

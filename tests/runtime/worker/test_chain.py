@@ -12,7 +12,7 @@ from tests.runtime.running import definition_of, pipeline_at
 
 import headgate as hg
 from headgate.errors import BadRecord
-from headgate.model.graph import Edge, Node, OutputTag, Role
+from headgate.model.graph import BAD_RECORDS, Edge, InputName, Node, OutputTag, Role
 from headgate.model.ids import NodeName, VertexId
 from headgate.model.plan import Vertex
 from headgate.operators import bad_records
@@ -121,9 +121,36 @@ def test_bad_records_fail_with_their_place_and_a_shortened_record() -> None:
 def test_bad_records_are_diverted_past_the_children() -> None:
     calls: list[str] = []
     operators: dict[str, Operator] = {"a": Told("a", calls), "b": Told("b", calls), "bad": Told("bad", calls)}
-    upstream = {"b": Edge(NodeName("a")), "bad": Edge(NodeName("a"), tag=OutputTag.BAD_RECORDS)}
+    upstream = {"b": Edge(NodeName("a")), "bad": Edge(NodeName("a"), tag=BAD_RECORDS)}
     chain_of(operators, upstream, diverts=True).head.output.divert(bad())
     assert calls == ["bad 1"]
+
+
+class TwoWays(Told):
+    """Tells its inputs apart, and sends everything to its side output as well."""
+
+    def process_input(self, name: InputName, batch: pa.RecordBatch) -> None:
+        self._calls.append(f"{name} of {self._name} {batch.num_rows}")
+        self.output.emit_to(OutputTag("side"), batch)
+        self.output.emit_to(OutputTag("nobody reads it"), batch)
+
+
+# P10, P11
+def test_outputs_have_names_and_event_time_goes_with_all_of_them_but_bad_records() -> None:
+    calls: list[str] = []
+    names = {"a": TwoWays("a", calls), "b": TwoWays("b", calls), "bad": Told("bad", calls), "c": Told("c", calls)}
+    upstream = {
+        "b": Edge(NodeName("a"), tag=OutputTag("side"), input=InputName("left")),
+        "c": Edge(NodeName("b"), tag=OutputTag("side")),
+        "bad": Edge(NodeName("a"), tag=BAD_RECORDS),
+    }
+    chain = chain_of({**names}, upstream, diverts=True)
+    chain.head.process(BATCH, InputName("right"))
+    rows = BATCH.num_rows
+    assert calls == [f"right of a {rows}", f"left of b {rows}", f"c {rows}"]
+    calls.clear()
+    chain.advance(5)
+    assert calls == ["a at 5", "b at 5", "c at 5"]
 
 
 def test_neighbouring_expressions_run_as_one_unless_something_else_consumes_them(tmp_path: Path) -> None:

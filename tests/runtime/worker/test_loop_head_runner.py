@@ -14,7 +14,7 @@ from tests.runtime.worker.test_outlets import CREDIT, Sent
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import UsageError
-from headgate.model.graph import Edge, Node, OutputTag, Partitioner, Role
+from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
 from headgate.model.plan import Vertex
@@ -159,8 +159,8 @@ class Made:
         for node, writer in self.sinks.items():
             out = Node(NodeName(node), Role.SINK, (Edge(name),), None)
             chain.add(out, out.inputs[0], SinkHead(writer), self._context(node), False)
-        chain.attach(last.name, OutputTag.MAIN, self.body.outlet)
-        chain.attach(last.name, OutputTag.MAIN, self.outside.outlet)
+        chain.attach(last.name, MAIN, self.body.outlet)
+        chain.attach(last.name, MAIN, self.outside.outlet)
         chain.open()
         return chain
 

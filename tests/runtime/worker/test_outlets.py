@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Idle, Watermark
-from headgate.model.graph import OutputTag, Partitioner
+from headgate.model.graph import MAIN, Partitioner
 from headgate.model.ids import CheckpointId, NodeName, VertexId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge
 from headgate.runtime.wire.channels import ChannelKey, OutputChannel
@@ -24,7 +24,7 @@ class Sent:
     def __init__(self, partitioner: Partitioner, parallelism: int, index: int = 0, credit: int = CREDIT) -> None:
         count = 1 if partitioner is Partitioner.FORWARD else parallelism
         keys = ("key",) if partitioner is Partitioner.HASH else ()
-        edge = PlanEdge(0, VertexId("a"), NodeName("a"), OutputTag.MAIN, VertexId("b"), partitioner, keys)
+        edge = PlanEdge(0, VertexId("a"), NodeName("a"), MAIN, VertexId("b"), partitioner, keys)
         plan = Plan((), (edge,), parallelism, 128)
         self.elements: list[list[Element]] = [[] for _ in range(count)]
         channels = [

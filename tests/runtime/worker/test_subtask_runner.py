@@ -15,7 +15,7 @@ from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Wat
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, decode_sections
 from headgate.connectors.base import SourceBatch
 from headgate.errors import UsageError
-from headgate.model.graph import Edge, Node, Partitioner, Role
+from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
 from headgate.model.plan import Vertex
@@ -151,7 +151,7 @@ class Made:
         chain = Chain(Vertex(VertexId("v"), (node,)))
         context = OperatorContext("p", "a", 0, 1, 128, clock_ms=lambda: 0, diverts=False, flush_ms=5)
         chain.add(node, None, Passing(), context, False)
-        chain.head.output.outlets.append(self.sent.outlet)
+        chain.head.output.tagged(MAIN).outlets.append(self.sent.outlet)
         if sink is not None:
             holding = Node(NodeName("holding"), Role.OPERATOR, (Edge(node.name),), None)
             out = Node(NodeName("out"), Role.SINK, (Edge(holding.name),), None)

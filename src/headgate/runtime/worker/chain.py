@@ -6,15 +6,15 @@ go depth first through the tree, so an operator's children have seen a batch bef
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
 
 from headgate.errors import BadRecord
-from headgate.model.graph import Edge, Node, OutputTag
+from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName, Node, OutputTag
 from headgate.model.ids import NodeName
 from headgate.model.plan import Vertex
 from headgate.operators.base import (
@@ -61,42 +61,60 @@ class NodeTotals:
     watermark_ms: int | None = None
 
 
+@dataclass(slots=True)
+class Tagged:
+    """Who takes one output of a node: its children in the chain, each with the input that the records come on."""
+
+    children: list[tuple[Link, InputName]] = field(default_factory=list)
+    outlets: list[Outlet] = field(default_factory=list)
+
+
 class NodeOutput:
-    """The ``operators.base.Output`` of one node: its children in the chain, then its edges."""
+    """The ``operators.base.Output`` of one node: by output, its children in the chain, then its edges.
+
+    Event time goes with every output but bad records, which have none.
+    """
 
     def __init__(self, node: Node, totals: NodeTotals, diverts: bool) -> None:
         self._node = node
         self._totals = totals
         self._diverts = diverts
-        self.children: list[Link] = []
-        self.outlets: list[Outlet] = []
-        self.bad_outlets: list[Outlet] = []
+        self._main = Tagged()
+        self._tagged: dict[OutputTag, Tagged] = {MAIN: self._main}
+
+    def tagged(self, tag: OutputTag) -> Tagged:
+        """Return who takes the output ``tag``, to be added to."""
+        return self._tagged.setdefault(tag, Tagged())
 
     def emit(self, batch: pa.RecordBatch) -> None:
-        """Hand records to every child and every edge."""
+        """Hand records to every child and every edge of the main output."""
         rows = batch.num_rows
         if rows == 0:
             return
         self._totals.records_out += rows
-        for child in self.children:
-            child.process(batch)
-        for outlet in self.outlets:
-            outlet.send(batch)
+        self._send(self._main, batch)
+
+    def emit_to(self, tag: OutputTag, batch: pa.RecordBatch) -> None:
+        """Hand records to every child and every edge of the output ``tag``; nobody may read it."""
+        if batch.num_rows and tag in self._tagged:
+            self._send(self._tagged[tag], batch)
 
     def emit_watermark(self, watermark_ms: int) -> None:
         """Hand a watermark on."""
         self._totals.watermark_ms = watermark_ms
-        for child in self.children:
-            child.on_watermark(watermark_ms)
-        for outlet in self.outlets:
-            outlet.send_watermark(watermark_ms)
+        for tagged in self._timed():
+            for child, _ in tagged.children:
+                child.on_watermark(watermark_ms)
+            for outlet in tagged.outlets:
+                outlet.send_watermark(watermark_ms)
 
     def emit_idle(self, is_idle: bool) -> None:
         """Hand an idleness change on."""
-        for child in self.children:
-            child.operator.on_idle(is_idle)
-        for outlet in self.outlets:
-            outlet.send_idle(is_idle)
+        for tagged in self._timed():
+            for child, _ in tagged.children:
+                child.operator.on_idle(is_idle)
+            for outlet in tagged.outlets:
+                outlet.send_idle(is_idle)
 
     def divert(self, bad: pa.RecordBatch) -> None:
         """Send bad records to the dead-letter sink, or raise the first one."""
@@ -106,8 +124,17 @@ class NodeOutput:
             row = bad.slice(0, 1).to_pylist()[0]
             record = str(row["record"])[:RECORD_CHARS_SHOWN]
             raise BadRecord(str(row["node"] or self._node.name), str(row["problem"]), str(row["position"]), record)
-        for outlet in self.bad_outlets:
-            outlet.send(bad)
+        self.emit_to(BAD_RECORDS, bad)
+
+    def _timed(self) -> Iterator[Tagged]:
+        return (tagged for tag, tagged in self._tagged.items() if tag != BAD_RECORDS)
+
+    @staticmethod
+    def _send(tagged: Tagged, batch: pa.RecordBatch) -> None:
+        for child, name in tagged.children:
+            child.process(batch, name)
+        for outlet in tagged.outlets:
+            outlet.send(batch)
 
 
 class Link:
@@ -120,11 +147,11 @@ class Link:
         self.output = output
         self.has_ticks = type(operator).next_tick_ms is not Operator.next_tick_ms
 
-    def process(self, batch: pa.RecordBatch) -> None:
-        """Count and process one batch; name the node in whatever is raised."""
+    def process(self, batch: pa.RecordBatch, name: InputName = MAIN_INPUT) -> None:
+        """Count and process one batch that came on input ``name``; name the node in whatever is raised."""
         self.output._totals.records_in += batch.num_rows
         try:
-            self.operator.process(batch)
+            self.operator.process_input(name, batch)
         except (NodeError, BadRecord):
             raise
         except Exception as error:
@@ -170,10 +197,7 @@ class Chain:
         link = Link(node, operator, context, output)
         if upstream is not None:
             parent = self._by_name[upstream.upstream]
-            if upstream.tag is OutputTag.BAD_RECORDS:
-                parent.output.bad_outlets.append(_LinkOutlet(link))
-            else:
-                parent.output.children.append(link)
+            parent.output.tagged(upstream.tag).children.append((link, upstream.input))
         self.links.append(link)
         self._by_name[node.name] = link
         self._context.append(context)
@@ -181,11 +205,7 @@ class Chain:
 
     def attach(self, node: NodeName, tag: OutputTag, outlet: Outlet) -> None:
         """Connect an edge that leaves the vertex at ``node``."""
-        output = self._by_name[node].output
-        if tag is OutputTag.BAD_RECORDS:
-            output.bad_outlets.append(outlet)
-        else:
-            output.outlets.append(outlet)
+        self._by_name[node].output.tagged(tag).outlets.append(outlet)
 
     @property
     def head(self) -> Link:
@@ -296,22 +316,6 @@ class Chain:
             raise
         except Exception as error:
             raise NodeError(str(link.node.name), error) from error
-
-
-class _LinkOutlet:
-    """A chained consumer of bad records, as an outlet."""
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-
-    def send(self, batch: pa.RecordBatch) -> None:
-        self._link.process(batch)
-
-    def send_watermark(self, watermark_ms: int) -> None:
-        """Bad records carry no event time."""
-
-    def send_idle(self, is_idle: bool) -> None:
-        """Bad records carry no event time."""
 
 
 class SourceHead(Operator):

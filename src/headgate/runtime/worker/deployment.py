@@ -16,10 +16,9 @@ from headgate.codec.messages import Deploy
 from headgate.connectors.base import HoldingWriter, Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
-from headgate.model.graph import Node, OutputTag, Role
+from headgate.model.graph import MAIN, Node, Role
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge, Vertex
-from headgate.operators import bad_records
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 from headgate.operators.expressions import ExpressionsSpec, fuse
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
@@ -72,10 +71,7 @@ class SinkHead(Operator):
 
 def edge_schemas(definition: PipelineDefinition) -> list[pa.Schema]:
     """Return the schema of the records on each plan edge, by edge index."""
-    return [
-        bad_records.SCHEMA if edge.tag is OutputTag.BAD_RECORDS else cast(pa.Schema, definition.schemas[edge.from_node])
-        for edge in definition.plan.edges
-    ]
+    return [cast(pa.Schema, definition.schema(edge.from_node, edge.tag)) for edge in definition.plan.edges]
 
 
 class Deployment:
@@ -148,6 +144,7 @@ class Deployment:
             "is_draining": self._message.is_draining,
             "place": loop_place(plan, subtask),
             "rounds": restored.rounds(vertex),
+            "input_names": [channel.edge.input for channel in plan.inputs(subtask)],
         }
         if vertex.is_loop_head:
             return LoopHeadRunner(self._loop_state(chain, subtask, log), *parts, **options)
@@ -191,11 +188,7 @@ class Deployment:
 
     def _sink_context(self, node: Node, subtask: SubtaskId) -> SinkContext:
         upstream = node.inputs[0]
-        schema = (
-            bad_records.SCHEMA
-            if upstream.tag is OutputTag.BAD_RECORDS
-            else cast(pa.Schema, self._definition.schemas[upstream.upstream])
-        )
+        schema = cast(pa.Schema, self._definition.schema(upstream.upstream, upstream.tag))
         return SinkContext(
             self._definition.config.name,
             str(node.name),
@@ -254,6 +247,7 @@ def fused_groups(vertex: Vertex, plan: Plan) -> list[list[Node]]:
         fits = (
             group is not None
             and consumers.get(upstream) == 1
+            and node.inputs[0].tag == MAIN
             and isinstance(node.spec, ExpressionsSpec)
             and isinstance(group[-1].spec, ExpressionsSpec)
         )

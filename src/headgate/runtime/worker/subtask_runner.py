@@ -18,6 +18,7 @@ from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfD
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
 from headgate.connectors.base import SinkWriter, SourceBatch, SourceReader
 from headgate.errors import UsageError
+from headgate.model.graph import MAIN_INPUT, InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.manifest import SubtaskEntry
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -95,10 +96,12 @@ class SubtaskRunner:
         is_draining: bool = False,
         place: LoopPlace | None = None,
         rounds: RoundProgress = NO_ROUNDS,
+        input_names: Sequence[InputName] | None = None,
     ) -> None:
         self.subtask = subtask
         self.chain = chain
         self._inputs = list(inputs)
+        self._input_names = [MAIN_INPUT] * len(self._inputs) if input_names is None else list(input_names)
         self._outlets = list(outlets)
         self._sinks = dict(sinks)
         self._source = None if reader is None else Source(reader, is_over=is_draining)
@@ -256,7 +259,7 @@ class SubtaskRunner:
                         "ended, or run the pipeline under a new name"
                     )
                 self.chain.set_origin(self._origins[channel])
-                self.chain.head.process(element.batch)
+                self.chain.head.process(element.batch, self._input_names[channel])
             case Watermark():
                 self._merge(WatermarkReceived(channel, element.watermark_ms))
             case Idle():
