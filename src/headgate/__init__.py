@@ -30,10 +30,9 @@ if TYPE_CHECKING:
         NoRestart,
     )
     from headgate.api.dataframes import DataFrameSource
-    from headgate.api.keyed import KeyedStream, WindowedStream
     from headgate.api.pipeline import Pipeline
     from headgate.api.security import Security
-    from headgate.api.stream import Stream
+    from headgate.api.stream import KeyedStream, Stream, WindowedStream
     from headgate.api.windows import Session, Sliding, Tumbling
     from headgate.connectors.files.parquet import ParquetFiles
     from headgate.connectors.files.sink import FileSink
@@ -73,10 +72,9 @@ _HOMES = {
         "NoRestart",
     ),
     "headgate.api.dataframes": ("DataFrameSource",),
-    "headgate.api.keyed": ("KeyedStream", "WindowedStream"),
     "headgate.api.pipeline": ("Pipeline",),
     "headgate.api.security": ("Security",),
-    "headgate.api.stream": ("Stream",),
+    "headgate.api.stream": ("KeyedStream", "Stream", "WindowedStream"),
     "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
     "headgate.connectors.files.source": ("JsonLines", "TextFiles"),
     "headgate.connectors.files.sink": ("FileSink",),

@@ -1,6 +1,6 @@
 """Collects the nodes of a pipeline while the user writes it, and checks each at once.
 
-Never runs anything. ``headgate.api.stream`` adds nodes; ``headgate.api.pipeline`` takes the finished graph.
+Never runs anything. The verbs of streams add nodes; ``headgate.api.pipeline`` takes the finished graph.
 """
 
 from __future__ import annotations

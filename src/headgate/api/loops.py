@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar, cast
 
-from headgate.api.keyed import KeyedStream
 from headgate.api.loop_checks import (
     check_feedback_once,
     check_feedback_place,
@@ -19,15 +18,14 @@ from headgate.api.loop_checks import (
     check_keys_of_feedback,
     head_spec,
 )
-from headgate.api.stream import Stream
+from headgate.api.records import Records
 from headgate.errors import UsageError
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import catalog
 from headgate.operators.loop_head import LoopHeadSpec
 
-AnyStream: TypeAlias = Stream | KeyedStream
-Feedback: TypeAlias = Stream | KeyedStream | Sequence[Stream | KeyedStream]
+Feedback: TypeAlias = Records | Sequence[Records]
 """What a body may feed back."""
 
 Output = TypeVar("Output")
@@ -44,7 +42,7 @@ class LoopOptions:
     name: str | None
 
 
-def iterate(stream: AnyStream, body: Callable[[Any], tuple[Feedback, Output]], options: LoopOptions) -> Output:
+def iterate(stream: Records, body: Callable[[Any], tuple[Feedback, Output]], options: LoopOptions) -> Output:
     """Add a loop behind ``stream`` and return the outputs of its body.
 
     Raises:
@@ -54,20 +52,13 @@ def iterate(stream: AnyStream, body: Callable[[Any], tuple[Feedback, Output]], o
         raise UsageError(f"iterate needs a function body(loop) that returns (feedback, output), not {body!r}")
     builder = stream._pipeline._builder
     name = builder.claim_name("iterate", options.name)
-    keys = stream._keys if isinstance(stream, KeyedStream) else ()
-    spec = head_spec(name, stream._schema, keys, options.max_rounds, options.round_column, options.on_round)
+    spec = head_spec(name, stream._schema, stream._keys, options.max_rounds, options.round_column, options.on_round)
     with builder.loop(name, stream._edges, spec):
-        feedback, output = _pair(name, body(_loop_stream(stream, name, spec)))
+        # Its records are where their keys belong; it has no event time (L37).
+        feedback, output = _pair(name, body(stream._like((Edge(name),), spec.schema)))
         builder.feed_back(name, _feedback_edges(stream, name, spec, _streams(name, "feedback", feedback)))
         behind = tuple(_behind(stream, name, s) for s in _streams(name, "output", output))
     return cast(Output, behind if isinstance(output, tuple) else behind[0])
-
-
-def _loop_stream(stream: AnyStream, name: NodeName, spec: LoopHeadSpec) -> AnyStream:
-    """Return what the body is given. Its records are where their keys belong; it has no event time (L37)."""
-    if isinstance(stream, KeyedStream):
-        return KeyedStream(stream._pipeline, (Edge(name),), spec.schema, spec.keys, None)
-    return Stream(stream._pipeline, (Edge(name),), spec.schema)
 
 
 def _pair(name: NodeName, returned: object) -> tuple[object, object]:
@@ -77,16 +68,16 @@ def _pair(name: NodeName, returned: object) -> tuple[object, object]:
     raise UsageError(f"loop '{name}': the body must return a pair (feedback, output), but returned {what}")
 
 
-def _streams(name: NodeName, what: str, given: object) -> list[AnyStream]:
+def _streams(name: NodeName, what: str, given: object) -> list[Records]:
     several = list(given) if isinstance(given, tuple) or (isinstance(given, list) and what == "feedback") else [given]
     for one in several:
-        if not isinstance(one, Stream | KeyedStream):
+        if not isinstance(one, Records):
             raise UsageError(f"loop '{name}': the {what} must be a stream or a tuple of streams, not {one!r}")
-    return cast(list[AnyStream], several)
+    return cast(list[Records], several)
 
 
 def _feedback_edges(
-    stream: AnyStream, name: NodeName, spec: LoopHeadSpec, feedback: Sequence[AnyStream]
+    stream: Records, name: NodeName, spec: LoopHeadSpec, feedback: Sequence[Records]
 ) -> tuple[Edge, ...]:
     builder = stream._pipeline._builder
     check_feedback_once(name, [(edge.upstream, edge.tag) for back in feedback for edge in back._edges])
@@ -96,16 +87,16 @@ def _feedback_edges(
         first = back._edges[0].upstream
         for edge in back._edges:
             check_feedback_place(builder.node(name), edge.upstream, builder.loops_of(edge.upstream))
-        if isinstance(back, KeyedStream):
+        if back._keys:
             check_keys_of_feedback(name, spec.keys, first, back._keys)
         check_feedback_schema(name, spec, first, back._schema)
         edges += _to_keys(back, name, spec.keys) if spec.keys else back._edges
     return edges
 
 
-def _to_keys(back: AnyStream, name: NodeName, keys: tuple[str, ...]) -> tuple[Edge, ...]:
+def _to_keys(back: Records, name: NodeName, keys: tuple[str, ...]) -> tuple[Edge, ...]:
     """Bring records back to the head that owns their key. One without a key is a bad record, as in ``key_by``."""
-    if isinstance(back, KeyedStream):
+    if back._keys:
         return tuple(replace(edge, partitioner=Partitioner.HASH, keys=keys) for edge in back._edges)
     builder = back._pipeline._builder
     check = builder.claim_name(f"{name}-feedback", None)
@@ -113,15 +104,13 @@ def _to_keys(back: AnyStream, name: NodeName, keys: tuple[str, ...]) -> tuple[Ed
     return (Edge(check, Partitioner.HASH, keys),)
 
 
-def _behind(stream: AnyStream, name: NodeName, output: AnyStream) -> AnyStream:
+def _behind(stream: Records, name: NodeName, output: Records) -> Records:
     """Return an output as it is behind the loop: without event time (L37)."""
     _check_pipeline(stream, name, "output", output)
-    if isinstance(output, KeyedStream):
-        return KeyedStream(output._pipeline, output._edges, output._schema, output._keys, None)
-    return Stream(output._pipeline, output._edges, output._schema)
+    return output._like(output._edges, output._schema)
 
 
-def _check_pipeline(stream: AnyStream, name: NodeName, what: str, other: AnyStream) -> None:
+def _check_pipeline(stream: Records, name: NodeName, what: str, other: Records) -> None:
     if other._pipeline is not stream._pipeline:
         raise UsageError(
             f"loop '{name}' is in pipeline '{stream._pipeline.name}', but its {what} '{other._edges[0].upstream}' in "

@@ -7,23 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headgate.api.placed import place
+from headgate.api.records import Origin, Records
 from headgate.connectors.base import Committer, EndlessSource, Sink, SinkContext, SinkWriter
 from headgate.connectors.files.commit import committed_files
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.graph import Role
 from headgate.model.ids import Generation
-
-if TYPE_CHECKING:
-    from headgate.api.pipeline import Pipeline
-    from headgate.api.stream import Stream
 
 RESULTS = "results"
 
@@ -52,7 +49,7 @@ class ResultSink:
         raise AssertionError("a result sink must be placed before it is opened")
 
 
-def run_and_collect(pipeline: Pipeline, stream: Stream, name: str | None) -> pl.DataFrame:
+def run_and_collect(pipeline: Origin, stream: Records, name: str | None) -> pl.DataFrame:
     """Run to the end; return the records of ``stream``."""
     _refuse_endless(pipeline, "collect")
     files = _run(pipeline, stream, name, lambda: pipeline.run().is_finished)
@@ -63,7 +60,7 @@ def run_and_collect(pipeline: Pipeline, stream: Stream, name: str | None) -> pl.
     return frame
 
 
-def run_to_dataframe(pipeline: Pipeline, stream: Stream, spark: Any, name: str | None) -> Any:
+def run_to_dataframe(pipeline: Origin, stream: Records, spark: Any, name: str | None) -> Any:
     """Run to the end; return the records of ``stream`` as a Spark DataFrame."""
     from headgate.spark.dataframes import active_session, read_parquet
 
@@ -75,7 +72,7 @@ def run_to_dataframe(pipeline: Pipeline, stream: Stream, spark: Any, name: str |
     return read_parquet(session, files, stream.schema)
 
 
-def _refuse_endless(pipeline: Pipeline, call: str) -> None:
+def _refuse_endless(pipeline: Origin, call: str) -> None:
     """Refuse what would never return and fill the disk meanwhile (N40): every source has to end."""
     for node in pipeline._builder.nodes:
         end = node.spec.how_to_end() if node.role is Role.SOURCE and isinstance(node.spec, EndlessSource) else None
@@ -86,7 +83,7 @@ def _refuse_endless(pipeline: Pipeline, call: str) -> None:
             )
 
 
-def _run(pipeline: Pipeline, stream: Stream, name: str | None, run: Callable[[], bool]) -> Sequence[str]:
+def _run(pipeline: Origin, stream: Records, name: str | None, run: Callable[[], bool]) -> Sequence[str]:
     node = pipeline._builder.claim_name("result", name)
     sink = ResultSink()
     pipeline._builder.add(node, Role.SINK, stream._edges, sink, stream.schema)

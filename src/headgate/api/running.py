@@ -8,16 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import PipelineHandle, Progress, RunResult
 from headgate.runtime.driver.pipeline_lock import taking_signals
 from headgate.runtime.driver.stopping import DRAIN
-
-if TYPE_CHECKING:
-    from headgate.api.pipeline import Pipeline
 
 WAIT_S = 0.2
 """How long a signal may go unnoticed."""
@@ -27,12 +24,12 @@ _loading = threading.local()
 
 
 class RunRequested(BaseException):
-    """A program that the command line only loads called ``run`` or ``start``; carries its pipeline.
+    """A program that the command line only loads called ``run`` or ``start``; carries its ``Pipeline``.
 
     Not an ``Exception``, so that the program does not catch it by accident.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: object) -> None:
         super().__init__(pipeline)
         self.pipeline = pipeline
 
@@ -47,7 +44,7 @@ def loading_only() -> Iterator[None]:
         _loading.is_on = False
 
 
-def refuse_while_loading(pipeline: Pipeline) -> None:
+def refuse_while_loading(pipeline: object) -> None:
     """Raise ``RunRequested`` inside ``loading_only``."""
     if getattr(_loading, "is_on", False):
         raise RunRequested(pipeline)

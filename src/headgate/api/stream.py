@@ -1,179 +1,51 @@
-"""Streams as the user writes them: each verb adds a node to the pipeline's graph and returns the next stream.
+"""Streams as the user writes them, without and with a key, and windows over those with one.
 
-A stream knows its schema, so that a wrong column or type is an error at the line that names it. Nothing runs here.
+Each verb adds to the pipeline's graph and returns the next stream; those without state are in ``api.stateless``. The
+three kinds of stream make each other, so they are in one file. ``agg`` becomes two operators where its aggregates
+permit it: partial results before the shuffle, their merge behind it. That is decided here, once, from the expressions
+(docs/spec/windows.md). Nothing runs here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import polars as pl
-import pyarrow as pa
 
+from headgate.api.loops import Feedback, LoopOptions, Output, iterate
 from headgate.api.not_yet import not_there_yet
+from headgate.api.records import Records, Row, expressions_of, function_of
+from headgate.api.results import run_and_collect, run_to_dataframe
+from headgate.api.stateless import StatelessVerbs
+from headgate.api.windows import Tumbling
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
-from headgate.model.config import Duration, duration_ms
+from headgate.model.config import Duration
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.operators import catalog
-from headgate.operators.base import OperatorSpec
-from headgate.operators.schemas import SchemaLike
+from headgate.operators.process.by_batch import BatchProcessFunction
+from headgate.operators.process.functions import ProcessFunction
+from headgate.operators.reduce import ReduceSpec
 from headgate.operators.types import schema_text
-
-if TYPE_CHECKING:
-    from headgate.api.keyed import KeyedStream
-    from headgate.api.loops import Feedback
-    from headgate.api.pipeline import Pipeline
-
-Output = TypeVar("Output")
-"""What the body of a loop gives out: a stream or a tuple of streams."""
-
-Row = dict[str, Any]
+from headgate.operators.windows.choice import window_operators
+from headgate.operators.windows.plan import START_COLUMN, TumblingAggregate
 
 
-class Stream:
+class Stream(StatelessVerbs):
     """Records of one schema on their way through a pipeline."""
-
-    def __init__(
-        self, pipeline: Pipeline, edges: tuple[Edge, ...], schema: pa.Schema, time_column: str | None = None
-    ) -> None:
-        """For the pipeline only; users get streams from ``Pipeline.source`` and from other streams."""
-        self._pipeline = pipeline
-        self._edges = edges
-        self._schema = schema
-        self._time_column = time_column
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The Arrow schema of the records."""
-        return self._schema
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
-        return list(self._schema.names)
 
     def __repr__(self) -> str:
         return f"Stream({schema_text(self._schema)})"
 
-    def filter(self, *predicates: pl.Expr | Callable[[Row], object], name: str | None = None) -> Stream:
-        """Keep the records for which every Polars expression is true, or for which one Python function is.
-
-        An expression sees columns and is fast; a function gets each record as a dict.
-        """
-        functions = [p for p in predicates if not isinstance(p, pl.Expr)]
-        if not functions and predicates:
-            return self._then("filter", name, catalog.filter_spec(*(p for p in predicates if isinstance(p, pl.Expr))))
-        if len(predicates) != 1 or not callable(functions[0]):
-            raise UsageError("filter needs Polars expressions such as pl.col('level') == 'ERROR', or one function")
-        return self._then("filter", name, catalog.RowFunctionSpec(catalog.RowVerb.FILTER, functions[0]))
-
-    def select(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Stream:
-        """Make records of exactly these columns; ``total=pl.col("a") + 1`` names one."""
-        return self._then("select", name, catalog.select_spec(*_expressions("select", name, expressions, named)))
-
-    def with_columns(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Stream:
-        """Add or replace columns."""
-        found = _expressions("with_columns", name, expressions, named)
-        return self._then("with-columns", name, catalog.with_columns_spec(*found))
-
-    def map(
-        self, function: Callable[[Row], Row], schema: SchemaLike | None = None, *, name: str | None = None
-    ) -> Stream:
-        """Turn each record (a dict) into another one; ``schema`` describes it when it differs from the input's.
-
-        A result that does not fit the schema is a bad record.
-        """
-        spec = catalog.RowFunctionSpec(catalog.RowVerb.MAP, _function("map", function), schema)
-        return self._then("map", name, spec, refuses=True)
-
-    def flat_map(
-        self, function: Callable[[Row], Iterable[Row]], schema: SchemaLike | None = None, *, name: str | None = None
-    ) -> Stream:
-        """Turn each record (a dict) into any number of records, as ``map`` does into one."""
-        spec = catalog.RowFunctionSpec(catalog.RowVerb.FLAT_MAP, _function("flat_map", function), schema)
-        return self._then("flat-map", name, spec, refuses=True)
-
-    def map_batches(
-        self,
-        function: Callable[[Any], Any],
-        schema: SchemaLike | None = None,
-        *,
-        as_arrow: bool | None = None,
-        name: str | None = None,
-    ) -> Stream:
-        """Turn each batch into another one: a Polars frame, or a ``pyarrow.RecordBatch`` if ``as_arrow``.
-
-        Where batches begin and end may differ from run to run; the result must not depend on it. Without ``schema``
-        the function is called once with an empty batch when the pipeline is built.
-        """
-        spec = catalog.MapBatchesSpec(_function("map_batches", function), schema, as_arrow)
-        return self._then("map-batches", name, spec)
-
-    def with_timestamps(
-        self,
-        column: str,
-        *,
-        out_of_orderness: Duration = 0,
-        idle_timeout: Duration | None = None,
-        name: str | None = None,
-    ) -> Stream:
-        """Take event times from ``column`` (a timestamp, a date or integer milliseconds).
-
-        Args:
-            column: where the time is; null and absurd times are bad records.
-            out_of_orderness: how much earlier than the latest record of its split a record may arrive; windows wait
-                for it.
-            idle_timeout: a split that delivers nothing for so long does not hold windows back (None: it does).
-            name: of the operator.
-        """
-        spec = catalog.WithTimestampsSpec(
-            column,
-            duration_ms(out_of_orderness, "out_of_orderness"),
-            None if idle_timeout is None else duration_ms(idle_timeout, "idle_timeout"),
-        )
-        stream = self._then("with-timestamps", name, spec, refuses=True)
-        stream._time_column = column
-        return stream
-
-    def union(self, *others: Stream) -> Stream:
-        """Merge with streams of the same schema, in no particular order."""
-        edges = self._edges
-        for other in others:
-            if not isinstance(other, Stream):
-                raise UsageError(f"union takes streams, not {type(other).__name__}")
-            if other._pipeline is not self._pipeline:
-                raise UsageError("union merges streams of one pipeline; these belong to two")
-            if not other._schema.equals(self._schema):
-                raise UsageError(
-                    f"union needs equal schemas: '{self._edges[0].upstream}' has {schema_text(self._schema)}, "
-                    f"'{other._edges[0].upstream}' has {schema_text(other._schema)}"
-                )
-            edges += other._edges
-        if len(set(edges)) != len(edges):
-            raise UsageError("union was given one stream twice; its records would be counted twice")
-        times = {stream._time_column for stream in (self, *others)}
-        return Stream(self._pipeline, edges, self._schema, times.pop() if len(times) == 1 else None)
-
-    def rebalance(self) -> Stream:
-        """Spread the records evenly over all subtasks of the next operator."""
-        return self._routed(Partitioner.REBALANCE)
-
-    def broadcast(self) -> Stream:
-        """Send every record to all subtasks of the next operator."""
-        return self._routed(Partitioner.BROADCAST)
-
     def key_by(self, *columns: str, name: str | None = None) -> KeyedStream:
         """Bring records with equal values in ``columns`` together. A null or NaN key is a bad record."""
-        from headgate.api.keyed import KeyedStream
-
         if any(not isinstance(column, str) for column in columns):
             raise UsageError("key_by takes names of columns; compute a key with with_columns(...) before")
         checked = self._then("key-by", name, catalog.KeyCheckSpec(columns), refuses=True)
         edges = tuple(replace(edge, partitioner=Partitioner.HASH, keys=columns) for edge in checked._edges)
-        return KeyedStream(checked._pipeline, edges, checked._schema, columns, checked._time_column)
+        return KeyedStream(checked._pipeline, edges, checked._schema, checked._time_column, columns)
 
     def sink(self, sink: Sink, *, name: str | None = None) -> None:
         """End the stream in ``sink``. A stream may have several sinks.
@@ -197,8 +69,6 @@ class Stream:
         Raises:
             UsageError: a source never ends.
         """
-        from headgate.api.results import run_and_collect
-
         return run_and_collect(self._pipeline, self, name)
 
     def to_dataframe(self, spark: Any = None, *, name: str | None = None) -> Any:
@@ -207,8 +77,6 @@ class Stream:
         Raises:
             UsageError: a source never ends, or there is no SparkSession.
         """
-        from headgate.api.results import run_to_dataframe
-
         return run_to_dataframe(self._pipeline, self, spark, name)
 
     def iterate(
@@ -239,8 +107,6 @@ class Stream:
         Raises:
             UsageError: the body's result does not fit the loop.
         """
-        from headgate.api.loops import LoopOptions, iterate
-
         return iterate(self, body, LoopOptions(max_rounds, round_column, on_round, name))
 
     def process(self, *args: object, **options: object) -> NoReturn:
@@ -259,47 +125,131 @@ class Stream:
         """Joins are not there yet."""
         not_there_yet("a join")
 
-    def _then(self, kind: str, name: str | None, spec: OperatorSpec, *, refuses: bool = False) -> Stream:
-        """Add an operator behind this stream and return its output."""
-        builder = self._pipeline._builder
-        node = builder.claim_name(kind, name)
-        schema = catalog.output_schema(spec, self._schema, str(node))
-        text = catalog.state_text(spec)
-        builder.add(node, Role.OPERATOR, self._edges, spec, schema, state_text=text, refuses=refuses)
-        return Stream(self._pipeline, (Edge(node),), schema, self._time_column_in(schema))
 
-    def _time_column_in(self, schema: pa.Schema) -> str | None:
-        """The time column survives as long as a column of its name and type does."""
-        name = self._time_column
-        if name is None or schema.get_field_index(name) < 0:
-            return None
-        return name if schema.field(name).type.equals(self._schema.field(name).type) else None
+class KeyedStream(Records):
+    """Records with equal keys come to the same subtask, in the order in which each upstream subtask sent them."""
 
-    def _routed(self, partitioner: Partitioner) -> Stream:
-        edges = tuple(replace(edge, partitioner=partitioner) for edge in self._edges)
-        return Stream(self._pipeline, edges, self._schema, self._time_column)
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The columns of the key."""
+        return self._keys
+
+    def __repr__(self) -> str:
+        return f"KeyedStream(by {', '.join(self._keys)}: {schema_text(self._schema)})"
+
+    def reduce(self, function: Callable[[Row, Row], Row], *, name: str | None = None) -> Stream:
+        """Combine the records of each key one by one: ``function(so far, record)`` returns the new "so far".
+
+        Both are dicts with the columns of this stream, and so is the result. Emits it for every record; the first
+        record of a key is its first value. A result that does not fit the schema is a bad record.
+        """
+        node = self._pipeline._builder.claim_name("reduce", name)
+        spec = ReduceSpec(self._keys, function_of("reduce", function), self._schema)
+        output = self._add(node, spec, refuses=True)
+        return Stream(self._pipeline, (Edge(node),), output, self._time_column)
+
+    def window(self, window: Tumbling, *, allowed_lateness: Duration | None = None) -> WindowedStream:
+        """Group the records of each key by event time.
+
+        Raises:
+            UsageError: the stream has no event time yet.
+        """
+        if not isinstance(window, Tumbling):
+            raise UsageError(f"window needs a window such as headgate.Tumbling('5m'), not {window!r}")
+        if allowed_lateness is not None:
+            not_there_yet("allowed_lateness", "wait longer with with_timestamps(..., out_of_orderness=...)")
+        upstream = self._edges[0].upstream
+        if self._time_column is None and self._pipeline._builder.loops_of(upstream):  # L37
+            raise UsageError(
+                f"window after '{upstream}' needs event times, which no loop carries round; call "
+                f".with_timestamps(column) within its body or behind it, then key_by and window"
+            )
+        if self._time_column is None:
+            raise UsageError(
+                f"window after '{upstream}' needs event times; call "
+                f".with_timestamps(column) before key_by and keep that column (the columns are "
+                f"{schema_text(self._schema)})"
+            )
+        return WindowedStream(self, window, self._time_column)
+
+    def process(self, function: ProcessFunction | BatchProcessFunction, *, name: str | None = None) -> Stream:
+        """Process records with state for each key: one by one (``ProcessFunction``) or many keys a call.
+
+        The ``schema`` of the function (an instance) describes the results (default: as the input). A result of a
+        ``ProcessFunction`` that does not fit is a bad record.
+
+        Raises:
+            UsageError: no such instance, or a wrong declaration of state.
+        """
+        node = self._pipeline._builder.claim_name("process", name)
+        spec = catalog.process_spec(str(node), self._keys, function, self._schema)
+        output = self._add(node, spec, refuses=True)
+        return Stream(self._pipeline, (Edge(node),), output, self._time_column_in(output))
+
+    def iterate(
+        self,
+        body: Callable[[KeyedStream], tuple[Feedback, Output]],
+        *,
+        max_rounds: int | None = None,
+        round_column: str | None = None,
+        on_round: Callable[[int], object] | None = None,
+        name: str | None = None,
+    ) -> Output:
+        """Build a loop whose records are always where their key belongs; else as ``Stream.iterate``.
+
+        ``loop`` has the key of this stream, so that the body can begin with ``loop.process(...)``. Feedback is a stream
+        (or several) with the columns of ``loop`` and without a key: the loop brings each record to its own.
+
+        Raises:
+            UsageError: the body's result does not fit the loop.
+        """
+        return iterate(self, body, LoopOptions(max_rounds, round_column, on_round, name))
+
+    def join(self, *args: object, **options: object) -> NoReturn:
+        """Joins are not there yet."""
+        not_there_yet("a join")
 
 
-def _function(verb: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    if not callable(function):
-        raise UsageError(f"{verb} needs a function, not {function!r}")
-    return function
+class WindowedStream:
+    """The windows of each key."""
 
+    def __init__(self, keyed: KeyedStream, window: Tumbling, time_column: str) -> None:
+        """For ``KeyedStream.window`` only."""
+        self._keyed = keyed
+        self._window = window
+        self._time_column = time_column
 
-def _expressions(
-    verb: str, name: object, expressions: tuple[pl.Expr | str, ...], named: dict[str, Any]
-) -> list[pl.Expr]:
-    """Return the expressions as Polars would read them: text names a column."""
-    if isinstance(name, pl.Expr):
-        raise UsageError(f"{verb}: name= names the operator; for a column 'name' write expression.alias('name')")
-    found: list[pl.Expr] = []
-    for expression in expressions:
-        if not isinstance(expression, str | pl.Expr):
-            raise UsageError(f"{verb} takes column names and Polars expressions, not {expression!r}")
-        found.append(pl.col(expression) if isinstance(expression, str) else expression)
-    for column, value in named.items():
-        given = pl.col(value) if isinstance(value, str) else value
-        found.append((given if isinstance(given, pl.Expr) else pl.lit(given)).alias(column))
-    if not found:
-        raise UsageError(f"{verb} needs at least one column or expression")
-    return found
+    def agg(self, *expressions: pl.Expr, name: str | None = None, **named: Any) -> Stream:
+        """Aggregate each window with Polars expressions: ``agg(errors=pl.len(), last=pl.col("ts").max())``.
+
+        One record a key and window, when the window ends: the key columns, ``window_start``, ``window_end`` (not
+        included), then the aggregates. Records that come after that are dropped and counted as late.
+
+        Raises:
+            UsageError: unknown column, wrong type, or two results of one name.
+        """
+        keyed = self._keyed
+        builder = keyed._pipeline._builder
+        node = builder.claim_name("window", name)
+        aggregates = tuple(expressions_of("agg", name, expressions, named))
+        aggregate = TumblingAggregate(keyed._keys, self._time_column, self._window.size_ms, aggregates)
+        operators = window_operators(aggregate, keyed._schema, str(node))
+        edges = keyed._edges
+        if operators.combine is not None:
+            before = tuple(Edge(edge.upstream) for edge in edges)
+            combine = builder.claim_name(f"{node}-combine", None)
+            partial = catalog.output_schema(operators.combine, keyed._schema, str(combine))
+            text = catalog.state_text(operators.combine)
+            builder.add(combine, Role.OPERATOR, before, operators.combine, partial, state_text=text)
+            edges = (Edge(combine, Partitioner.HASH, operators.keys),)
+        text = catalog.state_text(operators.window)
+        builder.add(node, Role.OPERATOR, edges, operators.window, operators.output, state_text=text)
+        return Stream(keyed._pipeline, (Edge(node),), operators.output, START_COLUMN)
+
+    def reduce(self, *args: object, **options: object) -> NoReturn:
+        """A Python reduce over a window is not there yet."""
+        not_there_yet("reduce over a window", "use agg with Polars expressions")
+
+    def apply(self, *args: object, **options: object) -> NoReturn:
+        """A Python function over a window is not there yet."""
+        not_there_yet("apply over a window", "use agg with Polars expressions")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from headgate.api.pipeline import Pipeline
 from headgate.api.running import RunRequested, loading_only
@@ -46,7 +46,7 @@ def load_pipeline(target: str, arguments: Sequence[str] = ()) -> Pipeline:
             names = _load_file(path) if is_file else vars(_load_module(target))
             return _pipeline_in(names, target)
     except RunRequested as requested:
-        return requested.pipeline
+        return cast(Pipeline, requested.pipeline)
     except (HeadgateError, KeyboardInterrupt):
         raise
     except SystemExit as error:

@@ -1,0 +1,147 @@
+"""The verbs that look at one record or batch at a time, and those that say where records go next.
+
+Each adds a node to the pipeline's graph and returns the next stream. A stream knows its schema, so that a wrong column
+or type is an error at the line that names it. Counterpart: ``headgate.api.stream.Stream``, which has these verbs and
+those that need keys, sinks or loops. Nothing runs here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Self
+
+import polars as pl
+
+from headgate.api.records import Records, Row, expressions_of, function_of
+from headgate.errors import UsageError
+from headgate.model.config import Duration, duration_ms
+from headgate.model.graph import Edge, Partitioner
+from headgate.operators import catalog
+from headgate.operators.base import OperatorSpec
+from headgate.operators.schemas import SchemaLike
+from headgate.operators.types import schema_text
+
+
+class StatelessVerbs(Records):
+    """Records without a key."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns."""
+        return list(self._schema.names)
+
+    def filter(self, *predicates: pl.Expr | Callable[[Row], object], name: str | None = None) -> Self:
+        """Keep the records for which every Polars expression is true, or for which one Python function is.
+
+        An expression sees columns and is fast; a function gets each record as a dict.
+        """
+        functions = [p for p in predicates if not isinstance(p, pl.Expr)]
+        if not functions and predicates:
+            return self._then("filter", name, catalog.filter_spec(*(p for p in predicates if isinstance(p, pl.Expr))))
+        if len(predicates) != 1 or not callable(functions[0]):
+            raise UsageError("filter needs Polars expressions such as pl.col('level') == 'ERROR', or one function")
+        return self._then("filter", name, catalog.RowFunctionSpec(catalog.RowVerb.FILTER, functions[0]))
+
+    def select(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Self:
+        """Make records of exactly these columns; ``total=pl.col("a") + 1`` names one."""
+        return self._then("select", name, catalog.select_spec(*expressions_of("select", name, expressions, named)))
+
+    def with_columns(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Self:
+        """Add or replace columns."""
+        found = expressions_of("with_columns", name, expressions, named)
+        return self._then("with-columns", name, catalog.with_columns_spec(*found))
+
+    def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None, *, name: str | None = None) -> Self:
+        """Turn each record (a dict) into another one; ``schema`` describes it when it differs from the input's.
+
+        A result that does not fit the schema is a bad record.
+        """
+        spec = catalog.RowFunctionSpec(catalog.RowVerb.MAP, function_of("map", function), schema)
+        return self._then("map", name, spec, refuses=True)
+
+    def flat_map(
+        self, function: Callable[[Row], Iterable[Row]], schema: SchemaLike | None = None, *, name: str | None = None
+    ) -> Self:
+        """Turn each record (a dict) into any number of records, as ``map`` does into one."""
+        spec = catalog.RowFunctionSpec(catalog.RowVerb.FLAT_MAP, function_of("flat_map", function), schema)
+        return self._then("flat-map", name, spec, refuses=True)
+
+    def map_batches(
+        self,
+        function: Callable[[Any], Any],
+        schema: SchemaLike | None = None,
+        *,
+        as_arrow: bool | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Turn each batch into another one: a Polars frame, or a ``pyarrow.RecordBatch`` if ``as_arrow``.
+
+        Where batches begin and end may differ from run to run; the result must not depend on it. Without ``schema``
+        the function is called once with an empty batch when the pipeline is built.
+        """
+        spec = catalog.MapBatchesSpec(function_of("map_batches", function), schema, as_arrow)
+        return self._then("map-batches", name, spec)
+
+    def with_timestamps(
+        self,
+        column: str,
+        *,
+        out_of_orderness: Duration = 0,
+        idle_timeout: Duration | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Take event times from ``column`` (a timestamp, a date or integer milliseconds).
+
+        Args:
+            column: where the time is; null and absurd times are bad records.
+            out_of_orderness: how much earlier than the latest record of its split a record may arrive; windows wait
+                for it.
+            idle_timeout: a split that delivers nothing for so long does not hold windows back (None: it does).
+            name: of the operator.
+        """
+        spec = catalog.WithTimestampsSpec(
+            column,
+            duration_ms(out_of_orderness, "out_of_orderness"),
+            None if idle_timeout is None else duration_ms(idle_timeout, "idle_timeout"),
+        )
+        stream = self._then("with-timestamps", name, spec, refuses=True)
+        stream._time_column = column
+        return stream
+
+    def union(self, *others: Self) -> Self:
+        """Merge with streams of the same schema, in no particular order."""
+        edges = self._edges
+        for other in others:
+            if not isinstance(other, StatelessVerbs):
+                raise UsageError(f"union takes streams, not {type(other).__name__}")
+            if other._pipeline is not self._pipeline:
+                raise UsageError("union merges streams of one pipeline; these belong to two")
+            if not other._schema.equals(self._schema):
+                raise UsageError(
+                    f"union needs equal schemas: '{self._edges[0].upstream}' has {schema_text(self._schema)}, "
+                    f"'{other._edges[0].upstream}' has {schema_text(other._schema)}"
+                )
+            edges += other._edges
+        if len(set(edges)) != len(edges):
+            raise UsageError("union was given one stream twice; its records would be counted twice")
+        times = {stream._time_column for stream in (self, *others)}
+        return self._like(edges, self._schema, times.pop() if len(times) == 1 else None)
+
+    def rebalance(self) -> Self:
+        """Spread the records evenly over all subtasks of the next operator."""
+        return self._routed(Partitioner.REBALANCE)
+
+    def broadcast(self) -> Self:
+        """Send every record to all subtasks of the next operator."""
+        return self._routed(Partitioner.BROADCAST)
+
+    def _then(self, kind: str, name: str | None, spec: OperatorSpec, *, refuses: bool = False) -> Self:
+        """Add an operator behind this stream and return its output."""
+        node = self._pipeline._builder.claim_name(kind, name)
+        schema = self._add(node, spec, refuses=refuses)
+        return self._like((Edge(node),), schema, self._time_column_in(schema))
+
+    def _routed(self, partitioner: Partitioner) -> Self:
+        edges = tuple(replace(edge, partitioner=partitioner) for edge in self._edges)
+        return self._like(edges, self._schema, self._time_column)
