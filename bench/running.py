@@ -61,7 +61,7 @@ def rates(node: str, before: Reports, after: Reports) -> dict[int, float]:
     """Return the records per second that ``node`` let out in each worker, by the worker's own clock."""
     return {
         worker: (records_out(after[worker], node) - records_out(before[worker], node))
-        / (after[worker].gauges["clock_s"] - before[worker].gauges["clock_s"])
+        / (after[worker].clock_s - before[worker].clock_s)
         for worker in sorted(before)
     }
 

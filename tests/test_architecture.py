@@ -283,3 +283,35 @@ def test_hypothesis_has_one_profile_that_judges_no_machine() -> None:
         is_profile = name == "tests/conftest.py"
         assert is_profile or not {"deadline", "print_blob", "derandomize"} & keywords, f"{name} has its own settings"
         assert is_profile or "too_slow" not in attributes, f"{name} judges the machine"
+
+
+TEXTS_FOR_PEOPLE = {"reason", "problem", "detail", "cause", "traceback"}
+"""Fields that hold a sentence. What is decided by them changes its meaning when somebody mends the English."""
+
+
+def test_no_sentence_for_people_is_looked_into() -> None:
+    found = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        if path.parent == ROOT / "src" / "headgate" / "sim":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            for asked in _asked(node):
+                if isinstance(asked, ast.Attribute | ast.Name) and _last_name(asked) in TEXTS_FOR_PEOPLE:
+                    found.append(f"{path.relative_to(ROOT)}:{asked.lineno} {ast.unparse(node)}")
+    assert found == []
+
+
+def _asked(node: ast.AST) -> list[ast.expr]:
+    """Return what ``node`` compares, or looks into."""
+    if isinstance(node, ast.Compare):
+        is_identity = all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
+        return [] if is_identity else [node.left, *node.comparators]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return (
+            [node.func.value] if node.func.attr in ("startswith", "endswith", "removeprefix", "find", "index") else []
+        )
+    return []
+
+
+def _last_name(node: ast.Attribute | ast.Name) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id

@@ -140,11 +140,11 @@ class FencedError(HeadgateError):
     """A newer generation or epoch owns what this caller tried to change: stop, do not retry.
 
     Attributes:
-        what: what is owned; the whole sentence when the generations are 0.
-        mine, newest: the two generations.
+        what: what is owned; without generations the whole sentence.
+        mine, newest: the two generations; 0 is none.
     """
 
-    def __init__(self, what: str, mine: int, newest: int) -> None:
+    def __init__(self, what: str, mine: int = 0, newest: int = 0) -> None:
         super().__init__(what, mine, newest)
         self.what = what
         self.mine = mine

@@ -12,22 +12,23 @@ from typer.testing import CliRunner
 
 from headgate.cli import main as cli
 from headgate.cli.stop import _outcome
-from headgate.codec.lock_holder import LockHolder
+from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import PipelineFailed, UsageError
 
 HOLDER = """
 import signal, sys
+from headgate.codec.lock_holder import Ending
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 wanted = {signal.SIGTERM, signal.SIGUSR1}
 signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
 with taking_signals():
     lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
 print("ready", flush=True)
-lock.release("drained" if signal.sigwait(wanted) == signal.SIGUSR1 else "stopped", 5, "")
+lock.release(Ending.DRAINED if signal.sigwait(wanted) == signal.SIGUSR1 else Ending.STOPPED, 5, "")
 """
 
 
-def ended(ending: str, checkpoint: int | None = 5, reason: str = "") -> LockHolder:
+def ended(ending: Ending, checkpoint: int | None = 5, reason: str = "") -> LockHolder:
     return LockHolder("process 1 on here", "here", 1, "n", True, ending, checkpoint, reason)
 
 
@@ -75,9 +76,9 @@ def test_the_help_names_every_option() -> None:
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        (ended("finished"), "finished; all its input had ended (final checkpoint 5)"),
-        (ended("stopped", None), "stopped; the same command continues"),
-        (ended("replaced"), "ended, and has been started again"),
+        (ended(Ending.FINISHED), "finished; all its input had ended (final checkpoint 5)"),
+        (ended(Ending.STOPPED, None), "stopped; the same command continues"),
+        (ended(Ending.REPLACED), "ended, and has been started again"),
     ],
 )
 def test_an_end_is_one_sentence(how: LockHolder, sentence: str) -> None:
@@ -87,9 +88,13 @@ def test_an_end_is_one_sentence(how: LockHolder, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("how", "drain", "sentence"),
     [
-        (ended("stopped"), True, "stopped before it had drained; the same command continues from checkpoint 5"),
-        (ended("failed", None, "operator 'map' failed"), False, "failed before it had ended: operator 'map' failed"),
-        (ended(""), False, "died before it had ended"),
+        (ended(Ending.STOPPED), True, "stopped before it had drained; the same command continues from checkpoint 5"),
+        (
+            ended(Ending.FAILED, None, "operator 'map' failed"),
+            False,
+            "failed before it had ended: operator 'map' failed",
+        ),
+        (ended(Ending.NONE), False, "died before it had ended"),
     ],
 )
 def test_another_end_than_was_asked_for_is_a_failure(how: LockHolder, drain: bool, sentence: str) -> None:

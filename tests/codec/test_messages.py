@@ -9,17 +9,19 @@ from hypothesis import strategies as st
 
 from headgate.codec import messages as m
 from headgate.errors import ProtocolViolation
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.protocol.checkpoints.reasons import AbortReason
 
 HANDLE = m.Handle(10, (1 << 64) - 1, "3/a", b"x")
 FROM_WORKER: list[m.FromWorker] = [
     m.Register(1, 2, 3, 0, "127.0.0.1", 65_535, 77, "abc"),
     m.Ready(1),
     m.Acknowledge(1, 2, "window", 0, HANDLE, [m.Prepared("sink", 2, 0, 1, b"payload")]),
-    m.Decline(1, 2, "window", 0, "io-error", "disk full"),
+    m.Decline(1, 2, "window", 0, AbortReason.SNAPSHOT_FAILED, "disk full"),
     m.Finished(1, "window", 1),
-    m.Failed(1, "window", "map", "ValueError: 3", "{'a': 1}", "Traceback"),
+    m.Failed(1, Failure(FailureKind.USER_CODE, "operator 'map': ValueError: 3", "Traceback")),
     m.Metrics(1, 0.5, [m.NodeMetrics("map", 3, 2, -1, {"late": 1})], [m.AlignmentMetrics("w", 1, 5, 6)]),
     m.Heartbeat(),
 ]
@@ -101,6 +103,8 @@ def test_damaged_messages_are_a_message_or_refused(message: m.FromWorker, data: 
         {"type": "ready", "generation": "1"},
         {"type": "ready"},
         {"type": "finished", "generation": 1, "vertex": "v" * 2_000, "index": 0},
+        {"type": "failed", "generation": 1, "failure": {"kind": "it was silent", "reason": "x", "detail": ""}},
+        {"type": "decline", "generation": 1, "checkpoint": 1, "vertex": "v", "index": 0, "reason": "no", "text": ""},
         {"type": "nobody"},
         [1, 2],
     ],
@@ -126,11 +130,13 @@ def test_lengths_that_lie_allocate_nothing() -> None:
 
 
 def test_long_texts_of_a_failure_are_cut_so_that_it_can_be_reported() -> None:
-    message = m.failed(Generation(1), VertexId("v" * 5_000), "n", "r" * 100_000, "x" * 100_000, "t" * 99_999 + "end")
+    message = m.failed(Generation(1), Failure(FailureKind.LOST, "r" * 100_000, "t" * 99_999 + "end"))
     received = m.decode_from_worker(m.encode_message(message))
     assert isinstance(received, m.Failed)
-    assert len(received.vertex) == m.NAME_CHARS_MAX
-    assert received.traceback.endswith("end")
+    assert received.failure.kind is FailureKind.LOST
+    assert len(received.failure.reason) == m.TEXT_CHARS_MAX
+    assert len(received.failure.detail) == m.TEXT_CHARS_MAX
+    assert received.failure.detail.endswith("end")
 
 
 def test_a_message_beyond_the_limit_is_not_sent() -> None:

@@ -6,10 +6,15 @@ import pyarrow as pa
 import pytest
 from tests.operators.harness import Harness
 
+from headgate.codec.snapshot import encode_sections
 from headgate.errors import BadRecord, UsageError
-from headgate.operators.base import WATERMARK_MAX_MS
+from headgate.model.ids import ChannelIndex
+from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
 from headgate.operators.key_check import KeyCheckSpec
 from headgate.operators.timestamps import TIME_MAX_MS, WithTimestampsSpec
+from headgate.protocol.watermarks import ChannelOrigin
+
+CHANNELS = [ChannelOrigin(ChannelIndex(index)) for index in range(3)]
 
 
 def times(*values: int | None) -> pa.RecordBatch:
@@ -133,31 +138,50 @@ def test_the_newer_time_counts_where_a_former_owner_kept_an_older_one() -> None:
 
 def test_behind_a_shuffle_no_channel_starts_ahead_of_what_any_former_one_may_still_deliver() -> None:  # W17
     first, second = (Harness(WithTimestampsSpec("ts"), subtask=(i, 2)) for i in range(2))
-    first.send(times(900), "channel-0")
-    first.send(times(450), "channel-1")
-    second.send(times(1_000), "channel-0")
+    first.send(times(900), CHANNELS[0])
+    first.send(times(450), CHANNELS[1])
+    second.send(times(1_000), CHANNELS[0])
     states = [first.snapshot(), second.snapshot()]
     moved = Harness(WithTimestampsSpec("ts", idle_timeout_ms=100), states, subtask=(1, 3))
-    moved.operator.on_splits(["channel-0", "channel-1", "channel-2"])
+    moved.operator.on_splits([CHANNELS[0], CHANNELS[1], CHANNELS[2]])
     assert moved.out.watermarks() == [449]
-    moved.send(times(2_000), "channel-0")
+    moved.send(times(2_000), CHANNELS[0])
     moved.advance(10)
     assert moved.out.watermarks() == [449], "channel-1 may deliver a record of the time 450 after this"
-    moved.send(times(500), "channel-1")
-    moved.send(times(800), "channel-2")
+    moved.send(times(500), CHANNELS[1])
+    moved.send(times(800), CHANNELS[2])
     moved.advance(10)
     assert moved.out.watermarks() == [449, 499]
 
 
+def test_a_split_that_is_named_like_a_channel_is_a_split() -> None:  # W9, W17
+    run = Harness(WithTimestampsSpec("ts"), subtask=(0, 2))
+    run.operator.on_splits(["channel-0"])
+    run.send(times(900), "channel-0")
+    moved = Harness(WithTimestampsSpec("ts"), [run.snapshot()], subtask=(0, 3))
+    moved.operator.on_splits(["channel-0"])
+    assert moved.out.watermarks() == [899], "its time has moved with it"
+
+
+def test_the_times_that_version_0_1_wrote_are_read() -> None:  # W17
+    latest = b'{"a": 300, "channel-0": 900, "channel-1": 950}'
+    payload = b"".join(bytes(part) for part in encode_sections({"latest": [latest]}))
+    restored = Harness(WithTimestampsSpec("ts"), [RestoredState(0, 1, memoryview(payload))])
+    restored.operator.on_splits([CHANNELS[0], CHANNELS[1]])
+    restored.send(times(5_000), CHANNELS[1])
+    restored.advance(10)
+    assert restored.out.watermarks() == [899]
+
+
 def test_behind_a_shuffle_a_silent_channel_holds_event_time_back_after_a_restore_as_before() -> None:  # W17
     run = Harness(WithTimestampsSpec("ts"))
-    run.operator.on_splits(["channel-0", "channel-1"])
-    run.send(times(900), "channel-0")
+    run.operator.on_splits([CHANNELS[0], CHANNELS[1]])
+    run.send(times(900), CHANNELS[0])
     assert run.out.watermarks() == [899], "a channel that never delivered holds nothing back"
-    run.send(times(950), "channel-1")
+    run.send(times(950), CHANNELS[1])
     restored = Harness(WithTimestampsSpec("ts"), [run.snapshot()])
-    restored.operator.on_splits(["channel-0", "channel-1"])
-    restored.send(times(5_000), "channel-1")
+    restored.operator.on_splits([CHANNELS[0], CHANNELS[1]])
+    restored.send(times(5_000), CHANNELS[1])
     restored.advance(10)
     assert restored.out.watermarks() == [899]
 

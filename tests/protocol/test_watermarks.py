@@ -9,6 +9,7 @@ from headgate.model.ids import ChannelIndex
 from headgate.protocol.watermarks import (
     WATERMARK_MAX_MS,
     WATERMARK_MIN_MS,
+    ChannelOrigin,
     EmitIdle,
     EmitWatermark,
     IdleReceived,
@@ -21,6 +22,8 @@ from headgate.protocol.watermarks import (
     WatermarkReceived,
     WatermarkTracker,
 )
+
+CHANNELS = [ChannelOrigin(ChannelIndex(index)) for index in range(3)]
 
 
 def seen(origin: str, max_ms: int, now_ms: int = 0) -> RecordsSeen:
@@ -58,14 +61,14 @@ def test_a_finished_origin_no_longer_counts_and_with_the_last_one_the_subtask_is
 
 def test_a_channel_that_ended_no_longer_counts_but_makes_nobody_idle() -> None:  # W5, W7
     tracker = WatermarkTracker(0, 50)
-    tracker.handle(seen("channel-0", 1_000))
-    tracker.handle(seen("channel-1", 400))
-    assert tracker.handle(seen("channel-0", 2_000)) == []
-    assert tracker.handle(OriginFinished("channel-1", 0)) == [EmitWatermark(1_999)]
-    assert tracker.handle(OriginFinished("channel-0", 0)) == [], "channel-2 may deliver for the first time"
-    assert tracker.handle(seen("channel-2", 5_000)) == [EmitWatermark(4_999)]
+    tracker.handle(seen(CHANNELS[0], 1_000))
+    tracker.handle(seen(CHANNELS[1], 400))
+    assert tracker.handle(seen(CHANNELS[0], 2_000)) == []
+    assert tracker.handle(OriginFinished(CHANNELS[1], 0)) == [EmitWatermark(1_999)]
+    assert tracker.handle(OriginFinished(CHANNELS[0], 0)) == [], "channel-2 may deliver for the first time"
+    assert tracker.handle(seen(CHANNELS[2], 5_000)) == [EmitWatermark(4_999)]
     assert tracker.handle(TimePassed(50)) == [EmitIdle(True)]
-    assert tracker.handle(OriginFinished("channel-2", 60)) == [], "it is idle until somebody delivers"
+    assert tracker.handle(OriginFinished(CHANNELS[2], 60)) == [], "it is idle until somebody delivers"
 
 
 def test_a_subtask_without_splits_is_idle_at_once() -> None:  # W7

@@ -19,7 +19,8 @@ from tests.runtime.launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote
 import headgate as hg
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import Progress, RunResult
-from headgate.runtime.driver.driver import SILENCE, Driver
+from headgate.runtime.driver.driver import Driver
+from headgate.runtime.wire.control import Loss
 
 WAIT_S = 120.0
 SILENCE_MS_MAX = 60_000
@@ -159,7 +160,7 @@ class Run:
 
     def _silence(self, worker: int) -> None:
         connections = [r.connection for r in list(self.driver._workers.values()) if r.worker == worker]
-        connections[-1].lose(f"{SILENCE} for long")
+        connections[-1].lose(Loss("it was silent for long", is_silent=True))
 
     def result(self) -> RunResult:
         """Let the input end, unless the pipeline was asked to end before, and wait for the end.

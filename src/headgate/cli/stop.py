@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
-from headgate.codec.lock_holder import LockHolder
+from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import PipelineFailed
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
@@ -74,19 +74,19 @@ def _outcome(ended: LockHolder, drain: bool) -> str:
     """
     at = "" if ended.checkpoint is None else f" from checkpoint {ended.checkpoint}"
     match ended.ending:
-        case "drained":
+        case Ending.DRAINED:
             return f"drained; everything that was read is processed (final checkpoint {ended.checkpoint})"
-        case "finished":
+        case Ending.FINISHED:
             return f"finished; all its input had ended (final checkpoint {ended.checkpoint})"
-        case "stopped" if drain:
+        case Ending.STOPPED if drain:
             raise PipelineFailed(f"it was stopped before it had drained; the same command continues{at}")
-        case "stopped":
+        case Ending.STOPPED:
             return f"stopped; the same command continues{at}"
-        case "replaced":
+        case Ending.REPLACED:
             return "ended, and has been started again"
-        case "failed":
+        case Ending.FAILED:
             raise PipelineFailed(f"the pipeline failed before it had ended: {ended.reason}")
-        case _:
+        case Ending.NONE:
             raise PipelineFailed(
                 "the process of the pipeline died before it had ended; the same command continues from its newest "
                 "completed checkpoint"

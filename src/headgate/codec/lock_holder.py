@@ -7,11 +7,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 import msgspec
 import xxhash
 
 _MAGIC = b"headgate-lock 1"
+
+
+class Ending(Enum):
+    """How a run ended."""
+
+    NONE = ""
+    """It goes on, or has died without a word."""
+    FINISHED = "finished"
+    DRAINED = "drained"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    REPLACED = "replaced"
+    """Another run has overwritten its word. Not in files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +36,6 @@ class LockHolder:
         owner: who runs the pipeline, for people.
         nonce: differs for every run, also of one process.
         takes_signals: whether SIGTERM stops the pipeline and SIGUSR1 drains it; else they would kill the process.
-        ending: "" while it runs; then ``finished``, ``drained``, ``stopped`` or ``failed``.
         checkpoint: the newest completed checkpoint of the run at its end.
         reason: of a failure.
     """
@@ -32,7 +45,7 @@ class LockHolder:
     pid: int
     nonce: str
     takes_signals: bool = False
-    ending: str = ""
+    ending: Ending = Ending.NONE
     checkpoint: int | None = None
     reason: str = ""
 

@@ -7,14 +7,18 @@ CN7–CN10). Every message is a tagged struct with bounded fields: anything else
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct, field
 
 from headgate.errors import ProtocolViolation
+from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.model.progress import LoopProgress
+from headgate.protocol.checkpoints.reasons import AbortReason
 
 MESSAGE_BYTES_MAX = 64 << 20
 """Largest control message: a deployment with the inline snapshots of a few thousand subtasks (CN8)."""
@@ -119,13 +123,13 @@ class Acknowledge(Struct, frozen=True, tag="acknowledge"):
 
 
 class Decline(Struct, frozen=True, tag="decline"):
-    """One subtask will not take part; ``reason`` is the value of the protocol's decline reason."""
+    """One subtask will not take part; ``text`` is for people."""
 
     generation: Id
     checkpoint: Id
     vertex: Name
     index: Id
-    reason: Name
+    reason: AbortReason
     text: Text = ""
 
 
@@ -162,11 +166,7 @@ class Failed(Struct, frozen=True, tag="failed"):
     """The worker cannot go on. Make it with ``failed`` so that long texts are cut."""
 
     generation: Id
-    vertex: Name
-    node: Name
-    reason: Text
-    record: Text = ""
-    traceback: Text = ""
+    failure: Failure
 
 
 class Metrics(Struct, frozen=True, tag="metrics"):
@@ -178,7 +178,10 @@ class Metrics(Struct, frozen=True, tag="metrics"):
     alignments: Annotated[list[AlignmentMetrics], Meta(max_length=LIST_MAX)] = field(default_factory=list)
     bytes_in: Id = 0
     bytes_out: Id = 0
-    gauges: dict[Name, float] = field(default_factory=dict)
+    loops: Annotated[list[LoopProgress], Meta(max_length=LIST_MAX)] = field(default_factory=list)
+    """One for each loop head of this worker."""
+    clock_s: float = 0.0
+    """The worker's monotonic clock at the report."""
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):
@@ -352,18 +355,10 @@ def _decode(decoder: msgspec.msgpack.Decoder[_M], raw: bytes | bytearray | memor
         raise ProtocolViolation("messages", f"a malformed message of {len(raw)} bytes: {error}") from error
 
 
-def failed(
-    generation: Generation, vertex: VertexId, node: str, reason: str, record: str = "", traceback: str = ""
-) -> Failed:
+def failed(generation: Generation, failure: Failure) -> Failed:
     """Return a ``Failed`` whose texts are cut to their bounds (of a traceback the end is kept)."""
-    return Failed(
-        generation,
-        vertex[:NAME_CHARS_MAX],
-        node[:NAME_CHARS_MAX],
-        reason[:TEXT_CHARS_MAX],
-        record[:TEXT_CHARS_MAX],
-        traceback[-TEXT_CHARS_MAX:],
-    )
+    reason, detail = failure.reason[:TEXT_CHARS_MAX], failure.detail[-TEXT_CHARS_MAX:]
+    return Failed(generation, replace(failure, reason=reason, detail=detail))
 
 
 def to_handle(handle: StateHandle) -> Handle:

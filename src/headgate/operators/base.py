@@ -18,6 +18,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from headgate.model.graph import InputName, OutputTag
+from headgate.protocol.watermarks import Origin
 from headgate.state.frozen import FrozenState
 
 WATERMARK_MAX_MS = (1 << 63) - 1
@@ -67,8 +68,8 @@ class OperatorContext:
     Attributes:
         clock_ms: processing time: milliseconds of a clock that only goes forward (``Clock.monotonic_ms``). No date; it
             begins anew with each machine and is never part of a state (W18).
-        origin: name of the split that the batch being processed came from, or of the input channel after a
-            shuffle. Event-time trackers keep one watermark per origin. Written by the runtime.
+        origin: the split that the batch being processed came from, or the input channel after a shuffle. Event-time
+            trackers keep one watermark per origin. Written by the runtime.
         is_busy: True while the worker had no idle time lately (then buffering for throughput costs no latency
             that the queue would not cost anyway). Written by the runtime.
         diverts: the policy for bad records is to divert them (else ``Output.divert`` raises).
@@ -81,7 +82,7 @@ class OperatorContext:
     max_parallelism: int
     clock_ms: Callable[[], int]
     metrics: Metrics = field(default_factory=Metrics)
-    origin: str = ""
+    origin: Origin = ""
     is_busy: bool = False
     diverts: bool = False
     flush_ms: int = 5
@@ -123,10 +124,10 @@ class Operator:
         """All inputs became idle, or one became active again. Must forward."""
         self.output.emit_idle(is_idle)
 
-    def on_splits(self, origins: Sequence[str]) -> None:
+    def on_splits(self, origins: Sequence[Origin]) -> None:
         """The source at the head of this chain owns these splits now. Called before their first batch."""
 
-    def on_split_finished(self, origin: str) -> None:
+    def on_split_finished(self, origin: Origin) -> None:
         """The split ``origin`` will never deliver anything again."""
 
     def next_tick_ms(self) -> int | None:

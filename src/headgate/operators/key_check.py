@@ -85,7 +85,7 @@ class KeyCheckOperator(Operator):
     def _divert(self, batch: pa.RecordBatch) -> None:
         rows = described_rows(batch)
         problems = [self._problem(row) for row in rows]
-        positions = [self.context.origin] * len(rows)
+        positions = [str(self.context.origin)] * len(rows)
         self.output.divert(bad_records(self.context.node, problems, positions, [shortened(row) for row in rows]))
 
     def _problem(self, row: dict[str, object]) -> str:

@@ -8,6 +8,7 @@ counts as absurd never depends on the clock, so that a replay refuses the same r
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,21 +17,23 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import UsageError
+from headgate.model.ids import ChannelIndex
 from headgate.operators.bad_records import bad_records
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, RestoredState
 from headgate.operators.event_time import EventTime, event_time
 from headgate.operators.unreadable import described_rows
 from headgate.operators.user_function import shortened
 from headgate.protocol.watermarks import (
+    ChannelOrigin,
     EmitIdle,
     EmitWatermark,
+    Origin,
     OriginFinished,
     OriginsAssigned,
     RecordsSeen,
     TimePassed,
     TrackerEvent,
     WatermarkTracker,
-    is_channel,
 )
 from headgate.state.frozen import FrozenState
 
@@ -41,6 +44,9 @@ TIME_MIN_MS = 0
 """1970-01-01."""
 TIME_MAX_MS = 7_258_118_400_000
 """2200-01-01: later times are taken for a wrong unit, and one of them would end every window."""
+
+_SPLITS, _CHANNELS = "latest", "channels"
+_CHANNEL_0_1 = re.compile(r"channel-([0-9]+)")
 
 
 @dataclass(frozen=True)
@@ -80,18 +86,39 @@ class WithTimestampsSpec:
 
 
 class _Frozen(FrozenState):
-    def __init__(self, latest_ms: dict[str, int]) -> None:
+    """Two sections, of splits by name and of channels by number; version 0.1 wrote both into the first."""
+
+    def __init__(self, latest_ms: Mapping[Origin, int]) -> None:
         super().__init__()
-        self._latest_ms = latest_ms
+        self._splits = {o: ms for o, ms in latest_ms.items() if not isinstance(o, ChannelOrigin)}
+        self._channels = {str(o.channel): ms for o, ms in latest_ms.items() if isinstance(o, ChannelOrigin)}
 
     def _rows(self) -> Mapping[str, int]:
-        return {"latest": len(self._latest_ms)}
+        return {_SPLITS: len(self._splits), _CHANNELS: len(self._channels)}
 
     def _encode(self) -> Sequence[Buffer]:
-        return encode_sections({"latest": [json.dumps(self._latest_ms, sort_keys=True).encode()]})
+        found = {_SPLITS: self._splits, _CHANNELS: self._channels}
+        return encode_sections({name: [json.dumps(part, sort_keys=True).encode()] for name, part in found.items()})
 
     def _forget(self) -> None:
-        self._latest_ms = {}
+        self._splits, self._channels = {}, {}
+
+
+def _decoded(payload: memoryview, where: str) -> dict[Origin, int]:
+    """Return the latest time of each origin."""
+    sections = decode_sections(payload, where)
+    splits: dict[str, int] = json.loads(bytes(sections[_SPLITS]))
+    if _CHANNELS in sections:
+        channels: dict[str, int] = json.loads(bytes(sections[_CHANNELS]))
+        found: dict[Origin, int] = {ChannelOrigin(ChannelIndex(int(index))): ms for index, ms in channels.items()}
+        return found | splits
+    return {_origin_of(name): max_ms for name, max_ms in splits.items()}
+
+
+def _origin_of(name: str) -> Origin:
+    """Return what version 0.1 wrote as ``name``; there a split of such a name counts as a channel."""
+    found = _CHANNEL_0_1.fullmatch(name)
+    return name if found is None else ChannelOrigin(ChannelIndex(int(found[1])))
 
 
 class WithTimestampsOperator(Operator):
@@ -106,18 +133,17 @@ class WithTimestampsOperator(Operator):
 
     def restore(self, states: Sequence[RestoredState]) -> None:
         """Take over the latest times of all origins (W9, W17)."""
-        latest: dict[str, int] = {}
+        latest: dict[Origin, int] = {}
         lowest_ms: int | None = None
         for state in states:
-            found = decode_sections(state.payload, f"state of '{self.context.node}'")
-            for origin, max_ms in json.loads(bytes(found["latest"])).items():
+            for origin, max_ms in _decoded(state.payload, f"state of '{self.context.node}'").items():
                 latest[origin] = max(max_ms, latest.get(origin, max_ms))  # what a former owner kept is older
                 lowest_ms = max_ms if lowest_ms is None else min(max_ms, lowest_ms)
         is_same = all(state.parallelism == self.context.parallelism for state in states)
-        if is_same and any(map(is_channel, latest)):
+        if is_same and any(map(_is_channel, latest)):
             self._tracker.restore(latest)
         else:  # the channels were others, or there were none: each may carry records of any former origin
-            splits = {origin: max_ms for origin, max_ms in latest.items() if not is_channel(origin)}
+            splits = {origin: max_ms for origin, max_ms in latest.items() if not _is_channel(origin)}
             self._tracker.restore(splits, lowest_ms)
 
     def process(self, batch: pa.RecordBatch) -> None:
@@ -146,7 +172,7 @@ class WithTimestampsOperator(Operator):
         rows = described_rows(batch.filter(pa.array(is_bad))) if is_bad.any() else []
         if rows:
             problems = [self._problem(row[self._spec.column]) for row in rows]
-            positions = [self.context.origin] * len(rows)
+            positions = [str(self.context.origin)] * len(rows)
             self.output.divert(bad_records(self.context.node, problems, positions, [shortened(row) for row in rows]))
         return batch.filter(pa.array(np.logical_not(is_bad)))
 
@@ -155,15 +181,15 @@ class WithTimestampsOperator(Operator):
             return f"its time '{self._spec.column}' is null"
         return f"its time '{self._spec.column}' is outside 1970 to 2200 or the range that was configured: {value}"
 
-    def on_splits(self, origins: Sequence[str]) -> None:
+    def on_splits(self, origins: Sequence[Origin]) -> None:
         """See ``Operator``. Channels are announced, too: some hold event time back as they did before (W17)."""
-        if origins and all(map(is_channel, origins)):
+        if origins and all(map(_is_channel, origins)):
             origins = [origin for origin in origins if self._tracker.remembers(origin)]
             if not origins:
                 return
         self._tell(OriginsAssigned(tuple(origins), self.context.clock_ms()))
 
-    def on_split_finished(self, origin: str) -> None:
+    def on_split_finished(self, origin: Origin) -> None:
         """See ``Operator``."""
         self._tell(OriginFinished(origin, self.context.clock_ms()))
 
@@ -211,3 +237,7 @@ class WithTimestampsOperator(Operator):
         if self._pending_ms is not None:
             self.output.emit_watermark(self._pending_ms)
             self._pending_ms, self._emitted_at_ms = None, now_ms
+
+
+def _is_channel(origin: Origin) -> bool:
+    return isinstance(origin, ChannelOrigin)

@@ -52,7 +52,9 @@ def divert_unreadable(operator: Operator, batch: pa.RecordBatch) -> pa.RecordBat
         problem = f"its time '{name}' is outside the years 1 to 9999, which Python's datetime can hold"
         context = operator.context
         operator.output.divert(
-            bad_records(context.node, [problem] * len(rows), [context.origin] * len(rows), [shortened(r) for r in rows])
+            bad_records(
+                context.node, [problem] * len(rows), [str(context.origin)] * len(rows), [shortened(r) for r in rows]
+            )
         )
         batch = batch.filter(pa.array(np.logical_not(unreadable)))
     return batch

@@ -19,24 +19,29 @@ WATERMARK_MIN_MS = -(1 << 63)
 WATERMARK_MAX_MS = (1 << 63) - 1
 
 
-_CHANNEL = "channel-"
+@dataclass(frozen=True, slots=True)
+class ChannelOrigin:
+    """Where records come from behind a shuffle: an input channel, because the split is not known any more."""
+
+    channel: ChannelIndex
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"channel-{self.channel}"
 
 
-def channel_origin(index: int) -> str:
-    """Return the origin of what comes on an input channel: behind a shuffle the split is not known any more."""
-    return f"{_CHANNEL}{index}"
+SplitOrigin: TypeAlias = str
+"""The name of a split of the source at the head of the chain."""
 
-
-def is_channel(origin: str) -> bool:
-    """Whether ``origin`` is an input channel. A split of this name is taken for one, which only costs patience."""
-    return origin.startswith(_CHANNEL)
+Origin: TypeAlias = SplitOrigin | ChannelOrigin
+"""What has an event time of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginsAssigned:
     """EVENT: ``origins`` are all origins owned now; finished ones are not among them."""
 
-    origins: tuple[str, ...]
+    origins: tuple[Origin, ...]
     now_ms: int
 
 
@@ -44,7 +49,7 @@ class OriginsAssigned:
 class OriginFinished:
     """EVENT: ``origin`` will never deliver anything again."""
 
-    origin: str
+    origin: Origin
     now_ms: int
 
 
@@ -52,7 +57,7 @@ class OriginFinished:
 class RecordsSeen:
     """EVENT: a batch of ``origin`` arrived whose latest event time is ``max_ms``."""
 
-    origin: str
+    origin: Origin
     max_ms: int
     now_ms: int
 
@@ -100,8 +105,8 @@ class WatermarkTracker(Machine):
         super().__init__()
         self._delay_ms = out_of_orderness_ms + 1
         self._idle_timeout_ms = idle_timeout_ms
-        self._origins: dict[str, _Origin] = {}
-        self._restored: dict[str, int] = {}
+        self._origins: dict[Origin, _Origin] = {}
+        self._restored: dict[Origin, int] = {}
         self._channels_ms: int | None = None
         self._is_assigned = False
         self._is_idle = False
@@ -120,12 +125,12 @@ class WatermarkTracker(Machine):
         times = [o.active_ms for o in self._origins.values() if not o.is_idle]
         return min(times) + self._idle_timeout_ms if times else None
 
-    def snapshot(self) -> dict[str, int]:
+    def snapshot(self) -> dict[Origin, int]:
         """Return the latest event time per origin, of unknown restored origins too (W9)."""
         seen = {name: o.max_ms for name, o in self._origins.items() if o.max_ms is not None}
         return {**self._restored, **seen}
 
-    def restore(self, latest_ms: Mapping[str, int], channels_ms: int | None = None) -> None:
+    def restore(self, latest_ms: Mapping[Origin, int], channels_ms: int | None = None) -> None:
         """Continue from a snapshot. Call before the first event.
 
         ``channels_ms`` is where channels start that ``latest_ms`` does not name: they were others before (W17).
@@ -133,9 +138,9 @@ class WatermarkTracker(Machine):
         self._restored = dict(latest_ms)
         self._channels_ms = channels_ms
 
-    def remembers(self, origin: str) -> bool:
+    def remembers(self, origin: Origin) -> bool:
         """Whether ``origin`` has delivered before the restore, or may carry what such a one will deliver."""
-        return origin in self._restored or (is_channel(origin) and self._channels_ms is not None)
+        return origin in self._restored or (isinstance(origin, ChannelOrigin) and self._channels_ms is not None)
 
     def handle(self, event: TrackerEvent) -> list[Effect]:
         """Advance by one event; return the effects to run, in order."""
@@ -149,7 +154,7 @@ class WatermarkTracker(Machine):
                 self._origins.pop(event.origin, None)  # W5
                 self._restored.pop(event.origin, None)
                 # Another channel may still deliver for the first time: the end of one makes nobody idle (W7).
-                self._is_assigned = not is_channel(event.origin)
+                self._is_assigned = not isinstance(event.origin, ChannelOrigin)
             case TimePassed():
                 pass
             case _:
@@ -172,8 +177,8 @@ class WatermarkTracker(Machine):
                 self._add(name, event.now_ms)
         self._restored.clear()  # the rest has ended or belongs to others, whose snapshots hold it (W9)
 
-    def _add(self, name: str, now_ms: int) -> _Origin:
-        start_ms = self._channels_ms if is_channel(name) else None
+    def _add(self, name: Origin, now_ms: int) -> _Origin:
+        start_ms = self._channels_ms if isinstance(name, ChannelOrigin) else None
         origin = _Origin(self._restored.pop(name, start_ms), now_ms)
         self._origins[name] = origin
         return origin

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headgate.errors import FencedError, StorageError
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Claim, Manifest
@@ -19,7 +20,6 @@ from headgate.protocol.checkpoints.commit import Commit, CommitPermit
 from headgate.protocol.checkpoints.lineage import Lineage
 from headgate.protocol.supervision import lives
 from headgate.protocol.supervision import supervisor as machine
-from headgate.protocol.supervision.supervisor import Failure, FailureKind
 from headgate.sim import history
 from headgate.sim.faults import Fault
 from headgate.sim.generation import commit_all

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headgate.model.failure import Failure
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.model.life import Life
 from headgate.model.plan import Plan
 from headgate.protocol.checkpoints import coordinator
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import supervisor as machine
-from headgate.protocol.supervision.supervisor import AttemptId, Failure
+from headgate.protocol.supervision.supervisor import AttemptId
 from headgate.sim import history, network
 from headgate.sim.claiming import Claimed, Claiming
 from headgate.sim.faults import Fault

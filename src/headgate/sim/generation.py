@@ -11,13 +11,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headgate.errors import FencedError, StorageError
+from headgate.model.failure import FailureKind
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
-from headgate.protocol.supervision.supervisor import AttemptId, Failure, FailureKind
+from headgate.protocol.supervision.supervisor import AttemptId
 from headgate.sim import history, network
 from headgate.sim.faults import Fault
 from headgate.sim.looptraffic import LoopTraffic
@@ -127,10 +128,9 @@ class GenerationHost:
             case Commit():
                 driver.post(env.faults.delay_ms(15), driver.interruptible, self._commit, effect)
             case machine.FailGeneration():
-                kind = FailureKind.DETERMINISTIC if effect.is_fatal else FailureKind.LOST
-                if effect.is_fenced:
+                if effect.failure.kind is FailureKind.REPLACED:
                     env.marks.reach(Mark.GENERATION_REPLACED)
-                driver.post(0, driver.on_generation_failed, self.generation, Failure(kind, effect.reason))
+                driver.post(0, driver.on_generation_failed, self.generation, effect.failure)
             case machine.GenerationDone():
                 self._sweep()
                 driver.post(0, driver.on_generation_done, self.generation, effect.is_final)

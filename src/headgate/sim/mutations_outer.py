@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from headgate.errors import StorageError
+from headgate.model.failure import FailureKind
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim
 from headgate.protocol import watermarks
@@ -51,7 +52,7 @@ def _(patch: Patch) -> None:
 @mutant("denial-retried-in-recovery", "K5", "a target that denies promised output in recovery is asked again", seed=13)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
-        failure = dataclasses.replace(event.failure, kind=supervisor.FailureKind.LOST)
+        failure = dataclasses.replace(event.failure, kind=FailureKind.LOST)
         self._has_run = True
         return call(dataclasses.replace(event, failure=failure))
 
@@ -62,7 +63,9 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
         return [
-            dataclasses.replace(effect, is_fatal=False) if isinstance(effect, coordinator.FailGeneration) else effect
+            coordinator.FailGeneration(dataclasses.replace(effect.failure, kind=FailureKind.LOST))
+            if isinstance(effect, coordinator.FailGeneration)
+            else effect
             for effect in call(event)
         ]
 

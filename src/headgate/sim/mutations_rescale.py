@@ -46,7 +46,7 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     original = restoring.newest_times
 
-    def change(trackers: Any) -> dict[str, int]:
+    def change(trackers: Any) -> Any:
         latest = original(trackers)
         return dict.fromkeys(latest, max(latest.values(), default=0))
 

@@ -10,11 +10,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId
 from headgate.model.manifest import Committable, Manifest, StateHandle
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops.rounds import Probe
-from headgate.protocol.supervision.supervisor import AttemptId, Failure
+from headgate.protocol.supervision.supervisor import AttemptId
 from headgate.sim.faults import Fault
 from headgate.sim.history import FeedbackChannel
 

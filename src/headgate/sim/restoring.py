@@ -14,6 +14,7 @@ from headgate.model.plan import Plan, Vertex
 from headgate.protocol.checkpoints.recovery import Damage
 from headgate.protocol.loops.part import LoopPlace
 from headgate.protocol.subtasks.subtask import RoundProgress
+from headgate.protocol.watermarks import Origin
 from headgate.sim.disk import Disk
 
 
@@ -62,9 +63,9 @@ def may_move(restored: Manifest, disk: Disk) -> bool:
     return all(len(found) == 1 for found in closed.values())
 
 
-def newest_times(trackers: Sequence[Mapping[str, int]]) -> dict[str, int]:
+def newest_times(trackers: Sequence[Mapping[str, int]]) -> dict[Origin, int]:
     """Merge the latest event times of splits; what a former owner kept of one is older (W9)."""
-    latest: dict[str, int] = {}
+    latest: dict[Origin, int] = {}
     for tracker in trackers:
         for split, max_ms in tracker.items():
             latest[split] = max(max_ms, latest.get(split, max_ms))

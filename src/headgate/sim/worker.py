@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headgate.errors import CorruptionError, FencedError, StorageError
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
 from headgate.model.plan import Vertex
 from headgate.protocol.checkpoints.recovery import Damage
 from headgate.protocol.subtasks import subtask as machine
-from headgate.protocol.supervision.supervisor import AttemptId, Failure, FailureKind
+from headgate.protocol.supervision.supervisor import AttemptId
 from headgate.sim import network
 from headgate.sim.faults import Fault
 from headgate.sim.marks import Mark

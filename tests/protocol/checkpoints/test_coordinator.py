@@ -27,6 +27,7 @@ from tests.protocol.checkpoints.coordinating import (
 from tests.protocol.making import committable, cp, gen, sub
 
 from headgate.errors import ProtocolViolation
+from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.checkpoints.coordinator import (
     ArmTimer,
     CancelTimer,
@@ -57,6 +58,10 @@ NEXT_INTERVAL = ArmTimer(IntervalTimer(), 1_000)
 
 def ended(checkpoint: int, reason: AbortReason) -> list[object]:
     return [CancelTimer(ExpiryTimer(cp(checkpoint))), NotifyAbort(cp(checkpoint), reason)]
+
+
+def lost(reason: str) -> FailGeneration:
+    return FailGeneration(Failure(FailureKind.LOST, reason))
 
 
 # -- triggering -----------------------------------------------------------------------------------------------------
@@ -115,9 +120,7 @@ def test_an_id_that_cannot_be_recorded_is_not_used_and_counts() -> None:  # C23
     assert machine.handle(ReserveFailed(cp(10))) == []
     assert machine.handle(INTERVAL) == [NEXT_INTERVAL, ReserveId(cp(11))]
     assert machine.handle(ReserveFailed(cp(11))) == [
-        FailGeneration(
-            "checkpoint 11 failed (2 in a row): its id could not be recorded in the checkpoint storage",
-        )
+        lost("checkpoint 11 failed (2 in a row): its id could not be recorded in the checkpoint storage")
     ]
 
 
@@ -189,7 +192,7 @@ def test_an_expired_checkpoint_is_aborted_and_counts() -> None:  # C23
     machine = coordinator(STARTED, *begin(10))
     assert machine.handle(expiry(10)) == [
         *ended(10, AbortReason.EXPIRED),
-        FailGeneration("checkpoint 10 failed: it did not complete within its timeout"),
+        lost("checkpoint 10 failed: it did not complete within its timeout"),
     ]
     assert machine.phase is Phase.DONE
 
@@ -249,7 +252,7 @@ def test_a_manifest_that_was_not_written_aborts_and_counts() -> None:  # C12, C2
     assert machine.handle(ManifestFailed(cp(10))) == [
         *ended(10, AbortReason.MANIFEST_FAILED),
         DeleteHandles((handle_of(A, 10), handle_of(B, 10))),
-        FailGeneration("checkpoint 10 failed: its manifest could not be written"),
+        lost("checkpoint 10 failed: its manifest could not be written"),
     ]
 
 
@@ -262,7 +265,7 @@ def test_after_a_failed_manifest_the_next_one_that_is_ready_is_written() -> None
 def test_nothing_is_deleted_when_nobody_knows_whether_the_manifest_was_written() -> None:  # C12
     machine = coordinator(STARTED, *begin(10), *acked(10))
     assert machine.handle(ManifestUnknown(cp(10))) == [
-        FailGeneration("nobody can tell whether the manifest of checkpoint 10 was written")
+        lost("nobody can tell whether the manifest of checkpoint 10 was written")
     ]
     assert machine.handle(ack(A, 10)) == [Ignored("Acknowledged after the end of the generation")]
 
@@ -271,7 +274,7 @@ def test_a_replaced_generation_stops_for_good() -> None:  # C38
     machine = coordinator(STARTED, *begin(10), *acked(10))
     assert machine.handle(GenerationReplaced(gen(4))) == [
         FailGeneration(
-            "generation 4 of this pipeline was started elsewhere; this one (3) stops", is_fatal=True, is_fenced=True
+            Failure(FailureKind.REPLACED, "generation 4 of this pipeline was started elsewhere; this one (3) stops")
         )
     ]
     assert machine.handle(written(10)) == [Ignored("ManifestWritten after the end of the generation")]
@@ -288,7 +291,7 @@ def test_the_outcome_of_a_manifest_that_was_not_asked_for_is_a_violation(event: 
 
 def test_more_failures_in_a_row_than_tolerable_fail_the_generation() -> None:  # C22
     machine = coordinator(STARTED, *begin(10), expiry(10), *begin(11), expiry(11), *begin(12), tolerable_failures=2)
-    assert machine.handle(expiry(12))[-1] == FailGeneration(
+    assert machine.handle(expiry(12))[-1] == lost(
         "checkpoint 12 failed (3 in a row): it did not complete within its timeout"
     )
 

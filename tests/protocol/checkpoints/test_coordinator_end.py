@@ -23,6 +23,7 @@ from tests.protocol.checkpoints.coordinating import (
 )
 from tests.protocol.making import committable, cp, gen
 
+from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.checkpoints.commit import Commit, CommitPermit
 from headgate.protocol.checkpoints.coordinator import (
     ArmTimer,
@@ -114,7 +115,7 @@ def test_a_failed_commit_is_retried_with_growing_pauses_and_never_given_up() -> 
 def test_a_target_that_denies_what_was_prepared_stops_the_pipeline() -> None:  # K5
     machine = coordinator(STARTED, *completed(10, committable(10)))
     assert machine.handle(failed(10, is_transient=False)) == [
-        FailGeneration("cannot commit checkpoint 10: no space", is_fatal=True)
+        FailGeneration(Failure(FailureKind.DETERMINISTIC, "cannot commit checkpoint 10: no space"))
     ]
 
 

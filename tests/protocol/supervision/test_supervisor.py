@@ -7,6 +7,7 @@ from tests.protocol.making import cp, gen
 
 from headgate.errors import ProtocolViolation
 from headgate.model.config import FixedDelay, NoRestart, RestartStrategy
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.supervisor import (
@@ -22,8 +23,6 @@ from headgate.protocol.supervision.supervisor import (
     Effect,
     EndGeneration,
     Event,
-    Failure,
-    FailureKind,
     Finish,
     GenerationDone,
     GenerationFailed,
@@ -389,10 +388,26 @@ def test_a_run_does_not_hang_on_a_job_that_never_ends() -> None:  # G11
 
 def test_a_generation_that_is_replaced_before_it_is_deployed_ends_the_run() -> None:  # G13
     made = supervisor(Begin(), GenerationReady(gen(1)), registered(0))
-    replaced = Failure(DETERMINISTIC, "generation 2 was claimed by another driver")
+    replaced = Failure(FailureKind.REPLACED, "generation 2 was claimed by another driver")
     assert made.handle(GenerationFailed(gen(1), replaced, 0, 0.5)) == [
         EndGeneration(gen(1), is_done=False),
         CancelJob(1),
         ArmTimer(JobEndTimer(1), JOB_END_MS),
     ]
     assert made.handle(JobEnded(1, "cancelled", 0, 0.5)) == [Finish(replaced)]
+
+
+def test_a_generation_that_is_replaced_while_a_restart_waits_ends_the_run() -> None:  # G13
+    made = supervisor(*RUN, lost(0), GenerationReady(gen(2)))
+    replaced = Failure(FailureKind.REPLACED, "generation 3 was claimed by another driver")
+    assert made.handle(GenerationFailed(gen(2), replaced, 0, 0.5))[0] == EndGeneration(gen(2), is_done=False)
+    assert made.handle(JobEnded(1, "cancelled", 0, 0.5)) == [Finish(replaced)]
+
+
+@pytest.mark.parametrize("kind", list(FailureKind))
+def test_what_is_done_about_a_failure_goes_by_its_kind_and_not_by_its_words(kind: FailureKind) -> None:
+    words = "it was silent for 5 s; peer-lost; user-function"
+    effects = supervisor(*RUN).handle(WorkerFailed(AttemptId(1, 0), WorkerIndex(0), Failure(kind, words), 0, 0.5))
+    is_over = kind in (FailureKind.DETERMINISTIC, FailureKind.REPLACED)
+    assert (ReportRestart(Failure(kind, words), 50) in effects) is not is_over
+    assert (CancelJob(1) in effects) is is_over, "a lost worker's words do not cancel the job"

@@ -132,7 +132,7 @@ class Around:
         call()
 
     def generation_failed(self, effect: machine.FailGeneration) -> None:
-        self.failed.append(effect.reason)
+        self.failed.append(effect.failure.reason)
 
     def monotonic_ms(self) -> int:
         return 0

@@ -16,11 +16,12 @@ from tests.runtime.running import definition_of, pipeline_at
 import headgate as hg
 from headgate.codec import messages
 from headgate.errors import PipelineFailed
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import StateHandle, SubtaskEntry
 from headgate.model.progress import Observer, Progress, SilentObserver
 from headgate.runtime.driver.driver import Driver
-from headgate.runtime.wire.control import ControlClient
+from headgate.runtime.wire.control import ControlClient, Loss
 
 WAIT_S = 120
 _M = TypeVar("_M")
@@ -56,7 +57,7 @@ class Played:
 
     def wait_report(self, worker: PlayedWorker) -> None:
         """Wait until the driver has handled everything that ``worker`` has sent so far."""
-        worker.control.send(messages.Metrics(worker.generation, 0.0, [], [], 0, 0, {}))
+        worker.control.send(messages.Metrics(worker.generation, 0.0, [], [], 0, 0))
         deadline = time.monotonic() + WAIT_S
         while worker.index not in self.driver.book.reports():
             assert time.monotonic() < deadline
@@ -170,6 +171,21 @@ def test_a_lost_worker_ends_the_generation_and_a_new_one_is_deployed(played: Pla
     assert played.cancelled == []
 
 
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_only_a_worker_that_is_silent_has_its_job_cancelled_whatever_is_said_of_it(
+    played: Played, is_silent: bool
+) -> None:
+    (one, other), ended = played.deployed()
+    one.ready()
+    other.ready()
+    played.wait_report(one)
+    connection = next(r.connection for r in list(played.driver._workers.values()) if r.worker == one.index)
+    connection.lose(Loss("it was silent for 7.0 s", is_silent))
+    assert not other.expect(messages.Stop).is_success
+    assert played.cancelled == ([1] if is_silent else [])
+    ended("told")
+
+
 def test_a_worker_of_another_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("test_driver.FINGERPRINT", "another")
     made = Played(tmp_path)
@@ -186,9 +202,9 @@ def test_the_same_failure_of_user_code_twice_ends_the_run(played: Played) -> Non
         workers, ended = played.deployed()
         for worker in workers:
             worker.ready()
-        failed = messages.failed(
-            Generation(workers[0].generation), VertexId(""), "divide", "user-function", "{'id': 1}", "ZeroDivisionError"
-        )
+        reason = "the function of operator 'divide' failed on the record {'id': 1}"
+        failure = Failure(FailureKind.USER_CODE, reason, "ZeroDivisionError")
+        failed = messages.failed(Generation(workers[0].generation), failure)
         workers[0].control.send(failed)
         workers[1].expect(messages.Stop)
         ended("told")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headgate.codec.lock_holder import Ending
 from headgate.errors import UsageError
 from headgate.runtime.driver.pipeline_lock import PipelineLock, local_path, read_holder, taking_signals
 
@@ -26,7 +27,12 @@ def test_a_released_lock_and_another_pipeline_are_free(tmp_path: Path) -> None:
     lock, other = PipelineLock.acquire(str(tmp_path), "p", "second"), PipelineLock.acquire(str(tmp_path), "q", "third")
     found = read_holder(str(tmp_path), "p")
     assert found is not None
-    assert (found.owner, found.host, found.pid, found.ending) == ("second", socket.gethostname(), os.getpid(), "")
+    assert (found.owner, found.host, found.pid, found.ending) == (
+        "second",
+        socket.gethostname(),
+        os.getpid(),
+        Ending.NONE,
+    )
     lock.release()
     other.release()
 
@@ -34,10 +40,10 @@ def test_a_released_lock_and_another_pipeline_are_free(tmp_path: Path) -> None:
 def test_a_released_lock_says_how_the_run_ended(tmp_path: Path) -> None:
     lock = PipelineLock.acquire(str(tmp_path), "p", "one")
     before = read_holder(str(tmp_path), "p")
-    lock.release("stopped", 7, "")
+    lock.release(Ending.STOPPED, 7, "")
     after = read_holder(str(tmp_path), "p")
     assert before is not None
-    assert after == replace(before, ending="stopped", checkpoint=7)
+    assert after == replace(before, ending=Ending.STOPPED, checkpoint=7)
     again = PipelineLock.acquire(str(tmp_path), "p", "one")
     found = read_holder(str(tmp_path), "p")
     assert found is not None

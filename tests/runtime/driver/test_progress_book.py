@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headgate.codec.messages import AlignmentMetrics, Metrics, NodeMetrics
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.progress import PipelineState
+from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId
+from headgate.model.progress import LoopProgress, PipelineState
 from headgate.runtime.driver.progress_book import ProgressBook
 from headgate.runtime.wire.exchange import ExchangeMetrics
 from headgate.runtime.worker.metrics import ALIGNMENTS_MAX, WorkerMetrics
@@ -15,7 +15,7 @@ def report(generation: int, rows: int, busy: float = 0.5, watermark: int | None 
         NodeMetrics("window", rows, rows // 2, watermark, {"late": late}),
         NodeMetrics("bad-records", 1, 0, None, {}),
     ]
-    return Metrics(generation, busy, nodes, [AlignmentMetrics("v", 1, 5, 6)], 0, 0, {})
+    return Metrics(generation, busy, nodes, [AlignmentMetrics("v", 1, 5, 6)], 0, 0)
 
 
 def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None:
@@ -41,6 +41,16 @@ def test_reports_of_another_generation_do_not_count_and_a_new_one_begins_at_zero
     book.add(0, report(2, 10))
     book.begin(Generation(3))
     assert book.snapshot(PipelineState.RUNNING, Generation(3), 0, None).nodes == ()
+
+
+def test_loops_are_summed_over_their_heads_but_for_times_and_rounds() -> None:
+    book = ProgressBook("bad-records")
+    book.begin(Generation(1))
+    loop, other = NodeName("ranks"), NodeName("other")
+    book.add(0, Metrics(1, 0.5, loops=[LoopProgress(loop, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1), LoopProgress(other, 1)]))
+    book.add(1, Metrics(1, 0.5, loops=[LoopProgress(loop, 10, 20, 30, 40, 50, 60, 70, 80, 7, 2)]))
+    found = book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).loops
+    assert found == (LoopProgress(loop, 11, 22, 33, 44, 55, 66, 77, 88, 9, 2), LoopProgress(other, 1))
 
 
 def test_alignments_are_reported_once_and_bounded() -> None:

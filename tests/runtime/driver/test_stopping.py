@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from headgate.codec.lock_holder import encode_holder
+from headgate.codec.lock_holder import Ending, encode_holder
 from headgate.errors import UsageError
 from headgate.runtime.driver.pipeline_lock import PipelineLock, read_holder, taking_signals
 from headgate.runtime.driver.stopping import DRAIN, STOP, RunningPipeline, running_pipelines
 
 HOLDER = """
 import signal, sys
+from headgate.codec.lock_holder import Ending
 from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
 wanted = {signal.SIGTERM, signal.SIGUSR1}
 signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
@@ -26,7 +27,7 @@ with taking_signals():
 print("ready", flush=True)
 number = signal.sigwait(wanted)
 if sys.argv[2] == "word":
-    lock.release("drained" if number == signal.SIGUSR1 else "stopped", 5, "")
+    lock.release(Ending.DRAINED if number == signal.SIGUSR1 else Ending.STOPPED, 5, "")
 """
 
 Hold = Callable[[str], "subprocess.Popen[str]"]
@@ -50,8 +51,8 @@ def hold(tmp_path: Path) -> Iterator[Hold]:
         child.communicate()
 
 
-@pytest.mark.parametrize(("drain", "ending"), [(False, "stopped"), (True, "drained")])
-def test_the_holder_is_asked_and_leaves_word(tmp_path: Path, hold: Hold, drain: bool, ending: str) -> None:
+@pytest.mark.parametrize(("drain", "ending"), [(False, Ending.STOPPED), (True, Ending.DRAINED)])
+def test_the_holder_is_asked_and_leaves_word(tmp_path: Path, hold: Hold, drain: bool, ending: Ending) -> None:
     child = hold("word")
     running = RunningPipeline.find(str(tmp_path), "p")
     assert running.holder.pid == child.pid
@@ -70,7 +71,7 @@ def test_a_holder_that_dies_leaves_no_word(tmp_path: Path, hold: Hold) -> None:
     child.wait(120)
     ended = running.ended()
     assert ended is not None
-    assert ended.ending == ""
+    assert ended.ending is Ending.NONE
     with pytest.raises(UsageError, match=r"no pipeline 'p' runs with its checkpoints in .*; running there: none"):
         RunningPipeline.find(str(tmp_path), "p")
 
@@ -83,7 +84,7 @@ def test_a_run_that_was_started_again_is_another_one(tmp_path: Path, hold: Hold)
     hold("word")
     ended = running.ended()
     assert ended is not None
-    assert ended.ending == "replaced"
+    assert ended.ending is Ending.REPLACED
 
 
 def test_others_that_run_are_named(tmp_path: Path, hold: Hold) -> None:

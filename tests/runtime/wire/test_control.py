@@ -12,7 +12,7 @@ from headgate.codec.handshake import Purpose
 from headgate.codec.messages import Abort, Complete, FromWorker, Ready, Stop, ToWorker, encode_message
 from headgate.runtime.wire import outbox
 from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
-from headgate.runtime.wire.control import ControlClient, ControlServer, WorkerConnection
+from headgate.runtime.wire.control import ControlClient, ControlServer, Loss, WorkerConnection
 from headgate.runtime.wire.listener import Listener
 
 SECRET = b"s" * 32
@@ -24,11 +24,11 @@ class Driver:
 
     def __init__(self, heartbeat_timeout_ms: int = 60_000) -> None:
         self.messages: queue.Queue[tuple[WorkerConnection, FromWorker]] = queue.Queue()
-        self.lost: queue.Queue[tuple[WorkerConnection, str]] = queue.Queue()
+        self.lost: queue.Queue[tuple[WorkerConnection, Loss]] = queue.Queue()
         self.server = ControlServer(
             SECRET,
             lambda worker, message: self.messages.put((worker, message)),
-            lambda worker, reason: self.lost.put((worker, reason)),
+            lambda worker, loss: self.lost.put((worker, loss)),
             heartbeat_timeout_ms=heartbeat_timeout_ms,
         )
         self.clients: list[Worker] = []
@@ -96,8 +96,9 @@ def test_heartbeats_keep_quiet_connections_alive_and_are_not_delivered() -> None
 def test_a_silent_worker_is_lost_within_the_time_out() -> None:
     driver = Driver(heartbeat_timeout_ms=200)
     worker = driver.worker(heartbeat_ms=60_000, heartbeat_timeout_ms=60_000)
-    _, reason = driver.lost.get(timeout=WAIT)
-    assert "silent" in reason
+    _, loss = driver.lost.get(timeout=WAIT)
+    assert loss.is_silent
+    assert "silent" in loss.reason
     assert worker.closed.get(timeout=WAIT)
     driver.close()
 
@@ -142,22 +143,22 @@ def test_a_malformed_message_loses_its_sender_only(driver: Driver, raw: bytes) -
     good = driver.worker()
     bad = connect(*driver.server.address, SECRET, Purpose.CONTROL)
     bad.send_message(raw)
-    assert "malformed" in driver.lost.get(timeout=WAIT)[1]
+    assert "malformed" in driver.lost.get(timeout=WAIT)[1].reason
     good.client.send(Ready(1))
     assert driver.messages.get(timeout=WAIT)[1] == Ready(1)
     bad.close()
 
 
 def test_a_failing_callback_is_reported_as_a_lost_worker() -> None:
-    lost: queue.Queue[str] = queue.Queue()
+    lost: queue.Queue[Loss] = queue.Queue()
 
     def fail(worker: WorkerConnection, message: FromWorker) -> None:
         raise ValueError("bug")
 
-    server = ControlServer(SECRET, fail, lambda worker, reason: lost.put(reason))
+    server = ControlServer(SECRET, fail, lambda worker, loss: lost.put(loss))
     worker = Worker(server.address)
     worker.client.send(Ready(1))
-    assert "bug" in lost.get(timeout=WAIT)
+    assert lost.get(timeout=WAIT) == Loss("its message could not be processed: ValueError('bug')")
     worker.client.close()
     server.close()
 
@@ -175,7 +176,7 @@ def test_a_worker_that_stopped_reading_never_blocks_the_coordinator(
     while driver.lost.empty() and sent < 100_000:
         connection.send(order)
         sent += 1
-    assert "reads none" in driver.lost.get(timeout=WAIT)[1]
+    assert "reads none" in driver.lost.get(timeout=WAIT)[1].reason
     stopped.close()
 
 
@@ -188,7 +189,7 @@ def test_a_flipped_bit_in_a_message_loses_its_sender_only(driver: Driver) -> Non
     good = driver.worker()
     bad = connect(*driver.server.address, SECRET, Purpose.CONTROL)
     bad.send([b"\x03\x00\x00\x00" + b"\x01" * 8], [b"abc"])
-    assert "damaged" in driver.lost.get(timeout=WAIT)[1]
+    assert "damaged" in driver.lost.get(timeout=WAIT)[1].reason
     good.client.send(Ready(1))
     assert driver.messages.get(timeout=WAIT)[1] == Ready(1)
     bad.close()

@@ -324,7 +324,7 @@ def test_regular_input_waits_while_more_than_the_high_water_mark_is_queued() -> 
     made.feedback[0].put(batch(2))
     made.step(2)
     assert made.into_body() == [[1], [2]]
-    assert made.runner.gauges()["queued_batches"] == 0
+    assert made.runner.progress().queued_batches == 0
     made.step()
     assert made.into_body()[2:] == [[20]]
 
@@ -448,7 +448,7 @@ def test_records_that_had_their_last_round_are_neither_logged_nor_processed() ->
     made.run()
     assert made.into_body() == [[7], Barrier(FIVE), [1]]
     assert made.log.elements(FIVE) == 1
-    assert made.runner.gauges()["came_back"] == 1
+    assert made.runner.progress().came_back == 1
 
 
 # -- the log ----------------------------------------------------------------------------------------------------------
@@ -482,12 +482,12 @@ def test_a_snapshot_is_not_written_before_its_log_is_complete() -> None:  # L1, 
     made.feedback[1].put(batch(3))
     made.run()
     assert made.writes() == []
-    assert made.runner.gauges()["log_bytes"] > 0
+    assert made.runner.progress().log_bytes > 0
     made.feedback[1].put(Barrier(FIVE))
     made.run()
     assert made.writes() == [FIVE]
     assert sorted(made.logged(FIVE)) == [1, 3]
-    assert made.runner.gauges()["log_bytes"] == 0
+    assert made.runner.progress().log_bytes == 0
 
 
 def test_overlapping_checkpoints_have_a_log_each() -> None:  # L12
@@ -512,11 +512,11 @@ def test_a_channel_is_held_behind_an_early_sentinel_until_its_barrier_or_an_abor
     made.feedback[0].put(batch(1))
     made.run()
     assert made.into_body() == []
-    assert made.runner.gauges()["held_channels"] == 1
+    assert made.runner.progress().held_channels == 1
     made.abort(FIVE)
     made.run()
     assert made.into_body() == [[1]]
-    assert made.runner.gauges()["held_channels"] == 0
+    assert made.runner.progress().held_channels == 0
 
 
 def test_the_sealed_output_of_a_dropped_checkpoint_goes_into_the_next_snapshot() -> None:  # L5
@@ -622,7 +622,7 @@ def test_a_head_without_credit_reads_nothing_and_keeps_what_comes_back() -> None
     for number in range(3):
         made.feedback[0].put(batch(number))
     assert not made.runner.step()
-    assert made.runner.gauges()["queued_batches"] == 3
+    assert made.runner.progress().queued_batches == 3
     made.body.channels[0].add_credit(CREDIT)
     made.run()
     assert made.into_body() == [[20], [0], [1], [2]]

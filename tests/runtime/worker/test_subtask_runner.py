@@ -22,6 +22,7 @@ from headgate.model.plan import Vertex
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
 from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.subtasks import subtask as machine
+from headgate.protocol.watermarks import ChannelOrigin
 from headgate.runtime.checkpoints.uploads import Destination, SnapshotWriter
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.worker.chain import Chain
@@ -388,7 +389,7 @@ def test_operators_hear_that_a_channel_has_ended_behind_its_records(monkeypatch:
     made.inputs[1].put(EndOfData())
     while made.runner.step():
         pass
-    assert heard == [("channel-1", 1)]
+    assert heard == [(ChannelOrigin(ChannelIndex(1)), 1)]
 
 
 def test_a_turn_is_bounded_so_that_others_come_to_theirs() -> None:  # C48

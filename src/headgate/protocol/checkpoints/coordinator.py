@@ -13,6 +13,7 @@ from enum import Enum
 from typing import assert_never
 
 from headgate.model.config import CheckpointConfig
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
 from headgate.protocol.checkpoints.commit import Commit, CommitQueue
@@ -460,7 +461,8 @@ class Coordinator(Machine):
     def _on_commit_failed(self, event: CommitFailed) -> list[Effect]:
         if not event.is_transient:  # K5: the target says aborted or unknown
             self._enter(Phase.DONE)
-            return [FailGeneration(f"cannot commit checkpoint {event.checkpoint}: {event.reason}", is_fatal=True)]
+            reason = f"cannot commit checkpoint {event.checkpoint}: {event.reason}"
+            return [FailGeneration(Failure(FailureKind.DETERMINISTIC, reason))]
         pause = self.COMMIT_RETRY_MS[min(self._commit_tries, len(self.COMMIT_RETRY_MS) - 1)]
         self._commit_tries += 1
         return [ArmTimer(CommitRetryTimer(), pause)]
@@ -470,11 +472,11 @@ class Coordinator(Machine):
         reason = (
             f"generation {event.newest} of this pipeline was started elsewhere; this one ({self._generation}) stops"
         )
-        return [FailGeneration(reason, is_fatal=True, is_fenced=True)]
+        return [FailGeneration(Failure(FailureKind.REPLACED, reason))]
 
     def _fail(self, reason: str) -> list[Effect]:
         self._enter(Phase.DONE)
-        return [FailGeneration(reason)]
+        return [FailGeneration(Failure(FailureKind.LOST, reason))]
 
     def _after_the_end(self, event: Event) -> list[Effect]:
         """Nothing is decided any more; files of late acknowledgements stay for recovery to judge."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
 from headgate.protocol.checkpoints.commit import Commit
@@ -256,9 +257,7 @@ class DropCheckpoint:
 class FailGeneration:
     """EFFECT: this generation cannot go on; the supervisor decides about a restart."""
 
-    reason: str
-    is_fatal: bool = False
-    is_fenced: bool = False
+    failure: Failure
 
 
 @dataclass(frozen=True, slots=True)

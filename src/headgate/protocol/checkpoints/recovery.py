@@ -22,10 +22,14 @@ READS_MAX = 3
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something in the storage that cannot be trusted: the file and what is wrong with it."""
+    """Something in the storage that cannot be trusted: the file and what is wrong with it.
+
+    ``has_vanished``: it was there a moment ago, so perhaps somebody removes what is not needed any more.
+    """
 
     path: str
     problem: str
+    has_vanished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

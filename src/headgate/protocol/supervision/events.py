@@ -6,9 +6,9 @@ Counterpart: the interpreter, which reports the events and runs the effects. Sou
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import TypeAlias
 
+from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, WorkerIndex
 from headgate.protocol.machine import Ignored
 
@@ -41,23 +41,6 @@ class JobEndTimer:
 
 
 Timer: TypeAlias = RegisterTimer | RestartTimer | JobEndTimer
-
-
-class FailureKind(Enum):
-    """What may be done about a failure."""
-
-    LOST = "a process, connection or machine failed: start again"
-    USER_CODE = "the user's function raised: start again, once for the same failure"
-    DETERMINISTIC = "starting again cannot help"
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a generation ended. ``detail``: a short traceback or ""."""
-
-    kind: FailureKind
-    reason: str
-    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

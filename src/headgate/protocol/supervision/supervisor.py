@@ -13,6 +13,7 @@ from enum import Enum
 from typing import assert_never
 
 from headgate.model.config import RestartStrategy
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.supervision.events import (
@@ -28,8 +29,6 @@ from headgate.protocol.supervision.events import (
     Effect,
     EndGeneration,
     Event,
-    Failure,
-    FailureKind,
     Finish,
     GenerationDone,
     GenerationFailed,
@@ -95,7 +94,7 @@ class Supervisor(Machine):
         """Newest attempt whose workers were used up by a generation: they never serve another one (G4)."""
         self._registered: set[WorkerIndex] = set()
         self._ready: set[WorkerIndex] = set()
-        self._last_user_failure: tuple[str, str] | None = None
+        self._last_user_failure: Failure | None = None
         self._outcome: Finish | None = None
         self._restarts_count = 0
         self._cancels_count = 0
@@ -262,7 +261,7 @@ class Supervisor(Machine):
     def _on_generation_failed(self, event: GenerationFailed) -> list[Effect]:
         if event.generation != self._generation:
             return [Ignored("a generation that is over")]
-        if self._phase is Phase.PREPARING and event.failure.kind is FailureKind.DETERMINISTIC:
+        if self._phase in (Phase.PREPARING, Phase.BACKOFF) and event.failure.is_hopeless:
             return self._end(Finish(event.failure))  # G13: its coordinator has stopped for good, nobody would trigger
         return self._fail(event.failure, event.at_ms, event.jitter)
 
@@ -286,13 +285,10 @@ class Supervisor(Machine):
 
     def _is_hopeless(self, failure: Failure) -> bool:
         """The same failure of user code twice in a row is deterministic (G8, F16)."""
-        if failure.kind is FailureKind.DETERMINISTIC:
-            return True
         if failure.kind is not FailureKind.USER_CODE:
-            return False
-        same = self._last_user_failure == (failure.reason, failure.detail)
-        self._last_user_failure = (failure.reason, failure.detail)
-        return same
+            return failure.is_hopeless
+        before, self._last_user_failure = self._last_user_failure, failure
+        return before == failure
 
     def _end_generation(self, *, is_done: bool) -> list[Effect]:
         self._fenced = max(self._fenced, self._deployed)

@@ -58,7 +58,6 @@ READ_TRIES_MAX = 8
 
 KEEP_ALL = CheckpointId(0)
 
-_VANISHED = "it vanished while it was read"
 _NUMBER = re.compile(r"[0-9]{10,}")
 
 
@@ -122,7 +121,7 @@ class CheckpointLog:
         for _ in range(READ_TRIES_MAX):
             hint = self._read_hint()  # first: what is appended behind the listing is not lost
             entries = tuple(self._observe_entry(sequence) for sequence in self._numbers("log"))
-            if not any(isinstance(e.content, Damage) and e.content.problem == _VANISHED for e in entries):
+            if not any(isinstance(e.content, Damage) and e.content.has_vanished for e in entries):
                 break  # else it was pruned meanwhile, so there is something newer to be seen
         return ObservedLog(entries, self._newest_id(), hint)
 
@@ -133,7 +132,7 @@ class CheckpointLog:
         except CorruptionError as error:
             return ObservedEntry(sequence, path, Damage(path, str(error)))
         except NotFound:
-            return ObservedEntry(sequence, path, Damage(path, _VANISHED))
+            return ObservedEntry(sequence, path, Damage(path, "it vanished while it was read", has_vanished=True))
 
     def life(self, host: str, wall_ms: int) -> Life:
         """Return who this pipeline is to its sinks; drawn at its very first start, which nothing precedes (LV1).

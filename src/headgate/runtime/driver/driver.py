@@ -19,16 +19,17 @@ from typing import Protocol, assert_never
 
 from headgate import fault_points
 from headgate.codec import messages
+from headgate.codec.lock_holder import Ending
 from headgate.errors import FencedError, HeadgateError, OutputDenied, PipelineFailed, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.progress import CheckpointProgress, Observer, PipelineState, Progress, RunResult
 from headgate.protocol.checkpoints import coordinator
-from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import supervisor
-from headgate.protocol.supervision.supervisor import AttemptId, Failure, FailureKind
+from headgate.protocol.supervision.supervisor import AttemptId
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.restoring import restored_by
 from headgate.runtime.driver.attempts import Attempts
@@ -39,15 +40,13 @@ from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.driver.progress_book import ProgressBook
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Queue, Surroundings
-from headgate.runtime.wire.control import ControlServer, WorkerConnection
+from headgate.runtime.wire.control import ControlServer, Loss, WorkerConnection
 from headgate.runtime.wire.tls import Tls
-from headgate.runtime.worker.worker import FAILED_PEER, FAILED_RECORD, FAILED_REFUSED, FAILED_USER
 from headgate.storage.backends import open_storage
 
 PROGRESS_PERIOD_MS = 500
 FENCE_CHECK_PERIOD_MS = 1_000
 """How soon an idle driver notices that another one has taken over."""
-SILENCE = "it was silent"
 
 
 class Launcher(Protocol):
@@ -123,7 +122,6 @@ class Driver:
         self._book = ProgressBook("bad-records")
         self._state = PipelineState.STARTING
         self._failed_ms: int | None = None
-        self._is_fenced: FencedError | None = None
         self._is_stop_wanted = False
         self._is_drain_wanted = False
         self._is_drained = False
@@ -291,8 +289,7 @@ class Driver:
         except (UsageError, OutputDenied) as error:  # K5: in recovery as in the coordinator
             self._claim_failed(Failure(FailureKind.DETERMINISTIC, str(error)))
         except FencedError as error:
-            self._is_fenced = error
-            self._claim_failed(Failure(FailureKind.DETERMINISTIC, str(error)))
+            self._claim_failed(Failure(FailureKind.REPLACED, str(error)))
         except (StorageError, HeadgateError) as error:
             self._claim_failed(Failure(FailureKind.LOST, str(error)))
         except Exception as error:
@@ -396,10 +393,8 @@ class Driver:
     def _on_finish(self, effect: supervisor.Finish) -> None:
         self._state = PipelineState.FINISHED
         self._show_progress()
-        if self._is_fenced is not None:
-            self._finish(self._is_fenced)
-        elif effect.failure is not None:
-            self._finish(PipelineFailed(effect.failure.reason, effect.failure.detail))
+        if effect.failure is not None:
+            self._finish(_error_of(effect.failure))
         else:  # behind the callbacks of the last rounds, and behind what they had to say
             self._callbacks.when_done(lambda: self.post(lambda: self._finish(None, effect.is_final)))
 
@@ -412,16 +407,10 @@ class Driver:
 
     def generation_failed(self, effect: coordinator.FailGeneration) -> None:
         """The coordinator gave up."""
-        if effect.is_fenced:
-            self._is_fenced = FencedError(effect.reason, 0, 0)
-        kind = FailureKind.DETERMINISTIC if effect.is_fatal else FailureKind.LOST
         generation = self._machine.generation
         if generation is not None:
-            self._handle(
-                supervisor.GenerationFailed(
-                    generation, Failure(kind, effect.reason), self._around.monotonic_ms(), self._random.random()
-                )
-            )
+            now_ms, jitter = self._around.monotonic_ms(), self._random.random()
+            self._handle(supervisor.GenerationFailed(generation, effect.failure, now_ms, jitter))
 
     def generation_done(self, effect: coordinator.GenerationDone) -> None:
         """Everything is committed."""
@@ -445,9 +434,9 @@ class Driver:
         """Runs in the connection's thread."""
         self.post(lambda: self._on_worker_message(connection, message))
 
-    def _on_lost(self, connection: WorkerConnection, reason: str) -> None:
+    def _on_lost(self, connection: WorkerConnection, loss: Loss) -> None:
         """Runs in the connection's thread."""
-        self.post(lambda: self._on_worker_lost(connection, reason))
+        self.post(lambda: self._on_worker_lost(connection, loss))
 
     def _on_worker_message(self, connection: WorkerConnection, message: messages.FromWorker) -> None:
         if isinstance(message, messages.Register):
@@ -481,7 +470,7 @@ class Driver:
                     self._looping.on_message(message)
             case messages.Failed():
                 failed = supervisor.WorkerFailed(
-                    record.attempt, record.worker, _failure(message), self._around.monotonic_ms(), self._random.random()
+                    record.attempt, record.worker, message.failure, self._around.monotonic_ms(), self._random.random()
                 )
                 self._handle(failed)
             case messages.Metrics():
@@ -508,23 +497,16 @@ class Driver:
         if message.text:
             self._observer.on_note(f"{message.vertex}[{message.index}] declined: {message.text}")
         subtask = SubtaskId(VertexId(message.vertex), message.index)
-        try:
-            reason = AbortReason[message.reason]
-        except KeyError:
-            reason = AbortReason.SNAPSHOT_FAILED
-        self._coordinate(
-            coordinator.Declined(Generation(message.generation), subtask, CheckpointId(message.checkpoint), reason)
-        )
+        generation, checkpoint = Generation(message.generation), CheckpointId(message.checkpoint)
+        self._coordinate(coordinator.Declined(generation, subtask, checkpoint, message.reason))
 
-    def _on_worker_lost(self, connection: WorkerConnection, reason: str) -> None:
+    def _on_worker_lost(self, connection: WorkerConnection, loss: Loss) -> None:
         record = self._workers.pop(connection, None)
         if record is None:
             return
         self._attempts.lost(record.attempt)
-        is_silent = reason.startswith(SILENCE)
-        lost = supervisor.WorkerLost(
-            record.attempt, record.worker, reason, self._around.monotonic_ms(), self._random.random(), is_silent
-        )
+        now_ms, jitter = self._around.monotonic_ms(), self._random.random()
+        lost = supervisor.WorkerLost(record.attempt, record.worker, loss.reason, now_ms, jitter, loss.is_silent)
         self._handle(lost)
 
     def _on_job_ended(self, submission: int, error: str | None) -> None:
@@ -622,10 +604,10 @@ class Driver:
         """Leave word for those who wait for the end of this run (``runtime.driver.stopping``)."""
         error = self.result.exception()
         if error is not None:
-            self._lock.release("failed", None, str(error))
+            self._lock.release(Ending.FAILED, None, str(error))
             return
         result = self.result.result()
-        ending = "drained" if result.is_drained else "finished" if result.is_finished else "stopped"
+        ending = Ending.DRAINED if result.is_drained else Ending.FINISHED if result.is_finished else Ending.STOPPED
         self._lock.release(ending, result.last_checkpoint, "")
 
 
@@ -634,13 +616,7 @@ def owner_text() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _failure(message: messages.Failed) -> Failure:
-    if message.reason == FAILED_USER:
-        reason = f"the function of operator '{message.node}' failed on the record {message.record}"
-        return Failure(FailureKind.USER_CODE, reason, message.traceback)
-    if message.reason == FAILED_PEER:
-        return Failure(FailureKind.LOST, message.traceback)
-    if message.reason in (FAILED_RECORD, FAILED_REFUSED):
-        return Failure(FailureKind.DETERMINISTIC, message.traceback)
-    where = f"operator '{message.node}': " if message.node else ""
-    return Failure(FailureKind.USER_CODE, f"{where}{message.reason}", message.traceback)
+def _error_of(failure: Failure) -> HeadgateError:
+    if failure.kind is FailureKind.REPLACED:
+        return FencedError(failure.reason)
+    return PipelineFailed(failure.reason, failure.detail)

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
-from headgate.codec.lock_holder import LockHolder, decode_holder, encode_holder
+from headgate.codec.lock_holder import Ending, LockHolder, decode_holder, encode_holder
 from headgate.errors import UsageError
 from headgate.model.security import Access
 from headgate.storage.access import access_in, open_lock
@@ -75,7 +75,7 @@ class PipelineLock:
         return lock
 
     def release(
-        self, ending: str = "failed", checkpoint: int | None = None, reason: str = "it could not be started"
+        self, ending: Ending = Ending.FAILED, checkpoint: int | None = None, reason: str = "it could not be started"
     ) -> None:
         """Let others run the pipeline; write down how this run ended (see ``LockHolder``). Idempotent."""
         if self._file is not None and self._holder is not None:

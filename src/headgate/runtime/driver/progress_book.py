@@ -15,7 +15,6 @@ from headgate.model.progress import (
     PipelineState,
     Progress,
 )
-from headgate.runtime.worker.metrics import LOOP_PREFIX
 
 CHECKPOINTS_MAX = 1_000
 ALIGNMENTS_MAX = 100_000
@@ -91,21 +90,11 @@ class ProgressBook:
         )
 
     def _loops(self) -> tuple[LoopProgress, ...]:
-        heads: dict[str, dict[str, list[int]]] = {}
+        heads: dict[NodeName, list[LoopProgress]] = {}
         for metrics in self._workers.values():
-            for gauge, value in metrics.gauges.items():
-                if gauge.startswith(LOOP_PREFIX):
-                    _, loop, name = gauge.split("/")
-                    heads.setdefault(loop, {}).setdefault(name, []).append(int(value))
-        return tuple(
-            LoopProgress(
-                NodeName(loop),
-                **{name: sum(values) for name, values in found.items() if name not in ("trip_ms", "round")},
-                trip_ms=max(found["trip_ms"]),
-                round_=max(found["round"]),
-            )
-            for loop, found in heads.items()
-        )
+            for head in metrics.loops:
+                heads.setdefault(head.loop, []).append(head)
+        return tuple(_of_all(found) for found in heads.values())
 
     def _totals(self) -> dict[NodeName, tuple[int, int]]:
         totals: dict[NodeName, tuple[int, int]] = {}
@@ -134,3 +123,20 @@ class ProgressBook:
             for name, total in totals.items()
         }
         self._rated = (now, totals)
+
+
+def _of_all(heads: list[LoopProgress]) -> LoopProgress:
+    """Return one loop's progress from those of its head subtasks."""
+    return LoopProgress(
+        heads[0].loop,
+        queued_batches=sum(head.queued_batches for head in heads),
+        queued_bytes=sum(head.queued_bytes for head in heads),
+        queued_bytes_max=sum(head.queued_bytes_max for head in heads),
+        spilled_bytes=sum(head.spilled_bytes for head in heads),
+        log_bytes=sum(head.log_bytes for head in heads),
+        held_channels=sum(head.held_channels for head in heads),
+        came_back=sum(head.came_back for head in heads),
+        throttled_ms=sum(head.throttled_ms for head in heads),
+        trip_ms=max(head.trip_ms for head in heads),
+        round_=max(head.round_ for head in heads),
+    )

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from headgate.codec.lock_holder import LockHolder
+from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import UsageError
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, local_path, read_holder
 
@@ -44,7 +44,8 @@ class RunningPipeline:
             )
         holder = read_holder(root, pipeline)
         is_elsewhere = holder is not None and holder.host != socket.gethostname()
-        if holder is None or holder.ending or not (is_elsewhere or _holds(holder.pid, local / pipeline / LOCK_NAME)):
+        is_over = holder is None or holder.ending is not Ending.NONE
+        if holder is None or is_over or not (is_elsewhere or _holds(holder.pid, local / pipeline / LOCK_NAME)):
             raise UsageError(f"no pipeline '{pipeline}' runs with its checkpoints in {local}; {_others(local)}")
         if is_elsewhere:
             raise UsageError(f"pipeline '{pipeline}' is run by {holder.owner}; stop it on that machine")
@@ -69,17 +70,17 @@ class RunningPipeline:
     def ended(self) -> LockHolder | None:
         """Return how this run ended, or None while it goes on.
 
-        ``ending`` is "" when it died without a word, and ``replaced`` when another run has overwritten it.
+        ``ending`` is ``NONE`` when it died without a word, and ``REPLACED`` when another run has overwritten it.
         """
         local = local_path(self._root)
         assert local is not None
         is_there = _holds(self.holder.pid, local / self._pipeline / LOCK_NAME)  # first: it writes, then leaves
         found = read_holder(self._root, self._pipeline)
         if found is not None and found.nonce == self.holder.nonce:
-            return found if found.ending or not is_there else None
+            return found if found.ending is not Ending.NONE or not is_there else None
         if found is None:  # being written, by this run or the next
             return None if is_there else self.holder
-        return replace(self.holder, ending="replaced")
+        return replace(self.holder, ending=Ending.REPLACED)
 
 
 def running_pipelines(root: Path) -> list[str]:
@@ -87,7 +88,7 @@ def running_pipelines(root: Path) -> list[str]:
     found = []
     for lock in sorted(root.glob(f"*/{LOCK_NAME}")):
         holder = read_holder(str(root), lock.parent.name)
-        is_here = holder is not None and holder.host == socket.gethostname() and not holder.ending
+        is_here = holder is not None and holder.host == socket.gethostname() and holder.ending is Ending.NONE
         if holder is not None and is_here:
             with suppress(UsageError):  # of another user: not one that could be meant
                 found += [lock.parent.name] if _holds(holder.pid, lock) else []

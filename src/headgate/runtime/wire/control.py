@@ -8,6 +8,7 @@ reported within the heartbeat time-out. Never decides anything about the pipelin
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from headgate.codec.handshake import Purpose
 from headgate.codec.messages import (
@@ -132,13 +133,21 @@ class ControlClient:
         self._on_close(reason)
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why a worker was given up. ``is_silent``: its process may live on, stopped or cut off, and hold its slot."""
+
+    reason: str
+    is_silent: bool = False
+
+
 class WorkerConnection:
     """The driver's end of one worker's control channel; hashable, compared by identity."""
 
     def __init__(
         self,
         connection: Connection,
-        on_lost: Callable[[WorkerConnection, str], None],
+        on_lost: Callable[[WorkerConnection, Loss], None],
         around: Surroundings = PROCESS,
     ) -> None:
         self.peer = connection.peer
@@ -148,7 +157,8 @@ class WorkerConnection:
         self._on_lost = on_lost
         self._lock = around.lock()
         self._is_over = False
-        self._outbox = Outbox(connection, self.lose, name=f"headgate-control-send-{self.peer}", around=around)
+        send_failed = lambda reason: self.lose(Loss(reason))  # noqa: E731
+        self._outbox = Outbox(connection, send_failed, name=f"headgate-control-send-{self.peer}", around=around)
 
     def send(self, message: ToWorker) -> None:
         """Send ``message`` behind the earlier ones; never blocks, drops it when the worker is gone (CN11).
@@ -165,14 +175,14 @@ class WorkerConnection:
         self._outbox.close(flush_seconds)
         self._connection.interrupt()
 
-    def lose(self, reason: str) -> None:
+    def lose(self, loss: Loss) -> None:
         """Give the worker up: close, and report it unless that was done already."""
         with self._lock:
             if self._is_over:
                 return
             self._is_over = True
         self._connection.interrupt()
-        self._on_lost(self, reason)
+        self._on_lost(self, loss)
 
     def receive_loop(self, on_message: Callable[[WorkerConnection, FromWorker], None]) -> None:
         """Deliver messages until the connection is gone; then free it. Runs in the listener's thread."""
@@ -185,11 +195,11 @@ class WorkerConnection:
                 else:
                     on_message(self, message)
         except ConnectionLost as lost:
-            self.lose(lost.reason)
+            self.lose(Loss(lost.reason))
         except HeadgateError as error:
-            self.lose(str(error))
+            self.lose(Loss(str(error)))
         except Exception as error:  # CN9: one worker's message must not end the coordinator silently
-            self.lose(f"its message could not be processed: {error!r}")
+            self.lose(Loss(f"its message could not be processed: {error!r}"))
         finally:
             self._outbox.close(0.0)
             self._connection.close()
@@ -201,7 +211,7 @@ class ControlServer:
     Args:
         secret: of the job.
         on_message: called with each message, in the receive thread of its worker.
-        on_lost: called once per worker that is gone without ``close``, with the reason.
+        on_lost: called once per worker that is gone without ``close``, with the loss.
         heartbeat_timeout_ms: silence after which a worker counts as lost.
         host: interface to listen on.
     """
@@ -210,7 +220,7 @@ class ControlServer:
         self,
         secret: bytes,
         on_message: Callable[[WorkerConnection, FromWorker], None],
-        on_lost: Callable[[WorkerConnection, str], None],
+        on_lost: Callable[[WorkerConnection, Loss], None],
         *,
         heartbeat_timeout_ms: int = 5_000,
         host: str = "127.0.0.1",
@@ -279,7 +289,7 @@ class ControlServer:
             for worker in workers:
                 silence = now - worker.heard_at
                 if silence > self._timeout_seconds:
-                    worker.lose(f"it was silent for {silence:.1f} s")
+                    worker.lose(Loss(f"it was silent for {silence:.1f} s", is_silent=True))
 
 
 def _connect_patiently(

@@ -24,6 +24,7 @@ from headgate.operators.base import (
     OperatorContext,
     RestoredState,
 )
+from headgate.protocol.watermarks import Origin
 from headgate.state.frozen import FrozenState
 
 RECORD_CHARS_SHOWN = 500
@@ -223,7 +224,7 @@ class Chain:
             if str(link.node.name) in states:
                 self._guard(link, partial(link.operator.restore, states[str(link.node.name)]))
 
-    def set_origin(self, origin: str) -> None:
+    def set_origin(self, origin: Origin) -> None:
         """Tell every operator where the next batch comes from."""
         for context in self._context:
             context.origin = origin
@@ -239,12 +240,12 @@ class Chain:
             self._watermark_ms = watermark_ms
             self.head.on_watermark(watermark_ms)
 
-    def on_splits(self, origins: Sequence[str]) -> None:
+    def on_splits(self, origins: Sequence[Origin]) -> None:
         """Tell every operator which splits the source owns."""
         for link in self.links:
             link.operator.on_splits(origins)
 
-    def on_split_finished(self, origin: str) -> None:
+    def on_split_finished(self, origin: Origin) -> None:
         """Tell every operator that a split has ended."""
         for link in self.links:
             self._guard(link, partial(link.operator.on_split_finished, origin))

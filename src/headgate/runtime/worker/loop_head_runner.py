@@ -17,7 +17,8 @@ import pyarrow as pa
 from headgate import fault_points
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
 from headgate.errors import UsageError
-from headgate.model.ids import ChannelIndex, CheckpointId
+from headgate.model.ids import ChannelIndex, CheckpointId, NodeName
+from headgate.model.progress import LoopProgress
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.loop_head import LoopHeadOperator
 from headgate.protocol.loops.rounds import Probe, ProbeReceived
@@ -75,21 +76,22 @@ class LoopHeadRunner(SubtaskRunner):
         """Feedback that waits, in memory and on disk."""
         return sum(channel.size_bytes for channel in self._feedback)
 
-    def gauges(self) -> dict[str, float]:
-        """Return what this head measured, by the names of ``model.progress.LoopProgress``."""
+    def progress(self) -> LoopProgress:
+        """Return what this head measured."""
         metrics = [channel.metrics for channel in self._feedback]
-        return {
-            "queued_batches": sum(m.elements for m in metrics),
-            "queued_bytes": sum(m.size_bytes for m in metrics),
-            "queued_bytes_max": sum(m.size_bytes_max for m in metrics),
-            "spilled_bytes": sum(m.spilled_bytes for m in metrics),
-            "log_bytes": self._loop.log.memory_bytes + self._loop.log.spilled_bytes,
-            "held_channels": sum(channel.is_blocked for channel in self._feedback),
-            "came_back": self._came_back,
-            "throttled_ms": self._throttled_ns // 1_000_000,
-            "trip_ms": self._trip_ns // 1_000_000,
-            "round": self._machine.rounds.started,
-        }
+        return LoopProgress(
+            NodeName(str(self.subtask.vertex)),
+            queued_batches=sum(m.elements for m in metrics),
+            queued_bytes=sum(m.size_bytes for m in metrics),
+            queued_bytes_max=sum(m.size_bytes_max for m in metrics),
+            spilled_bytes=sum(m.spilled_bytes for m in metrics),
+            log_bytes=self._loop.log.memory_bytes + self._loop.log.spilled_bytes,
+            held_channels=sum(channel.is_blocked for channel in self._feedback),
+            came_back=self._came_back,
+            throttled_ms=self._throttled_ns // 1_000_000,
+            trip_ms=self._trip_ns // 1_000_000,
+            round_=self._machine.rounds.started,
+        )
 
     def expect(self, checkpoint: CheckpointId) -> None:
         """A checkpoint was triggered: its barrier must not wait behind throttled input (L25).

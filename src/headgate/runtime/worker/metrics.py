@@ -14,9 +14,6 @@ from headgate.runtime.worker.subtask_runner import SubtaskRunner
 ALIGNMENTS_MAX = 1_000
 """Kept between two reports; a report twice a second never needs so many."""
 
-LOOP_PREFIX = "loop/"
-"""Gauges of a loop head: ``loop/<head>/<name>``."""
-
 
 class WorkerMetrics:
     """Busy time, alignment times, and the operators' totals."""
@@ -70,8 +67,6 @@ class WorkerMetrics:
             for runner in runners
             for link in runner.chain.links
         ]
-        gauges = {"clock_s": time.monotonic()}
-        for runner in runners:
-            if isinstance(runner, LoopHeadRunner):
-                gauges |= {f"{LOOP_PREFIX}{runner.subtask.vertex}/{name}": v for name, v in runner.gauges().items()}
-        return Metrics(generation, busy, nodes, alignments, exchange.bytes_in, exchange.bytes_out, gauges)
+        loops = [runner.progress() for runner in runners if isinstance(runner, LoopHeadRunner)]
+        bytes_in, bytes_out = exchange.bytes_in, exchange.bytes_out
+        return Metrics(generation, busy, nodes, alignments, bytes_in, bytes_out, loops, time.monotonic())

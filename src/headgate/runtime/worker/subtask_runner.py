@@ -26,6 +26,7 @@ from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.loops.rounds import Probe, ProbeReceived
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import (
+    ChannelOrigin,
     EmitIdle,
     EmitWatermark,
     IdleReceived,
@@ -33,7 +34,6 @@ from headgate.protocol.watermarks import (
     MergerEvent,
     WatermarkMerger,
     WatermarkReceived,
-    channel_origin,
 )
 from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
 from headgate.runtime.wire.feedback import ReceivingChannel
@@ -112,7 +112,7 @@ class SubtaskRunner:
             regular_count, is_restored_finished=is_restored_finished, place=place, rounds=rounds
         )
         self._merger = WatermarkMerger(max(regular_count, 1))
-        self._origins = [channel_origin(index) for index in range(regular_count)]
+        self._origins = [ChannelOrigin(ChannelIndex(index)) for index in range(regular_count)]
         self._nest = chain.vertex.nest
         self._next_input = 0
         self._has_ended = False

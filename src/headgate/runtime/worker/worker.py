@@ -17,7 +17,8 @@ import pyarrow as pa
 from headgate.codec import messages
 from headgate.errors import BadRecord, FencedError, HeadgateError
 from headgate.model.definition import PipelineDefinition
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
+from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
 from headgate.operators.user_function import UserFunctionError, user_traceback
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -143,7 +144,7 @@ class Worker:
         except WorkerStopped:
             raise
         except BaseException as error:
-            control.send(self._failed(error))
+            control.send(messages.failed(self._generation, failure_of(error)))
             raise WorkerStopped(str(error)) from None
         finally:
             control.close()  # first: peers that notice our end must not be heard before our own reason
@@ -320,9 +321,7 @@ class Worker:
 
     def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:
         """Send a decline."""
-        self._control.send(
-            messages.Decline(self._generation, checkpoint, subtask.vertex, subtask.index, reason.name, text)
-        )
+        self._control.send(messages.Decline(self._generation, checkpoint, subtask.vertex, subtask.index, reason, text))
 
     def finished(self, subtask: SubtaskId) -> None:
         """Report that a subtask has processed all input, with its totals in front."""
@@ -363,24 +362,6 @@ class Worker:
         """The other worker died, or the connection broke or was misused: this generation cannot go on."""
         self._post(PeerLost(peer, reason))
 
-    def _failed(self, error: BaseException) -> messages.Failed:
-        node = ""
-        if isinstance(error, NodeError):
-            node, error = error.node, error.error
-        if isinstance(error, PeerLost | FencedError):  # fenced: the driver learns from the log whether it is, too
-            return messages.failed(self._generation, VertexId(""), "", FAILED_PEER, "", str(error))
-        if isinstance(error, UserFunctionError):
-            return messages.failed(
-                self._generation, VertexId(""), error.node, FAILED_USER, error.record, error.traceback_text
-            )
-        if isinstance(error, PrepareRefused):
-            return messages.failed(self._generation, VertexId(""), error.node, FAILED_REFUSED, "", str(error))
-        if isinstance(error, BadRecord):
-            return messages.failed(self._generation, VertexId(""), error.node, FAILED_RECORD, error.record, str(error))
-        reason = str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
-        detail = "" if isinstance(error, HeadgateError) else user_traceback(error)
-        return messages.failed(self._generation, VertexId(""), node, reason, "", detail)
-
     def _close(self, exchange: Exchange) -> None:
         for runner in self._runners:
             try:
@@ -391,14 +372,20 @@ class Worker:
         exchange.close()
 
 
-FAILED_USER = "user-function"
-"""``Failed.reason`` when the user's function raised; ``traceback`` is the user's."""
-
-FAILED_PEER = "peer-lost"
-"""``Failed.reason`` when the connection with another worker broke; ``traceback`` is the sentence."""
-
-FAILED_REFUSED = "output-refused"
-"""``Failed.reason`` when a sink's target refused its output for good (K21); ``traceback`` is the whole sentence."""
-
-FAILED_RECORD = "bad-record"
-"""``Failed.reason`` when a record broke the ``fail`` policy; ``traceback`` is the whole sentence."""
+def failure_of(error: BaseException) -> Failure:
+    """Return why a worker cannot go on, as the driver decides upon it and the user is told."""
+    node = ""
+    if isinstance(error, NodeError):
+        node, error = error.node, error.error
+    match error:
+        case PeerLost() | FencedError():  # fenced: the driver learns from the log whether it is, too
+            return Failure(FailureKind.LOST, str(error))
+        case UserFunctionError():
+            reason = f"the function of operator '{error.node}' failed on the record {error.record}"
+            return Failure(FailureKind.USER_CODE, reason, error.traceback_text)
+        case PrepareRefused() | BadRecord():
+            return Failure(FailureKind.DETERMINISTIC, str(error))
+    where = f"operator '{node}': " if node else ""
+    if isinstance(error, HeadgateError):
+        return Failure(FailureKind.USER_CODE, f"{where}{error}")
+    return Failure(FailureKind.USER_CODE, f"{where}{type(error).__name__}: {error}", user_traceback(error))

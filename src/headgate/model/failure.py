@@ -1,0 +1,37 @@
+"""A failure as a value: what kind it is, and what people are told about it.
+
+Made where something fails (a worker, a coordinator, a claim), decided upon by ``protocol.supervision.supervisor``,
+shown to the user at the end. What is decided goes by the kind, never by the words (G14).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class FailureKind(Enum):
+    """What may be done about a failure."""
+
+    LOST = "lost"
+    """A process, connection or machine failed: start again."""
+    USER_CODE = "user-code"
+    """The user's function raised: start again, once for the same failure."""
+    DETERMINISTIC = "deterministic"
+    """Starting again cannot help."""
+    REPLACED = "replaced"
+    """Another driver runs the pipeline now: stop, and leave everything to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a generation ended. ``reason``: one sentence; ``detail``: a short traceback or ""."""
+
+    kind: FailureKind
+    reason: str
+    detail: str = ""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether starting again cannot help, whatever was before."""
+        return self.kind in (FailureKind.DETERMINISTIC, FailureKind.REPLACED)

@@ -1,0 +1,66 @@
+"""Mutants that let words decide: what is cancelled or given up by a sentence, what is a channel by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.mutants.harness import assert_caught, patched
+from tests.operators import test_timestamps
+from tests.protocol.supervision import test_supervisor
+from tests.runtime.wire import test_control
+
+from headgate.model.failure import Failure, FailureKind
+from headgate.operators import timestamps
+from headgate.protocol.supervision.supervisor import Supervisor
+from headgate.protocol.watermarks import ChannelOrigin
+from headgate.runtime.wire.control import Loss, WorkerConnection
+
+
+@contextmanager
+def a_failure_is_judged_by_its_words() -> Iterator[None]:
+    def is_hopeless(self: Any, failure: Failure) -> bool:
+        return "user-function" not in failure.reason
+
+    with patched(Supervisor, "_is_hopeless", is_hopeless):
+        yield
+
+
+@contextmanager
+def silence_is_only_a_word() -> Iterator[None]:
+    lose = WorkerConnection.lose
+    with patched(WorkerConnection, "lose", lambda self, loss: lose(self, Loss(loss.reason))):
+        yield
+
+
+@contextmanager
+def a_name_makes_a_channel() -> Iterator[None]:
+    with patched(timestamps, "_is_channel", lambda origin: str(origin).startswith("channel-")):
+        yield
+
+
+@contextmanager
+def what_version_0_1_wrote_is_splits_only() -> Iterator[None]:
+    with patched(timestamps, "_origin_of", lambda name: name):
+        yield
+
+
+def test_a_failure_that_is_judged_by_its_words_is_caught() -> None:  # G14
+    test = test_supervisor.test_what_is_done_about_a_failure_goes_by_its_kind_and_not_by_its_words
+    test(FailureKind.REPLACED)
+    assert_caught(a_failure_is_judged_by_its_words, test, FailureKind.REPLACED)
+
+
+def test_silence_that_is_only_a_word_is_caught() -> None:  # G7, G14
+    assert_caught(silence_is_only_a_word, test_control.test_a_silent_worker_is_lost_within_the_time_out)
+
+
+def test_a_name_that_makes_a_channel_is_caught() -> None:  # W9
+    assert_caught(a_name_makes_a_channel, test_timestamps.test_a_split_that_is_named_like_a_channel_is_a_split)
+
+
+def test_forgetting_how_channels_were_written_is_caught() -> None:  # W17
+    test = test_timestamps.test_the_times_that_version_0_1_wrote_are_read
+    assert_caught(what_version_0_1_wrote_is_splits_only, test)
+    assert str(ChannelOrigin(test_timestamps.CHANNELS[1].channel)) == "channel-1"
