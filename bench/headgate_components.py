@@ -25,7 +25,7 @@ import pyarrow as pa
 import headgate as hg
 from bench.components import smallest_connected
 from bench.harness import CpuMeter, median
-from bench.running import wrapped
+from bench.running import records_out, wrapped
 from headgate.connectors.files.commit import read_committed
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import SilentObserver
@@ -142,9 +142,9 @@ def _measure(session: Any, definition: PipelineDefinition, edges: int) -> dict[s
     handle.wait()
     cpu_s = meter.cpu_seconds()
     reports = handle.driver.book.reports()
-    started = min(n.counters[STARTED] for r in reports.values() for n in r.nodes if STARTED in n.counters) / 1e6
+    started = min(sample.value for r in reports.values() for sample in r if sample.name == STARTED) / 1e6
     seconds = ended[0] - started
-    news = sum(n.records_out for r in reports.values() for n in r.nodes if n.node == "components")
+    news = sum(records_out(report, "components") for report in reports.values())
     return {
         "edges_per_s": edges / seconds,
         "seconds": seconds,

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 import headgate as hg
 from bench.harness import median
+from bench.running import clock_s, records_out
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import PipelineState
 from headgate.operators.base import Operator, OperatorSpec
@@ -111,7 +112,8 @@ def _measure(definition: PipelineDefinition, seconds: float) -> dict[str, Any]:
     handle.cancel()
     handle.wait()
     per_worker = [
-        (_delivered(after[w]) - _delivered(before[w])) / (after[w].clock_s - before[w].clock_s) for w in sorted(before)
+        (records_out(after[w], "source") - records_out(before[w], "source")) / (clock_s(after[w]) - clock_s(before[w]))
+        for w in sorted(before)
     ]
     return {
         "events_per_s": sum(per_worker),
@@ -124,19 +126,14 @@ def _measure(definition: PipelineDefinition, seconds: float) -> dict[str, Any]:
     }
 
 
-def _delivered(report: Any) -> int:
-    return next(int(n.records_out) for n in report.nodes if n.node == "source")
-
-
 def _percentile(before: dict[int, Any], after: dict[int, Any], q: float) -> float:
     """Return the upper bound of the bucket in which the ``q`` quantile lies; 0 without a probe."""
     counts = np.zeros(len(BUCKETS_MS) + 1)
     for sign, reports in ((1, after), (-1, before)):
         for report in reports.values():
-            for node in report.nodes:
-                for name, count in node.counters.items():
-                    if name.startswith("bucket-"):
-                        counts[int(name.removeprefix("bucket-"))] += sign * count
+            for name, _, count in report:
+                if name.startswith("bucket-"):
+                    counts[int(name.removeprefix("bucket-"))] += sign * count
     if counts.sum() == 0:
         return 0.0
     bucket = int(np.searchsorted(np.cumsum(counts) / counts.sum(), q))

@@ -22,8 +22,8 @@ import pyarrow as pa
 from bench.harness import Options, Result, at_most, median
 from bench.headgate_windowed import pipeline
 from bench.running import Reports, running, wait_for, wrapped
-from headgate.codec.messages import Metrics
 from headgate.model.ids import Generation
+from headgate.model.metrics import NODE, Samples
 from headgate.model.progress import SilentObserver
 from headgate.operators.base import Operator, OperatorSpec
 from headgate.runtime.driver.driver import Driver, Launcher
@@ -95,14 +95,14 @@ def _has_first_record(reports: Reports) -> bool:
     return len(reports) == 2 and all("first_record" in _times(report) for report in reports.values())
 
 
-def _times(report: Metrics) -> dict[str, float]:
+def _times(report: Samples) -> dict[str, float]:
     """Return when the worker reached each of ``STEPS``, in seconds of this machine's monotonic clock."""
     counters = _counters(report)
     return {step: counters[step] / 1e6 for step in STEPS if step in counters}
 
 
-def _counters(report: Metrics) -> dict[str, int]:
-    return next(node.counters for node in report.nodes if node.node == PROBED)
+def _counters(report: Samples) -> dict[str, int | float]:
+    return report.of(NODE, PROBED)
 
 
 class Marks(SilentObserver):

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from headgate.codec.messages import Metrics
 from headgate.model.definition import PipelineDefinition
+from headgate.model.metrics import CLOCK_S, NODE, RECORDS_OUT, Samples
 from headgate.model.progress import Observer, PipelineState, SilentObserver
 from headgate.operators.base import OperatorSpec
 from headgate.spark.session import SparkHandle, start_pipeline
@@ -17,7 +17,7 @@ from headgate.spark.session import SparkHandle, start_pipeline
 START_TIMEOUT_S = 120.0
 LOOK_PERIOD_S = 0.05
 
-Reports = Mapping[int, Metrics]
+Reports = Mapping[int, Samples]
 """The latest report of each worker."""
 
 
@@ -61,14 +61,19 @@ def rates(node: str, before: Reports, after: Reports) -> dict[int, float]:
     """Return the records per second that ``node`` let out in each worker, by the worker's own clock."""
     return {
         worker: (records_out(after[worker], node) - records_out(before[worker], node))
-        / (after[worker].clock_s - before[worker].clock_s)
+        / (clock_s(after[worker]) - clock_s(before[worker]))
         for worker in sorted(before)
     }
 
 
-def records_out(report: Metrics, node: str) -> int:
+def records_out(report: Samples, node: str) -> int:
     """Return how many records ``node`` let out since its generation began."""
-    return next(n.records_out for n in report.nodes if n.node == node)
+    return int(report.of(NODE, node)[RECORDS_OUT])
+
+
+def clock_s(report: Samples) -> float:
+    """Return what the worker's clock said when it reported."""
+    return float(report.value(CLOCK_S) or 0.0)
 
 
 def wrapped(definition: PipelineDefinition, node: str, wrap: Callable[[OperatorSpec], Any]) -> PipelineDefinition:

@@ -12,6 +12,7 @@ from headgate.errors import ProtocolViolation
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.model.metrics import Sample
 from headgate.protocol.checkpoints.reasons import AbortReason
 
 HANDLE = m.Handle(10, (1 << 64) - 1, "3/a", b"x")
@@ -22,7 +23,7 @@ FROM_WORKER: list[m.FromWorker] = [
     m.Decline(1, 2, "window", 0, AbortReason.SNAPSHOT_FAILED, "disk full"),
     m.Finished(1, "window", 1),
     m.Failed(1, Failure(FailureKind.USER_CODE, "operator 'map': ValueError: 3", "Traceback")),
-    m.Metrics(1, 0.5, [m.NodeMetrics("map", 3, 2, -1, {"late": 1})], [m.AlignmentMetrics("w", 1, 5, 6)]),
+    m.Metrics(1, [Sample("late", (("node", "map"),), 1)], [m.AlignmentMetrics("w", 1, 5, 6)]),
     m.Heartbeat(),
 ]
 TO_WORKER: list[m.ToWorker] = [

@@ -17,6 +17,7 @@ from headgate.errors import ProtocolViolation
 from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.model.metrics import Sample
 from headgate.model.progress import LoopProgress
 from headgate.protocol.checkpoints.reasons import AbortReason
 
@@ -69,16 +70,6 @@ class Address(Struct, frozen=True, array_like=True):
 
     host: Name
     port: Port
-
-
-class NodeMetrics(Struct, frozen=True):
-    """Totals of one operator in one subtask since the generation began."""
-
-    node: Name
-    records_in: Id = 0
-    records_out: Id = 0
-    watermark_ms: int | None = None
-    counters: dict[Name, int] = field(default_factory=dict)
 
 
 class AlignmentMetrics(Struct, frozen=True):
@@ -170,18 +161,13 @@ class Failed(Struct, frozen=True, tag="failed"):
 
 
 class Metrics(Struct, frozen=True, tag="metrics"):
-    """What a worker measured; counters are totals, ``busy`` is the fraction of the time since the last one."""
+    """What a worker measured."""
 
     generation: Id
-    busy: float
-    nodes: Annotated[list[NodeMetrics], Meta(max_length=LIST_MAX)] = field(default_factory=list)
+    samples: Annotated[list[Sample], Meta(max_length=LIST_MAX)] = field(default_factory=list)
     alignments: Annotated[list[AlignmentMetrics], Meta(max_length=LIST_MAX)] = field(default_factory=list)
-    bytes_in: Id = 0
-    bytes_out: Id = 0
     loops: Annotated[list[LoopProgress], Meta(max_length=LIST_MAX)] = field(default_factory=list)
     """One for each loop head of this worker."""
-    clock_s: float = 0.0
-    """The worker's monotonic clock at the report."""
 
 
 class Heartbeat(Struct, frozen=True, tag="heartbeat"):

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from headgate.codec.messages import AlignmentMetrics, Metrics, NodeMetrics
+from headgate.codec.messages import AlignmentMetrics, Metrics
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId
+from headgate.model.metrics import (
+    BUSY,
+    BYTES_IN,
+    BYTES_OUT,
+    NODE,
+    RECORDS_IN,
+    RECORDS_OUT,
+    WATERMARK_MS,
+    Sample,
+    Samples,
+)
 from headgate.model.progress import LoopProgress, PipelineState
 from headgate.runtime.driver.progress_book import ProgressBook
 from headgate.runtime.wire.exchange import ExchangeMetrics
@@ -11,11 +22,18 @@ from headgate.runtime.worker.metrics import ALIGNMENTS_MAX, WorkerMetrics
 
 
 def report(generation: int, rows: int, busy: float = 0.5, watermark: int | None = None, late: int = 0) -> Metrics:
-    nodes = [
-        NodeMetrics("window", rows, rows // 2, watermark, {"late": late}),
-        NodeMetrics("bad-records", 1, 0, None, {}),
+    window, bad = ((NODE, "window"),), ((NODE, "bad-records"),)
+    samples = [
+        Sample(BUSY, (), busy),
+        Sample(RECORDS_IN, window, rows),
+        Sample(RECORDS_OUT, window, rows // 2),
+        Sample("late", window, late),
+        Sample(RECORDS_IN, bad, 1),
+        Sample(RECORDS_OUT, bad, 0),
     ]
-    return Metrics(generation, busy, nodes, [AlignmentMetrics("v", 1, 5, 6)], 0, 0)
+    if watermark is not None:
+        samples.append(Sample(WATERMARK_MS, window, watermark))
+    return Metrics(generation, samples, [AlignmentMetrics("v", 1, 5, 6)])
 
 
 def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None:
@@ -47,8 +65,8 @@ def test_loops_are_summed_over_their_heads_but_for_times_and_rounds() -> None:
     book = ProgressBook("bad-records")
     book.begin(Generation(1))
     loop, other = NodeName("ranks"), NodeName("other")
-    book.add(0, Metrics(1, 0.5, loops=[LoopProgress(loop, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1), LoopProgress(other, 1)]))
-    book.add(1, Metrics(1, 0.5, loops=[LoopProgress(loop, 10, 20, 30, 40, 50, 60, 70, 80, 7, 2)]))
+    book.add(0, Metrics(1, loops=[LoopProgress(loop, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1), LoopProgress(other, 1)]))
+    book.add(1, Metrics(1, loops=[LoopProgress(loop, 10, 20, 30, 40, 50, 60, 70, 80, 7, 2)]))
     found = book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).loops
     assert found == (LoopProgress(loop, 11, 22, 33, 44, 55, 66, 77, 88, 9, 2), LoopProgress(other, 1))
 
@@ -60,7 +78,8 @@ def test_alignments_are_reported_once_and_bounded() -> None:
     exchange = ExchangeMetrics(1, 2, 3, 4, 5)
     first = metrics.message(Generation(1), 0.5, [], exchange)
     assert len(first.alignments) == ALIGNMENTS_MAX
-    assert (first.bytes_in, first.bytes_out) == (1, 2)
+    samples = Samples(first.samples)
+    assert (samples.value(BYTES_IN), samples.value(BYTES_OUT), samples.value(BUSY)) == (1, 2, 0.5)
     assert metrics.message(Generation(1), 0.5, [], exchange).alignments == []
 
 

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 
 from headgate.codec import messages
 from headgate.model.ids import CheckpointId, Generation, NodeName
+from headgate.model.metrics import (
+    BUSY,
+    NODE,
+    OF_EVERY_NODE,
+    RECORDS_IN,
+    RECORDS_OUT,
+    WATERMARK_MS,
+    Sample,
+    Samples,
+)
 from headgate.model.progress import (
     CheckpointProgress,
     LoopProgress,
@@ -29,7 +40,8 @@ class ProgressBook:
         self._begun_s = time.monotonic()
         self._bad_records_node = bad_records_node
         self._generation = Generation(0)
-        self._workers: dict[int, messages.Metrics] = {}
+        self._workers: dict[int, Samples] = {}
+        self._heads: dict[int, Sequence[LoopProgress]] = {}
         self._rates: dict[NodeName, tuple[float, float]] = {}
         self._rated: tuple[float, dict[NodeName, tuple[int, int]]] = (self._begun_s, {})
         self.checkpoints: deque[CheckpointProgress] = deque(maxlen=CHECKPOINTS_MAX)
@@ -38,24 +50,25 @@ class ProgressBook:
     def begin(self, generation: Generation) -> None:
         """A generation starts: its totals count from zero."""
         self._generation = generation
-        self._workers = {}
+        self._workers, self._heads = {}, {}
         self._rated = (time.monotonic(), {})
         self._rates = {}
 
     def add(self, worker: int, metrics: messages.Metrics) -> None:
         """A worker reported."""
         if metrics.generation == self._generation:
-            self._workers[worker] = metrics
+            self._workers[worker] = Samples(metrics.samples)
+            self._heads[worker] = metrics.loops
             self.alignments.extend(metrics.alignments)
 
-    def reports(self) -> dict[int, messages.Metrics]:
+    def reports(self) -> dict[int, Samples]:
         """Return the latest report of every worker of the running generation."""
         return dict(self._workers)
 
     @property
     def busy(self) -> float:
         """Busy fraction of the busiest worker."""
-        return max((m.busy for m in self._workers.values()), default=0.0)
+        return max(self._values(BUSY), default=0.0)
 
     def snapshot(
         self,
@@ -67,7 +80,6 @@ class ProgressBook:
         """Return everything as of now."""
         totals = self._totals()
         self._update_rates(totals)
-        watermarks = [n.watermark_ms for m in self._workers.values() for n in m.nodes if n.watermark_ms is not None]
         nodes = tuple(
             NodeProgress(name, records_in, records_out, *self._rates.get(name, (0.0, 0.0)), self._counters(name))
             for name, (records_in, records_out) in totals.items()
@@ -79,7 +91,7 @@ class ProgressBook:
             generation,
             restarts,
             nodes,
-            min(watermarks, default=None),
+            min(map(int, self._values(WATERMARK_MS)), default=None),
             self.checkpoints[-1] if self.checkpoints else None,
             None if pending is None else PendingCheckpoint(*pending),
             self.busy,
@@ -91,26 +103,34 @@ class ProgressBook:
 
     def _loops(self) -> tuple[LoopProgress, ...]:
         heads: dict[NodeName, list[LoopProgress]] = {}
-        for metrics in self._workers.values():
-            for head in metrics.loops:
+        for found in self._heads.values():
+            for head in found:
                 heads.setdefault(head.loop, []).append(head)
-        return tuple(_of_all(found) for found in heads.values())
+        return tuple(_of_all(one) for one in heads.values())
+
+    def _samples(self) -> Iterator[Sample]:
+        for samples in self._workers.values():
+            yield from samples
+
+    def _values(self, name: str) -> Iterator[float]:
+        return (sample.value for sample in self._samples() if sample.name == name)
 
     def _totals(self) -> dict[NodeName, tuple[int, int]]:
         totals: dict[NodeName, tuple[int, int]] = {}
-        for metrics in self._workers.values():
-            for node in metrics.nodes:
-                records_in, records_out = totals.get(NodeName(node.node), (0, 0))
-                totals[NodeName(node.node)] = (records_in + node.records_in, records_out + node.records_out)
+        for sample in self._samples():
+            if sample.name in (RECORDS_IN, RECORDS_OUT):
+                node, value = NodeName(str(sample.label(NODE))), int(sample.value)
+                records_in, records_out = totals.get(node, (0, 0))
+                is_in = sample.name == RECORDS_IN
+                totals[node] = (records_in + value, records_out) if is_in else (records_in, records_out + value)
         return totals
 
     def _counters(self, name: NodeName) -> tuple[tuple[str, int], ...]:
         sums: dict[str, int] = {}
-        for metrics in self._workers.values():
-            for node in metrics.nodes:
-                if node.node == name:
-                    for counter, value in node.counters.items():
-                        sums[counter] = sums.get(counter, 0) + value
+        for samples in self._workers.values():
+            for counter, value in samples.of(NODE, str(name)).items():
+                if counter not in OF_EVERY_NODE:
+                    sums[counter] = sums.get(counter, 0) + int(value)
         return tuple(sorted(sums.items()))
 
     def _update_rates(self, totals: dict[NodeName, tuple[int, int]]) -> None:

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from headgate.codec.messages import AlignmentMetrics, Metrics, NodeMetrics
+from headgate.codec.messages import AlignmentMetrics, Metrics
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.metrics import (
+    BUSY,
+    BYTES_IN,
+    BYTES_OUT,
+    CLOCK_S,
+    NODE,
+    RECORDS_IN,
+    RECORDS_OUT,
+    WATERMARK_MS,
+    Sample,
+)
 from headgate.runtime.wire.exchange import ExchangeMetrics
+from headgate.runtime.worker.chain import Link, NodeTotals
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
@@ -56,17 +68,24 @@ class WorkerMetrics:
     ) -> Metrics:
         """Return the report."""
         alignments, self._alignments = self._alignments, []
-        nodes = [
-            NodeMetrics(
-                str(link.node.name),
-                runner.chain.totals[link.node.name].records_in,
-                runner.chain.totals[link.node.name].records_out,
-                runner.chain.totals[link.node.name].watermark_ms,
-                dict(link.context.metrics.counters),
-            )
-            for runner in runners
-            for link in runner.chain.links
+        samples = [
+            Sample(BUSY, (), busy),
+            Sample(BYTES_IN, (), exchange.bytes_in),
+            Sample(BYTES_OUT, (), exchange.bytes_out),
+            Sample(CLOCK_S, (), time.monotonic()),
         ]
+        for runner in runners:
+            for link in runner.chain.links:
+                samples += _of_node(link, runner.chain.totals[link.node.name])
         loops = [runner.progress() for runner in runners if isinstance(runner, LoopHeadRunner)]
-        bytes_in, bytes_out = exchange.bytes_in, exchange.bytes_out
-        return Metrics(generation, busy, nodes, alignments, bytes_in, bytes_out, loops, time.monotonic())
+        return Metrics(generation, samples, alignments, loops)
+
+
+def _of_node(link: Link, totals: NodeTotals) -> Iterator[Sample]:
+    labels = ((NODE, str(link.node.name)),)
+    yield Sample(RECORDS_IN, labels, totals.records_in)
+    yield Sample(RECORDS_OUT, labels, totals.records_out)
+    if totals.watermark_ms is not None:
+        yield Sample(WATERMARK_MS, labels, totals.watermark_ms)
+    for name, count in link.context.metrics.counters.items():
+        yield Sample(name, labels, count)
