@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+import headgate
 import headgate.model
 import headgate.protocol
 
@@ -101,6 +102,38 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     # The simulator is being rebuilt: sim/product has no circle.
     exempt = {name for name in imports if name.startswith("headgate.sim.") and name.count(".") == 2}
     assert in_a_circle({name: found - exempt for name, found in imports.items() if name not in exempt}) == set()
+
+
+FOR_TESTS = {"FaultyStorage", "forget_memory_storage"}
+"""What only tests use: a storage that fails, and a way to begin with an empty one."""
+
+
+def names_of_a_module(tree: ast.Module) -> set[str]:
+    """Return the functions, classes and constants of a module, but for what a decorator hands to somebody."""
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            is_handed_over = isinstance(node, ast.FunctionDef) and node.decorator_list
+            found |= set() if is_handed_over else {node.name}
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return {name for name in found if not name.startswith("__")}
+
+
+def names_used(tree: ast.Module) -> set[str]:
+    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names}
+    return loaded | attributes | imported
+
+
+def test_nothing_in_a_module_is_left_unused() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))}
+    used = set().union(*(names_used(tree) for tree in trees.values())) | FOR_TESTS
+    trees = {path: tree for path, tree in trees.items() if path.parent.name != "sim"}  # it is being rebuilt
+    public = set(headgate.__all__)
+    unused = {path.name: sorted(names_of_a_module(tree) - used - public) for path, tree in trees.items()}
+    assert {name: left for name, left in unused.items() if left} == {}
 
 
 def test_circles_are_found() -> None:

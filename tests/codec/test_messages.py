@@ -27,8 +27,8 @@ FROM_WORKER: list[m.FromWorker] = [
     m.Heartbeat(),
 ]
 TO_WORKER: list[m.ToWorker] = [
-    m.Deploy(4, [m.Address("h", 1)], 3, [m.Restored("window", 0, 2, HANDLE)], 1 << 22, 5, 20_480),
-    m.TriggerCheckpoint(1, 2, True),
+    m.Deploy(4, [m.Address("h", 1)], [m.Restored("window", 0, 2, HANDLE)], 1 << 22, 5, 20_480),
+    m.TriggerCheckpoint(1, 2),
     m.Complete(1, 2),
     m.Abort(1, 2),
     m.Drain(1),

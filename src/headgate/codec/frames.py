@@ -28,7 +28,6 @@ PAYLOAD_BYTES_MAX = 256 << 20
 _FIELDS = struct.Struct("<2sBBIQQqQQ")
 _CHECK = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _CHECK.size
-_EDGE_MAX = (1 << 32) - 1
 _ROUND_MAX = (1 << 30) - 1
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer

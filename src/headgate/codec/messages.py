@@ -73,14 +73,12 @@ class Address(Struct, frozen=True, array_like=True):
 
 
 class AlignmentMetrics(Struct, frozen=True):
-    """How long one snapshot of one subtask took: waiting for barriers, freezing, writing."""
+    """How long one snapshot of one subtask took: waiting for barriers, freezing."""
 
     vertex: Name
     checkpoint: Id
     align_us: Id
     freeze_us: Id
-    write_us: Id = 0
-    size_bytes: Id = 0
 
 
 class Register(Struct, frozen=True, tag="register"):
@@ -177,13 +175,12 @@ class Heartbeat(Struct, frozen=True, tag="heartbeat"):
 class Deploy(Struct, frozen=True, tag="deploy"):
     """Answer to the registrations of all workers: a generation begins.
 
-    ``addresses`` by worker index; ``restore_checkpoint`` 0 = none; ``restored`` only what this worker needs;
+    ``addresses`` by worker index; ``restored`` only what this worker needs;
     ``is_draining``: that checkpoint was taken while draining, so no source reads on (E9).
     """
 
     generation: Id
     addresses: Annotated[list[Address], Meta(max_length=LIST_MAX)]
-    restore_checkpoint: Id
     restored: Annotated[list[Restored], Meta(max_length=LIST_MAX)]
     credit_bytes: Id
     flush_ms: Id
@@ -196,7 +193,6 @@ class TriggerCheckpoint(Struct, frozen=True, tag="trigger"):
 
     generation: Id
     checkpoint: Id
-    is_final: bool = False
 
 
 class StartProbe(Struct, frozen=True, tag="start-probe"):

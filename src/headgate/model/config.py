@@ -36,12 +36,6 @@ def duration_ms(value: Duration, what: str = "duration") -> int:
     return round(float(match.group(1)) * _UNIT_MS[match.group(2)])
 
 
-class Mode(Enum):
-    """Guarantee of the checkpoints. Only exactly-once is there yet."""
-
-    EXACTLY_ONCE = "exactly-once"
-
-
 @dataclass(frozen=True, slots=True)
 class CheckpointConfig:
     """How checkpoints are taken (names and meaning as in Flink's ``execution.checkpointing.*``).
@@ -64,7 +58,6 @@ class CheckpointConfig:
     tolerable_failures: int = 0
     retained: int = 2
     inline_bytes_max: int = 20_480
-    mode: Mode = Mode.EXACTLY_ONCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,9 @@ class RowBackend(StateBackend, Protocol):
     def all_keys(self) -> list[Any]:
         """Return all keys that have any state."""
 
+    def absorb(self) -> None:
+        """Do what has to be done now and then between keys, such as giving up what released snapshots needed."""
+
 
 class ValueColumns(Protocol):
     """A value state by column. Rows have a slot each; values have no nulls. Masks are over the rows."""

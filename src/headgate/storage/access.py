@@ -19,7 +19,6 @@ FILE_MODES = {Access.OWNER: 0o600, Access.GROUP: 0o660, Access.UMASK: 0o666}
 DIRECTORY_MODES = {Access.OWNER: 0o700, Access.GROUP: 0o2770, Access.UMASK: 0o777}
 SHARED_BITS = stat.S_ISGID | stat.S_IWGRP
 """What marks a directory as shared with its group. No umask sets the first bit by accident."""
-OTHERS_BITS = stat.S_IRWXG | stat.S_IRWXO
 
 _RENAME_PREFIX = ".hg-dir-"
 

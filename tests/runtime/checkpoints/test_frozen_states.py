@@ -78,9 +78,9 @@ def test_rows_are_counted_at_the_barrier_and_in_the_bytes(name: str) -> None:
     parts = frozen.encode()
     found = stored_rows(section_views(parts), "here")
     assert stored_rows(decode_sections(joined(parts), "here"), "here").items() >= found.items()
-    assert frozen.rows()
+    assert sum(frozen.rows().values()) > 0
     for state, rows in frozen.rows().items():
-        assert rows == found[state] > 0
+        assert rows == found[state]
 
 
 @each

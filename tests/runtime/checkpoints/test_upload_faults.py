@@ -226,8 +226,9 @@ def written(name: str) -> tuple[Writing, SnapshotWritten]:
 def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: str, change: int) -> None:  # R30
     writing, event = written(name)
     assert event.handle.rows is not None
-    ((state, rows),) = event.handle.rows["node"].items()
-    lying = dataclasses.replace(event.handle, rows={"node": {state: rows + change}})
+    state, rows = next(iter(event.handle.rows["node"].items()))
+    recorded = {**event.handle.rows["node"], state: rows + change}
+    lying = dataclasses.replace(event.handle, rows={"node": recorded})
     with pytest.raises(CorruptionError) as caught:
         read_snapshot(writing.storage, "p", lying)
     assert str(caught.value) == (

@@ -51,7 +51,7 @@ def test_operators_are_given_a_clock_that_nobody_can_set() -> None:
     pipeline = hg.Pipeline("p", parallelism=1)
     pipeline.source(hg.FromRows([{"x": 1}])).sink(hg.Discard())
     definition, clock = pipeline.definition(), HandClock(passed_ms=5)
-    deploy = Deploy(1, [], 0, [], 1_000, 5, 1_000)
+    deploy = Deploy(1, [], [], 1_000, 5, 1_000)
     none = cast(Any, None)
     deployment = Deployment(definition, WorkerIndex(0), deploy, none, none, none, none, none, clock)
     vertex = definition.plan.vertices[0]

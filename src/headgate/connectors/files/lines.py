@@ -122,11 +122,6 @@ class LineFile:
         return self.offset > 0
 
     @property
-    def is_opened(self) -> bool:
-        """Whether the file was looked at since it was restored."""
-        return self._inode is not None
-
-    @property
     def unread_bytes(self) -> int:
         """So much is known to be in the file and was not read."""
         return max(self._seen_bytes - self._known, 0)

@@ -24,7 +24,7 @@ from headgate.operators.rows import Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import as_schema
 from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.user_function import UserFunctionError, shortened, user_error, user_traceback
-from headgate.state.backend import Ownership
+from headgate.state.backend import Ownership, RowBackend
 from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.rows import MemoryCells, MemoryRowBackend
@@ -111,7 +111,7 @@ class ProcessOperator(Operator):
         self._spec = spec
         self._cursor = Cursor()
         self._user_context = ProcessContext(self._cursor)
-        self._backend = MemoryRowBackend(key_columns(spec.schema, spec.keys), spec.descriptors)
+        self._backend: RowBackend = MemoryRowBackend(key_columns(spec.schema, spec.keys), spec.descriptors)
         self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
 
     def open(self, context: OperatorContext, output: Output) -> None:

@@ -107,7 +107,7 @@ class WindowCombineOperator(Operator):
             table = self._tables[window]
             slots = table.used()
             used_max, used_rows = max(used_max, len(slots)), used_rows + len(slots)
-            batch = partial_batch(self._plan, self._schema, self._index.columns(slots), window, table.take(slots))
+            batch = partial_batch(self._schema, self._index.columns(slots), window, table.take(slots))
             for start in range(0, batch.num_rows, _BATCH_ROWS_MAX):
                 self.output.emit(batch.slice(start, _BATCH_ROWS_MAX))
             if len(self._spare) < 2:

@@ -63,13 +63,11 @@ class _Frozen(FrozenState):
 
     def __init__(
         self,
-        plan: WindowPlan,
         schema: pa.Schema,
         meta: bytes,
         windows: tuple[tuple[int, FrozenKeys, FrozenTable], ...],
     ) -> None:
         super().__init__()
-        self._plan = plan
         self._schema = schema
         self._meta = meta
         self._windows = windows
@@ -78,8 +76,8 @@ class _Frozen(FrozenState):
         return {"windows": sum(len(table.rows) for _, _, table in self._windows)}
 
     def _encode(self) -> Sequence[Buffer]:
-        plan, schema = self._plan, self._schema
-        batches = [partial_batch(plan, schema, keys(), window, table) for window, keys, table in self._windows]
+        schema = self._schema
+        batches = [partial_batch(schema, keys(), window, table) for window, keys, table in self._windows]
         return encode_sections({"meta": [self._meta], "windows": encode_batches(schema, batches)})
 
     def _forget(self) -> None:
@@ -200,7 +198,7 @@ class WindowMergeOperator(Operator):
             (number, window.index.freeze(), window.table.freeze(len(window.index)))
             for number, window in sorted(self._windows.items())
         )
-        return _Frozen(self._plan, self._schema, self._fired.encode(self._watermark_ms), windows)
+        return _Frozen(self._schema, self._fired.encode(self._watermark_ms), windows)
 
 
 def key_order(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.Array:

@@ -65,9 +65,7 @@ def read_partials(plan: WindowPlan, batch: pa.RecordBatch) -> list[Values]:
     return inputs
 
 
-def partial_batch(
-    plan: WindowPlan, schema: pa.Schema, keys: Sequence[pa.Array], window: int, table: FrozenTable
-) -> pa.RecordBatch:
+def partial_batch(schema: pa.Schema, keys: Sequence[pa.Array], window: int, table: FrozenTable) -> pa.RecordBatch:
     """Return partial results of one window as a batch of ``plan.partial_schema()``."""
     arrays = [*keys, pa.array(np.full(len(table.rows), window)), pa.array(table.rows)]
     for values, seen in zip(table.values, table.seen, strict=True):

@@ -15,8 +15,6 @@ class AbortReason(Enum):
     SUBSUMED = "a newer checkpoint completed first"
     OVERTAKEN = "a newer barrier arrived before it was aligned"
     CANCELLED_UPSTREAM = "an upstream subtask gave it up"
-    SUBTASK_CLOSING = "a subtask was closing"
-    STOPPED = "the pipeline is stopping"
 
     @property
     def text(self) -> str:

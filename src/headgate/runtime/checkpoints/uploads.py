@@ -8,10 +8,9 @@ one (C17). Counterpart: ``runtime.worker.subtask_runner``, which freezes and sea
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from headgate import fault_points
@@ -59,7 +58,6 @@ class FrozenSubtask:
     states: Mapping[str, FrozenState]
     plain: Mapping[str, bytes]
     sealed: Sequence[tuple[str, SealedTransaction]]
-    started_ns: int = field(default_factory=time.monotonic_ns)
 
     def release(self) -> None:
         """Give the frozen states up: they are durable, or nobody will write them (U6). Idempotent."""

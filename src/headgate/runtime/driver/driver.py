@@ -348,7 +348,6 @@ class Driver:
                 messages.Deploy(
                     effect.generation,
                     addresses,
-                    begun.restored.checkpoint if begun.restored else 0,
                     restored,
                     config.runtime.credit_bytes,
                     config.runtime.flush_ms,

@@ -30,7 +30,6 @@ from headgate.model.progress import (
 CHECKPOINTS_MAX = 1_000
 ALIGNMENTS_MAX = 100_000
 LATE_COUNTER = "late"
-BAD_COUNTER = "bad"
 
 
 class ProgressBook:

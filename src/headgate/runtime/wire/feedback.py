@@ -31,9 +31,9 @@ FEEDBACK_CREDIT_BYTES = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class FeedbackMetrics:
-    """What waits in a feedback channel, and what ever did.
+    """What waits in a feedback channel.
 
-    ``size_bytes`` = ``memory_bytes`` + ``spilled_bytes``; the maximum and the totals are over the channel's life.
+    ``size_bytes`` = ``memory_bytes`` + ``spilled_bytes``; the maximum is over the channel's life.
     """
 
     elements: int
@@ -41,8 +41,6 @@ class FeedbackMetrics:
     memory_bytes: int
     spilled_bytes: int
     size_bytes_max: int
-    elements_total: int
-    spilled_bytes_total: int
 
 
 class _Run:
@@ -125,8 +123,6 @@ class FeedbackChannel:
         self._memory_bytes = 0
         self._spilled_bytes = 0
         self._size_bytes_max = 0
-        self._elements_total = 0
-        self._spilled_bytes_total = 0
         self._is_blocked = False
         self._is_closed = False
         self._failure: StorageError | None = None
@@ -162,8 +158,6 @@ class FeedbackChannel:
                 memory_bytes=self._memory_bytes,
                 spilled_bytes=self._spilled_bytes,
                 size_bytes_max=self._size_bytes_max,
-                elements_total=self._elements_total,
-                spilled_bytes_total=self._spilled_bytes_total,
             )
 
     def __len__(self) -> int:
@@ -255,7 +249,6 @@ class FeedbackChannel:
     def _append(self, stored: Element | Extent) -> None:
         if isinstance(stored, Extent):
             self._spilled_bytes += stored.size_bytes
-            self._spilled_bytes_total += stored.size_bytes
             last = self._queue[-1] if self._queue else None
             if not (isinstance(last, _Run) and last.add(stored)):
                 self._queue.append(_Run(stored))
@@ -264,7 +257,6 @@ class FeedbackChannel:
                 self._memory_bytes += stored.size_bytes
             self._queue.append(stored)
         self._elements += 1
-        self._elements_total += 1
         self._size_bytes_max = max(self._size_bytes_max, self._memory_bytes + self._spilled_bytes)
 
     def _next_batch_bytes(self) -> int:

@@ -72,7 +72,6 @@ class Listener:
         self._handshakes: set[socket.socket] = set()
         self._nonces: dict[bytes, None] = {}  # oldest first
         self._is_closed = False
-        self.refused_count = 0
         self._socket = around.listen(host, port)
         self.host = host
         self.port = int(self._socket.getsockname()[1])
@@ -137,8 +136,6 @@ class Listener:
         try:
             connection = self._shake_hands(stream, peer)
         except (OSError, ValueError, ConnectionLost, ProtocolViolation):
-            with self._lock:
-                self.refused_count += 1
             stream.close()
             return
         finally:

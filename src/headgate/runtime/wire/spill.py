@@ -135,12 +135,6 @@ class SpillFile:
         self._current: Piece | None = None
         self._is_closed = False
 
-    @property
-    def disk_bytes(self) -> int:
-        """Bytes that the pieces take on disk."""
-        with self._lock:
-            return sum(piece.size_bytes for piece in self._pieces)
-
     def write(self, batch: pa.RecordBatch) -> Extent:
         """Append ``batch``; afterwards it is wanted until ``free``.
 

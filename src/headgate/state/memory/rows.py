@@ -159,7 +159,7 @@ class MemoryRowBackend:
         return list(found)
 
     def absorb(self) -> None:
-        """Call now and then between keys: gives up the overlays of snapshots that are released."""
+        """See ``RowBackend``: gives up the overlays of snapshots that are released."""
         for cells in self._cells.values():
             cells.absorb()
 
