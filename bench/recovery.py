@@ -26,7 +26,8 @@ from headgate.model.ids import Generation
 from headgate.model.metrics import NODE, Samples
 from headgate.model.progress import SilentObserver
 from headgate.operators.base import Operator, OperatorSpec
-from headgate.runtime.driver.driver import Driver, Launcher
+from headgate.runtime.driver.driver import Driver
+from headgate.runtime.driver.supervision import Launcher
 from headgate.spark.session import SparkHandle
 
 NAME = "recovery"
@@ -121,19 +122,12 @@ class Marks(SilentObserver):
 
     def attach(self, driver: Driver) -> None:
         """Listen to the driver's traffic with Spark, which no observer is told of."""
-        on_job_ended, launcher = driver._on_job_ended, driver._launcher
-
-        def job_ended(submission: int, error: str | None) -> None:
-            self.job_ended_s = time.monotonic()
-            on_job_ended(submission, error)
-
-        driver._on_job_ended = job_ended  # type: ignore[method-assign]
-        driver._launcher = TimedLauncher(launcher, self)
+        driver.supervision.launcher = TimedLauncher(driver.supervision.launcher, self)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedLauncher:
-    """A launcher that notes when a job is submitted."""
+    """A launcher that notes when a job is submitted, and when it ends."""
 
     launcher: Launcher
     marks: Marks
@@ -141,12 +135,17 @@ class TimedLauncher:
     def submit(
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
     ) -> None:
-        """See ``runtime.driver.driver.Launcher``."""
+        """See ``runtime.driver.supervision.Launcher``."""
+
+        def job_ended(error: str | None) -> None:
+            self.marks.job_ended_s = time.monotonic()
+            ended(error)
+
         self.marks.submitted_s = time.monotonic()
-        self.launcher.submit(submission, address, secret, ended)
+        self.launcher.submit(submission, address, secret, job_ended)
 
     def cancel(self, submission: int) -> None:
-        """See ``runtime.driver.driver.Launcher``."""
+        """See ``runtime.driver.supervision.Launcher``."""
         self.launcher.cancel(submission)
 
 

@@ -1,4 +1,5 @@
-"""Workers as plain child processes: the tests' stand-in for Spark's barrier stage (``runtime.driver.driver.Launcher``).
+"""Workers as plain child processes: the tests' stand-in for Spark's barrier stage
+(``runtime.driver.supervision.Launcher``).
 
 A *zygote* process imports everything once and forks a worker per request, as PySpark's daemon does, so that a
 generation starts in milliseconds. This module is both ends: imported by tests, run as the zygote. What it unpickles

@@ -159,7 +159,7 @@ class Run:
         return pid
 
     def _silence(self, worker: int) -> None:
-        connections = [r.connection for r in list(self.driver._workers.values()) if r.worker == worker]
+        connections = [r.connection for r in self.driver.workers.records if r.worker == worker]
         connections[-1].lose(Loss("it was silent for long", is_silent=True))
 
     def result(self) -> RunResult:

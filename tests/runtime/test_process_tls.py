@@ -21,6 +21,6 @@ def test_a_pipeline_runs_over_tls_when_its_user_says_so(start: Start, tmp_path: 
     rows = pipeline.source(hg.FromRows([{"id": number, "key": number % 7} for number in range(500)]))
     rows.rebalance().sink(hg.FileSink(tmp_path / "out"))
     run = start(definition_of(pipeline))
-    assert (run.driver._server._listener._tls is not None) is bool(tls)
+    assert (run.driver.workers._server._listener._tls is not None) is bool(tls)
     assert run.result().is_finished
     assert read_committed(str(tmp_path / "out"))["id"].sort().to_list() == list(range(500))

@@ -2,7 +2,8 @@
 
 There are two: ``runtime.process`` is the operating system, for Spark's workers, the driver and tests with real
 processes; the simulator has a machine room that obeys one seed (``sim.machine``). Storage is opened by URL
-(``storage.base.open_storage``), and workers are started by a ``runtime.driver.driver.Launcher``. Nothing here decides.
+(``storage.base.open_storage``), and workers are started by a ``runtime.driver.supervision.Launcher``. Nothing here
+decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A simulated driver: interprets the ``Supervisor``, as ``runtime.driver.driver`` does.
+"""A simulated driver: interprets the ``Supervisor``, as ``runtime.driver.supervision`` does.
 
 One process with one Spark application. When it dies, everything volatile is gone; the log, the files and the sinks'
 store survive, and its workers live on until they notice.

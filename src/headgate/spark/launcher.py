@@ -1,7 +1,7 @@
 """Starts the workers of a pipeline as one barrier stage of a Spark job.
 
-Interprets ``runtime.driver.driver.Launcher``. The job's only purpose is to hold ``parallelism`` tasks at a time; its
-failures are reported as one line each, because the workers have told the driver the story already.
+Interprets ``runtime.driver.supervision.Launcher``. The job's only purpose is to hold ``parallelism`` tasks at a time;
+its failures are reported as one line each, because the workers have told the driver the story already.
 """
 
 from __future__ import annotations

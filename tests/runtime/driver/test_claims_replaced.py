@@ -17,7 +17,7 @@ from headgate.protocol.checkpoints import coordinator as machine
 from headgate.runtime.checkpoints.log import CheckpointLog, write_snapshot
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.claims import NewGeneration, begin_generation
-from headgate.runtime.driver.coordination import Coordination
+from headgate.runtime.driver.coordination import Coordination, Pools
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
@@ -149,9 +149,9 @@ def test_an_unexpected_error_while_a_manifest_is_written_leaves_its_outcome_open
     place = Place(tmp_path)
     log, begun = place.begin("first")
     around = Around()
-    coordination = Coordination(
-        place.definition, begun, log, cast(Any, around), cast(Any, AtOnce()), cast(Any, AtOnce())
-    )
+    all_parts, at_once = cast(Any, around), cast(Any, AtOnce())
+    pools = Pools(at_once, at_once)
+    coordination = Coordination(place.definition, begun, log, all_parts, all_parts, all_parts, pools, all_parts)
     real = log.append
 
     def break_behind(*args: Any) -> None:

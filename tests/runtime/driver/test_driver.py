@@ -78,7 +78,7 @@ class Played:
                 self.submitted.get_nowait()[3](None)
             except queue.Empty:
                 break
-        self.driver._on_job_ended(self.driver._machine._submission, None)
+        self.driver.supervision.job_ended(self.driver.supervision.machine._submission, None)
         self.driver.join()
 
 
@@ -149,9 +149,9 @@ def test_acknowledgements_of_another_generation_complete_nothing(played: Played)
     played.driver.stop()
     for worker in workers:
         played.wait_report(worker)
-    coordination = played.driver._coordination
-    assert coordination is not None
-    assert len(coordination.machine.missing(CheckpointId(checkpoint))) == 2 * len(played.vertices) - 1
+    live = played.driver.supervision.live
+    assert live is not None
+    assert len(live.coordination.machine.missing(CheckpointId(checkpoint))) == 2 * len(played.vertices) - 1
     for worker in workers:
         for vertex in played.vertices:
             worker.acknowledge(vertex, checkpoint)
@@ -179,7 +179,7 @@ def test_only_a_worker_that_is_silent_has_its_job_cancelled_whatever_is_said_of_
     one.ready()
     other.ready()
     played.wait_report(one)
-    connection = next(r.connection for r in list(played.driver._workers.values()) if r.worker == one.index)
+    connection = next(r.connection for r in played.driver.workers.records if r.worker == one.index)
     connection.lose(Loss("it was silent for 7.0 s", is_silent))
     assert not other.expect(messages.Stop).is_success
     assert played.cancelled == ([1] if is_silent else [])
@@ -189,7 +189,7 @@ def test_only_a_worker_that_is_silent_has_its_job_cancelled_whatever_is_said_of_
 def test_a_worker_of_another_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("test_driver.FINGERPRINT", "another")
     made = Played(tmp_path)
-    made.driver._fingerprint = "this"
+    made.driver.workers._fingerprint = "this"
     submission, address, secret, _ended = made.submitted.get(timeout=WAIT_S)
     worker = PlayedWorker(address, secret, submission, 0)
     made.workers.append(worker)

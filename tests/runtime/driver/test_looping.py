@@ -43,10 +43,16 @@ class Driver:
         self.armed: list[tuple[object, int, Callable[[], None]]] = []
         self.notes: list[str] = []
         self.callbacks = RoundCallbacks(self.notes.append)
-        self.looping = Looping(definition(**callbacks), generation, self, self.callbacks)
+        self.looping = Looping(definition(**callbacks), generation, self, self, self.callbacks)
 
     def broadcast(self, message: messages.ToWorker) -> None:
         self.sent.append(message)
+
+    def post(self, call: Callable[[], None]) -> None:
+        raise AssertionError("nothing of loops happens in another thread")
+
+    def cancel_timer(self, timer: object) -> None:
+        raise AssertionError("loops forget no timer")
 
     def arm(self, timer: object, after_ms: int, fire: Callable[[], None]) -> None:
         self.armed.append((timer, after_ms, fire))

@@ -15,7 +15,7 @@ from headgate.model.metrics import (
     Sample,
     Samples,
 )
-from headgate.model.progress import LoopProgress, PipelineState
+from headgate.model.progress import LoopProgress, PendingCheckpoint, PipelineState
 from headgate.runtime.driver.progress_book import ProgressBook
 from headgate.runtime.wire.exchange import ExchangeMetrics
 from headgate.runtime.worker.metrics import ALIGNMENTS_MAX, WorkerMetrics
@@ -42,7 +42,9 @@ def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None
     book.add(0, report(1, 10, 0.2, watermark=50, late=1))
     book.add(1, report(1, 30, 0.9, watermark=40, late=2))
     book.add(1, report(1, 34, 0.8, watermark=45, late=2))
-    found = book.snapshot(PipelineState.RUNNING, Generation(1), 2, (CheckpointId(3), 7, ("window[0]",)))
+    found = book.snapshot(
+        PipelineState.RUNNING, Generation(1), 2, PendingCheckpoint(CheckpointId(3), 7, ("window[0]",))
+    )
     node = next(n for n in found.nodes if n.node == "window")
     assert (node.records_in, node.records_out, dict(node.counters)) == (44, 22, {"late": 3})
     assert (found.watermark_ms, found.busy, found.late_records, found.bad_records) == (45, 0.8, 3, 2)

@@ -4,7 +4,7 @@ docs/spec/supervision.md).
 One ``Supervisor`` per driver run. For every generation it needs two things before it deploys: the generation is
 claimed in the log and the sinks are recovered (so older lives are fenced), and all workers of *one* attempt of the
 Spark job have registered. A failure of any worker ends the generation: a barrier stage fails as a whole.
-Counterparts: ``runtime.driver.driver`` (interprets), the ``Coordinator`` of each generation, the workers.
+Counterparts: ``runtime.driver.supervision`` (interprets), the ``Coordinator`` of each generation, the workers.
 """
 
 from __future__ import annotations

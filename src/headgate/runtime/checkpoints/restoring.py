@@ -1,9 +1,9 @@
 """What a worker restores: the snapshots of former subtasks, kept apart, and what of them a node gets.
 
-Counterparts: ``runtime.driver.driver`` sends the handles, ``runtime.worker.deployment`` builds the subtasks. Source:
-rules R15–R17 of docs/spec/recovery.md. At the same parallelism subtask i continues from subtask i; only a source's
-chain sees the snapshots of all former subtasks, because a split may have another owner (N1). A subtask restored as
-finished goes on if there is more input (T10).
+Counterparts: ``runtime.driver.live_generation`` sends the handles, ``runtime.worker.deployment`` builds the subtasks.
+Source: rules R15–R17 of docs/spec/recovery.md. At the same parallelism subtask i continues from subtask i; only a
+source's chain sees the snapshots of all former subtasks, because a split may have another owner (N1). A subtask
+restored as finished goes on if there is more input (T10).
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ back as events.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 from headgate import fault_points
@@ -16,35 +17,38 @@ from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageErr
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
-from headgate.model.progress import CheckpointProgress
+from headgate.model.progress import CheckpointProgress, PendingCheckpoint
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints.commit import Commit, promised_from
 from headgate.protocol.checkpoints.recovery import Damage
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.driver.claims import NewGeneration
+from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Pool
-from headgate.runtime.surroundings import Surroundings as Around
+from headgate.runtime.surroundings import Pool, Surroundings
 
 DROPS_BETWEEN_FORGETTING = 16
 """It reads the log, so it is not done with every checkpoint; targets remember the outcomes of so many more."""
 
 
-class Surroundings(Protocol):
-    """What a coordination needs from the driver."""
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Threads beside the event thread, one each: what they do, they do in order."""
+
+    storage: Pool
+    commit: Pool
+
+
+class Recipients(Protocol):
+    """Who is told what was decided."""
 
     def broadcast(self, message: messages.ToWorker) -> None:
         """Send to every worker of the generation, best effort."""
 
-    def arm(self, timer: object, after_ms: int, fire: Callable[[], None]) -> None:
-        """Call ``fire`` in the event thread after ``after_ms``; the same timer again replaces it."""
 
-    def cancel_timer(self, timer: object) -> None:
-        """Forget a timer."""
-
-    def post(self, call: Callable[[], None]) -> None:
-        """Have ``call`` run in the event thread. From any thread."""
+class Reports(Protocol):
+    """What a coordination tells the driver."""
 
     def generation_failed(self, effect: machine.FailGeneration) -> None:
         """The coordinator gave up."""
@@ -67,19 +71,21 @@ class Coordination:
         definition: PipelineDefinition,
         begun: NewGeneration,
         log: CheckpointLog,
-        surroundings: Surroundings,
-        storage_pool: Pool,
-        commit_pool: Pool,
-        around: Around = PROCESS,
+        timers: Timers,
+        workers: Recipients,
+        reports: Reports,
+        pools: Pools,
+        around: Surroundings = PROCESS,
     ) -> None:
-        self._clock = around
+        self._around = around
         self.generation: Generation = begun.generation
         self._definition = definition
         self._begun = begun
         self._log = log
-        self._around = surroundings
-        self._storage_pool = storage_pool
-        self._commit_pool = commit_pool
+        self._timers = timers
+        self._workers = workers
+        self._reports = reports
+        self._pools = pools
         self._triggered: dict[CheckpointId, tuple[int, int]] = {}
         self._is_closed = False
         self._drops_count = 0
@@ -109,50 +115,54 @@ class Coordination:
     def close(self) -> None:
         """The generation is over: results of writes under way no longer matter."""
         self._is_closed = True
-        self._commit_pool.submit(self._begun.commits.close)
+        self._pools.commit.submit(self._begun.commits.close)
 
-    def pending_age_ms(self, checkpoint: CheckpointId) -> int:
-        """Return how long ago ``checkpoint`` was triggered."""
+    def pending_checkpoint(self) -> PendingCheckpoint | None:
+        """Return how far the oldest checkpoint under way has come."""
+        if not self.machine.pending:
+            return None
+        checkpoint = self.machine.pending[0]
         triggered = self._triggered.get(checkpoint)
-        return 0 if triggered is None else self._clock.monotonic_ms() - triggered[0]
+        age_ms = 0 if triggered is None else self._around.monotonic_ms() - triggered[0]
+        return PendingCheckpoint(checkpoint, age_ms, tuple(str(s) for s in self.machine.missing(checkpoint)))
 
     def _run(self, effect: machine.Effect) -> None:
         match effect:
             case machine.ArmTimer():
                 timer = effect.timer
-                self._around.arm((self.generation, timer), effect.after_ms, lambda: self._fire(timer))
+                self._timers.arm((self.generation, timer), effect.after_ms, lambda: self._fire(timer))
             case machine.CancelTimer():
-                self._around.cancel_timer((self.generation, effect.timer))
+                self._timers.cancel_timer((self.generation, effect.timer))
             case machine.ReserveId():
-                self._storage_pool.submit(self._reserve, effect.checkpoint)
+                self._pools.storage.submit(self._reserve, effect.checkpoint)
             case machine.TriggerSources():
-                self._triggered[effect.checkpoint] = (self._clock.monotonic_ms(), self._clock.wall_ms())
-                self._around.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint))
+                self._triggered[effect.checkpoint] = (self._around.monotonic_ms(), self._around.wall_ms())
+                self._workers.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint))
             case machine.DrainSources():
-                self._around.broadcast(messages.Drain(self.generation))
+                self._workers.broadcast(messages.Drain(self.generation))
             case machine.WriteManifest():
                 oldest_retained = self.machine.oldest_retained(effect.checkpoint)
-                self._storage_pool.submit(self._write_manifest, self._manifest(effect), oldest_retained)
+                self._pools.storage.submit(self._write_manifest, self._manifest(effect), oldest_retained)
             case machine.NotifyComplete():
-                self._around.broadcast(messages.Complete(self.generation, effect.checkpoint))
+                self._workers.broadcast(messages.Complete(self.generation, effect.checkpoint))
             case machine.NotifyAbort():
                 self._triggered.pop(effect.checkpoint, None)
-                self._around.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
-                self._around.broadcast(messages.Abort(self.generation, effect.checkpoint))
+                self._reports.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
+                self._workers.broadcast(messages.Abort(self.generation, effect.checkpoint))
             case machine.DeleteHandles():
-                self._storage_pool.submit(self._quietly, lambda: self._log.delete(effect.handles))
+                self._pools.storage.submit(self._quietly, lambda: self._log.delete(effect.handles))
             case machine.DropCheckpoint():
-                self._storage_pool.submit(self._quietly, lambda: self._drop(effect.checkpoint))
+                self._pools.storage.submit(self._quietly, lambda: self._drop(effect.checkpoint))
             case Commit():
-                self._commit_pool.submit(self._commit, effect)
+                self._pools.commit.submit(self._commit, effect)
             case machine.FailGeneration():
-                self._around.generation_failed(effect)
+                self._reports.generation_failed(effect)
             case machine.GenerationDone():
                 retained = self.machine.retained
                 if retained:
                     below = CheckpointId(retained[-1])
-                    self._storage_pool.submit(self._quietly, lambda: self._log.sweep(retained, below))
-                self._around.generation_done(effect)
+                    self._pools.storage.submit(self._quietly, lambda: self._log.sweep(retained, below))
+                self._reports.generation_done(effect)
             case Ignored():
                 return
             case _:
@@ -163,7 +173,7 @@ class Coordination:
 
     def _manifest(self, effect: machine.WriteManifest) -> Manifest:
         plan = self._definition.plan
-        begun_ms, wall_ms = self._triggered.get(effect.checkpoint, (self._clock.monotonic_ms(), 0))
+        begun_ms, wall_ms = self._triggered.get(effect.checkpoint, (self._around.monotonic_ms(), 0))
         return Manifest(
             effect.checkpoint,
             self.generation,
@@ -174,7 +184,7 @@ class Coordination:
             plan.state_texts(),
             effect.is_final,
             wall_ms,
-            self._clock.monotonic_ms() - begun_ms,
+            self._around.monotonic_ms() - begun_ms,
             is_draining=effect.is_draining,
         )
 
@@ -202,7 +212,7 @@ class Coordination:
         fault_points.reach("after-manifest")
         match outcome:
             case Outcome.WRITTEN:
-                self._around.post(lambda: self._completed(manifest))
+                self._timers.post(lambda: self._completed(manifest))
             case Outcome.FAILED:
                 self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {self._log.problem}")
                 self._report(machine.ManifestFailed(manifest.checkpoint))
@@ -222,7 +232,7 @@ class Coordination:
 
     def _completed(self, manifest: Manifest) -> None:
         self._triggered.pop(manifest.checkpoint, None)
-        self._around.checkpoint_completed(
+        self._reports.checkpoint_completed(
             CheckpointProgress(
                 manifest.checkpoint,
                 manifest.duration_ms,
@@ -249,7 +259,7 @@ class Coordination:
         contents = [entry.content for entry in self._log.observe().entries]
         before = promised_from(content for content in contents if isinstance(content, Manifest))
         if before is not None and not any(isinstance(content, Damage) for content in contents):
-            self._commit_pool.submit(self._quietly, lambda: self._forget(before))
+            self._pools.commit.submit(self._quietly, lambda: self._forget(before))
 
     # -- in the commit thread -------------------------------------------------------------------------------------
 
@@ -279,7 +289,7 @@ class Coordination:
             self._report(machine.CommitSucceeded(checkpoint))
 
     def _report(self, event: machine.Event) -> None:
-        self._around.post(lambda: self.handle(event))
+        self._timers.post(lambda: self.handle(event))
 
     def _note(self, text: str) -> None:
-        self._around.post(lambda: self._around.note(text))
+        self._timers.post(lambda: self._reports.note(text))

@@ -8,7 +8,7 @@ Rules L27–L37: docs/spec/loops.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import cast
 
 from headgate.codec import messages
 from headgate.model.definition import PipelineDefinition
@@ -17,20 +17,10 @@ from headgate.model.plan import LoopNest, Plan
 from headgate.operators.loop_head import LoopHeadSpec
 from headgate.protocol.loops import rounds
 from headgate.protocol.machine import Ignored
+from headgate.runtime.driver.coordination import Recipients
+from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Queue, Thread
-from headgate.runtime.surroundings import Surroundings as Around
-
-
-class Surroundings(Protocol):
-    """What loops need from the driver."""
-
-    def broadcast(self, message: messages.ToWorker) -> None:
-        """Send to every worker of the generation."""
-
-    def arm(self, timer: object, after_ms: int, fire: Callable[[], None]) -> None:
-        """Call ``fire`` in the event thread after ``after_ms``."""
-
+from headgate.runtime.surroundings import Queue, Surroundings, Thread
 
 CLOSE_S = 0.5
 """After a success the callbacks have returned; after a failure one may still be busy."""
@@ -42,7 +32,7 @@ class RoundCallbacks:
     The thread is a daemon: a callback that never returns must not keep the process of a pipeline that has failed.
     """
 
-    def __init__(self, note: Callable[[str], None], around: Around = PROCESS) -> None:
+    def __init__(self, note: Callable[[str], None], around: Surroundings = PROCESS) -> None:
         """``note`` shows the user a sentence; called from the callbacks' thread."""
         self._note = note
         self._around = around
@@ -90,12 +80,14 @@ class Looping:
         self,
         definition: PipelineDefinition,
         generation: Generation,
-        surroundings: Surroundings,
+        timers: Timers,
+        workers: Recipients,
         callbacks: RoundCallbacks,
     ) -> None:
         plan = definition.plan
         self._generation = generation
-        self._around = surroundings
+        self._timers = timers
+        self._workers = workers
         self._is_closed = False
         self._nest_of = {vertex.id: vertex.nest for vertex in plan.vertices}
         self._specs = {nest.name: cast(LoopHeadSpec, definition.graph.node(nest.name).spec) for nest in plan.nests()}
@@ -125,7 +117,7 @@ class Looping:
             case rounds.StartProbe():
                 self._start(nest, effect)
             case rounds.EndLoop():
-                self._around.broadcast(messages.EndLoop(self._generation, str(nest)))
+                self._workers.broadcast(messages.EndLoop(self._generation, str(nest)))
             case rounds.RoundFinished():
                 callback = self._specs[nest].on_round
                 if callback is not None:
@@ -141,10 +133,10 @@ class Looping:
 
         def send() -> None:
             if not self._is_closed:
-                self._around.broadcast(message)
+                self._workers.broadcast(message)
 
         if effect.after_ms:
-            self._around.arm((self._generation, "probe", nest), effect.after_ms, send)
+            self._timers.arm((self._generation, "probe", nest), effect.after_ms, send)
         else:
             send()
 

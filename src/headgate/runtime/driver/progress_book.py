@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from headgate.codec import messages
-from headgate.model.ids import CheckpointId, Generation, NodeName
+from headgate.model.ids import Generation, NodeName
 from headgate.model.metrics import (
     BUSY,
     NODE,
@@ -74,7 +74,7 @@ class ProgressBook:
         state: PipelineState,
         generation: Generation,
         restarts: int,
-        pending: tuple[CheckpointId, int, tuple[str, ...]] | None,
+        pending: PendingCheckpoint | None,
     ) -> Progress:
         """Return everything as of now."""
         totals = self._totals()
@@ -92,7 +92,7 @@ class ProgressBook:
             nodes,
             min(map(int, self._values(WATERMARK_MS)), default=None),
             self.checkpoints[-1] if self.checkpoints else None,
-            None if pending is None else PendingCheckpoint(*pending),
+            pending,
             self.busy,
             late,
             bad,

@@ -1,7 +1,7 @@
 """Builds the subtasks of one worker from the pipeline's definition and what the coordinator deploys.
 
-Counterpart: ``runtime.driver.driver``, which sends the ``Deploy`` message. Nothing runs here yet: the worker starts the
-subtasks when every peer is connected.
+Counterpart: ``runtime.driver.live_generation``, which sends the ``Deploy`` message. Nothing runs here yet: the worker
+starts the subtasks when every peer is connected.
 """
 
 from __future__ import annotations

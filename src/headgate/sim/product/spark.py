@@ -38,7 +38,7 @@ class Stage:
 
 
 class SimSpark:
-    """The Spark application of one driver (``runtime.driver.driver.Launcher``)."""
+    """The Spark application of one driver (``runtime.driver.supervision.Launcher``)."""
 
     def __init__(
         self,

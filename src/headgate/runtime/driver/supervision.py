@@ -1,0 +1,274 @@
+"""Carries out what ``protocol.supervision.supervisor`` decides: claims, Spark jobs, deployments, ends of generations.
+
+Everything but the claim happens in the driver's event thread. Counterparts: ``runtime.driver.workers`` (who is there),
+``runtime.driver.live_generation`` (what is at work), ``spark.launcher`` (starts workers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import Generation
+from headgate.model.manifest import Manifest
+from headgate.model.progress import CheckpointProgress, Observer, PipelineState
+from headgate.protocol.checkpoints import coordinator
+from headgate.protocol.machine import Ignored
+from headgate.protocol.supervision import supervisor
+from headgate.protocol.supervision.supervisor import AttemptId
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
+from headgate.runtime.driver.coordination import Coordination, Pools
+from headgate.runtime.driver.event_loop import Timers
+from headgate.runtime.driver.live_generation import LiveGeneration
+from headgate.runtime.driver.looping import Looping, RoundCallbacks
+from headgate.runtime.driver.progress_book import ProgressBook
+from headgate.runtime.driver.workers import Workers
+from headgate.runtime.surroundings import Surroundings
+
+
+class Launcher(Protocol):
+    """Starts workers: in production a Spark barrier stage."""
+
+    def submit(
+        self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
+    ) -> None:
+        """Start all workers; call ``ended`` once, with None or an error, when every one of them is gone."""
+
+    def cancel(self, submission: int) -> None:
+        """Have the workers of this submission killed."""
+
+
+class Supervision:
+    """Hosts the supervisor of one run, and the generation at work."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        launcher: Launcher,
+        observer: Observer,
+        log: CheckpointLog,
+        timers: Timers,
+        pools: Pools,
+        workers: Workers,
+        book: ProgressBook,
+        on_finish: Callable[[supervisor.Finish], None],
+        *,
+        claimant: str,
+        around: Surroundings,
+    ) -> None:
+        """Make it. ``on_finish`` is told the outcome of the run; ``claimant`` differs for every driver."""
+        self._definition = definition
+        self.launcher = launcher
+        self._observer = observer
+        self._log = log
+        self._timers = timers
+        self._pools = pools
+        self._workers = workers
+        self._book = book
+        self._on_finish = on_finish
+        self._claimant = claimant
+        self._around = around
+        self.callbacks = RoundCallbacks(self.note, around)
+        self.machine = supervisor.Supervisor(definition.plan.parallelism, definition.config.restart)
+        self.live: LiveGeneration | None = None
+        self.state = PipelineState.STARTING
+        self.is_drained = False
+        self.last_generation: Generation | None = None
+        self._submission: int | None = None
+        self._deployed: AttemptId | None = None
+        self._failed_ms: int | None = None
+        self._is_stop_wanted = False
+        self._is_drain_wanted = False
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def handle(self, event: supervisor.Event) -> None:
+        """Give the machine an event; carry out its effects."""
+        for effect in self.machine.handle(event):
+            self._run(effect)
+
+    def stop(self) -> None:
+        """Take a last checkpoint, commit it, then end."""
+        self._is_stop_wanted = True
+        if self.live is not None and self.live.is_started:
+            self.state = PipelineState.STOPPING
+            self.live.stop()
+        elif self.state is not PipelineState.STARTING:
+            self.handle(supervisor.CancelRequested())  # between two generations: the last checkpoint stands
+
+    def drain(self) -> None:
+        """End the sources now, and in every later generation of this run (E9)."""
+        self._is_drain_wanted = True
+        if self.live is not None:
+            self.live.drain()
+        if self.state is PipelineState.RUNNING:
+            self.state = PipelineState.DRAINING
+
+    def job_ended(self, submission: int, error: str | None) -> None:
+        """Every task of a submission is gone. From any thread."""
+        jitter = self._around.random.random()
+        self._timers.post(
+            lambda: self.handle(supervisor.JobEnded(submission, error, self._around.monotonic_ms(), jitter))
+        )
+
+    def end_job(self) -> None:
+        """Nobody else ends the job of a driver that cannot go on."""
+        if self._submission is not None:
+            self.launcher.cancel(self._submission)
+
+    def close(self) -> None:
+        """Give up what is at work; the run has ended."""
+        self.callbacks.close()
+        if self.live is not None:
+            self.live.coordination.close()
+
+    # -- effects ----------------------------------------------------------------------------------------------------
+
+    def _run(self, effect: supervisor.Effect) -> None:
+        match effect:
+            case supervisor.ClaimGeneration():
+                self._pools.storage.submit(self._claim)
+            case supervisor.SubmitJob():
+                number = self._submission = effect.submission
+                address, secret = self._workers.address, self._workers.secret
+                self.launcher.submit(number, address, secret, lambda error: self.job_ended(number, error))
+            case supervisor.CancelJob():
+                self.launcher.cancel(effect.submission)
+            case supervisor.Deploy():
+                assert self.live is not None
+                assert self.live.number == effect.generation
+                self._deployed = effect.attempt
+                self.live.deploy(self._workers.of(effect.attempt))
+            case supervisor.StartCoordinator():
+                self._start()
+            case supervisor.EndGeneration():
+                self._end_generation(effect)
+            case supervisor.RefuseWorker():
+                self._workers.refuse(effect.attempt, effect.worker)
+            case supervisor.ArmTimer():
+                timer = effect.timer
+                self._timers.arm(timer, effect.after_ms, lambda: self.handle(self._fired(timer)))
+            case supervisor.ReportRestart():
+                self.state = PipelineState.RESTARTING
+                self._observer.on_restart(effect.failure.reason, effect.delay_ms)
+            case supervisor.Finish():
+                self.state = PipelineState.FINISHED
+                self._on_finish(effect)
+            case Ignored():
+                return
+            case _:
+                assert_never(effect)
+
+    def _fired(self, timer: supervisor.Timer) -> supervisor.TimerFired:
+        return supervisor.TimerFired(timer, self._around.monotonic_ms(), self._around.random.random())
+
+    def _claim(self) -> None:
+        """Runs in the storage thread."""
+        try:
+            begun = begin_generation(
+                self._definition, self._log, self._claimant, self.note, self.last_generation, self._around
+            )
+        except Exception as error:
+            failure, jitter = claim_failure(error), self._around.random.random()
+            self._timers.post(lambda: self.handle(supervisor.ClaimFailed(failure, self._around.monotonic_ms(), jitter)))
+        else:
+            self._timers.post(lambda: self._claimed(begun))
+
+    def _claimed(self, begun: NewGeneration | Finished) -> None:
+        if isinstance(begun, Finished):
+            self._observer.on_note(self._already_finished(begun.manifest))
+            self.is_drained = begun.manifest.is_draining
+            self.handle(supervisor.AlreadyFinished(begun.manifest.checkpoint))
+            return
+        self.last_generation = begun.generation
+        # From now on, not from its start: a quick subtask reports before the last worker is ready.
+        definition, timers, workers = self._definition, self._timers, self._workers
+        coordination = Coordination(definition, begun, self._log, timers, workers, self, self._pools, self._around)
+        looping = Looping(definition, begun.generation, timers, workers, self.callbacks)
+        self.live = LiveGeneration(definition, begun, coordination, looping)
+        self._book.begin(begun.generation)
+        if begun.restored is not None:
+            before, now = begun.restored.parallelism, definition.plan.parallelism
+            moved = "" if before == now else f", which parallelism {before} wrote, at parallelism {now}"
+            self._observer.on_note(
+                f"generation {begun.generation} continues from checkpoint {begun.restored.checkpoint}{moved}"
+            )
+        if self._is_drain_wanted or (begun.restored is not None and begun.restored.is_draining):  # E9
+            self.live.drain()
+        self.handle(supervisor.GenerationReady(begun.generation))
+
+    def _already_finished(self, final: Manifest) -> str:
+        how = (
+            "was drained and does not continue"
+            if final.is_draining
+            else "has already processed all its input; what was added since is not read"
+        )
+        return (
+            f"pipeline '{self._definition.config.name}' {how} (final checkpoint {final.checkpoint}); give it another "
+            f"name, or remove {self._log.url}, to run it again"
+        )
+
+    def _start(self) -> None:
+        """Every worker runs."""
+        live = self.live
+        assert live is not None
+        self.state = PipelineState.DRAINING if live.is_draining else PipelineState.RUNNING
+        interval_ms = self._definition.config.checkpoints.interval_ms
+        live.start(round(interval_ms * (0.5 + self._around.random.random() / 2)))
+        if self._failed_ms is not None:
+            took_ms = self._around.monotonic_ms() - self._failed_ms
+            self._failed_ms = None
+            self._observer.on_note(f"generation {live.number} runs {took_ms} ms after the failure")
+        if self._is_stop_wanted:
+            self.stop()
+
+    def _end_generation(self, effect: supervisor.EndGeneration) -> None:
+        if not effect.is_done:
+            self._failed_ms = self._around.monotonic_ms()
+        if self.live is not None:
+            self.live.close()
+            self.live = None
+        if self._deployed is not None:  # workers of Spark's own retry wait for the next generation
+            self._workers.stop(self._deployed, is_success=effect.is_done)
+
+    # -- what workers and coordinations report ----------------------------------------------------------------------
+
+    def generation_failed(self, effect: coordinator.FailGeneration) -> None:
+        """See ``coordination.Reports``."""
+        generation = self.machine.generation
+        if generation is not None:
+            now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
+            self.handle(supervisor.GenerationFailed(generation, effect.failure, now_ms, jitter))
+
+    def generation_done(self, effect: coordinator.GenerationDone) -> None:
+        """See ``coordination.Reports``."""
+        self.state = PipelineState.STOPPING
+        if self.live is not None:
+            self.is_drained = effect.is_final and self.live.is_draining
+            self.handle(supervisor.GenerationDone(self.live.number, effect.is_final))
+
+    def checkpoint_completed(self, progress: CheckpointProgress) -> None:
+        """See ``coordination.Reports``."""
+        self._book.checkpoints.append(progress)
+        self._observer.on_checkpoint(progress.checkpoint, progress.duration_ms, progress.size_bytes)
+
+    def note(self, text: str) -> None:
+        """Show the user a sentence. From any thread."""
+        self._timers.post(lambda: self._observer.on_note(text))
+
+
+def claim_failure(error: Exception) -> Failure:
+    """Return what may be done about a claim that failed with ``error``."""
+    match error:
+        case UsageError() | OutputDenied():  # K5: in recovery as in the coordinator
+            return Failure(FailureKind.DETERMINISTIC, str(error))
+        case FencedError():
+            return Failure(FailureKind.REPLACED, str(error))
+        case HeadgateError():
+            return Failure(FailureKind.LOST, str(error))
+        case _:
+            return Failure(FailureKind.DETERMINISTIC, f"{type(error).__name__}: {error}")

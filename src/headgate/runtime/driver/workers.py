@@ -1,0 +1,147 @@
+"""The workers that have registered with the driver: which attempt each belongs to, what they say, what they are told.
+
+Counterpart: ``runtime.worker.worker`` at the other end of the control channel. Connections report in threads of their
+own; everything here but ``broadcast`` happens in the driver's event thread. What follows is decided by
+``protocol.supervision.supervisor``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headgate.codec import messages
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import Generation, WorkerIndex
+from headgate.protocol.supervision import supervisor
+from headgate.protocol.supervision.supervisor import AttemptId
+from headgate.runtime.driver.attempts import Attempts
+from headgate.runtime.driver.event_loop import Timers
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Surroundings
+from headgate.runtime.wire.control import ControlServer, Loss, WorkerConnection
+from headgate.runtime.wire.tls import Tls
+
+
+@dataclass(slots=True)
+class WorkerRecord:
+    """A worker that has registered."""
+
+    attempt: AttemptId
+    worker: WorkerIndex
+    connection: WorkerConnection
+    address: messages.Address
+    pid: int
+
+
+class Workers:
+    """Everybody who has registered and is not lost."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        fingerprint: str,
+        timers: Timers,
+        on_event: Callable[[supervisor.Event], None],
+        on_report: Callable[[WorkerIndex, messages.FromWorker], None],
+        *,
+        host: str = "127.0.0.1",
+        around: Surroundings = PROCESS,
+    ) -> None:
+        """Begin to listen; ``host`` is the address on which workers can reach this process.
+
+        ``on_event`` gets what the supervisor must know, ``on_report`` the other messages of registered workers.
+        """
+        config = definition.config
+        self._fingerprint = fingerprint
+        self._timers = timers
+        self._on_event = on_event
+        self._on_report = on_report
+        self._around = around
+        self._records: dict[WorkerConnection, WorkerRecord] = {}
+        self._attempts = Attempts(definition.plan.parallelism)
+        self.secret = around.token(32)
+        self._server = ControlServer(
+            self.secret,
+            lambda connection, message: timers.post(lambda: self._on_message(connection, message)),
+            lambda connection, loss: timers.post(lambda: self._on_lost(connection, loss)),
+            heartbeat_timeout_ms=config.runtime.heartbeat_timeout_ms,
+            host=host,
+            tls=Tls(config.security),
+            around=around,
+        )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port where workers register."""
+        return self._server.address
+
+    @property
+    def records(self) -> list[WorkerRecord]:
+        """Everybody who is registered now."""
+        return list(self._records.values())
+
+    def of(self, attempt: AttemptId) -> list[WorkerRecord]:
+        """Return the workers of ``attempt``, as they came."""
+        return [record for record in self._records.values() if record.attempt == attempt]
+
+    def broadcast(self, message: messages.ToWorker) -> None:
+        """Send to every worker, best effort; those of another generation drop it."""
+        for record in self.records:
+            record.connection.send(message)
+
+    def stop(self, attempt: AttemptId, *, is_success: bool) -> None:
+        """Tell the workers of ``attempt`` to leave."""
+        for record in self.of(attempt):
+            record.connection.send(messages.Stop("the generation has ended", is_success))
+
+    def refuse(self, attempt: AttemptId, worker: WorkerIndex) -> None:
+        """Tell a worker that its attempt is over."""
+        for record in self.of(attempt):
+            if record.worker == worker:
+                record.connection.send(messages.Refused("this attempt of the job is over"))
+
+    def close(self) -> None:
+        """Close the port and every connection; nothing is reported any more."""
+        self._server.close()
+
+    def _on_message(self, connection: WorkerConnection, message: messages.FromWorker) -> None:
+        if isinstance(message, messages.Register):
+            self._on_register(connection, message)
+            return
+        record = self._records.get(connection)
+        if record is None:
+            return
+        match message:
+            case messages.Ready():
+                self._on_event(supervisor.WorkerReady(Generation(message.generation), record.worker))
+            case messages.Failed():
+                now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
+                failed = supervisor.WorkerFailed(record.attempt, record.worker, message.failure, now_ms, jitter)
+                self._on_event(failed)
+            case _:
+                self._on_report(record.worker, message)
+
+    def _on_register(self, connection: WorkerConnection, message: messages.Register) -> None:
+        if message.plan_fingerprint != self._fingerprint:
+            connection.send(messages.Refused("it runs another version of the pipeline"))
+            return
+        address = messages.Address(message.host, message.port)
+        worker = WorkerIndex(message.worker)
+        for attempt, member in self._attempts.register(message.submission, worker, message.attempt):
+            if member == worker:
+                self._records[connection] = WorkerRecord(attempt, worker, connection, address, message.pid)
+            else:  # carried over from an attempt that turned out to hold a stale worker
+                for record in self._records.values():
+                    if record.worker == member and record.attempt.submission == attempt.submission:
+                        record.attempt = attempt
+            self._on_event(supervisor.WorkerRegistered(attempt, member))
+
+    def _on_lost(self, connection: WorkerConnection, loss: Loss) -> None:
+        record = self._records.pop(connection, None)
+        if record is None:
+            return
+        self._attempts.lost(record.attempt)
+        now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
+        lost = supervisor.WorkerLost(record.attempt, record.worker, loss.reason, now_ms, jitter, loss.is_silent)
+        self._on_event(lost)
