@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -12,10 +13,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.store import test_layout as layouts
 from tests.store import test_store_acknowledgements as acknowledging
-from tests.store import test_store_catalogue as opening
+from tests.store import test_store_catalogue as syncing
 from tests.store import test_store_linger as lingering
+from tests.store import test_store_migration as migrating
 from tests.store import test_store_reader as reading
 from tests.store import test_store_transactions as deciding
 from tests.store.storing import KEYED, STREAM, keyed
@@ -24,17 +28,18 @@ from headgate.protocol.store import transactions as protocol
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.store import catalogue as catalogues
-from headgate.store import open_lock, outcomes
-from headgate.store import tables as t
 from headgate.store import transactions as store_transactions
-from headgate.store.catalogue import Catalogue
+from headgate.store.catalogue import database, open_lock, opening, outcomes, sql
+from headgate.store.catalogue import streams as sql_streams
+from headgate.store.catalogue import tables as t
+from headgate.store.catalogue import transactions as recording
+from headgate.store.catalogue.audit import SqlAudit
+from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.linger import Linger
 from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
-from headgate.store.streams import StreamInfo
-from headgate.store.transactions import TransactionLog
+from headgate.store.streams import KEY_SPACE, Layout, Segment, StreamInfo
 from headgate.store.writer import Appended, StreamWriter
 
 Test = Callable[..., object]
@@ -96,7 +101,7 @@ def a_child_keeps_the_buffer_of_its_parent() -> Iterator[None]:
 
 @contextmanager
 def versions_of_two_connections_are_compared() -> Iterator[None]:
-    with patched(catalogues, "_VERSIONS_OF_A_TAIL", 0):
+    with patched(database, "_VERSIONS_OF_A_TAIL", 0):
         yield
 
 
@@ -241,22 +246,22 @@ def outcomes_of_pipelines_are_counted_like_others() -> Iterator[None]:
         if life is not None:
             connection.execute(t.owners.insert().values(owner=life.owner, life=life.life))
 
-    with patched(outcomes, "forget_oldest", counted), patched(store_transactions, "forget_oldest", counted):
+    with patched(outcomes, "forget_oldest", counted), patched(sql, "forget_oldest", counted):
         yield
 
 
 @contextmanager
 def a_commit_is_as_old_as_its_prepare() -> Iterator[None]:
-    real = TransactionLog._set_status
+    real = recording._set_status
 
-    def keep_the_time(self: TransactionLog, connection: Any, stream: Any, name: str, status: Status) -> int:
+    def keep_the_time(connection: Any, stream: Any, name: str, status: Status, now_ms: int) -> int:
         where = (t.transactions.c.stream_id == stream.stream_id, t.transactions.c.name == name)
         before = connection.scalar(sa.select(t.transactions.c.changed_ms).where(*where))
-        number = real(self, connection, stream, name, status)
+        number = real(connection, stream, name, status, now_ms)
         connection.execute(t.transactions.update().where(*where).values(changed_ms=before))
         return number
 
-    with patched(TransactionLog, "_set_status", keep_the_time):
+    with patched(recording, "_set_status", keep_the_time):
         yield
 
 
@@ -298,15 +303,7 @@ def other_content_is_prepared_over_what_was_decided() -> Iterator[None]:
 
 @contextmanager
 def recovery_looks_at_the_present_stream_only() -> Iterator[None]:
-    real = store_transactions.find_stream
-    found: list[StreamInfo] = []
-
-    def remember(connection: Any, name: str, where: str) -> StreamInfo:
-        found.append(real(connection, name, where))
-        return found[-1]
-
-    present = patched(store_transactions, "stream_info", lambda row, where: found[-1])
-    with present, patched(store_transactions, "find_stream", remember):
+    with patched(recording, "_other_streams", lambda connection, present, owner, where: []):
         yield
 
 
@@ -365,7 +362,7 @@ def test_an_outcome_forgotten_too_early_is_missed(
     store: Store, mutant: Mutant, test: Test, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
-    monkeypatch.setattr(store_transactions, "DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(sql, "DECISIONS_BETWEEN_LOOKS", 1)
     test(store)
     store.forget_outcomes([x.name for x in store.list_transactions()], owner="p/sink", epoch=9)
     with Store.open(Path(store.root) / "another") as fresh:
@@ -375,7 +372,7 @@ def test_an_outcome_forgotten_too_early_is_missed(
 
 def test_an_outcome_aged_by_its_prepare_is_missed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
-    monkeypatch.setattr(store_transactions, "DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(sql, "DECISIONS_BETWEEN_LOOKS", 1)
     test = deciding.test_what_was_decided_last_is_remembered_however_long_it_was_prepared
     assert_caught(a_commit_is_as_old_as_its_prepare, test, store, monkeypatch)
 
@@ -386,13 +383,13 @@ def test_an_outcome_aged_by_its_prepare_is_missed(store: Store, monkeypatch: pyt
 @contextmanager
 def commits_are_synced_now_and_then() -> Iterator[None]:
     """CT1 with ``synchronous=NORMAL``."""
-    with patched(catalogues, "SYNCHRONOUS", "NORMAL"):
+    with patched(database, "SYNCHRONOUS", "NORMAL"):
         yield
 
 
 @pytest.mark.parametrize(
     "test",
-    [opening.test_every_connection_syncs_every_commit, opening.test_a_commit_that_cannot_be_synced_is_not_acknowledged],
+    [syncing.test_every_connection_syncs_every_commit, syncing.test_a_commit_that_cannot_be_synced_is_not_acknowledged],
 )
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_commit_that_is_not_synced_is_caught(tmp_path: Path, test: Test) -> None:
@@ -401,13 +398,116 @@ def test_a_commit_that_is_not_synced_is_caught(tmp_path: Path, test: Test) -> No
 
 @contextmanager
 def opening_always_takes_the_lock() -> Iterator[None]:
-    with patched(Catalogue, "_is_up_to_date", lambda self: False), patched(open_lock, "LOCK_TIMEOUT_S", 0.05):
+    with patched(opening, "_is_up_to_date", lambda database: False), patched(open_lock, "LOCK_TIMEOUT_S", 0.05):
         yield
 
 
 def test_opening_that_waits_for_strangers_is_caught(tmp_path: Path) -> None:
-    test = opening.test_a_lock_that_somebody_holds_does_not_keep_a_store_from_opening
+    test = syncing.test_a_lock_that_somebody_holds_does_not_keep_a_store_from_opening
     assert_caught(opening_always_takes_the_lock, test, tmp_path, fcntl.LOCK_SH)
+
+
+@contextmanager
+def layouts_are_not_compared() -> Iterator[None]:
+    def check(connection: Any, stream: StreamInfo) -> None:
+        is_sealed = connection.scalar(sa.select(t.streams.c.is_sealed).where(t.streams.c.id == stream.stream_id))
+        assert is_sealed is False
+
+    with patched(sql_streams, "check_writable", check):
+        yield
+
+
+def test_events_routed_by_a_former_layout_are_noticed(store: Store) -> None:
+    assert_caught(
+        layouts_are_not_compared, layouts.test_events_that_were_routed_by_a_former_layout_are_not_taken, store
+    )
+
+
+@contextmanager
+def bounds_are_rounded_down() -> Iterator[None]:
+    def rounded(count: int) -> Layout:
+        bounds = [number * KEY_SPACE // count for number in range(count + 1)]
+        return Layout(0, tuple(Segment(n, bounds[n], bounds[n + 1]) for n in range(count)))
+
+    with patched(layouts, "first_layout", rounded):
+        yield
+
+
+def test_a_layout_beside_the_routing_is_noticed() -> None:
+    test = layouts.test_the_first_layout_says_where_events_are_routed_to.hypothesis.inner_test  # type: ignore[attr-defined]
+    key = -2_910_164_972_964_443_333  # its place is 2³² // 3: the last one of the first of three segments
+    assert_caught(bounds_are_rounded_down, test, 3, [key])
+
+
+@contextmanager
+def a_check_passes_over_layouts() -> Iterator[None]:
+    with patched(SqlAudit, "_layout", lambda self, stream: []):
+        yield
+
+
+def test_a_layout_that_nobody_checks_is_noticed(store: Store) -> None:
+    assert_caught(a_check_passes_over_layouts, layouts.test_a_damaged_layout_is_found, store, {"key_low": 0})
+
+
+@contextmanager
+def a_raised_store_keeps_its_columns() -> Iterator[None]:
+    """Then an older release goes on in it, and makes streams whose segments have no keys."""
+    real = Connection.exec_driver_sql
+
+    def skip(self: Connection, statement: str, *args: Any, **kwargs: Any) -> Any:
+        return real(self, "SELECT 1" if "RENAME COLUMN" in statement else statement, *args, **kwargs)
+
+    with patched(Connection, "exec_driver_sql", skip):
+        yield
+
+
+def older(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(migrating.GOLDEN / "store_2", tmp_path / "older"))
+
+
+def test_an_older_release_that_goes_on_in_a_raised_store_is_noticed(tmp_path: Path) -> None:
+    test = migrating.test_an_older_release_that_has_a_raised_store_open_fails_instead_of_misreading_it
+    assert_caught(a_raised_store_keeps_its_columns, test, older(tmp_path))
+
+
+@contextmanager
+def a_store_is_raised_in_two_transactions() -> Iterator[None]:
+    real = opening._from_2
+
+    def raised(connection: Connection) -> None:
+        connection.exec_driver_sql("ALTER TABLE streams ADD COLUMN layout_epoch INTEGER DEFAULT '0' NOT NULL")
+        connection.exec_driver_sql("COMMIT")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        connection.exec_driver_sql("ALTER TABLE streams DROP COLUMN layout_epoch")
+        real(connection)
+
+    with patched(opening, "_RAISES", {1: opening._from_1, 2: raised}):
+        yield
+
+
+def test_a_store_raised_by_halves_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = migrating.test_raising_that_fails_half_way_changes_nothing_and_is_repeated
+    assert_caught(a_store_is_raised_in_two_transactions, test, older(tmp_path), monkeypatch)
+
+
+@contextmanager
+def a_commit_is_one_transaction_for_each_name() -> Iterator[None]:
+    real = SqlCatalogue.commit
+
+    def commit(self: SqlCatalogue, names: Any, owner: str, epoch: int, now_ms: int) -> None:
+        for name in names:
+            real(self, [name], owner, epoch, now_ms)
+
+    with patched(SqlCatalogue, "commit", commit):
+        yield
+
+
+def test_a_commit_by_halves_is_noticed(store: Store) -> None:
+    assert_caught(
+        a_commit_is_one_transaction_for_each_name,
+        deciding.test_one_bad_transaction_keeps_all_of_a_commit_invisible,
+        store,
+    )
 
 
 @contextmanager

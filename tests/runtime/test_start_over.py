@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.runtime.running import Run, definition_of, pipeline_at
+from tests.store.storing import as_version_0_1
 from typer.testing import CliRunner
 
 import headgate as hg
@@ -160,11 +159,8 @@ def unlearn(root: Path) -> None:
     (root / "checkpoints/p/life").unlink()
     shutil.rmtree(root / "files/_owners", ignore_errors=True)
     if (root / "store/catalogue.sqlite").exists():
-        with closing(sqlite3.connect(root / "store/catalogue.sqlite")) as catalogue:
-            catalogue.execute("DROP TABLE owners")
-            catalogue.execute("UPDATE meta SET value = '1' WHERE key = 'version'")
-            catalogue.commit()
-        _shared.cache_clear()  # a table is made when a store is opened
+        as_version_0_1(root / "store/catalogue.sqlite")
+        _shared.cache_clear()  # a store is raised when it is opened
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -15,7 +15,7 @@ from headgate.errors import PipelineFailed
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.runtime.driver import coordination
-from headgate.store import outcomes, transactions
+from headgate.store.catalogue import outcomes, sql
 from headgate.store.store import Store
 
 STREAM = "app/out"
@@ -44,7 +44,7 @@ def test_a_busy_owner_does_not_keep_a_quiet_pipeline_from_starting(
     start: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # S17
     monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
-    monkeypatch.setattr(transactions, "DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(sql, "DECISIONS_BETWEEN_LOOKS", 1)
     assert start(piped(tmp_path, 60)).result().is_finished
     with Store.open(tmp_path / "store") as store:
         for n in range(9):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from headgate.errors import StorageError
+from headgate.store.catalogue.database import Database
+from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.store import Store
 
 KEYED = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])
@@ -38,9 +43,15 @@ def drained(store: Store, stream: str = STREAM) -> list[tuple[str, int]]:
     return sorted(row for segment in drain(store, stream) for row in segment)
 
 
+def database_of(store: Store) -> Database:
+    """The tables behind the verbs, to damage them."""
+    assert isinstance(store._catalogue, SqlCatalogue)
+    return store._catalogue._database
+
+
 def lose_an_answer(store: Store, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
     """The next write of the catalogue takes effect, and its caller is told that it failed."""
-    real = store._catalogue.write
+    real = database_of(store).write
     left = [times]
 
     class Lost:
@@ -55,7 +66,28 @@ def lose_an_answer(store: Store, monkeypatch: pytest.MonkeyPatch, times: int = 1
                 raise StorageError("write", "catalogue", "disk I/O error")
             return result
 
-    monkeypatch.setattr(store._catalogue, "write", Lost)
+    monkeypatch.setattr(database_of(store), "write", Lost)
+
+
+def as_version_0_1(catalogue: Path) -> None:
+    """Take from a catalogue what later versions added; nobody may have it open."""
+    with closing(sqlite3.connect(catalogue)) as tables:
+        tables.executescript(
+            """
+            DROP TABLE owners;
+            ALTER TABLE parts RENAME COLUMN segment_id TO segment;
+            ALTER TABLE prepared_parts RENAME COLUMN segment_id TO segment;
+            ALTER TABLE streams DROP COLUMN layout_epoch;
+            ALTER TABLE segments RENAME TO segments_3;
+            CREATE TABLE segments (
+                stream_id INTEGER NOT NULL, segment INTEGER NOT NULL, end_position BIGINT NOT NULL,
+                PRIMARY KEY (stream_id, segment)
+            ) WITHOUT ROWID;
+            INSERT INTO segments SELECT stream_id, segment_id, end_position FROM segments_3;
+            DROP TABLE segments_3;
+            UPDATE meta SET value = '1' WHERE key = 'version';
+            """
+        )
 
 
 def in_a_child(work: Callable[[], object]) -> None:

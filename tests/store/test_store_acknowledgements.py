@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.store.storing import KEYED, STREAM, drained, in_a_child, keyed, lose_an_answer
+from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import writer as writers
-from headgate.store.catalogue import Catalogue
+from headgate.store.catalogue.database import FileDatabase
 from headgate.store.store import Store
 from headgate.store.writer import Appended, StreamWriter
 
@@ -332,8 +332,9 @@ def test_after_a_fork_the_parent_keeps_what_it_buffered(store: Store) -> None:
 def test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child(store: Store) -> None:
     writer = store.writer(STREAM, linger="1ms")
     writer.append(keyed(("a", 0))).result(60)  # a thread lives, too
-    catalogue: Catalogue = store._catalogue
-    with writer._buffer_lock, writer._flush_lock, catalogue._write_lock, catalogue._tail_lock:
+    database = database_of(store)
+    assert isinstance(database, FileDatabase)
+    with writer._buffer_lock, writer._flush_lock, database._write_lock, database._tail_lock:
         in_a_child(lambda: [store.version(), writer.append(keyed(("a", 1))).result(60)])
     assert drained(store) == [("a", 0), ("a", 1)]
 

@@ -11,22 +11,22 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.store.storing import KEYED, STREAM, drained, in_a_child, keyed
+from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child, keyed
 
 from headgate.errors import StorageError
-from headgate.store import open_lock
-from headgate.store.catalogue import Catalogue
+from headgate.store.catalogue import open_lock
+from headgate.store.catalogue.database import Database
 from headgate.store.store import Store
 
 SYNCS = {"x86_64": (74, 75), "aarch64": (82, 83)}
 """Numbers of the system calls fsync and fdatasync."""
 
 
-def levels(catalogue: Catalogue) -> set[int]:
+def levels(database: Database) -> set[int]:
     """PRAGMA synchronous of several connections at once; 2 is FULL."""
     with ExitStack() as stack:
-        found = [stack.enter_context(catalogue.read()) for _ in range(6)]
-        found.append(stack.enter_context(catalogue.write()))
+        found = [stack.enter_context(database.read()) for _ in range(6)]
+        found.append(stack.enter_context(database.write()))
         return {connection.exec_driver_sql("PRAGMA synchronous").scalar_one() for connection in found}
 
 
@@ -35,12 +35,12 @@ def test_every_connection_syncs_every_commit(tmp_path: Path) -> None:  # CT1
     with Store.open(tmp_path / "store") as store:
 
         def check() -> None:
-            assert levels(store._catalogue) == {2}
+            assert levels(database_of(store)) == {2}
 
         check()
         in_a_child(check)
     with Store.open(tmp_path / "store") as again:
-        assert levels(again._catalogue) == {2}
+        assert levels(database_of(again)) == {2}
 
 
 def break_syncs() -> None:

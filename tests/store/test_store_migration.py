@@ -4,38 +4,54 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
-from tests.store.storing import STREAM, drained, keyed
+from tests.store.storing import STREAM, drain, drained, keyed
 
-from headgate.errors import CorruptionError, UsageError
+from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.ids import Generation
+from headgate.model.life import Life, Owner
 from headgate.protocol.store.transactions import Status
+from headgate.store.catalogue import opening
+from headgate.store.routing import hash_column
 from headgate.store.store import Store
+from headgate.store.streams import first_layout
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 OWNER = "pipe/sink"
 
 
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN / "store_0_1", tmp_path / "store"))
+@pytest.fixture(params=["store_0_1", "store_2"])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / request.param, tmp_path / "store"))
+
+
+@contextmanager
+def tables_of(root: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(root / "catalogue.sqlite")
+    try:
+        with connection:
+            yield connection
+    finally:
+        connection.close()
 
 
 def version_of(root: Path) -> str:
-    connection = sqlite3.connect(root / "catalogue.sqlite")
-    try:
+    with tables_of(root) as connection:
         return str(connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0])
-    finally:
-        connection.close()
 
 
 def name(checkpoint: int, subtask: int, generation: int) -> str:
     return f"{OWNER}/checkpoint-{checkpoint}/subtask-{subtask}/generation-{generation}"
 
 
-def test_a_store_of_version_0_1_keeps_its_events_outcomes_fences_and_writers(old: Path) -> None:
-    assert version_of(old) == "1"
+def test_a_store_of_an_older_version_keeps_its_events_outcomes_fences_and_writers(old: Path) -> None:  # CT3
+    assert version_of(old) in ("1", "2")
     with Store.open(old) as store:
         assert store.fsck() == []
         assert len(drained(store)) == 6 + 6 + 1
@@ -53,17 +69,85 @@ def test_a_store_of_version_0_1_keeps_its_events_outcomes_fences_and_writers(old
         writer.append(keyed(("a", 4)))
         writer.close()
         assert len(drained(store)) == 13 + 3
-    assert version_of(old) == "2"
+    assert version_of(old) == "3"
     with Store.open(old) as again:
         assert again.fsck() == []
 
 
+def test_a_store_of_version_2_keeps_the_lives_of_its_owners(tmp_path: Path) -> None:  # LV3
+    root = Path(shutil.copytree(GOLDEN / "store_2", tmp_path / "store"))
+    with Store.open(root) as store:
+        assert store.owner(OWNER) == Owner(Life("life", "/checkpoints", "host", 1_700_000_000_000), Generation(2))
+
+
+def test_segments_of_an_older_version_get_the_keys_that_their_events_have(old: Path) -> None:  # CT6
+    with Store.open(old) as store:
+        for stream in store.list_streams():
+            layout = store.layout(stream.name)
+            assert (stream.layout_epoch, layout) == (0, first_layout(stream.segments_count))
+        segments = store.layout(STREAM).present
+        for segment, events in zip(segments, drain(store), strict=True):
+            hashes = hash_column(pa.array([key for key, _ in events], pa.large_string()))
+            assert events
+            assert all(segment.key_low <= h >> 32 < segment.key_high for h in hashes.tolist())
+
+
+def shape(root: Path) -> dict[str, list[Any]]:
+    """Columns and indices of every table."""
+    with tables_of(root) as connection:
+        tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {
+            f"{pragma} {table}": connection.execute(f"PRAGMA {pragma}({table})").fetchall()
+            for table in sorted(tables)
+            for pragma in ("table_info", "index_list")
+        }
+
+
+def test_the_tables_of_a_raised_store_are_those_of_a_new_one(old: Path, tmp_path: Path) -> None:  # CT3
+    Store.open(old).close()
+    Store.open(tmp_path / "new").close()
+    assert shape(old) == shape(tmp_path / "new")
+
+
+def test_raising_that_fails_half_way_changes_nothing_and_is_repeated(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # CT3
+    before = shape(old)
+
+    def fail(*_: object) -> None:
+        raise StorageError("write", "catalogue", "no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "insert_segments", fail)
+        with pytest.raises(StorageError):
+            Store.open(old)
+    assert shape(old) == before
+    with Store.open(old) as store:
+        assert store.fsck() == []
+
+
+def test_an_older_release_that_has_a_raised_store_open_fails_instead_of_misreading_it(old: Path) -> None:  # CT6
+    with tables_of(old) as of_an_older_release:
+        of_an_older_release.execute("SELECT segment, end_position FROM segments").fetchall()
+        Store.open(old).close()
+        for what in ("parts", "prepared_parts", "segments"):
+            with pytest.raises(sqlite3.OperationalError, match="no such column"):
+                of_an_older_release.execute(f"SELECT segment FROM {what}")
+
+
+def test_an_older_store_that_lacks_a_segment_is_not_raised(old: Path) -> None:
+    with tables_of(old) as connection:
+        connection.execute("DELETE FROM segments WHERE segment = 1")
+    before = version_of(old)
+    with pytest.raises(CorruptionError, match=r"segments 0 to \d of stream \d"):
+        Store.open(old)
+    assert version_of(old) == before
+
+
 def test_a_store_of_a_later_version_is_refused_with_one_sentence(old: Path) -> None:
     Store.open(old).close()
-    connection = sqlite3.connect(old / "catalogue.sqlite")
-    connection.execute("UPDATE meta SET value = '3'")
-    connection.commit()
-    connection.close()
-    with pytest.raises(UsageError, match=r"has version 3, this Headgate reads up to 2; upgrade Headgate"):
+    with tables_of(old) as connection:
+        connection.execute("UPDATE meta SET value = '4'")
+    with pytest.raises(UsageError, match=r"has version 4, this Headgate reads up to 3; upgrade Headgate"):
         Store.open(old)
-    assert version_of(old) == "3"
+    assert version_of(old) == "4"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from tests.store.storing import KEYED, keyed
+from tests.store.storing import KEYED, database_of, keyed
 
 from headgate.codec.chunk import ALIGNMENT, PART_BYTES_MAX
 from headgate.errors import CorruptionError, StorageError, UsageError
@@ -18,7 +18,7 @@ from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import reader as reader_module
 from headgate.store import reader as readers
-from headgate.store import tables as t
+from headgate.store.catalogue import tables as t
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
 
@@ -44,7 +44,7 @@ def values(reader: SegmentReader, rows_max: int = 1_000) -> list[int]:
 
 def chunk_files(store: Store) -> list[Path]:
     """In the order written."""
-    with store._catalogue.read() as connection:
+    with database_of(store).read() as connection:
         paths = connection.scalars(sa.select(t.chunks.c.path).order_by(t.chunks.c.id)).all()
     return [Path(store.root) / "chunks" / path for path in paths]
 
@@ -82,8 +82,8 @@ def test_the_tail_is_asked_for_only_when_something_changed(ten: Store, monkeypat
     reader = ten.reader(ONE, 0, 30)
     assert reader.read() is None
     queries: list[int] = []
-    real = ten._catalogue.read
-    monkeypatch.setattr(ten._catalogue, "read", lambda: (queries.append(1), real())[1])
+    real = database_of(ten).read
+    monkeypatch.setattr(database_of(ten), "read", lambda: (queries.append(1), real())[1])
     for _ in range(100):
         assert reader.read() is None
     assert queries == []
@@ -96,7 +96,7 @@ def test_what_is_written_while_the_tail_is_asked_for_is_not_overlooked(
     ten: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader = ten.reader(ONE, 0, 30)
-    real = ten._catalogue.read
+    real = database_of(ten).read
     other = Store.open(ten.root)
 
     @contextlib.contextmanager
@@ -106,7 +106,7 @@ def test_what_is_written_while_the_tail_is_asked_for_is_not_overlooked(
         with other.writer(ONE) as writer:
             writer.append(keyed(("k", 30)))
 
-    monkeypatch.setattr(ten._catalogue, "read", read_then_write)
+    monkeypatch.setattr(database_of(ten), "read", read_then_write)
     assert reader.read() is None
     monkeypatch.undo()
     assert values(reader) == [30]
@@ -155,14 +155,14 @@ def test_damage_is_named_with_file_and_offset_after_everything_before_it(ten: St
 
 
 def test_a_part_size_over_the_limit_is_refused_before_reading(ten: Store) -> None:
-    with ten._catalogue.write() as connection:
+    with database_of(ten).write() as connection:
         connection.execute(t.parts.update().values(size_bytes=PART_BYTES_MAX + 1))
     with pytest.raises(CorruptionError, match=f"at most {PART_BYTES_MAX}"):
         ten.reader(ONE, 0).read()  # S37
 
 
 def test_a_gap_in_the_catalogue_is_an_error_not_a_skip(ten: Store) -> None:
-    with ten._catalogue.write() as connection:
+    with database_of(ten).write() as connection:
         connection.execute(t.parts.delete().where(t.parts.c.start == 12))
     with pytest.raises(CorruptionError, match="events from position 12, found from 15"):
         ten.reader(ONE, 0).read()

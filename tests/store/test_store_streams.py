@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-from tests.store.storing import KEYED, STREAM, drained, keyed
+from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
 from headgate.errors import CorruptionError, UsageError
-from headgate.store import tables as t
+from headgate.store.catalogue import tables as t
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
 
@@ -137,7 +137,7 @@ def test_a_writer_does_not_write_into_a_namesake(store: Store) -> None:
 
 
 def test_a_newer_catalogue_is_refused(store: Store) -> None:
-    with store._catalogue.write() as connection:
+    with database_of(store).write() as connection:
         connection.execute(t.meta.update().values(value="99"))
     with pytest.raises(UsageError, match=r"version 99.*upgrade Headgate"):
         Store.open(store.root)
@@ -150,7 +150,7 @@ def test_a_damaged_catalogue_is_named(tmp_path: Path) -> None:
 
 
 def test_a_schema_that_is_damaged_is_named(store: Store) -> None:
-    with store._catalogue.write() as connection:
+    with database_of(store).write() as connection:
         connection.execute(sa.update(t.streams).values(schema=b"\xff\xff\xff\xff\x10\0\0\0garbage"))
     with pytest.raises(CorruptionError, match="Arrow schema"):
         store.describe(STREAM)

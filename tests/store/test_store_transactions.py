@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.storing import KEYED, STREAM, drain, drained, in_a_child, keyed, lose_an_answer
+from tests.store.storing import KEYED, STREAM, database_of, drain, drained, in_a_child, keyed, lose_an_answer
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
@@ -15,7 +15,8 @@ from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.store import open_transaction, outcomes, tables, transactions
+from headgate.store import open_transaction
+from headgate.store.catalogue import outcomes, sql, tables
 from headgate.store.open_transaction import Transaction
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
@@ -181,7 +182,7 @@ def test_files_that_are_not_ours_are_passed_over_and_kept(store: Store) -> None:
     crashed = store.begin(STREAM, owner="p/sink", epoch=1, name="crashed")
     crashed.write(keyed(("d", 4)))
     crashed._write_chunk(crashed._buffer)
-    directory = transactions.owner_directory(crashed.stream.stream_id, "p/sink")
+    directory = open_transaction.owner_directory(crashed.stream.stream_id, "p/sink")
     store._storage.put(f"{directory}/README", [b"?"])
     store._storage.put(f"{directory}/old/1", [b"?"])
     assert store.recover(STREAM, owner="p/sink", epoch=2) == []
@@ -282,7 +283,7 @@ def test_prepare_can_be_repeated_after_a_full_disk(
 @pytest.fixture
 def three_retained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcomes, "OUTCOMES_RETAINED", 3)
-    monkeypatch.setattr(transactions, "DECISIONS_BETWEEN_LOOKS", 1)
+    monkeypatch.setattr(sql, "DECISIONS_BETWEEN_LOOKS", 1)
 
 
 @pytest.mark.usefixtures("three_retained")
@@ -398,7 +399,7 @@ def test_a_write_that_raised_took_nothing_so_that_it_can_be_repeated(
 
 def test_a_commit_of_less_than_was_prepared_is_an_error(store: Store) -> None:
     prepared(store, "t", ("a", 1), ("b", 2))
-    with store._catalogue.write() as connection:
+    with database_of(store).write() as connection:
         connection.execute(tables.prepared_parts.delete())
     with pytest.raises(CorruptionError, match="2 prepared events, found 0"):
         commit(store, "t")

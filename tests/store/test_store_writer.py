@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.storing import KEYED, STREAM, drain, drained, keyed
+from tests.store.storing import KEYED, STREAM, database_of, drain, drained, keyed
 
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
@@ -126,7 +126,7 @@ def test_an_append_that_took_effect_although_it_failed_is_not_repeated(
 ) -> None:
     writer = store.writer(STREAM, linger=None)
     future = writer.append(keyed(("a", 1)))
-    real = store._catalogue.write
+    real = database_of(store).write
 
     class Lost:
         def __enter__(self) -> object:
@@ -137,7 +137,7 @@ def test_an_append_that_took_effect_although_it_failed_is_not_repeated(
             self.inner.__exit__(*args)  # type: ignore[arg-type]
             raise StorageError("write", "catalogue", "disk I/O error")
 
-    monkeypatch.setattr(store._catalogue, "write", Lost)
+    monkeypatch.setattr(database_of(store), "write", Lost)
     with pytest.raises(StorageError):
         writer.flush()
     monkeypatch.undo()

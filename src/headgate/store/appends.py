@@ -10,11 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import pyarrow as pa
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
-from headgate.store import tables as t
-from headgate.store.chunks import BatchChunk, find_chunk
+from headgate.store.chunks import BatchChunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +70,3 @@ class FlushAttempt:
                     starts[segment] += count
             if not item.future.done():
                 item.future.set_result(Appended(tuple(ranges)))
-
-
-def recorded_starts(connection: Connection, path: str) -> dict[int, int] | None:
-    """Return where the events of a chunk begin in each segment; None when it is not recorded."""
-    chunk_id = find_chunk(connection, path)
-    if chunk_id is None:
-        return None
-    query = (
-        sa.select(t.parts.c.segment, sa.func.min(t.parts.c.start))
-        .where(t.parts.c.chunk_id == chunk_id)
-        .group_by(t.parts.c.segment)
-    )
-    return {int(row[0]): int(row[1]) for row in connection.execute(query)}

@@ -1,4 +1,4 @@
-"""From batches to chunk files and back, and the catalogue's rows about them.
+"""From batches to chunk files and back.
 
 Counterpart: ``writer`` and ``transactions`` write chunks, ``reader`` reads parts. Source: rules LY1 to LY4 and S36 of
 docs/spec/stream-store.md. Never makes events visible by itself: a chunk without catalogue rows is an orphan.
@@ -13,15 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
-from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, PartEntry, encode_chunk, verify_part
+from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, encode_chunk, verify_part
 from headgate.errors import CorruptionError, StorageError
 from headgate.storage.base import NotFound, Storage
-from headgate.store import tables as t
+from headgate.store.catalogue.base import StoredPart
 from headgate.store.routing import segments_of
-from headgate.store.streams import StreamInfo, inserted_id
+from headgate.store.streams import StreamInfo
 
 PART_ROWS_MAX = 65_536
 """A reader loads and verifies a part as a whole; this bounds what one read costs."""
@@ -50,23 +48,14 @@ class BatchChunk:
         return int(self.counts.sum())
 
 
-@dataclass(frozen=True, slots=True)
-class StoredPart:
-    """A visible part: events of one segment from position ``start``."""
-
-    start: int
-    path: str
-    entry: PartEntry
-
-    @property
-    def end(self) -> int:
-        """Position after its last event."""
-        return self.start + self.entry.events_count
+def random_name() -> str:
+    """Return a name that nothing has."""
+    return secrets.token_hex(16)
 
 
-def new_chunk_path(stream_id: int, kind: str) -> str:
-    """Return a fresh path; ``kind`` is a directory below the stream's."""
-    return f"{stream_id}/{kind}/{secrets.token_hex(16)}.chunk"
+def chunk_path(stream_id: int, kind: str, name: str) -> str:
+    """Return the path of the chunk called ``name``; ``kind`` is a directory below the stream's."""
+    return f"{stream_id}/{kind}/{name}.chunk"
 
 
 def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallback: int) -> BatchChunk:
@@ -127,62 +116,6 @@ def delete_quietly(storage: Storage, paths: Sequence[str]) -> None:
             storage.delete(path)
         except StorageError:
             return
-
-
-def insert_chunk(connection: Connection, stream_id: int, path: str, size_bytes: int) -> int:
-    """Record a chunk file; return its number."""
-    values = {"stream_id": stream_id, "path": path, "size_bytes": size_bytes}
-    return inserted_id(connection.execute(t.chunks.insert().values(values)))
-
-
-def find_chunk(connection: Connection, path: str) -> int | None:
-    """Return the number of a recorded chunk file."""
-    found = connection.scalar(sa.select(t.chunks.c.id).where(t.chunks.c.path == path))
-    return None if found is None else int(found)
-
-
-def assign_positions(connection: Connection, stream_id: int, parts: Sequence[tuple[int, PartEntry]]) -> dict[int, int]:
-    """Make (chunk number, part) visible at the ends of their segments, in order (S14: all with this transaction).
-
-    Returns:
-        segment → position of its first new event.
-    """
-    touched = sorted({entry.segment for _, entry in parts})
-    query = sa.select(t.segments.c.segment, t.segments.c.end_position).where(t.segments.c.stream_id == stream_id)
-    ends = {row.segment: row.end_position for row in connection.execute(query)}
-    first = {segment: ends[segment] for segment in touched}
-    rows = []
-    for chunk_id, entry in parts:
-        rows.append(
-            {
-                "stream_id": stream_id,
-                "start": ends[entry.segment],
-                "segment": entry.segment,
-                **part_row(chunk_id, entry),
-            }
-        )
-        ends[entry.segment] += entry.events_count
-    if rows:
-        connection.execute(t.parts.insert(), rows)
-        connection.execute(
-            t.segments.update()
-            .where(t.segments.c.stream_id == stream_id, t.segments.c.segment == sa.bindparam("at"))
-            .values(end_position=sa.bindparam("now")),
-            [{"at": segment, "now": ends[segment]} for segment in touched],
-        )
-    return first
-
-
-def part_row(chunk_id: int, entry: PartEntry) -> dict[str, object]:
-    """Return the columns that ``parts`` and ``prepared_parts`` share."""
-    return {
-        "segment": entry.segment,
-        "events_count": entry.events_count,
-        "chunk_id": chunk_id,
-        "offset": entry.offset,
-        "size_bytes": entry.size_bytes,
-        "checksum": entry.checksum.to_bytes(8, "big"),
-    }
 
 
 def _parts(segment: int, batch: pa.RecordBatch) -> list[Part]:

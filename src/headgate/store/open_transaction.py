@@ -7,20 +7,18 @@ Never leaves a record before ``prepare``, and never removes a file that the stor
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
 import pyarrow as pa
 import xxhash
 
-from headgate.codec.chunk import PartEntry
 from headgate.errors import UsageError
 from headgate.storage.base import Storage
-from headgate.store.chunks import FLUSH_BYTES, delete_quietly, encode_batches, new_chunk_path
+from headgate.store.catalogue.base import ChunkRecord
+from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
 from headgate.store.limits import check_event_sizes
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema
@@ -32,19 +30,10 @@ def owner_directory(stream_id: int, owner: str) -> str:
     return f"{stream_id}/txn/{xxhash.xxh3_64_hexdigest(owner.encode())}"
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedChunk:
-    """A durable file of a transaction that is not prepared yet."""
-
-    path: str
-    size_bytes: int
-    entries: tuple[PartEntry, ...]
-
-
 class Verdicts(Protocol):
     """What a transaction needs from the log: ``transactions.TransactionLog``."""
 
-    def prepare(self, transaction: Transaction, chunks: Sequence[PreparedChunk]) -> None:
+    def prepare(self, transaction: Transaction, chunks: Sequence[ChunkRecord]) -> None:
         """Record it as prepared, with the files that hold its events."""
 
     def abort(self, stream_name: str, name: str, owner: str, epoch: int) -> None:
@@ -54,7 +43,16 @@ class Verdicts(Protocol):
 class Transaction:
     """An open transaction. ``write`` and ``seal`` belong to one thread, ``prepare`` to any one after ``seal``."""
 
-    def __init__(self, log: Verdicts, storage: Storage, stream: StreamInfo, name: str, owner: str, epoch: int) -> None:
+    def __init__(
+        self,
+        log: Verdicts,
+        storage: Storage,
+        stream: StreamInfo,
+        name: str,
+        owner: str,
+        epoch: int,
+        new_name: Callable[[], str],
+    ) -> None:
         """Use ``Store.begin``."""
         self.stream = stream
         self.name = name
@@ -63,16 +61,17 @@ class Transaction:
         self.events_count = 0
         self._log = log
         self._storage = storage
+        self._new_name = new_name
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
-        self._written: list[PreparedChunk] = []
+        self._written: list[ChunkRecord] = []
         self._spill: Future[None] | None = None
         self._spilling: list[pa.RecordBatch] = []
         self._is_open = True
         self._is_aborted = False
         self._may_be_prepared = False
         # without a routing key all of a transaction goes to one segment, in order (S2)
-        self._fallback = hash_text(f"{owner}/{epoch}/{name}" if name else secrets.token_hex(8))
+        self._fallback = hash_text(f"{owner}/{epoch}/{name}" if name else new_name())
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add events. Memory stays bounded: large transactions are written as they come, still invisible.
@@ -143,9 +142,9 @@ class Transaction:
     def _write_chunk(self, batches: list[pa.RecordBatch]) -> None:
         encoded = encode_batches(self.stream, batches, self._fallback).chunk
         base = owner_directory(self.stream.stream_id, self.owner).partition("/")[2]
-        path = new_chunk_path(self.stream.stream_id, f"{base}/{self.epoch}")
+        path = chunk_path(self.stream.stream_id, f"{base}/{self.epoch}", self._new_name())
         self._storage.put(path, encoded.buffers)
-        self._written.append(PreparedChunk(path, encoded.size_bytes, encoded.entries))
+        self._written.append(ChunkRecord(path, encoded.size_bytes, encoded.entries))
 
     def _finish_spill(self) -> None:
         """Wait for the part being written; write it again if that failed."""

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections import deque
 
 import pyarrow as pa
-import sqlalchemy as sa
 
-from headgate.codec.chunk import PartEntry
-from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.errors import CorruptionError, StorageError
 from headgate.storage.base import Storage
-from headgate.store import tables as t
-from headgate.store.catalogue import Catalogue
-from headgate.store.chunks import StoredPart, read_part
+from headgate.store.catalogue.base import Catalogue, StoredPart
+from headgate.store.chunks import read_part
 from headgate.store.streams import StreamInfo
 
 READ_ROWS = 65_536
@@ -24,7 +21,7 @@ READ_ROWS = 65_536
 
 READ_BYTES_MAX = 32 << 20
 PARTS_AT_A_TIME = 512
-"""Part rows fetched by one query."""
+"""Parts that are asked for at once."""
 
 
 class SegmentReader:
@@ -116,26 +113,15 @@ class SegmentReader:
         version = self._catalogue.version()
         if version == self._tail_version:
             return False
-        with self._catalogue.read() as connection:
-            rows = connection.execute(_PARTS, self._where(self._fetched)).all()
-            if not rows:
-                sealed = connection.scalar(_SEALED, {"stream_id": self.stream.stream_id})
-        if rows:
-            for row in rows:
-                checksum = int.from_bytes(row.checksum, "big")
-                entry = PartEntry(self.segment, row.events_count, row.offset, row.size_bytes, checksum)
-                self._parts.append(StoredPart(row.start, row.path, entry))
+        found = self._catalogue.parts(self.stream, self.segment, self._fetched, PARTS_AT_A_TIME)
+        if found.parts:
+            self._parts.extend(found.parts)
             self._check_contiguous()
             self._fetched = self._parts[-1].end
             return True
-        if sealed is None:
-            raise UsageError(f"stream '{self.stream.name}' was deleted while it was read")
-        self._is_sealed = bool(sealed)
+        self._is_sealed = found.is_at_end
         self._tail_version = version
         return False
-
-    def _where(self, position: int) -> dict[str, int]:
-        return {"stream_id": self.stream.stream_id, "segment": self.segment, "position": position}
 
     def _check_contiguous(self) -> None:
         expected = self._fetched
@@ -146,34 +132,3 @@ class SegmentReader:
                 self._parts.clear()
                 raise CorruptionError(where, 0, f"events from position {expected}", f"from {part.start}")
             expected = part.end
-
-
-_first = (
-    sa.select(sa.func.max(t.parts.c.start))
-    .where(
-        t.parts.c.stream_id == sa.bindparam("stream_id"),
-        t.parts.c.segment == sa.bindparam("segment"),
-        t.parts.c.start <= sa.bindparam("position"),
-    )
-    .scalar_subquery()
-)
-_PARTS = (
-    sa.select(
-        t.parts.c.start,
-        t.parts.c.events_count,
-        t.parts.c.offset,
-        t.parts.c.size_bytes,
-        t.parts.c.checksum,
-        t.chunks.c.path,
-    )
-    .join_from(t.parts, t.chunks, t.parts.c.chunk_id == t.chunks.c.id)
-    .where(
-        t.parts.c.stream_id == sa.bindparam("stream_id"),
-        t.parts.c.segment == sa.bindparam("segment"),
-        t.parts.c.start >= sa.func.coalesce(_first, 0),
-        t.parts.c.start + t.parts.c.events_count > sa.bindparam("position"),
-    )
-    .order_by(t.parts.c.start)
-    .limit(PARTS_AT_A_TIME)
-)
-_SEALED = sa.select(t.streams.c.is_sealed).where(t.streams.c.id == sa.bindparam("stream_id"))

@@ -1,4 +1,4 @@
-"""The stream store: streams of events on a storage, with a catalogue in a database.
+"""The stream store: streams of events on a storage, with a catalogue of what there is.
 
 Counterpart: ``connectors.streams`` and ``headgate streams`` use it. Source: docs/spec/stream-store.md.
 Any number of processes on one machine may have it open; each call is atomic and durable when it returns.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import sqlalchemy as sa
 
 from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
@@ -23,36 +22,31 @@ from headgate.storage.access import access_in
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
-from headgate.store import tables as t
-from headgate.store.catalogue import Catalogue
-from headgate.store.chunks import delete_quietly
+from headgate.store.catalogue.base import Catalogue, TransactionInfo
+from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.fsck import Problem, check_store
 from headgate.store.linger import LINGER
 from headgate.store.open_transaction import Transaction
-from headgate.store.owners import find_owner, forget, own
 from headgate.store.reader import SegmentReader
-from headgate.store.streams import (
-    StreamDefinition,
-    StreamInfo,
-    check_writable,
-    delete_stream,
-    find_stream,
-    insert_stream,
-    seal_stream,
-    stream_info,
-    with_counts,
-)
-from headgate.store.transactions import TransactionInfo, TransactionLog
+from headgate.store.streams import Layout, StreamDefinition, StreamInfo, check_open
+from headgate.store.transactions import TransactionLog
 from headgate.store.writer import StreamWriter
 
 ROOT_VARIABLE = "HEADGATE_STORE"
 ROOT_DEFAULT = ".headgate/store"
 
+OPENERS: dict[str, Callable[[str], Store]] = {}
+"""Stores of other surroundings, by scheme: the simulator's."""
+
 
 def store_root(root: str | Path | None = None) -> str:
     """Return the absolute directory of the store: ``root``, else $HEADGATE_STORE, else ``.headgate/store``."""
     chosen = str(root) if root is not None else os.environ.get(ROOT_VARIABLE) or ROOT_DEFAULT
-    if "://" in chosen:
+    scheme, separator, _ = chosen.partition("://")
+    if scheme in OPENERS:
+        return chosen
+    if separator:
         raise UsageError(f"the stream store needs a local directory, not {chosen}")
     return str(Path(chosen).expanduser().absolute())
 
@@ -60,12 +54,22 @@ def store_root(root: str | Path | None = None) -> str:
 class Store:
     """An open stream store."""
 
-    def __init__(self, root: str, storage: Storage) -> None:
-        """Use ``Store.open``."""
+    def __init__(
+        self,
+        root: str,
+        catalogue: Catalogue,
+        storage: Storage,
+        *,
+        now_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms,
+        new_name: Callable[[], str] = random_name,
+    ) -> None:
+        """Use ``Store.open``. ``new_name`` gives names that nothing has."""
         self.root = root
+        self._catalogue = catalogue
         self._storage = storage
-        self._catalogue = Catalogue(Path(root) / "catalogue.sqlite")
-        self._transactions = TransactionLog(self._catalogue, storage, SYSTEM_CLOCK.wall_ms)
+        self._now_ms = now_ms
+        self._new_name = new_name
+        self._transactions = TransactionLog(catalogue, storage, now_ms, new_name)
 
     @classmethod
     def open(
@@ -91,12 +95,21 @@ class Store:
                 "to a writable directory"
             ) from error
         chunks = Path(directory) / "chunks"
-        return cls(directory, storage if storage is not None else LocalStorage(chunks, access_in(chunks)))
+        catalogue = SqlCatalogue.open(_catalogue_file(directory))
+        return cls(directory, catalogue, storage if storage is not None else LocalStorage(chunks, access_in(chunks)))
 
     @staticmethod
     def shared(root: str | Path | None = None) -> Store:
         """Return this process's one store at ``root``; it is never closed."""
-        return _shared(store_root(root))
+        directory = store_root(root)
+        scheme, separator, name = directory.partition("://")
+        return OPENERS[scheme](name) if separator else _shared(directory)
+
+    @staticmethod
+    def exists(root: str | Path | None = None) -> bool:
+        """Return whether there is a store at ``root``. Never creates one, as ``open`` does."""
+        directory = store_root(root)
+        return "://" in directory or _catalogue_file(directory).is_file()
 
     def close(self) -> None:
         """Close the catalogue."""
@@ -131,19 +144,11 @@ class Store:
             UsageError
         """
         wanted = StreamDefinition(name, schema, segments, routing_key).checked()
-        with self._catalogue.write() as connection:
-            return insert_stream(
-                connection, wanted, SYSTEM_CLOCK.wall_ms(), if_not_exists=if_not_exists, where=self.root
-            )
+        return self._catalogue.create_stream(wanted, self._now_ms(), if_not_exists=if_not_exists)
 
     def list_streams(self, scope: str = "") -> list[StreamInfo]:
         """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``."""
-        query = sa.select(t.streams).order_by(t.streams.c.name)
-        if scope:
-            query = query.where(t.streams.c.name.startswith(scope.rstrip("/") + "/", autoescape=True))
-        with self._catalogue.read() as connection:
-            rows = connection.execute(query).all()
-            return [with_counts(connection, stream_info(row, self.root)) for row in rows]
+        return self._catalogue.list_streams(scope)
 
     def describe(self, name: str) -> StreamInfo:
         """Return a stream with its counts.
@@ -151,8 +156,15 @@ class Store:
         Raises:
             UsageError: there is none.
         """
-        with self._catalogue.read() as connection:
-            return with_counts(connection, find_stream(connection, name, self.root))
+        return self._catalogue.describe_stream(name)
+
+    def layout(self, name: str) -> Layout:
+        """Return the segments of a stream, and which keys each takes (CT6).
+
+        Raises:
+            UsageError: there is none.
+        """
+        return self._catalogue.layout(name)
 
     def seal(self, name: str) -> None:
         """End a stream: it takes no more events, and readers reach its end. Repeating is fine.
@@ -160,8 +172,7 @@ class Store:
         Raises:
             UsageError: there is none, or prepared transactions wait for a verdict.
         """
-        with self._catalogue.write() as connection:
-            seal_stream(connection, find_stream(connection, name, self.root))
+        self._catalogue.seal_stream(name)
 
     def delete(self, name: str, *, force: bool = False) -> None:
         """Delete a sealed stream with its events; ``force`` also one that is in use.
@@ -169,11 +180,7 @@ class Store:
         Raises:
             UsageError: there is none, or it is not sealed.
         """
-        with self._catalogue.write() as connection:
-            info = find_stream(connection, name, self.root)
-            if not info.is_sealed and not force:
-                raise UsageError(f"stream '{name}' is not sealed, so somebody may use it; seal it first, or force")
-            delete_stream(connection, info)
+        info = self._catalogue.delete_stream(name, force=force)
         delete_quietly(self._storage, self._storage.list(str(info.stream_id)))
 
     def writer(
@@ -193,10 +200,9 @@ class Store:
             FencedError: a newer epoch of this id exists.
         """
         linger_ms = None if linger is None else duration_ms(linger, "linger")
-        with self._catalogue.read() as connection:
-            info = find_stream(connection, name, self.root)
-            check_writable(connection, info)
-        return StreamWriter(self._catalogue, self._storage, info, writer_id, epoch, linger_ms)
+        info = self._catalogue.find_stream(name)
+        check_open(info)
+        return StreamWriter(self._catalogue, self._storage, info, writer_id, epoch, linger_ms, self._new_name)
 
     def reader(self, name: str, segment: int, position: int = 0) -> SegmentReader:
         """Return a reader of one segment, beginning at ``position``.
@@ -229,9 +235,7 @@ class Store:
             FencedError: a newer epoch of ``owner`` exists.
             UsageError: no such stream, it is sealed, or the name is taken.
         """
-        with self._catalogue.read() as connection:
-            info = find_stream(connection, stream, self.root)
-        return self._transactions.begin(info, name, owner, epoch)
+        return self._transactions.begin(stream, name, owner, epoch)
 
     def commit_transactions(self, names: Sequence[tuple[str, str]], *, owner: str, epoch: int) -> None:
         """Commit prepared transactions, given as (stream, name), in one step (S13, S14).
@@ -251,13 +255,13 @@ class Store:
         Raises:
             FencedError: a newer epoch of ``owner`` exists.
         """
-        self._transactions.forget(names, owner, epoch)
+        self._catalogue.forget_outcomes(names, owner, epoch)
 
     def list_transactions(
         self, *, owner: str | None = None, prefix: str = "", stream: str | None = None
     ) -> list[TransactionInfo]:
         """Return recorded transactions (prepared and decided ones) by name."""
-        return self._transactions.infos(owner, prefix, stream)
+        return self._catalogue.transactions(owner, prefix, stream)
 
     def fence(self, owner: str, epoch: int) -> None:
         """Refuse all older epochs of ``owner`` from now on (S18).
@@ -265,7 +269,7 @@ class Store:
         Raises:
             FencedError: a newer epoch exists.
         """
-        self._transactions.fence(owner, epoch)
+        self._catalogue.fence(owner, epoch)
 
     def recover(self, stream: str, *, owner: str, epoch: int, keep: Collection[str] = ()) -> list[str]:
         """Fence, abort what is prepared and not in ``keep``, and sweep leftovers; return the names aborted.
@@ -276,21 +280,18 @@ class Store:
 
     def owner(self, owner: str) -> Owner:
         """Return which life of a pipeline ``owner`` is, as far as this store was told (docs/spec/lives.md)."""
-        with self._catalogue.read() as connection:
-            return find_owner(connection, owner, self.root)
+        return self._catalogue.owner(owner)
 
     def own(self, owner: str, life: Life) -> Owner:
         """Let ``life`` be ``owner``, unless another one is; return which one is then."""
-        with self._catalogue.write() as connection:
-            return own(connection, owner, life, self.root)
+        return self._catalogue.own(owner, life)
 
     def forget_owner(self, owner: str) -> Owner:
         """Let the next life that comes be ``owner``; return which one was. Removes nothing.
 
         What was prepared stays until the next life aborts it, and older epochs stay fenced.
         """
-        with self._catalogue.write() as connection:
-            return forget(connection, owner, self.root)
+        return self._catalogue.forget_owner(owner)
 
     def abort_prepared(self, owner: str) -> int:
         """Abort what ``owner`` has prepared and nobody will decide any more; return how many transactions.
@@ -305,16 +306,19 @@ class Store:
 
     def fsck(self, *, verify_events: bool = True) -> list[Problem]:
         """Check every invariant (S40); with ``verify_events`` also every byte of every visible chunk."""
-        return check_store(self._catalogue, self._storage, self.root, verify_events=verify_events)
+        return check_store(self._catalogue, self._storage, verify_events=verify_events)
 
     def collect_orphans(self) -> int:
         """Remove files that nothing refers to and return how many. Only while nobody writes."""
-        with self._catalogue.read() as connection:
-            known = set(connection.scalars(sa.select(t.chunks.c.path)))
+        known = self._catalogue.chunk_paths()
         orphans = [path for path in self._storage.list("") if path not in known]
         delete_quietly(self._storage, orphans)
         swept = self._storage.sweep_temporary() if isinstance(self._storage, LocalStorage) else 0
         return len(orphans) + swept
+
+
+def _catalogue_file(directory: str) -> Path:
+    return Path(directory) / "catalogue.sqlite"
 
 
 @functools.cache

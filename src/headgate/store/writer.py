@@ -10,32 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import pyarrow as pa
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.storage.base import Storage
-from headgate.store import tables as t
-from headgate.store.appends import Appended, FlushAttempt, PendingAppend, recorded_starts
-from headgate.store.catalogue import Catalogue
-from headgate.store.chunks import (
-    FLUSH_BYTES,
-    assign_positions,
-    delete_quietly,
-    encode_batches,
-    insert_chunk,
-    new_chunk_path,
-)
+from headgate.store.appends import Appended, FlushAttempt, PendingAppend
+from headgate.store.catalogue.base import Catalogue, ChunkRecord, Numbers
+from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
 from headgate.store.limits import check_event_sizes
 from headgate.store.linger import Linger
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema
-from headgate.store.streams import StreamInfo, check_writable
+from headgate.store.streams import StreamInfo
 
 _log = logging.getLogger("headgate")
 
@@ -51,6 +41,7 @@ class StreamWriter:
         writer_id: str,
         epoch: int,
         linger_ms: int | None,
+        new_name: Callable[[], str],
     ) -> None:
         """Use ``Store.writer``."""
         self._catalogue = catalogue
@@ -59,11 +50,12 @@ class StreamWriter:
         self._writer_id = writer_id
         self._epoch = epoch
         self._linger_ms = linger_ms
-        self._turn = hash_text(writer_id or secrets.token_hex(8))
+        self._new_name = new_name
+        self._turn = hash_text(writer_id or new_name())
         self._failure: Exception | None = None
         self._is_closed = False
         self._is_late = False
-        self._durable_sequence = self._register() if writer_id else 0
+        self._durable_sequence = catalogue.register_writer(stream, writer_id, epoch) if writer_id else 0
         self._begin_in_this_process()
 
     def _begin_in_this_process(self) -> None:
@@ -149,7 +141,7 @@ class StreamWriter:
                     self._linger.disarm()
                 if self._buffer:
                     self._turn += 1
-                    path = new_chunk_path(self.stream.stream_id, "appended")
+                    path = chunk_path(self.stream.stream_id, "appended", self._new_name())
                     self._attempt = FlushAttempt(path, self._buffer, self._turn)
                     self._buffer, self._buffered_bytes = [], 0
             if self._attempt is not None:
@@ -265,46 +257,20 @@ class StreamWriter:
         if attempt.encoded is None:
             attempt.encoded = encode_batches(self.stream, [item.batch for item in attempt.items], attempt.turn)
         if attempt.is_uncertain:
-            with self._catalogue.read() as connection:
-                known = recorded_starts(connection, attempt.path)
+            known = self._catalogue.find_append(attempt.path)
             if known is not None:  # the earlier try took effect although it reported an error
                 return known
         attempt.is_uncertain = True
         chunk = attempt.encoded.chunk
         self._storage.put(attempt.path, chunk.buffers)  # durable before visible
-        stream_id = self.stream.stream_id
+        record = ChunkRecord(attempt.path, chunk.size_bytes, chunk.entries)
         try:
-            with self._catalogue.write() as connection:
-                check_writable(connection, self.stream)
-                if self._writer_id:
-                    self._advance(connection, attempt)
-                chunk_id = insert_chunk(connection, stream_id, attempt.path, chunk.size_bytes)
-                return assign_positions(connection, stream_id, [(chunk_id, entry) for entry in chunk.entries])
+            return self._catalogue.append(self.stream, record, self._numbers(attempt))
         except (FencedError, UsageError):  # refused, so certainly not recorded
             delete_quietly(self._storage, [attempt.path])
             raise
 
-    def _register(self) -> int:
-        """Fence older epochs of the writer id (S9); return its last sequence number."""
-        where = (t.writers.c.stream_id == self.stream.stream_id, t.writers.c.writer_id == self._writer_id)
-        with self._catalogue.write() as connection:
-            row = connection.execute(sa.select(t.writers).where(*where)).one_or_none()
-            if row is None:
-                key = {"stream_id": self.stream.stream_id, "writer_id": self._writer_id}
-                connection.execute(t.writers.insert().values(**key, epoch=self._epoch, sequence=0))
-                return 0
-            if row.epoch > self._epoch:
-                raise FencedError(f"writer '{self._writer_id}' of stream '{self.stream.name}'", self._epoch, row.epoch)
-            connection.execute(t.writers.update().where(*where).values(epoch=self._epoch))
-            return int(row.sequence)
-
-    def _advance(self, connection: Connection, attempt: FlushAttempt) -> None:
-        """Compare-and-set the last sequence number, in the transaction that appends (S7)."""
-        where = (t.writers.c.stream_id == self.stream.stream_id, t.writers.c.writer_id == self._writer_id)
-        row = connection.execute(sa.select(t.writers).where(*where)).one()
-        who = f"writer '{self._writer_id}' of stream '{self.stream.name}'"
-        if row.epoch != self._epoch:
-            raise FencedError(who, self._epoch, row.epoch)
-        if row.sequence != attempt.items[0].sequence - 1:
-            raise UsageError(f"{who} is used twice at the same time; give each a writer id or epoch of its own")
-        connection.execute(t.writers.update().where(*where).values(sequence=attempt.items[-1].sequence))
+    def _numbers(self, attempt: FlushAttempt) -> Numbers | None:
+        if not self._writer_id:
+            return None
+        return Numbers(self._writer_id, self._epoch, attempt.items[0].sequence, attempt.items[-1].sequence)

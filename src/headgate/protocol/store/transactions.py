@@ -5,7 +5,7 @@ One pure decision per verb, taken inside the database transaction that applies i
     (open: nothing recorded) ──prepare──> PREPARED ──commit──> COMMITTED   terminal, remembered
                     └──abort──> ABORTED <──abort──┘                        terminal, remembered
 
-Counterpart: ``headgate.store.transactions`` records what is decided here. Source: rules S12 to S18 of
+Counterpart: ``headgate.store.catalogue`` records what is decided here. Source: rules S12 to S18 of
 docs/spec/stream-store.md. Never looks at events, clocks or files: an open transaction leaves no record, a prepared
 one has no expiry (S12).
 """

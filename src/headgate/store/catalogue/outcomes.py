@@ -1,6 +1,6 @@
 """Which decided transactions are remembered: as long as their owner may ask (S17).
 
-Counterpart: ``transactions.TransactionLog`` calls these inside its database transactions. Source: S17 of
+Counterpart: ``sql`` calls these inside its transactions. Source: S17 of
 docs/spec/stream-store.md. Never forgets what waits for a verdict, nor anything of another owner.
 """
 
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.protocol.store.transactions import Status
-from headgate.store import tables as t
+from headgate.store.catalogue import tables as t
 
 OUTCOMES_RETAINED = 100_000
 """Decided transactions remembered for each owner that is no pipeline; a verb for an older one fails as unknown."""

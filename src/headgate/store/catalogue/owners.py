@@ -1,6 +1,6 @@
 """Which life of a pipeline each owner of transactions is (rules LV2–LV4 of docs/spec/lives.md).
 
-Counterpart: ``store.Store``, which gives each call a database transaction of its own. Never removes anything.
+Counterpart: ``sql`` calls these inside its transactions. Never removes anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from headgate.codec.life import decode_life, encode_life
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.protocol.supervision import lives
-from headgate.store import tables as t
+from headgate.store.catalogue import tables as t
 
 
 def find_owner(connection: Connection, owner: str, where: str) -> Owner:

@@ -1,17 +1,19 @@
-"""Tables of the catalogue, version 2.
+"""Tables of the catalogue, version 3.
 
-Counterpart: ``catalogue`` opens them. Source: docs/spec/stream-store.md §3. Never holds events, only where they are.
+Counterpart: ``opening`` makes them, and raises those of older versions. Source: docs/spec/stream-store.md §3. Never
+holds events, only where they are.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-CATALOGUE_VERSION = 2
+CATALOGUE_VERSION = 3
 """Raised with every change that an older release could not work with; opening a newer one is refused (CT3).
 
 1: Headgate 0.1. It has no table ``owners``, and it forgets outcomes by their number in the whole store.
 2: ``owners``; outcomes are remembered for each owner (S17).
+3: segments have an id, keys and the layouts that they belong to; streams have the number of their layout (CT6).
 """
 
 metadata = sa.MetaData()
@@ -33,6 +35,7 @@ streams = sa.Table(
     sa.Column("routing_key", sa.String),
     sa.Column("is_sealed", sa.Boolean, nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
+    sa.Column("layout_epoch", sa.Integer, nullable=False, server_default="0"),
     sqlite_autoincrement=True,  # an id names a directory of chunks: never reused
 )
 
@@ -40,10 +43,15 @@ segments = sa.Table(
     "segments",
     metadata,
     sa.Column("stream_id", sa.Integer, primary_key=True),
-    sa.Column("segment", sa.Integer, primary_key=True),
+    sa.Column("segment_id", sa.Integer, primary_key=True),
+    sa.Column("key_low", sa.BigInteger, nullable=False),
+    sa.Column("key_high", sa.BigInteger, nullable=False),
+    sa.Column("created_epoch", sa.Integer, nullable=False),
+    sa.Column("closed_epoch", sa.Integer),
     sa.Column("end_position", sa.BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
+"""All segments that a stream ever had: ``streams.Segment``."""
 
 chunks = sa.Table(
     "chunks",
@@ -58,7 +66,7 @@ parts = sa.Table(
     "parts",
     metadata,
     sa.Column("stream_id", sa.Integer, primary_key=True),
-    sa.Column("segment", sa.Integer, primary_key=True),
+    sa.Column("segment_id", sa.Integer, primary_key=True),
     sa.Column("start", sa.BigInteger, primary_key=True),
     sa.Column("events_count", sa.BigInteger, nullable=False),
     sa.Column("chunk_id", sa.Integer, nullable=False, index=True),
@@ -74,7 +82,7 @@ prepared_parts = sa.Table(
     metadata,
     sa.Column("transaction_id", sa.Integer, primary_key=True),
     sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("segment", sa.Integer, nullable=False),
+    sa.Column("segment_id", sa.Integer, nullable=False),
     sa.Column("events_count", sa.BigInteger, nullable=False),
     sa.Column("chunk_id", sa.Integer, nullable=False),
     sa.Column("offset", sa.BigInteger, nullable=False),
@@ -112,7 +120,7 @@ owners = sa.Table(
     sa.Column("owner", sa.String, primary_key=True),
     sa.Column("life", sa.LargeBinary, nullable=False),
 )
-"""Which life of a pipeline an owner is (``codec.life``). Stores of version 0.1 get the table when they are opened."""
+"""Which life of a pipeline an owner is (``codec.life``)."""
 
 writers = sa.Table(
     "writers",

@@ -1,6 +1,6 @@
 """The lock under which a store is created: waited for, but not for ever, and whoever holds it is named.
 
-Counterpart: ``catalogue``, which takes it only to create a store or to raise one of an older version. Source: CT5 of
+Counterpart: ``opening``, which takes it only to create a store or to raise one of an older version. Source: CT5 of
 docs/spec/stream-store.md. Never waits without a bound: whoever can open the file can hold the lock.
 """
 

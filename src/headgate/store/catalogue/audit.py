@@ -1,0 +1,117 @@
+"""What a catalogue says about itself: its rows must agree with each other.
+
+Counterpart: ``fsck`` compares what is left with the files. Source: S40 of docs/spec/stream-store.md.
+Never changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from headgate.protocol.store.transactions import Status
+from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import ChunkRecord, StoredPart
+from headgate.store.catalogue.positions import STORED_PARTS, part_entry, stored_part
+from headgate.store.catalogue.streams import find_layout, stream_info
+from headgate.store.streams import StreamInfo
+
+Found = list[tuple[str, str]]
+
+
+class SqlAudit:
+    """See ``base.Audit``: all that it says is of the moment in which its transaction began."""
+
+    def __init__(self, connection: Connection, path: str, where: str) -> None:
+        self._connection = connection
+        self._path = path
+        self._where = where
+
+    def streams(self) -> list[StreamInfo]:
+        """See ``Audit``."""
+        return [stream_info(row, self._where) for row in self._connection.execute(sa.select(t.streams))]
+
+    def problems(self) -> Found:
+        """See ``Audit``."""
+        found = self._database()
+        for stream in self.streams():
+            found += self._layout(stream)
+            found += self._positions(stream)
+        return found + self._transactions()
+
+    def parts(self, stream: StreamInfo) -> Iterator[StoredPart]:
+        """See ``Audit``."""
+        mine = t.parts.c.stream_id == stream.stream_id
+        for row in self._connection.execute(STORED_PARTS.where(mine)):
+            yield stored_part(row)
+
+    def chunks(self) -> Iterator[ChunkRecord]:
+        """See ``Audit``."""
+        for chunk in self._connection.execute(sa.select(t.chunks)):
+            entries = [
+                part_entry(row)
+                for table in (t.parts, t.prepared_parts)
+                for row in self._connection.execute(sa.select(table).where(table.c.chunk_id == chunk.id))
+            ]
+            yield ChunkRecord(chunk.path, chunk.size_bytes, tuple(entries))
+
+    def _database(self) -> Found:
+        rows = self._connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
+        return [(self._path, str(row)) for row in rows if row != "ok"]
+
+    def _layout(self, stream: StreamInfo) -> Found:
+        """Every key is in one segment, and there are as many as the stream says (CT6)."""
+        layout = find_layout(self._connection, stream)
+        found = [(stream.name, problem) for problem in layout.problems()]
+        if len(layout.present) != stream.segments_count:
+            found.append((stream.name, f"it has {len(layout.present)} segments, not {stream.segments_count}"))
+        return found
+
+    def _positions(self, stream: StreamInfo) -> Found:
+        """Parts of a segment follow each other from 0 to its end, and every part has a segment and a chunk (LY4)."""
+        found: Found = []
+        of_stream = t.segments.c.stream_id == stream.stream_id
+        query = sa.select(t.segments.c.segment_id, t.segments.c.end_position).where(of_stream)
+        ends: dict[int, int] = {row.segment_id: row.end_position for row in self._connection.execute(query)}
+        expected = dict.fromkeys(ends, 0)
+        parts = (
+            sa.select(t.parts, t.chunks.c.path)
+            .join_from(t.parts, t.chunks, t.parts.c.chunk_id == t.chunks.c.id, isouter=True)
+            .where(t.parts.c.stream_id == stream.stream_id)
+            .order_by(t.parts.c.segment_id, t.parts.c.start)
+        )
+        for row in self._connection.execute(parts):
+            where = f"{stream.name}/{row.segment_id}"
+            at = expected.get(row.segment_id)
+            if at != row.start:
+                found.append((where, f"events from position {row.start} where {at} was expected"))
+            if row.path is None:
+                found.append((f"{where} position {row.start}", "its chunk is not in the catalogue"))
+            expected[row.segment_id] = row.start + row.events_count
+        for segment, end in ends.items():
+            if expected[segment] != end:
+                found.append((f"{stream.name}/{segment}", f"ends at {expected[segment]} instead of {end}"))
+        return found
+
+    def _transactions(self) -> Found:
+        """Only prepared transactions have hidden parts, and as many events as they say (S12, S13)."""
+        found: Found = []
+        counts = sa.func.coalesce(sa.func.sum(t.prepared_parts.c.events_count), 0)
+        same = t.transactions.c.id == t.prepared_parts.c.transaction_id
+        query = (
+            sa.select(t.transactions.c.name, t.transactions.c.status, t.transactions.c.events_count, counts)
+            .join_from(t.transactions, t.prepared_parts, same, isouter=True)
+            .group_by(t.transactions.c.id)
+        )
+        for name, status, recorded, hidden in self._connection.execute(query):
+            expected = recorded if status == Status.PREPARED.value else 0
+            if hidden != expected:
+                found.append((f"transaction '{name}'", f"{status} with {hidden} hidden events, not {expected}"))
+        known = sa.select(t.transactions.c.id)
+        lost_ones = t.prepared_parts.c.transaction_id.not_in(known)
+        lost = self._connection.scalar(sa.select(sa.func.count()).where(lost_ones))
+        if lost:
+            found.append(("catalogue", f"{lost} hidden parts belong to no transaction"))
+        return found

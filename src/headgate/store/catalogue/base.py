@@ -1,0 +1,274 @@
+"""The verbs of a catalogue, and the values that they take and give.
+
+Counterpart: ``sql.SqlCatalogue`` carries them out; writers, readers, transactions and the check of a store call them.
+Source: CT7 of docs/spec/stream-store.md. Each verb is one database transaction: it took effect as a whole, durably,
+when it returns, and not at all when it raises, unless it raises StorageError, which may come after the effect.
+No verb reads a clock, touches a chunk file, or waits for another verb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from headgate.codec.chunk import PartEntry
+from headgate.model.life import Life, Owner
+from headgate.protocol.store.transactions import Status
+from headgate.store.streams import Layout, StreamDefinition, StreamInfo
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRecord:
+    """A durable chunk file, and the parts in it."""
+
+    path: str
+    size_bytes: int
+    entries: tuple[PartEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A visible part: events of one segment from position ``start``."""
+
+    start: int
+    path: str
+    entry: PartEntry
+
+    @property
+    def end(self) -> int:
+        """Position after its last event."""
+        return self.start + self.entry.events_count
+
+
+@dataclass(frozen=True, slots=True)
+class PartsFound:
+    """The next parts of a segment. ``is_at_end``: there are none, and the stream is sealed."""
+
+    parts: tuple[StoredPart, ...]
+    is_at_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The numbers of one writer's appends in a chunk, from ``first`` to ``last`` (S7)."""
+
+    writer_id: str
+    epoch: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """A recorded transaction. ``events_count`` is what it holds; ``changed_ms`` when its status last changed."""
+
+    stream: str
+    name: str
+    owner: str
+    epoch: int
+    status: Status
+    events_count: int
+    changed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What ``Catalogue.recover`` did.
+
+    Attributes:
+        aborted: names of the transactions that it aborted.
+        orphans: files that nothing refers to any more.
+        streams: where the owner may have left files.
+    """
+
+    aborted: tuple[str, ...]
+    orphans: tuple[str, ...]
+    streams: tuple[StreamInfo, ...]
+
+
+class Audit(Protocol):
+    """A catalogue as it was at one moment, for the check of a store (S40)."""
+
+    def streams(self) -> list[StreamInfo]:
+        """Return all streams, without their counts."""
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return (where, what) for everything that contradicts itself within the catalogue."""
+
+    def parts(self, stream: StreamInfo) -> Iterator[StoredPart]:
+        """Give the visible parts of a stream whose chunks are recorded."""
+
+    def chunks(self) -> Iterator[ChunkRecord]:
+        """Give all recorded chunks."""
+
+
+class Catalogue(Protocol):
+    """One process's access to a catalogue; safe from several threads.
+
+    Every verb may raise StorageError; transient: repeat it (all may be repeated, see each verb for what that means).
+    CorruptionError means that the catalogue is damaged, UsageError that there is no such stream.
+    """
+
+    @property
+    def path(self) -> str:
+        """Where the catalogue is, for messages."""
+
+    def close(self) -> None:
+        """Let go of what is open."""
+
+    def version(self) -> int:
+        """Return a number that changes when another connection changed anything (about 5 µs).
+
+        Compare it with one taken *before* the verb whose result is to be kept.
+        """
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    def create_stream(self, wanted: StreamDefinition, now_ms: int, *, if_not_exists: bool) -> StreamInfo:
+        """Create a stream with its first layout; with ``if_not_exists`` return the one there is when it fits.
+
+        Raises:
+            UsageError: it exists, or exists with another schema or routing key.
+        """
+
+    def find_stream(self, name: str) -> StreamInfo:
+        """Return a stream without its counts."""
+
+    def describe_stream(self, name: str) -> StreamInfo:
+        """Return a stream with its counts."""
+
+    def list_streams(self, scope: str) -> list[StreamInfo]:
+        """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``, unless empty."""
+
+    def layout(self, name: str) -> Layout:
+        """Return the segments of a stream (CT6)."""
+
+    def seal_stream(self, name: str) -> None:
+        """End a stream. Repeating is fine.
+
+        Raises:
+            UsageError: a prepared transaction waits, whose commit must not fail (S12).
+        """
+
+    def delete_stream(self, name: str, *, force: bool) -> StreamInfo:
+        """Forget a stream with everything in it and return what it was; its chunks are orphans afterwards.
+
+        Raises:
+            UsageError: it is not sealed, without ``force``.
+        """
+
+    # -- appends -----------------------------------------------------------------------------------------------------
+
+    def register_writer(self, stream: StreamInfo, writer_id: str, epoch: int) -> int:
+        """Fence older epochs of a writer (S9); return the last number that it appended.
+
+        Raises:
+            FencedError: a newer epoch exists.
+        """
+
+    def append(self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None) -> dict[int, int]:
+        """Make the parts of a durable chunk visible at the ends of their segments (LY3), once.
+
+        Not to be repeated before ``find_append`` said that it did not take effect.
+
+        Returns:
+            segment → position of its first new event.
+
+        Raises:
+            FencedError: a newer epoch of the writer exists; nothing was recorded.
+            UsageError: the stream is sealed, was deleted or has another layout, or the numbers do not follow; nothing
+                was recorded.
+        """
+
+    def find_append(self, path: str) -> dict[int, int] | None:
+        """Return what ``append`` of the chunk at ``path`` returned, if it took effect."""
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def parts(self, stream: StreamInfo, segment: int, position: int, limit: int) -> PartsFound:
+        """Return the parts of a segment that hold events from ``position`` on, at most ``limit`` of them.
+
+        Raises:
+            UsageError: the stream was deleted.
+        """
+
+    # -- transactions (S12 to S18): decided by ``protocol.store.transactions`` ----------------------------------------
+
+    def begin(self, stream: str, name: str, owner: str, epoch: int) -> StreamInfo:
+        """Return the stream, if a transaction of this name may be begun; record nothing.
+
+        Raises:
+            FencedError: a newer epoch of ``owner`` exists.
+            UsageError: the name is taken, or the stream is sealed.
+        """
+
+    def prepare(
+        self, stream: StreamInfo, name: str, owner: str, epoch: int, chunks: Sequence[ChunkRecord], now_ms: int
+    ) -> None:
+        """Record a transaction as prepared, with the durable files that hold its events (S12).
+
+        Raises:
+            FencedError, CorruptionError: it is refused; nothing was recorded.
+            UsageError: the stream is sealed, was deleted, or has another layout.
+        """
+
+    def commit(self, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:
+        """Commit (stream, transaction) pairs: readers see all of them or nothing (S14).
+
+        Raises:
+            FencedError: a newer epoch of ``owner`` exists; nothing was committed.
+            CorruptionError: one is unknown or was aborted (S13); nothing was committed.
+        """
+
+    def abort(self, stream: str, name: str, owner: str, epoch: int, now_ms: int) -> tuple[str, ...]:
+        """Abort a transaction, prepared or unknown; return the files that nothing refers to any more.
+
+        Raises:
+            FencedError: a newer epoch of ``owner`` exists.
+            CorruptionError: it was committed (S13).
+        """
+
+    def recover(self, stream: str, owner: str, epoch: int, keep: Collection[str], now_ms: int) -> Recovered:
+        """Fence older epochs and abort what ``owner`` prepared and is not in ``keep``, in every stream (S43).
+
+        Raises:
+            FencedError: a newer epoch exists.
+        """
+
+    def fence(self, owner: str, epoch: int) -> None:
+        """Refuse every verb of older epochs of ``owner`` from now on (S18).
+
+        Raises:
+            FencedError: a newer epoch exists.
+        """
+
+    def forget_outcomes(self, names: Sequence[str], owner: str, epoch: int) -> None:
+        """Forget how these transactions of ``owner`` were decided (S17).
+
+        Raises:
+            FencedError: a newer epoch exists.
+        """
+
+    def transactions(self, owner: str | None, prefix: str, stream: str | None) -> list[TransactionInfo]:
+        """Return recorded transactions by name."""
+
+    # -- owners (docs/spec/lives.md) -----------------------------------------------------------------------------------
+
+    def owner(self, owner: str) -> Owner:
+        """Return which life of a pipeline ``owner`` is, as far as the catalogue was told."""
+
+    def own(self, owner: str, life: Life) -> Owner:
+        """Let ``life`` be ``owner``, unless another one is (LV3); return which one is then."""
+
+    def forget_owner(self, owner: str) -> Owner:
+        """Let the next life be ``owner`` (LV4); return which one was."""
+
+    # -- files and checks ----------------------------------------------------------------------------------------------
+
+    def chunk_paths(self, below: str = "") -> set[str]:
+        """Return the recorded chunk files below a directory."""
+
+    def audit(self) -> AbstractContextManager[Audit]:
+        """Give a view of one moment. The only verb whose transaction lasts as long as its caller wants."""

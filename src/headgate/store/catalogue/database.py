@@ -1,0 +1,162 @@
+"""Databases with the tables of a catalogue: connections, transactions, errors.
+
+Counterpart: ``sql`` runs its verbs in them. Source: rules CT1, CT2 and CT4 of docs/spec/stream-store.md.
+Never keeps a transaction open across a call of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
+
+from headgate.errors import CorruptionError, StorageError
+
+BUSY_TIMEOUT_S = 60.0
+"""How long a writer waits for other processes' short transactions before it reports a transient error."""
+
+SYNCHRONOUS = "FULL"
+"""The WAL is synced before a commit returns: it survives a power cut (CT1). With NORMAL it is synced now and then."""
+
+_VERSIONS_OF_A_TAIL = 1 << 32
+"""More than one connection counts: numbers of two connections are never equal, so a new one always means to look."""
+
+_TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL")
+_DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+
+
+class Database(Protocol):
+    """Where the tables are; safe from several threads."""
+
+    @property
+    def path(self) -> str:
+        """Where it is, for messages."""
+
+    def read(self) -> AbstractContextManager[Connection]:
+        """Give a consistent view of one moment."""
+
+    def write(self) -> AbstractContextManager[Connection]:
+        """Give a transaction that is durable when the block ends, and undone when it raises.
+
+        Raises:
+            StorageError: nothing was changed (or, after an I/O error, perhaps everything: look it up).
+        """
+
+    def version(self) -> int:
+        """See ``base.Catalogue.version``."""
+
+    def close(self) -> None:
+        """Close all connections."""
+
+
+class FileDatabase:
+    """One process's access to the SQLite file of a store; usable again after a fork."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path
+        self._pid = os.getpid()
+        self._write_lock = threading.Lock()  # threads queue here instead of polling SQLite's lock
+        self._tail_lock = threading.Lock()
+        self._tail: Any = None
+        self._tails_count = 0
+        self._engine = _engine(path)
+
+    @property
+    def path(self) -> str:
+        """See ``Database``."""
+        return str(self.file)
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """See ``Database``."""
+        self._notice_fork()
+        with errors_of(self.path, "read"), self._engine.connect() as connection, connection.begin():
+            yield connection
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Connection]:
+        """See ``Database``."""
+        self._notice_fork()
+        with errors_of(self.path, "write"), self._write_lock, self._engine.connect() as plain:
+            connection = plain.execution_options(headgate_write=True)
+            with connection.begin():
+                yield connection
+
+    def version(self) -> int:
+        """See ``Database``."""
+        self._notice_fork()
+        with errors_of(self.path, "read"), self._tail_lock:
+            if self._tail is None:
+                self._tail = self._connect_tail()
+                self._tails_count += 1
+            return self._tails_count * _VERSIONS_OF_A_TAIL + int(
+                self._tail.execute("PRAGMA data_version").fetchone()[0]
+            )
+
+    def close(self) -> None:
+        """See ``Database``."""
+        self._engine.dispose()
+        with self._tail_lock:
+            if self._tail is not None:
+                self._tail.close()
+                self._tail = None
+
+    def _connect_tail(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.file, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        connection.execute("SELECT count(*) FROM meta").fetchone()
+        return connection
+
+    def _notice_fork(self) -> None:
+        """Make connections and locks anew in a child (CT4): before any lock, the parent may hold one."""
+        if os.getpid() != self._pid:
+            self._pid = os.getpid()
+            self._engine.dispose(close=False)
+            self._engine = _engine(self.file)
+            self._write_lock, self._tail_lock, self._tail = threading.Lock(), threading.Lock(), None
+
+
+@contextlib.contextmanager
+def errors_of(path: str, operation: str) -> Iterator[None]:
+    """Say in our words what went wrong with the database at ``path``."""
+    try:
+        yield
+    except (sa.exc.DBAPIError, sqlite3.Error) as error:
+        original = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        name = getattr(original, "sqlite_errorname", "") or ""
+        if name.startswith(_DAMAGED):
+            raise CorruptionError(path, 0, "a stream store's catalogue", str(original)) from error
+        if isinstance(original, sqlite3.OperationalError):
+            is_transient = name.startswith(_TRANSIENT)
+            raise StorageError(operation, path, str(original), is_transient) from error
+        raise
+
+
+def _engine(path: Path) -> Engine:
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+        pool_size=4,
+        max_overflow=-1,
+    )
+
+    def on_connect(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={SYNCHRONOUS}")
+
+    def on_begin(connection: Connection) -> None:
+        is_write = connection.get_execution_options().get("headgate_write", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if is_write else "BEGIN")
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", on_begin)
+    return engine

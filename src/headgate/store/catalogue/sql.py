@@ -1,0 +1,223 @@
+"""The verbs of a catalogue in SQL: each is one database transaction around what its neighbours do in the tables.
+
+Counterpart: ``base.Catalogue`` says what each means. Source: docs/spec/stream-store.md §3.
+Never decides: that is ``protocol.store.transactions``, asked inside the transaction that applies its answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from headgate.errors import UsageError
+from headgate.model.life import Life, Owner
+from headgate.protocol.store.transactions import Request, Verb
+from headgate.store.catalogue import owners, positions, transactions, writers
+from headgate.store.catalogue import streams as sql_streams
+from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.audit import SqlAudit
+from headgate.store.catalogue.base import ChunkRecord, Numbers, PartsFound, Recovered, TransactionInfo
+from headgate.store.catalogue.database import Database
+from headgate.store.catalogue.opening import open_database
+from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
+from headgate.store.streams import Layout, StreamDefinition, StreamInfo
+
+
+class SqlCatalogue:
+    """A catalogue whose tables are in ``database``. ``where`` is the store's root, for messages."""
+
+    def __init__(self, database: Database, where: str) -> None:
+        self._database = database
+        self._where = where
+        self._decisions_count = 0
+
+    @classmethod
+    def open(cls, path: Path) -> SqlCatalogue:
+        """Open the SQLite file at ``path``, creating it when there is none; see ``opening.open_database``."""
+        return cls(open_database(path), str(path.parent))
+
+    @property
+    def path(self) -> str:
+        """See ``Catalogue``."""
+        return self._database.path
+
+    def close(self) -> None:
+        """See ``Catalogue``."""
+        self._database.close()
+
+    def version(self) -> int:
+        """See ``Catalogue``."""
+        return self._database.version()
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+
+    def create_stream(self, wanted: StreamDefinition, now_ms: int, *, if_not_exists: bool) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return sql_streams.insert_stream(connection, wanted, now_ms, if_not_exists=if_not_exists, where=self._where)
+
+    def find_stream(self, name: str) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return sql_streams.find_stream(connection, name, self._where)
+
+    def describe_stream(self, name: str) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return sql_streams.with_counts(connection, sql_streams.find_stream(connection, name, self._where))
+
+    def list_streams(self, scope: str) -> list[StreamInfo]:
+        """See ``Catalogue``."""
+        query = sa.select(t.streams).order_by(t.streams.c.name)
+        if scope:
+            query = query.where(t.streams.c.name.startswith(scope.rstrip("/") + "/", autoescape=True))
+        with self._database.read() as connection:
+            infos = [sql_streams.stream_info(row, self._where) for row in connection.execute(query).all()]
+            return [sql_streams.with_counts(connection, info) for info in infos]
+
+    def layout(self, name: str) -> Layout:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return sql_streams.find_layout(connection, sql_streams.find_stream(connection, name, self._where))
+
+    def seal_stream(self, name: str) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            sql_streams.seal_stream(connection, sql_streams.find_stream(connection, name, self._where))
+
+    def delete_stream(self, name: str, *, force: bool) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            info = sql_streams.find_stream(connection, name, self._where)
+            if not info.is_sealed and not force:
+                raise UsageError(f"stream '{name}' is not sealed, so somebody may use it; seal it first, or force")
+            sql_streams.delete_stream(connection, info)
+        return info
+
+    # -- appends -----------------------------------------------------------------------------------------------------
+
+    def register_writer(self, stream: StreamInfo, writer_id: str, epoch: int) -> int:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return writers.register(connection, stream, writer_id, epoch)
+
+    def append(self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None) -> dict[int, int]:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            sql_streams.check_writable(connection, stream)
+            if numbers is not None:
+                writers.advance(connection, stream, numbers)
+            chunk_id = positions.insert_chunk(connection, stream.stream_id, chunk)
+            parts = [(chunk_id, entry) for entry in chunk.entries]
+            return positions.assign_positions(connection, stream.stream_id, parts)
+
+    def find_append(self, path: str) -> dict[int, int] | None:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return positions.recorded_starts(connection, path)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def parts(self, stream: StreamInfo, segment: int, position: int, limit: int) -> PartsFound:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return positions.find_parts(connection, stream, segment, position, limit)
+
+    # -- transactions ------------------------------------------------------------------------------------------------
+
+    def begin(self, stream: str, name: str, owner: str, epoch: int) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            info = sql_streams.find_stream(connection, stream, self._where)
+            sql_streams.check_writable(connection, info)
+            transactions.check_begin(connection, info, Request(Verb.BEGIN, name, owner, epoch))
+        return info
+
+    def prepare(
+        self, stream: StreamInfo, name: str, owner: str, epoch: int, chunks: Sequence[ChunkRecord], now_ms: int
+    ) -> None:
+        """See ``Catalogue``."""
+        request = Request(Verb.PREPARE, name, owner, epoch, ",".join(chunk.path for chunk in chunks))
+        with self._database.write() as connection:
+            sql_streams.check_writable(connection, stream)
+            transactions.prepare(connection, stream, request, chunks, now_ms)
+
+    def commit(self, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            for stream_name, name in names:
+                stream = sql_streams.find_stream(connection, stream_name, self._where)
+                transactions.commit(connection, stream, Request(Verb.COMMIT, name, owner, epoch), now_ms)
+            self._decided(connection, owner)
+
+    def abort(self, stream: str, name: str, owner: str, epoch: int, now_ms: int) -> tuple[str, ...]:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            info = sql_streams.find_stream(connection, stream, self._where)
+            orphans = transactions.abort(connection, info, Request(Verb.ABORT, name, owner, epoch), now_ms)
+            self._decided(connection, owner)
+        return orphans
+
+    def recover(self, stream: str, owner: str, epoch: int, keep: Collection[str], now_ms: int) -> Recovered:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            present = sql_streams.find_stream(connection, stream, self._where)
+            return transactions.recover(connection, present, owner, epoch, keep, now_ms, self._where)
+
+    def fence(self, owner: str, epoch: int) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            transactions.raise_fence(connection, owner, epoch)
+
+    def forget_outcomes(self, names: Sequence[str], owner: str, epoch: int) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            transactions.raise_fence(connection, owner, epoch)
+            forget_named(connection, owner, names)
+
+    def transactions(self, owner: str | None, prefix: str, stream: str | None) -> list[TransactionInfo]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return transactions.transaction_infos(connection, owner, prefix, stream)
+
+    # -- owners ------------------------------------------------------------------------------------------------------
+
+    def owner(self, owner: str) -> Owner:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return owners.find_owner(connection, owner, self._where)
+
+    def own(self, owner: str, life: Life) -> Owner:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return owners.own(connection, owner, life, self._where)
+
+    def forget_owner(self, owner: str) -> Owner:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return owners.forget(connection, owner, self._where)
+
+    # -- files and checks --------------------------------------------------------------------------------------------
+
+    def chunk_paths(self, below: str = "") -> set[str]:
+        """See ``Catalogue``."""
+        query = sa.select(t.chunks.c.path)
+        if below:
+            query = query.where(t.chunks.c.path.startswith(f"{below}/", autoescape=True))
+        with self._database.read() as connection:
+            return set(connection.scalars(query))
+
+    @contextlib.contextmanager
+    def audit(self) -> Iterator[SqlAudit]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            yield SqlAudit(connection, self.path, self._where)
+
+    def _decided(self, connection: sa.Connection, owner: str) -> None:
+        """Forget old outcomes of ``owner``, not every time (S17)."""
+        if self._decisions_count % DECISIONS_BETWEEN_LOOKS == 0:
+            forget_oldest(connection, owner)
+        self._decisions_count += 1

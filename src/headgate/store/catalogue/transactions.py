@@ -1,0 +1,229 @@
+"""Transactions in the tables: what ``protocol.store.transactions`` decides is applied where it was decided.
+
+Counterpart: ``sql`` calls these inside its transactions, so that nothing comes between a decision and its record.
+Source: S12 to S18 and S43 of docs/spec/stream-store.md. An open transaction is in no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from headgate.errors import CorruptionError, FencedError, UsageError
+from headgate.protocol.store.transactions import (
+    Decision,
+    Ignored,
+    Proceed,
+    Record,
+    RefuseContradiction,
+    RefuseFenced,
+    RefuseUnknown,
+    Request,
+    Status,
+    TransactionRecord,
+    Verb,
+    decide,
+    next_fence,
+)
+from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import ChunkRecord, Recovered, TransactionInfo
+from headgate.store.catalogue.positions import assign_positions, insert_chunk, part_entry, part_row
+from headgate.store.catalogue.streams import inserted_id, stream_info
+from headgate.store.streams import StreamInfo
+
+
+def check_begin(connection: Connection, stream: StreamInfo, request: Request) -> None:
+    """Refuse to begin what could not be prepared; record nothing."""
+    record = _find_record(connection, stream.stream_id, request.name)
+    _refuse(decide(request, record, _fence_of(connection, request.owner)), request, stream.name)
+
+
+def prepare(
+    connection: Connection, stream: StreamInfo, request: Request, chunks: Sequence[ChunkRecord], now_ms: int
+) -> None:
+    """Record a transaction as prepared, with the files that hold its events (S12)."""
+    decision = _decide(connection, stream, request)
+    if not isinstance(decision, Record):
+        return
+    count = sum(entry.events_count for chunk in chunks for entry in chunk.entries)
+    transaction_id = _insert(connection, stream.stream_id, request, decision.status, count, now_ms)
+    rows: list[dict[str, object]] = []
+    for chunk in chunks:
+        chunk_id = insert_chunk(connection, stream.stream_id, chunk)
+        rows += [
+            {"transaction_id": transaction_id, "number": len(rows) + number, **part_row(chunk_id, entry)}
+            for number, entry in enumerate(chunk.entries)
+        ]
+    if rows:
+        connection.execute(t.prepared_parts.insert(), rows)
+
+
+def commit(connection: Connection, stream: StreamInfo, request: Request, now_ms: int) -> None:
+    """Make the events of a prepared transaction visible; nothing when they are already."""
+    if isinstance(_decide(connection, stream, request), Record):
+        _apply_commit(connection, stream, request.name, now_ms)
+
+
+def abort(connection: Connection, stream: StreamInfo, request: Request, now_ms: int) -> tuple[str, ...]:
+    """Record the abort; return the files that nothing refers to any more."""
+    decision = _decide(connection, stream, request)
+    if not isinstance(decision, Record):
+        return ()
+    if _find_record(connection, stream.stream_id, request.name) is None:
+        _insert(connection, stream.stream_id, request, decision.status, 0, now_ms)
+        return ()
+    transaction_id = _set_status(connection, stream, request.name, decision.status, now_ms)
+    mine = t.prepared_parts.c.transaction_id == transaction_id
+    numbers = set(connection.scalars(sa.select(t.prepared_parts.c.chunk_id).where(mine)))
+    paths = tuple(connection.scalars(sa.select(t.chunks.c.path).where(t.chunks.c.id.in_(numbers))))
+    connection.execute(t.prepared_parts.delete().where(mine))
+    connection.execute(t.chunks.delete().where(t.chunks.c.id.in_(numbers)))
+    return paths
+
+
+def recover(
+    connection: Connection,
+    present: StreamInfo,
+    owner: str,
+    epoch: int,
+    keep: Collection[str],
+    now_ms: int,
+    where: str,
+) -> Recovered:
+    """Abort what ``owner`` prepared and is not in ``keep``, in ``present`` and wherever it wrote before (S43)."""
+    raise_fence(connection, owner, epoch)
+    orphans: list[str] = []
+    aborted: list[str] = []
+    streams = [present, *_other_streams(connection, present, owner, where)]
+    for stream in streams:
+        names = sa.select(t.transactions.c.name).where(
+            t.transactions.c.owner == owner,
+            t.transactions.c.stream_id == stream.stream_id,
+            t.transactions.c.status == Status.PREPARED.value,
+        )
+        for name in sorted(set(connection.scalars(names)) - set(keep)):
+            orphans += abort(connection, stream, Request(Verb.ABORT, name, owner, epoch), now_ms)
+            aborted.append(name)
+    return Recovered(tuple(sorted(aborted)), tuple(orphans), tuple(streams))
+
+
+def raise_fence(connection: Connection, owner: str, epoch: int) -> None:
+    """Refuse older epochs from now on (S18).
+
+    Raises:
+        FencedError: a newer epoch exists.
+    """
+    fence = _fence_of(connection, owner)
+    if epoch < fence:
+        raise FencedError(f"'{owner}'", epoch, fence)
+    _set_fence(connection, owner, fence, epoch)
+
+
+def transaction_infos(
+    connection: Connection, owner: str | None, prefix: str, stream: str | None
+) -> list[TransactionInfo]:
+    """Return recorded transactions by name."""
+    query = sa.select(t.transactions, t.streams.c.name.label("stream")).join_from(
+        t.transactions, t.streams, t.transactions.c.stream_id == t.streams.c.id
+    )
+    if owner is not None:
+        query = query.where(t.transactions.c.owner == owner)
+    if stream is not None:
+        query = query.where(t.streams.c.name == stream)
+    if prefix:
+        query = query.where(t.transactions.c.name.startswith(prefix, autoescape=True))
+    return [
+        TransactionInfo(
+            row.stream, row.name, row.owner, row.epoch, Status(row.status), row.events_count, row.changed_ms
+        )
+        for row in connection.execute(query.order_by(t.transactions.c.name))
+    ]
+
+
+def _other_streams(connection: Connection, present: StreamInfo, owner: str, where: str) -> list[StreamInfo]:
+    mine = sa.select(t.transactions.c.stream_id).where(t.transactions.c.owner == owner)
+    others = sa.select(t.streams).where(t.streams.c.id.in_(mine), t.streams.c.id != present.stream_id)
+    return [stream_info(row, where) for row in connection.execute(others.order_by(t.streams.c.id))]
+
+
+def _decide(connection: Connection, stream: StreamInfo, request: Request) -> Decision:
+    record = _find_record(connection, stream.stream_id, request.name)
+    fence = _fence_of(connection, request.owner)
+    decision = decide(request, record, fence)
+    _refuse(decision, request, stream.name)
+    _set_fence(connection, request.owner, fence, next_fence(fence, request.epoch))
+    return decision
+
+
+def _insert(
+    connection: Connection, stream_id: int, request: Request, status: Status, events_count: int, now_ms: int
+) -> int:
+    values = {
+        "stream_id": stream_id,
+        "name": request.name,
+        "owner": request.owner,
+        "epoch": request.epoch,
+        "status": status.value,
+        "content": request.content,
+        "events_count": events_count,
+        "changed_ms": now_ms,
+    }
+    return inserted_id(connection.execute(t.transactions.insert().values(values)))
+
+
+def _apply_commit(connection: Connection, stream: StreamInfo, name: str, now_ms: int) -> None:
+    transaction_id = _set_status(connection, stream, name, Status.COMMITTED, now_ms)
+    promised = connection.scalar(sa.select(t.transactions.c.events_count).where(t.transactions.c.id == transaction_id))
+    mine = t.prepared_parts.c.transaction_id == transaction_id
+    rows = connection.execute(sa.select(t.prepared_parts).where(mine).order_by(t.prepared_parts.c.number)).all()
+    parts = [(int(row.chunk_id), part_entry(row)) for row in rows]
+    found = sum(entry.events_count for _, entry in parts)
+    if found != promised:
+        what = f"transaction '{name}' of stream '{stream.name}'"
+        raise CorruptionError(what, 0, f"{promised} prepared events", f"{found}")
+    assign_positions(connection, stream.stream_id, parts)
+    connection.execute(t.prepared_parts.delete().where(mine))
+
+
+def _set_status(connection: Connection, stream: StreamInfo, name: str, status: Status, now_ms: int) -> int:
+    where = (t.transactions.c.stream_id == stream.stream_id, t.transactions.c.name == name)
+    connection.execute(t.transactions.update().where(*where).values(status=status.value, changed_ms=now_ms))
+    return int(connection.scalars(sa.select(t.transactions.c.id).where(*where)).one())
+
+
+def _find_record(connection: Connection, stream_id: int, name: str) -> TransactionRecord | None:
+    where = (t.transactions.c.stream_id == stream_id, t.transactions.c.name == name)
+    row = connection.execute(sa.select(t.transactions).where(*where)).one_or_none()
+    if row is None:
+        return None
+    return TransactionRecord(row.name, row.owner, row.epoch, Status(row.status), row.content)
+
+
+def _fence_of(connection: Connection, owner: str) -> int:
+    found = connection.scalar(sa.select(t.fences.c.epoch).where(t.fences.c.owner == owner))
+    return 0 if found is None else int(found)
+
+
+def _set_fence(connection: Connection, owner: str, old: int, new: int) -> None:
+    if new == old:
+        return
+    if connection.execute(t.fences.update().where(t.fences.c.owner == owner).values(epoch=new)).rowcount == 0:
+        connection.execute(t.fences.insert().values(owner=owner, epoch=new))
+
+
+def _refuse(decision: Decision, request: Request, stream: str) -> None:
+    """Raise what a refusing decision means."""
+    what = f"transaction '{request.name}' of stream '{stream}'"
+    match decision:
+        case Proceed() | Record() | Ignored():
+            return
+        case RefuseFenced(newest):
+            raise FencedError(f"'{request.owner}' ({request.verb.value} of {what})", request.epoch, newest)
+        case RefuseUnknown():
+            raise CorruptionError(what, 0, "a prepared transaction to commit", "no record of it")
+        case RefuseContradiction(recorded, problem):
+            if request.verb is not Verb.BEGIN:
+                raise CorruptionError(what, 0, f"one to {request.verb.value}", f"{recorded.value}: {problem}")
+            raise UsageError(f"{what} is {recorded.value} already: {problem}; choose another name")

@@ -1,0 +1,180 @@
+"""The verbs of a catalogue: each is one database transaction, which takes effect as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import Connection
+from tests.store.storing import KEYED
+
+from headgate.codec.chunk import PartEntry
+from headgate.errors import StorageError
+from headgate.model.life import Life
+from headgate.store.catalogue import sql, tables
+from headgate.store.catalogue.base import Catalogue, ChunkRecord, Numbers
+from headgate.store.catalogue.database import Database
+from headgate.store.store import Store
+from headgate.store.streams import StreamDefinition, StreamInfo
+
+OWNER = "p/sink"
+LIFE = Life("a", "/a", "h", 1)
+
+
+def chunk(name: str) -> ChunkRecord:
+    return ChunkRecord(name, 100, (PartEntry(0, 2, 0, 40, 1), PartEntry(1, 3, 64, 40, 2)))
+
+
+@pytest.fixture
+def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
+    """A stream ``s`` with something of everything, and a sealed one."""
+    with Store.open(tmp_path) as store:
+        made = store._catalogue
+        stream = made.create_stream(StreamDefinition("s", KEYED, 2, "key"), 1, if_not_exists=False)
+        made.create_stream(StreamDefinition("sealed", KEYED, 1, None), 1, if_not_exists=False)
+        made.seal_stream("sealed")
+        made.register_writer(stream, "w", 1)
+        made.append(stream, chunk("first"), Numbers("w", 1, 1, 4))
+        for name in ("committed", "prepared", "another"):
+            made.prepare(stream, name, OWNER, 1, [chunk(name)], 5)
+        made.commit([("s", "committed")], OWNER, 1, 6)
+        made.own("q/sink", LIFE)
+        yield made
+
+
+Call = Callable[[Catalogue, StreamInfo], object]
+
+READS: dict[str, Call] = {
+    "find_stream": lambda c, s: c.find_stream("s"),
+    "describe_stream": lambda c, s: c.describe_stream("s"),
+    "list_streams": lambda c, s: c.list_streams(""),
+    "layout": lambda c, s: c.layout("s"),
+    "find_append": lambda c, s: c.find_append("first"),
+    "parts": lambda c, s: c.parts(s, 0, 1, 10),
+    "begin": lambda c, s: c.begin("s", "new", OWNER, 1),
+    "transactions": lambda c, s: c.transactions(OWNER, "", None),
+    "owner": lambda c, s: c.owner(OWNER),
+    "chunk_paths": lambda c, s: c.chunk_paths(),
+}
+WRITES: dict[str, Call] = {
+    "create_stream": lambda c, s: c.create_stream(StreamDefinition("n", KEYED, 3, None), 9, if_not_exists=False),
+    "seal_stream": lambda c, s: c.seal_stream("quiet"),
+    "delete_stream": lambda c, s: c.delete_stream("s", force=True),
+    "register_writer": lambda c, s: c.register_writer(s, "w", 2),
+    "append": lambda c, s: c.append(s, chunk("second"), Numbers("w", 1, 5, 5)),
+    "prepare": lambda c, s: c.prepare(s, "new", OWNER, 2, [chunk("new")], 7),
+    "commit": lambda c, s: c.commit([("s", "prepared"), ("s", "another")], OWNER, 2, 7),
+    "abort": lambda c, s: c.abort("s", "prepared", OWNER, 2, 7),
+    "recover": lambda c, s: c.recover("sealed", OWNER, 2, {"another"}, 7),
+    "fence": lambda c, s: c.fence(OWNER, 8),
+    "forget_outcomes": lambda c, s: c.forget_outcomes(["committed"], OWNER, 2),
+    "own": lambda c, s: c.own("r/sink", LIFE),
+    "forget_owner": lambda c, s: c.forget_owner("q/sink"),
+}
+NO_TRANSACTION = {"path", "close", "version", "audit"}
+"""``audit`` is a transaction as well, which its caller ends."""
+
+
+def test_every_verb_is_tried_here() -> None:
+    verbs = {name for name in vars(Catalogue) if not name.startswith("_")}
+    assert verbs == READS.keys() | WRITES.keys() | NO_TRANSACTION
+
+
+def database(catalogue: Catalogue) -> Database:
+    assert isinstance(catalogue, sql.SqlCatalogue)
+    return catalogue._database
+
+
+def content(catalogue: Catalogue) -> dict[str, list[Any]]:
+    with database(catalogue).read() as connection:
+        return {
+            table.name: sorted((tuple(row) for row in connection.execute(table.select())), key=repr)
+            for table in tables.metadata.sorted_tables
+        }
+
+
+def counted(catalogue: Catalogue, call: Call, patch: pytest.MonkeyPatch) -> list[str]:
+    """The transactions that a verb begins."""
+    begun: list[str] = []
+    stream = catalogue.find_stream("s")
+    where = database(catalogue)
+    for kind in ("read", "write"):
+        real = getattr(where, kind)
+
+        @contextlib.contextmanager
+        def counting(kind: str = kind, real: Any = real) -> Iterator[Connection]:
+            begun.append(kind)
+            with real() as connection:
+                yield connection
+
+        patch.setattr(where, kind, counting)
+    call(catalogue, stream)
+    patch.undo()
+    return begun
+
+
+@pytest.mark.parametrize("verb", READS)
+def test_a_verb_that_asks_is_one_transaction_and_changes_nothing(
+    catalogue: Catalogue, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # CT7
+    before = content(catalogue)
+    assert counted(catalogue, READS[verb], monkeypatch) == ["read"]
+    assert content(catalogue) == before
+
+
+def break_at_the_end(catalogue: Catalogue, patch: pytest.MonkeyPatch) -> None:
+    """Every transaction that writes fails when all is written, before it is committed."""
+    real = database(catalogue).write
+
+    @contextlib.contextmanager
+    def breaking() -> Iterator[Connection]:
+        with real() as connection:
+            yield connection
+            raise StorageError("write", "catalogue", "no space left")
+
+    patch.setattr(database(catalogue), "write", breaking)
+
+
+@pytest.mark.parametrize("verb", WRITES)
+def test_a_verb_that_changes_is_one_transaction_and_leaves_nothing_when_it_fails(
+    catalogue: Catalogue, verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # CT7
+    catalogue.create_stream(StreamDefinition("quiet", KEYED, 1, None), 1, if_not_exists=False)
+    before, stream = content(catalogue), catalogue.find_stream("s")
+    with monkeypatch.context() as patch:
+        break_at_the_end(catalogue, patch)
+        with pytest.raises(StorageError):
+            WRITES[verb](catalogue, stream)
+    assert content(catalogue) == before
+    assert counted(catalogue, WRITES[verb], monkeypatch) == ["write"]
+    assert content(catalogue) != before
+
+
+@pytest.mark.parametrize("verb", sorted(WRITES.keys() - {"append", "create_stream", "delete_stream"}))
+def test_a_verb_whose_answer_was_lost_can_be_repeated(catalogue: Catalogue, verb: str) -> None:  # CT7, S13
+    catalogue.create_stream(StreamDefinition("quiet", KEYED, 1, None), 1, if_not_exists=False)
+    stream = catalogue.find_stream("s")
+    WRITES[verb](catalogue, stream)
+    once = content(catalogue)
+    WRITES[verb](catalogue, stream)
+    assert content(catalogue) == once
+
+
+def test_an_append_whose_answer_was_lost_is_found(catalogue: Catalogue) -> None:  # CT7, S38
+    stream = catalogue.find_stream("s")
+    assert catalogue.find_append("second") is None
+    starts = catalogue.append(stream, chunk("second"), None)
+    assert catalogue.find_append("second") == starts == {0: 4, 1: 6}
+
+
+def test_a_view_for_a_check_is_of_one_moment(catalogue: Catalogue) -> None:  # S40
+    with catalogue.audit() as audit:
+        assert len(audit.streams()) == 2
+        with Store.open(Path(catalogue.path).parent) as other:
+            other.create_stream("meanwhile", KEYED)
+            assert len(other.list_streams()) == 3
+        assert len(audit.streams()) == 2
+        assert audit.problems() == []
