@@ -160,6 +160,17 @@ def test_an_ended_channel_counts_as_at_the_last_watermark() -> None:  # W14
     assert merger.handle(InputEnded(ChannelIndex(0))) == [EmitWatermark(WATERMARK_MAX_MS)]
 
 
+def test_the_end_of_one_channel_does_not_end_the_event_time_of_an_idle_one() -> None:  # W19
+    merger = WatermarkMerger(2)
+    merger.handle(idle(1))
+    assert merger.handle(watermark(0, 7)) == [EmitWatermark(7)]
+    assert merger.handle(InputEnded(ChannelIndex(0))) == [EmitIdle(True)]
+    assert merger.handle(idle(1, False)) == [EmitIdle(False)]
+    assert merger.handle(watermark(1, 9)) == [EmitWatermark(9)]
+    assert merger.handle(idle(1)) == [EmitIdle(True)]
+    assert merger.handle(InputEnded(ChannelIndex(1))) == [EmitIdle(False), EmitWatermark(WATERMARK_MAX_MS)]
+
+
 STEP = st.tuples(st.integers(0, 2), st.sampled_from(["watermark", "idle", "active", "end"]), st.integers(0, 99))
 
 
@@ -189,7 +200,10 @@ def test_any_history_only_advances_and_never_passes_an_active_channel_in_step(
                 case EmitIdle(is_idle):
                     assert is_idle != was_idle
                     was_idle = is_idle
-        assert was_idle == all(idles)
-        active = [m for m, i in zip(marks, idles, strict=True) if not i]
+        open_ = [(m, i) for m, i in zip(marks, idles, strict=True) if m < WATERMARK_MAX_MS]
+        assert was_idle == (bool(open_) and all(i for _, i in open_))
+        assert (last == WATERMARK_MAX_MS) == (not open_)  # W19
+        active = [m for m, i in open_ if not i]
         in_step = [m for m in active if m >= before]
-        assert last == before or (last <= min(in_step) if active else last == max(marks))
+        if last != before and open_:
+            assert last <= min(in_step) if active else last == max(m for m, _ in open_)

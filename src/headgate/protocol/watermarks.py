@@ -258,7 +258,7 @@ class WatermarkMerger(Machine):
 
     @property
     def is_idle(self) -> bool:
-        """Whether every channel is idle."""
+        """Whether every channel that has not ended is idle, and there is one."""
         return self._is_idle
 
     def handle(self, event: MergerEvent) -> list[Effect]:
@@ -282,18 +282,20 @@ class WatermarkMerger(Machine):
 
     def _advance(self) -> list[Effect]:
         effects: list[Effect] = []
-        active = [c for c in self._channels if not c.is_idle]
-        if active and self._is_idle:
+        open_ = [c for c in self._channels if c.watermark_ms < WATERMARK_MAX_MS]
+        active = [c for c in open_ if not c.is_idle]
+        is_idle = bool(open_) and not active
+        if self._is_idle and not is_idle:
             effects.append(EmitIdle(False))
         if active:
             aligned = [c.watermark_ms for c in active if c.is_aligned]
             target = min(aligned, default=WATERMARK_MIN_MS)  # W10, W11
-        else:
-            target = max(c.watermark_ms for c in self._channels)  # W12
+        else:  # what is idle may deliver again, so that the last watermark waits for it (W19)
+            target = max((c.watermark_ms for c in open_), default=WATERMARK_MAX_MS)  # W12
         if target > self._watermark_ms:
             self._watermark_ms = target
             effects.append(EmitWatermark(target))
-        if not active and not self._is_idle:
+        if is_idle and not self._is_idle:
             effects.append(EmitIdle(True))
-        self._is_idle = not active
+        self._is_idle = is_idle
         return effects

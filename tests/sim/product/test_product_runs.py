@@ -10,11 +10,13 @@ from dataclasses import replace
 import pytest
 
 from headgate.sim.product import __main__ as command
+from headgate.sim.product.graphs import Graph, Net, Placed
 from headgate.sim.product.run import Run, run_seed
-from headgate.sim.product.workloads import WORKLOADS
+from headgate.sim.product.steps import Window
+from headgate.sim.product.workloads import WORKLOADS, Branches, Workload, draw_splits
 from headgate.sim.world import Violation
 
-SMOKE = (*range(40), 63, 1009, 1068, 2029, 2170, 4225, 10356)
+SMOKE = (*range(40), 63, 67, 347, 1009, 1068, 2029, 2170, 4225, 10356)
 """The first ones, and what was found: commits and owners that a power cut took, hints read wrongly, a
 replaced driver that ran on for ever, a stopped one that swept what its heir had prepared."""
 
@@ -25,10 +27,26 @@ def test_the_product_passes_every_smoke_seed() -> None:  # SM5
 
 
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
-def test_every_workload_ends_right_without_faults(workload: object) -> None:
+def test_every_workload_ends_right_without_faults(workload: Workload) -> None:
     run = Run(1)
     run.faults.heal()
-    run._workloads = [workload]  # type: ignore[list-item]
+    run.settings.job = Branches((workload,))
+    run.settings.hidden.clear()
+    run.settings.inputs = [draw_splits(run.world.random, 0, 2, 120)]
+    assert run.run() is None
+
+
+def test_the_end_of_one_input_does_not_close_the_windows_of_an_idle_one() -> None:  # W19
+    run = Run(1)
+    run.faults.heal()
+    early, behind = (
+        Placed("early", Window(is_early=True), (0,)),
+        Placed("behind", Window(), (0, 1)),
+    )
+    run.settings.job = Graph(Net(1, (early, behind), (2,)), {"out": (2,)}, is_picky=False)
+    run.settings.hidden.clear()
+    run.settings.inputs = [draw_splits(run.world.random, 0, 1, 40)]
+    run.settings.parallelism = 1
     assert run.run() is None
 
 
@@ -47,8 +65,10 @@ def test_a_seed_of_the_product_has_one_digest_whatever_the_hash_seed() -> None: 
 def test_output_that_is_not_as_expected_is_a_violation() -> None:
     run = Run(2)
     run.faults.heal()
-    honest = run._workloads[0]
-    run._workloads = [replace(honest, expected=lambda rows: honest.expected(rows[:-1]))]
+    run.settings.hidden.clear()
+    run.settings.inputs = [draw_splits(run.world.random, 0, 2, 120)]
+    honest = WORKLOADS[0]
+    run.settings.job = Branches((replace(honest, expected=lambda rows: honest.expected(rows[2:])),))
     violation = run.run()
     assert isinstance(violation, Violation)
     assert violation.invariant == "I1"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from headgate.errors import StorageError
 from headgate.sim.machine.faults import Fault, Faults
@@ -27,6 +28,10 @@ class Stored:
     is_durable: bool = True
 
 
+Watcher: TypeAlias = Callable[[str, bytes | None], None]
+"""Hears of every change: what a path holds now, or None when it is gone. Power cuts and damage are no changes."""
+
+
 class Disk:
     """Objects by path."""
 
@@ -35,6 +40,21 @@ class Disk:
         self.faults = faults
         self.name = name
         self.objects: dict[str, Stored] = {}
+        self.watchers: list[Watcher] = []
+
+    def write(self, path: str, stored: Stored) -> None:
+        """Have ``path`` hold ``stored``."""
+        self.objects[path] = stored
+        for watch in self.watchers:
+            watch(path, stored.data)
+
+    def remove(self, path: str) -> Stored | None:
+        """Forget ``path``; return what it held."""
+        found = self.objects.pop(path, None)
+        if found is not None:
+            for watch in self.watchers:
+                watch(path, None)
+        return found
 
     def cut_power(self) -> None:
         """Forget what was never synced."""
@@ -65,7 +85,7 @@ class SimStorage:
         """See ``Storage``."""
         data = b"".join(parts)
         self._begin("put", checked_path(path), Fault.PUT_FAILS)
-        self._may_land_late("put", path, lambda: self._disk.objects.update({path: Stored(data)}))
+        self._may_land_late("put", path, lambda: self._disk.write(path, Stored(data)))
         self._store(path, data)
 
     def put_if_absent(self, path: str, parts: Sequence[Bytes]) -> None:
@@ -75,7 +95,7 @@ class SimStorage:
         if path in self._disk.objects:
             self._sync(path)
             raise AlreadyExists(path)
-        self._may_land_late("put_if_absent", path, lambda: self._disk.objects.setdefault(path, Stored(data)))
+        self._may_land_late("put_if_absent", path, lambda: self._land_if_absent(path, data))
         self._store(path, data)
 
     def get(self, path: str) -> bytes:
@@ -105,7 +125,7 @@ class SimStorage:
     def delete(self, path: str) -> None:
         """See ``Storage``."""
         self._begin("delete", checked_path(path), Fault.PUT_FAILS)
-        self._disk.objects.pop(path, None)
+        self._disk.remove(path)
 
     def rename_if_absent(self, source: str, target: str) -> None:
         """See ``Storage``."""
@@ -114,7 +134,9 @@ class SimStorage:
             raise NotFound(source)
         if checked_path(target) in self._disk.objects:
             raise AlreadyExists(target)
-        self._disk.objects[target] = self._disk.objects.pop(source)
+        found = self._disk.remove(source)
+        assert found is not None
+        self._disk.write(target, found)
         self._after("rename", target)
 
     def _begin(self, operation: str, path: str, fault: Fault) -> None:
@@ -123,12 +145,16 @@ class SimStorage:
         if faults.strikes(fault) or faults.is_storage_gone(tasks.world.now_ms):
             raise StorageError(operation, path, "injected", is_transient=True)
 
-    def _may_land_late(self, operation: str, path: str, land: Callable[[], object]) -> None:
+    def _may_land_late(self, operation: str, path: str, land: Callable[[], None]) -> None:
         """An object store that answers too late: the caller gets an error, and the effect comes some time after it."""
         faults, tasks = self._disk.faults, self._disk.tasks
         if faults.puts_land_late and faults.strikes(Fault.PUT_LANDS_LATE):
-            tasks.world.at(tasks.world.random.randint(0, 400), lambda: (land(), None)[1])
+            tasks.world.at(tasks.world.random.randint(0, 400), land)
             raise StorageError(operation, path, "injected time-out", is_transient=True)
+
+    def _land_if_absent(self, path: str, data: bytes) -> None:
+        if path not in self._disk.objects:
+            self._disk.write(path, Stored(data))
 
     def _sync(self, path: str) -> None:
         """What is shown is durable (O11, O14)."""
@@ -139,7 +165,8 @@ class SimStorage:
 
     def _store(self, path: str, data: bytes) -> None:
         """Local files: written and visible; only if the directory's sync fails they are not durable (O15)."""
-        stored = self._disk.objects[path] = Stored(data)
+        stored = Stored(data)
+        self._disk.write(path, stored)
         if not self._disk.faults.puts_land_late and self._disk.faults.strikes(Fault.SYNC_FAILS):
             stored.is_durable = False
             raise StorageError("sync", path, "injected", is_transient=True)

@@ -31,6 +31,11 @@ class Fault(Enum):
     STOP = ("stop", 0.5)
     CANCEL = ("cancel", 0.3)
     SECOND_DRIVER = ("second-driver", 0.5)
+    DRAIN = ("drain", 0.15)
+    USER_CODE = ("user-code-raises", 0.02)
+    DAMAGE = ("damage", 0.3)
+    AWAY = ("checkpoints-away", 0.2)
+    DENIED = ("prepared-output-gone", 0.1)
 
     def __init__(self, title: str, rate: float) -> None:
         self.title = title

@@ -10,34 +10,51 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import polars as pl
 import pyarrow as pa
 
 import headgate as hg
+from headgate.sim.product.records import KEYS, OUT_OF_ORDER_MS, WINDOW_MS, Row
 
-Row: TypeAlias = dict[str, Any]
 Values: TypeAlias = tuple[Any, ...]
-
-WINDOW_MS = 40
-OUT_OF_ORDER_MS = 15
-KEYS = 5
+Splits: TypeAlias = dict[str, list[Row]]
 
 
-def draw_rows(rng: random.Random) -> list[Row]:
-    """Return the input: key, unique number, value, event time that rises with some disorder, trips."""
-    count = rng.choice((1, 40, 120, 240, 400))
-    return [
+class Job(Protocol):
+    """What a pipeline does between its sources and its sinks, and what must come of it."""
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """The columns of each sink that are compared; a sink writes to ``sim://<its name>``."""
+
+    @property
+    def is_picky(self) -> bool:
+        """Whether some records are refused, and go to the sink ``bad-records``."""
+
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
+        """Add everything behind ``sources``."""
+
+    def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
+        """Return what each sink must have when ``inputs``, by source, were processed."""
+
+
+def draw_splits(rng: random.Random, source: int, splits_count: int, rows_count: int) -> Splits:
+    """Return the input of one source: key, unique number, value, event time that rises with some disorder, trips."""
+    first = source * 1_000
+    rows = [
         {
             "k": rng.randrange(KEYS),
-            "n": n,
+            "n": first + n,
             "v": rng.randrange(100),
             "t": 1_000 + n * 7 - rng.randrange(OUT_OF_ORDER_MS),
             "left": rng.randrange(4),
         }
-        for n in range(count)
+        for n in range(rows_count)
     ]
+    bounds = [rows_count * i // splits_count for i in range(splits_count + 1)]
+    return {f"s{source}-{i}": rows[bounds[i] : bounds[i + 1]] for i in range(splits_count)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +220,25 @@ WORKLOADS = (
     Workload("circling", ("k", "n", "v"), _circling, _brought_home),
     Workload("looped", ("k", "n", "v"), _looped, _all("k", "n", "v")),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Some workloads side by side, behind the first source."""
+
+    workloads: Sequence[Workload]
+    is_picky: bool = False
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """See ``Job``."""
+        return {workload.name: workload.columns for workload in self.workloads}
+
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
+        """See ``Job``."""
+        for workload in self.workloads:
+            workload.build(sources[0]).sink(sink_to(workload.name), name=workload.name)
+
+    def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
+        """See ``Job``."""
+        return {workload.name: workload.expected(inputs[0]) for workload in self.workloads}

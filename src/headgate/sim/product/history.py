@@ -1,0 +1,187 @@
+"""What an outside observer of a pipeline sees, and what must never be seen (I1 to I10).
+
+Reads what reaches the disks and what users are told, never a machine. Each check says what it rejects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headgate.codec.log_entry import decode_log_entry
+from headgate.connectors.files.layout import COMMITTED, decode_files
+from headgate.errors import CorruptionError
+from headgate.model.manifest import Claim, Committable, Manifest
+from headgate.sim.world import Violation
+
+_ENTRY = re.compile(r"[^/]+/log/(\d{10,})")
+_SNAPSHOT = re.compile(r"[^/]+/chk-(\d+)/")
+_FILE = re.compile(r"part-.*-(\d{10})-\d{5}-(\d{10})-\d{5}\.[a-z]+")
+"""A committed file: the checkpoint that sealed it, and its generation."""
+
+
+@dataclass(slots=True)
+class Written:
+    """A manifest that reached the log. ``is_late``: when it did, a newer generation was claimed already."""
+
+    manifest: Manifest
+    is_late: bool
+    files: dict[str, frozenset[str]]
+    """What it promises and no manifest before it did, by sink."""
+
+
+@dataclass(slots=True)
+class History:
+    """Everything seen so far.
+
+    Attributes:
+        retained: completed checkpoints that must stay.
+        on_manifest: called with each manifest that is written, and what it promises.
+    """
+
+    retained: int
+    on_manifest: Callable[[Manifest, Mapping[str, frozenset[str]]], None] = lambda manifest, files: None
+    written: dict[tuple[int, int], Written] = field(default_factory=dict)
+    """By checkpoint and generation."""
+    completed: dict[int, int] = field(default_factory=dict)
+    """Checkpoints that users were told of, with their generations."""
+    standing: list[int] = field(default_factory=list)
+    """Those of them that nothing has gone back behind."""
+    went_back: list[tuple[int, int]] = field(default_factory=list)
+    """Generation, and the checkpoint that it restored behind others that were damaged."""
+    damaged: set[int] = field(default_factory=set)
+    finding: Violation | None = None
+    """What was wrong first."""
+    seen: dict[str, frozenset[str]] = field(default_factory=dict)
+    """What readers of each sink have seen."""
+    _log: dict[str, Claim | Manifest] = field(default_factory=dict)
+    _completed_at_claim: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _promised: dict[str, set[str]] = field(default_factory=dict)
+    _published: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    _rounds: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def fail(self, invariant: str, problem: str) -> None:
+        """Remember the first finding: whoever did it must not notice, and may not hide it."""
+        self.finding = self.finding or Violation(invariant, problem)
+
+    # -- what reaches the disks -------------------------------------------------------------------------------------
+
+    def on_checkpoints_disk(self, path: str, data: bytes | None) -> None:
+        """Something of the checkpoints changed."""
+        if _ENTRY.fullmatch(path):
+            self._log.pop(path, None)
+            if data is not None:
+                self._log_written(path, data)
+        elif data is None and (found := _SNAPSHOT.match(path)):
+            checkpoint = int(found.group(1))
+            newer = {other for other, _ in self.written if other > checkpoint}
+            if checkpoint in self.standing and len(newer) < self.retained:
+                self.fail("I4", f"{path} is removed, and checkpoint {checkpoint} may still be restored")
+
+    def _log_written(self, path: str, data: bytes) -> None:
+        try:
+            entry = decode_log_entry(data, path)
+        except CorruptionError as error:
+            self.fail("I4", f"the log holds what nobody can read: {error}")
+            return
+        if isinstance(entry, Claim):
+            self._completed_at_claim.setdefault(entry.generation, tuple(self.standing))
+        else:
+            is_late = any(other.generation > entry.generation for other in self._log.values())
+            own: dict[str, frozenset[str]] = {}
+            for sink, names in _files(entry.committables).items():
+                promised = self._promised.setdefault(sink, set())
+                own[sink] = names - promised
+                promised.update(names)
+            self.written[entry.checkpoint, entry.generation] = Written(entry, is_late, own)
+            self.on_manifest(entry, own)
+        self._log[path] = entry
+
+    def on_sink_disk(self, sink: str, path: str, data: bytes | None) -> None:
+        """Something of a sink changed."""
+        if path.startswith(f"{COMMITTED}/"):
+            if data is None:
+                self.fail("I2", f"{sink} withdraws what it lists in {path}")
+            for file in () if data is None else decode_files(path, data):
+                if file.name not in self._promised.get(sink, set()):
+                    self.fail("I1", f"{sink} commits {file.name}, which no completed checkpoint promises")
+        elif _FILE.fullmatch(path):
+            before = self._published.setdefault(sink, {}).get(path)
+            if data is None or (before is not None and before != data):
+                self.fail("I2", f"{sink} {'removes' if data is None else 'changes'} {path}, which was published")
+            self._published[sink][path] = data or b""
+
+    # -- what users are told ----------------------------------------------------------------------------------------
+
+    def on_completed(self, checkpoint: int) -> None:
+        """A driver says that a checkpoint is completed."""
+        found = [one for (written, _), one in self.written.items() if written == checkpoint]
+        if not found:
+            self.fail("I4", f"checkpoint {checkpoint} is said to be completed and is not in the log")
+            return
+        if checkpoint in self.completed or len(found) > 1:
+            self.fail("I7", f"checkpoint {checkpoint} is completed twice")
+        generation = found[0].manifest.generation
+        if found[0].is_late:
+            self.fail("I8", f"checkpoint {checkpoint} completed when generation {generation} was replaced")
+        for other, its_generation in self.completed.items():
+            if its_generation != generation and (other < checkpoint) != (its_generation < generation):
+                self.fail(
+                    "I7", f"checkpoint {checkpoint} of generation {generation} against {other} of {its_generation}"
+                )
+            if its_generation == generation and other > checkpoint:
+                self.fail("I7", f"checkpoint {checkpoint} completes after {other}")
+        self.completed[checkpoint] = generation
+        self.standing.append(checkpoint)
+
+    def on_restored(self, generation: int, checkpoint: int) -> None:
+        """A driver says what a generation continues from."""
+        known = self._completed_at_claim.get(generation)
+        if known is None:
+            self.fail("I7", f"generation {generation} was never claimed")
+            return
+        newer = [one for one in known if one > checkpoint and one in self.standing]
+        if newer and not self.damaged:
+            self.fail("I4", f"generation {generation} restores {checkpoint}, and {newer} were completed")
+        if newer and not self.damaged.intersection(newer):
+            self.fail("I4", f"generation {generation} goes back behind {newer}, of which none is damaged")
+        if newer or any(one > checkpoint for one in self.damaged):
+            self.went_back.append((generation, checkpoint))
+            self.standing = [one for one in self.standing if one <= checkpoint]
+
+    def on_round(self, process: str, loop: str, number: int) -> None:
+        """A user's function is told that a round has ended."""
+        last = self._rounds.get((process, loop))
+        if last is not None and number > last + 1:
+            self.fail("I7", f"{loop} leaves rounds out between {last} and {number}")
+        self._rounds[process, loop] = number
+
+    # -- what readers see -------------------------------------------------------------------------------------------
+
+    def on_read(self, sink: str, files: Sequence[str]) -> None:
+        """Somebody listed what is committed."""
+        now = frozenset(files)
+        gone = self.seen.get(sink, frozenset()) - now
+        if gone:
+            self.fail("I2", f"{sink} showed {sorted(gone)} before, and does not any more")
+        for (checkpoint, _), one in self.written.items():
+            shown = one.files.get(sink, frozenset()) & now
+            if shown and shown != one.files[sink] and checkpoint in self.completed:
+                self.fail("I3", f"{sink} shows a part of checkpoint {checkpoint}: {sorted(shown)}")
+        self.seen[sink] = now
+
+    def is_repeated(self, file: str) -> bool:
+        """Whether a committed file holds what was produced again, because a start went back behind damage (K18)."""
+        found = _FILE.fullmatch(file)
+        assert found is not None, file
+        checkpoint, generation = int(found.group(1)), int(found.group(2))
+        return any(generation < newer and checkpoint > restored for newer, restored in self.went_back)
+
+
+def _files(committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for committable in committables:
+        names = (file.name for file in decode_files("a manifest", committable.payload))
+        found.setdefault(committable.sink, set()).update(names)
+    return {sink: frozenset(names) for sink, names in found.items()}

@@ -1,0 +1,119 @@
+"""What a seed draws for one run: the pipeline, its input, its settings."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import headgate as hg
+from headgate.model.definition import PipelineDefinition
+from headgate.sim.product.graphs import draw_graph
+from headgate.sim.product.source import Pace, PacedSplits
+from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, draw_splits
+
+ROOT = "sim://checkpoints"
+NAME = "p"
+
+
+@dataclass
+class Settings:
+    """One pipeline and how it is run.
+
+    Attributes:
+        job: what it does.
+        inputs: by source, then split.
+        hidden: splits that nobody lists yet.
+        grows: whether there were any.
+        parallelism: of the next start.
+        attempts: of Spark's own, per stage.
+    """
+
+    job: Job
+    inputs: list[Splits]
+    hidden: set[str]
+    grows: bool
+    parallelism: int
+    attempts: int
+    pace: Pace
+    checkpointing: hg.Checkpointing
+    restart: hg.FixedDelay
+    on_damaged: str | None
+    roll_interval: str | int
+    inline_bytes_max: int
+    loop_memory_bytes: int
+
+    def listed(self) -> list[Splits]:
+        """Return what sources list now."""
+        return [{name: rows for name, rows in splits.items() if name not in self.hidden} for splits in self.inputs]
+
+    def definition(
+        self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]
+    ) -> PipelineDefinition:
+        """Build the pipeline as a user's program does, but for limits that the public API does not offer."""
+        found = self._pipeline(listed, now_ms, trouble).definition(self.parallelism)
+        checkpoints = replace(found.config.checkpoints, inline_bytes_max=self.inline_bytes_max)
+        return replace(found, config=replace(found.config, checkpoints=checkpoints))
+
+    def _pipeline(
+        self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]
+    ) -> hg.Pipeline:
+        p = hg.Pipeline(
+            NAME,
+            parallelism=self.parallelism,
+            max_parallelism=8,
+            checkpointing=self.checkpointing,
+            restart=self.restart,
+            bad_records=hg.DeadLetter(self._sink_to("bad-records")) if self.job.is_picky else None,
+            on_damaged_checkpoint=self.on_damaged,
+            loop_memory_bytes=self.loop_memory_bytes,
+        )
+        sources = [
+            p.source(PacedSplits(splits, self.pace, now_ms, trouble), name=f"source{i}")
+            for i, splits in enumerate(listed)
+        ]
+        self.job.build(sources, self._sink_to)
+        return p
+
+    def _sink_to(self, name: str) -> hg.FileSink:
+        return hg.FileSink(f"sim://{name}", roll_interval=self.roll_interval)
+
+
+def draw_settings(rng: random.Random, on_round: Callable[[str, int], None]) -> Settings:
+    """Return the settings of a run."""
+    is_graph = rng.random() < 0.6
+    grows = is_graph and rng.random() < 0.2
+    sources_count = rng.choice((1, 1, 2)) if is_graph else 1
+    splits_count = rng.choice((2, 3, 4)) if grows else rng.choice((1, 2, 3))
+    rows_count = rng.choice((1, 40, 120, 240, 400)) // sources_count
+    inputs = [draw_splits(rng, i, splits_count, rows_count) for i in range(sources_count)]
+    if sources_count == 1 and is_graph and not grows and rng.random() < 0.2:
+        inputs.append({"s1-quiet": []})  # delivers nothing, and ends late
+    job: Job
+    if is_graph:
+        job = draw_graph(rng, len(inputs), on_round, grows=grows)
+    else:
+        job = Branches(tuple(rng.sample(WORKLOADS, rng.choice((1, 1, 2, 3)))))
+    names = [name for splits in inputs for name in splits]
+    return Settings(
+        job,
+        inputs,
+        hidden=set(rng.sample(names, rng.randint(1, len(names)))) if grows else set(),
+        grows=grows,
+        parallelism=rng.choice((1, 2, 2, 3)),
+        attempts=rng.choice((1, 1, 2)),
+        pace=Pace(rng.choice((2, 4, 8)), rng.choice((5, 10, 20)), idle_ms=rng.choice((100, 500))),
+        checkpointing=hg.Checkpointing(
+            interval=f"{rng.choice((10, 20, 40, 80))}ms",
+            dir=ROOT,
+            timeout=f"{rng.choice((500, 1_000, 3_000))}ms",
+            tolerable_failures=rng.choice((0, 2, 5)),
+            retained=rng.choice((1, 2, 3)),
+            max_concurrent=rng.choice((1, 1, 2)),
+        ),
+        restart=hg.FixedDelay(attempts=rng.choice((None, None, 2)), delay="20ms"),
+        on_damaged=rng.choice((None, "previous")),
+        roll_interval=rng.choice((0, 0, "100ms", "1m")),
+        inline_bytes_max=rng.choice((0, 0, 1_000, 20_000)),
+        loop_memory_bytes=rng.choice((64 << 20, 64 << 20, 4_000)),
+    )

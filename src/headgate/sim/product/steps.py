@@ -1,0 +1,280 @@
+"""The kinds of steps of random graphs: each in the public API, and as plain Python (``records``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import polars as pl
+import pyarrow as pa
+
+import headgate as hg
+from headgate.sim.product import records as plain
+from headgate.sim.product.records import KEYS, OUT_OF_ORDER_MS, VALUES, WINDOW_MS, Each, Plain, Record, Row
+
+
+class Step(Protocol):
+    """One operator, or a few."""
+
+    def build(self, stream: hg.Stream, name: str) -> hg.Stream:
+        """Add it behind ``stream``."""
+
+    def plain(self) -> Plain:
+        """Return the same in plain Python, before its first record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """``how``: by row, by expression or by batch. A flat map, a filter or a new key if ``kind`` says so."""
+
+    kind: str
+    how: str
+    salt: int = 0
+
+    def build(self, stream: hg.Stream, name: str) -> hg.Stream:
+        """See ``Step``."""
+        if self.kind == "filter":
+            is_kept = (pl.col("n") + pl.col("v")) % 3 != 0
+            return stream.filter(is_kept if self.how == "expression" else _row_filter, name=name)
+        if self.kind == "split":
+            return stream.flat_map(_split_row, name=name)
+        if self.how == "expression":
+            return stream.with_columns(**_columns(self), name=name)
+        if self.how == "batch":
+            return stream.map_batches(lambda frame: frame.with_columns(**_columns(self)), name=name)
+        return stream.map(lambda row: _row_map(self, row), name=name)
+
+    def plain(self) -> Plain:
+        """See ``Step``."""
+        match self.kind:
+            case "filter":
+                return Each(lambda record: [record] if plain.passes(record) else [])
+            case "split":
+                return Each(plain.split)
+            case "rekey":
+                return Each(lambda record: [plain.rekeyed(record)])
+            case _:
+                return Each(lambda record: [plain.mapped(record, self.salt)])
+
+
+def _columns(step: Map) -> dict[str, pl.Expr]:
+    if step.kind == "rekey":
+        return {"k": (pl.col("k") * 3 + 1) % KEYS}
+    return {"v": (pl.col("v") * 31 + step.salt) % VALUES}
+
+
+def _row_map(step: Map, row: Row) -> Row:
+    if step.kind == "rekey":
+        return {**row, "k": (row["k"] * 3 + 1) % KEYS}
+    return {**row, "v": (row["v"] * 31 + step.salt) % VALUES}
+
+
+def _row_filter(row: Row) -> bool:
+    return bool((row["n"] + row["v"]) % 3)
+
+
+def _split_row(row: Row) -> list[Row]:
+    twin = {**row, "v": (row["v"] * 17 + 3) % VALUES}
+    return [row, twin] if row["v"] % 4 == 0 else [row]
+
+
+@dataclass(frozen=True, slots=True)
+class Picky:
+    """Refuses some records, which go to the dead letters."""
+
+    def build(self, stream: hg.Stream, name: str) -> hg.Stream:
+        """See ``Step``."""
+        return stream.map(lambda row: {**row, "v": "no number"} if row["n"] % 5 == 0 else row, name=name)
+
+    def plain(self) -> Plain:
+        """See ``Step``."""
+        return Each(lambda record: [] if plain.is_refused(record) else [record])
+
+
+@dataclass(frozen=True, slots=True)
+class Everywhere:
+    """Every record goes to every subtask, and the copies become one again, whatever the parallelism is."""
+
+    def build(self, stream: hg.Stream, name: str) -> hg.Stream:
+        """See ``Step``."""
+        copies = stream.broadcast().with_columns(v=pl.col("v"), name=f"{name}-copies")
+        return copies.key_by("k", name=f"{name}-by").process(FirstOfEqual(), name=name)
+
+    def plain(self) -> Plain:
+        """See ``Step``."""
+        return plain.First()
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Numbers the records of each key: by a process function, by batch, or by ``reduce``."""
+
+    how: str
+
+    def build(self, stream: hg.Stream, name: str) -> hg.Stream:
+        """See ``Step``."""
+        if self.how != "reduce":
+            function = Counting() if self.how == "row" else CountingBatches()
+            return stream.key_by("k", name=f"{name}-by").process(function, name=name)
+        ones = stream.select("k", n=pl.lit(1, pl.Int64), v=_zero(), t=_zero(), left=_zero(), name=f"{name}-ones")
+        return ones.key_by("k", name=f"{name}-by").reduce(_add, name=name)
+
+    def plain(self) -> Plain:
+        """See ``Step``."""
+        return plain.Numbered(lambda record: record.k, lambda record, number: Record(record.k, number, 0, 0, 0))
+
+
+def _zero() -> pl.Expr:
+    return pl.lit(0, pl.Int64)
+
+
+def _add(so_far: Row, row: Row) -> Row:
+    return {**so_far, "n": so_far["n"] + row["n"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Adds to each record how often one like it has come to its key."""
+
+    def build(self, stream: hg.Stream, name: str) -> hg.Stream:
+        """See ``Step``."""
+        return stream.key_by("k", name=f"{name}-by").process(Tallying(), name=name)
+
+    def plain(self) -> Plain:
+        """See ``Step``."""
+        return plain.Numbered(
+            lambda record: record, lambda record, number: record._replace(v=(record.v + number) % VALUES)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tumbling windows. ``is_early``: event time is where the source gives it; else nothing fires before the end."""
+
+    is_early: bool = False
+    idle_timeout_ms: int | None = None
+
+    def build(self, stream: hg.Stream, name: str) -> hg.Stream:
+        """See ``Step``."""
+        late_ms = OUT_OF_ORDER_MS if self.is_early else 3_600_000
+        timed = stream.with_timestamps(
+            "t", out_of_orderness=late_ms, idle_timeout=self.idle_timeout_ms, name=f"{name}-times"
+        )
+        windows = timed.key_by("k", name=f"{name}-by").window(hg.Tumbling(f"{WINDOW_MS}ms"))
+        sums = windows.agg(n=pl.len(), v=pl.col("v").sum(), name=name)
+        return sums.select(
+            "k",
+            n=pl.col("n").cast(pl.Int64),
+            v=pl.col("v") % VALUES,
+            t=pl.col("window_start").dt.epoch("ms"),
+            left=pl.lit(-1, pl.Int64),
+            name=f"{name}-sums",
+        )
+
+    def plain(self) -> Plain:
+        """See ``Step``."""
+        return plain.Windows()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSum:
+    """Sums each round of the loop around it up."""
+
+    def build(self, stream: hg.Stream, name: str) -> hg.Stream:
+        """See ``Step``."""
+        return stream.key_by("k", name=f"{name}-by").process(SummingRounds(), name=name)
+
+    def plain(self) -> Plain:
+        """See ``Step``."""
+        return plain.RoundSums()
+
+
+class Counting(hg.ProcessFunction):
+    """Numbers the records of each key, in three kinds of state that must agree."""
+
+    def open(self, state: hg.StateHandle) -> None:
+        """Declare."""
+        self.count = state.value("count", pa.int64())
+        self.kept = state.list("kept", pa.int64())
+        self.entries = state.map("entries", pa.int64(), pa.int64())
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        """Count in each state."""
+        number = self.count.get(0) + 1
+        self.count.put(number)
+        self.kept.append(row["n"])
+        self.entries.put(number, row["n"])
+        assert number == len(self.kept) == len(self.entries), "the states of a key do not agree"
+        yield {**row, "n": number, "v": 0, "t": 0, "left": 0}
+
+
+class CountingBatches(hg.BatchProcessFunction):
+    """The same, many keys at a time."""
+
+    def open(self, state: hg.BatchStateHandle) -> None:
+        """Declare."""
+        self.count = state.value("count", pa.int64())
+
+    def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
+        """Number the records of the batch behind those before."""
+        within = batch.select(pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over("k")).to_series()
+        numbers = self.count.get().fill_null(0) + within
+        self.count.put(numbers)
+        zero = pl.lit(0, pl.Int64)
+        return batch.with_columns(n=numbers, v=zero, t=zero, left=zero)
+
+
+class Tallying(hg.ProcessFunction):
+    """Counts equal records of a key."""
+
+    def open(self, state: hg.StateHandle) -> None:
+        """Declare."""
+        self.visits = state.map("visits", pa.string(), pa.int64())
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        """A record that came twice by the same way, or lost one, shows in what it brings home."""
+        what = ",".join(str(value) for value in row.values())
+        number = self.visits.get(what, 0) + 1
+        self.visits.put(what, number)
+        yield {**row, "v": (row["v"] + number) % VALUES}
+
+
+class FirstOfEqual(hg.ProcessFunction):
+    """Drops copies."""
+
+    def open(self, state: hg.StateHandle) -> None:
+        """Declare."""
+        self.seen = state.map("seen", pa.string(), pa.bool_())
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        """Pass on what is new."""
+        what = ",".join(str(value) for value in row.values())
+        if not self.seen.contains(what):
+            self.seen.put(what, True)
+            yield row
+
+
+class SummingRounds(hg.ProcessFunction):
+    """Count and sum of each round, when it has ended everywhere."""
+
+    def open(self, state: hg.StateHandle) -> None:
+        """Declare."""
+        self.counts = state.map("counts", pa.int64(), pa.int64())
+        self.sums = state.map("sums", pa.int64(), pa.int64())
+
+    def process(self, row: Row, context: hg.ProcessContext) -> Iterator[Row]:
+        """Count it with its round, and pass it on."""
+        at = row["round"]
+        self.counts.put(at, self.counts.get(at, 0) + 1)
+        self.sums.put(at, self.sums.get(at, 0) + row["v"])
+        yield row
+
+    def on_round(self, round: int, context: hg.ProcessContext) -> Iterator[Row]:
+        """Emit what the round had."""
+        count = self.counts.get(round, 0)
+        if count:
+            total = self.sums.get(round, 0)
+            self.counts.remove(round)
+            self.sums.remove(round)
+            yield {"k": context.key, "n": count, "v": total % VALUES, "t": 0, "left": -1, "round": round}

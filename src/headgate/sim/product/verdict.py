@@ -1,0 +1,108 @@
+"""What must hold when a pipeline has finished: every sink has what it must have, once, and nothing is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import polars as pl
+
+from headgate.codec.snapshot import POSITIONS_PREFIX, decode_sections
+from headgate.connectors.encode import decode
+from headgate.connectors.files.commit import committed_files
+from headgate.model.manifest import Manifest
+from headgate.protocol.checkpoints.recovery import candidates
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.sim.product.history import History
+from headgate.sim.product.settings import NAME, ROOT, Settings
+from headgate.sim.product.source import POSITION
+from headgate.sim.product.workloads import Splits, Values
+from headgate.sim.world import Violation
+from headgate.storage.backends import open_storage
+
+
+class Verdict:
+    """Reads what is there at the end. Runs in a process of its own, when nothing fails any more."""
+
+    def __init__(self, settings: Settings, history: History, listed_at: Mapping[int, list[Splits]]) -> None:
+        self._settings = settings
+        self._history = history
+        self._listed_at = listed_at
+
+    def check(self) -> None:
+        """Compare what was committed with what must have been.
+
+        Raises:
+            Violation
+        """
+        job = self._settings.job
+        expected = job.expected(self._read_inputs())
+        for sink, columns in job.columns.items():
+            found, wanted = self._committed(sink, columns), expected[sink]
+            if self._settings.grows:
+                found, wanted = _folded(found), _folded(wanted)
+            if found != wanted:
+                lost, more = sorted(wanted - found), sorted(found - wanted)
+                raise Violation("I1", f"{sink} lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}")
+
+    def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
+        files = committed_files(f"sim://{sink}")
+        self._history.on_read(sink, files)
+        storage = open_storage(f"sim://{sink}")
+        found: Counter[Values] = Counter()
+        for file in files:
+            if not self._history.is_repeated(file):
+                frame: pl.DataFrame = decode("jsonl", storage.get(file))
+                found.update(frame.select(columns).rows())
+        return found
+
+    def _read_inputs(self) -> list[list[dict[str, int]]]:
+        """Return the rows that the final checkpoint says were read, by source.
+
+        Raises:
+            Violation: there are others, and nobody asked for a drain.
+        """
+        log = CheckpointLog(open_storage(ROOT), NAME)
+        final = candidates(log.observe())[0]
+        if not final.is_final:
+            raise Violation("I1", f"the pipeline has finished, and checkpoint {final.checkpoint} is not final")
+        read: list[list[dict[str, int]]] = []
+        for index, splits in enumerate(self._settings.inputs):
+            positions = _positions(log, final, f"source{index}")
+            if not final.is_draining:
+                self._check_complete(final.checkpoint, index, positions)
+            read.append([row for name, at in positions.items() for row in splits[name][:at]])
+        return read
+
+    def _check_complete(self, checkpoint: int, source: int, positions: Mapping[str, int]) -> None:
+        splits = self._settings.inputs[source]
+        for name in self._listed_at.get(checkpoint, [positions] * (source + 1))[source]:
+            if positions.get(name) != len(splits[name]):
+                raise Violation("I1", f"split {name} of {len(splits[name])} rows was read to {positions.get(name)}")
+
+
+def _positions(log: CheckpointLog, manifest: Manifest, source: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for entry in manifest.entries:
+        stored = decode_sections(log.read(entry.handle), "a snapshot").get(f"{POSITIONS_PREFIX}{source}")
+        if stored is not None:
+            positions = msgspec.msgpack.decode(stored, type=dict[str, bytes])
+            found |= {name: POSITION.unpack(at)[0] for name, at in positions.items()}
+    return found
+
+
+def _folded(records: Counter[Values]) -> Counter[Values]:
+    """Add up windows, which a list of splits that grew may have had fire in several parts (``records.summed``)."""
+    found: Counter[Values] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
+    sums: Counter[tuple[int, int]] = Counter()
+    for record, times in records.items():
+        if len(record) == 5 and record[-1] == -1:
+            k, n, v, t, _ = record
+            counts[k, t] += n * times
+            sums[k, t] += v * times
+        else:
+            found[record] += times
+    found.update((k, counts[k, t], sums[k, t] % 1009, t, -1) for k, t in counts)
+    return found
