@@ -25,7 +25,7 @@ from headgate.sim.product.harm import Harm
 from headgate.sim.product.history import History
 from headgate.sim.product.settings import draw_settings
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
-from headgate.sim.product.strikes import Strikes
+from headgate.sim.product.strikes import Started, Strikes
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits
 from headgate.sim.world import Violation, World
@@ -57,16 +57,6 @@ class Result:
     events_count: int
     virtual_ms: int
     story: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Started:
-    """One start of the pipeline. ``listed``: what its sources list."""
-
-    process: SimProcess
-    spark: SimSpark
-    listed: list[Splits]
-    driver: Driver | None = None
 
 
 class Watcher:

@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Protocol
 
-from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.tasks import SimProcess
-
-if TYPE_CHECKING:
-    from headgate.sim.product.run import Run
+from headgate.runtime.driver.driver import Driver
+from headgate.sim.machine.disk import Disk
+from headgate.sim.machine.faults import Fault, Faults
+from headgate.sim.machine.sockets import Network
+from headgate.sim.machine.tasks import SimProcess, Tasks
+from headgate.sim.product.spark import SimSpark
+from headgate.sim.product.workloads import Splits
+from headgate.sim.world import World
 
 DEADLY = (Fault.WORKER_CRASH, Fault.DRIVER_CRASH, Fault.POWER_CUT)
+
+
+@dataclass(slots=True)
+class Started:
+    """One start of the pipeline. ``listed``: what its sources list."""
+
+    process: SimProcess
+    spark: SimSpark
+    listed: list[Splits]
+    driver: Driver | None = None
+
+
+class Struck(Protocol):
+    """The run that is struck."""
+
+    world: World
+    tasks: Tasks
+    faults: Faults
+    network: Network
+    disks: dict[str, Disk]
+    started: list[Started]
+    is_finished: bool
+    clock_shift_ms: int
+
+    def start(self) -> None:
+        """Start the pipeline, whoever else runs it."""
 
 
 class Strikes:
     """Every few milliseconds something may happen to somebody."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Struck) -> None:
         self._run = run
         rng = run.world.random
         self._rate = rng.choice((0.002, 0.01, 0.03))
