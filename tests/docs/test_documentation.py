@@ -47,7 +47,7 @@ def test_every_kill_point_of_the_code_is_listed() -> None:
     reached = {
         point
         for path in SOURCE.rglob("*.py")
-        if "sim" not in path.parts
+        if path.relative_to(SOURCE).parts[0] != "sim"
         for point in re.findall(r"fault_points\.reach\(\"([a-z-]+)\"\)", path.read_text(encoding="utf-8"))
     }
     table = (ROOT / "docs/spec/faults.md").read_text(encoding="utf-8")
