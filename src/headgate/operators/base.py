@@ -19,7 +19,9 @@ import pyarrow as pa
 
 from headgate.model.graph import InputName, OutputTag
 from headgate.protocol.watermarks import Origin
+from headgate.state.backend import StateFactory
 from headgate.state.frozen import FrozenState
+from headgate.state.memory.factory import MemoryStates
 
 WATERMARK_MAX_MS = (1 << 63) - 1
 """The last watermark: no record can follow. Emitted at the end of bounded input."""
@@ -72,6 +74,7 @@ class OperatorContext:
             trackers keep one watermark per origin. Written by the runtime.
         is_busy: True while the worker had no idle time lately (then buffering for throughput costs no latency
             that the queue would not cost anyway). Written by the runtime.
+        states: makes the state that the operator asks for when it is opened.
         diverts: the policy for bad records is to divert them (else ``Output.divert`` raises).
     """
 
@@ -86,6 +89,7 @@ class OperatorContext:
     is_busy: bool = False
     diverts: bool = False
     flush_ms: int = 5
+    states: StateFactory = field(default_factory=MemoryStates)
 
 
 @dataclass(frozen=True, slots=True)

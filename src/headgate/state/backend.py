@@ -165,6 +165,19 @@ class ColumnBackend(StateBackend, Protocol):
         """Return a declared map state."""
 
 
+class StateFactory(Protocol):
+    """Where an operator gets its state: it asks its context, and constructs no backend itself (ST16).
+
+    Another backend is another factory. Each call makes new, empty state.
+    """
+
+    def by_row(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> RowBackend:
+        """Return state for a function that looks at one key at a time."""
+
+    def by_column(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> ColumnBackend:
+        """Return state for a function that looks at thousands of keys at once."""
+
+
 def restored_batches(
     data: memoryview, keys: KeyColumns, descriptor: StateDescriptor, path: str, owner: Ownership
 ) -> Iterator[pa.RecordBatch]:

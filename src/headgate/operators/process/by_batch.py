@@ -1,6 +1,7 @@
 """``process`` with a vectorised function: thousands of keys a call (rules ST10 to ST14 of docs/spec/state.md).
 
-Counterpart: ``operators.process.batch_states`` is the state that users see, ``state.memory.by_column`` holds it.
+Counterpart: ``operators.process.batch_states`` is the state that users see, a
+``state.backend.ColumnBackend`` holds it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from headgate.operators.process.declaring import Declarations
 from headgate.operators.schemas import SchemaLike, as_schema, batch_of, frame_of
 from headgate.operators.types import schema_text
 from headgate.operators.user_function import UserFunctionError, batch_error, user_traceback
-from headgate.state.backend import Ownership
+from headgate.state.backend import ColumnBackend, Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
 from headgate.state.frozen import FrozenState
-from headgate.state.memory.by_column import MemoryColumnBackend
+from headgate.state.memory.factory import MemoryStates
 from headgate.state.ownership import owned_rows
 
 _EMIT_ROWS = 65_536
@@ -35,7 +36,7 @@ _EMIT_ROWS = 65_536
 class BatchContext:
     """What a batch process function may know beside its batch."""
 
-    def __init__(self, cursor: BatchCursor, backend: MemoryColumnBackend, keys: KeyColumns, node: str) -> None:
+    def __init__(self, cursor: BatchCursor, backend: ColumnBackend, keys: KeyColumns, node: str) -> None:
         """For Headgate only."""
         self._cursor = cursor
         self._backend = backend
@@ -142,7 +143,7 @@ def batch_process_spec(
     """
     check_keys(node, schema, keys)
     columns = key_columns(schema, keys)
-    learning = Declarations(node, BatchStates(node, BatchCursor(), lambda d: MemoryColumnBackend(columns, [d])))
+    learning = Declarations(node, BatchStates(node, BatchCursor(), lambda d: MemoryStates().by_column(columns, [d])))
     descriptors = opened(node, copied(node, function), learning)
     return BatchProcessSpec(keys, function, schema, descriptors)
 
@@ -153,12 +154,12 @@ class BatchProcessOperator(Operator):
     def __init__(self, spec: BatchProcessSpec) -> None:
         self._spec = spec
         self._cursor = BatchCursor()
-        self._backend = MemoryColumnBackend(key_columns(spec.schema, spec.keys), spec.descriptors)
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """See ``Operator``. Opens a copy of the user's function."""
         super().open(context, output)
         node, spec = context.node, self._spec
+        self._backend = context.states.by_column(key_columns(spec.schema, spec.keys), spec.descriptors)
         self._function: BatchProcessFunction = copied(node, spec.function)
         found = opened(
             node, self._function, Declarations(node, BatchStates(node, self._cursor, lambda _: self._backend))

@@ -1,6 +1,6 @@
 """``process`` with a row function: rules ST1 to ST9 of docs/spec/state.md.
 
-Counterpart: ``operators.process.functions`` is what users see, ``state.memory.rows`` holds the state.
+Counterpart: ``operators.process.functions`` is what users see, a ``state.backend.RowBackend`` holds the state.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from headgate.operators.rows import Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import as_schema
 from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.user_function import UserFunctionError, shortened, user_error, user_traceback
-from headgate.state.backend import Ownership, RowBackend
+from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
 from headgate.state.frozen import FrozenState
-from headgate.state.memory.rows import MemoryCells, MemoryRowBackend
+from headgate.state.memory.factory import MemoryStates
 
 _ROUND_KEYS = 8_192
 """``on_round`` sends its results on after so many keys."""
@@ -99,7 +99,8 @@ def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction
         UserFunctionError: its ``open`` raised.
     """
     check_keys(node, schema, keys)
-    learning = Declarations(node, RowStates(node, Cursor(), lambda _: MemoryCells()))
+    columns, states = key_columns(schema, keys), MemoryStates()  # nobody ever puts anything into these
+    learning = Declarations(node, RowStates(node, Cursor(), lambda d: states.by_row(columns, [d]).cells(d)))
     descriptors = opened(node, copied(node, function), learning)
     return ProcessSpec(keys, function, schema, descriptors)
 
@@ -111,13 +112,13 @@ class ProcessOperator(Operator):
         self._spec = spec
         self._cursor = Cursor()
         self._user_context = ProcessContext(self._cursor)
-        self._backend: RowBackend = MemoryRowBackend(key_columns(spec.schema, spec.keys), spec.descriptors)
         self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """See ``Operator``. Opens a copy of the user's function."""
         super().open(context, output)
         node = context.node
+        self._backend = context.states.by_row(key_columns(self._spec.schema, self._spec.keys), self._spec.descriptors)
         self._function: ProcessFunction = copied(node, self._spec.function)
         states = Declarations(node, RowStates(node, self._cursor, self._backend.cells))
         found = opened(node, self._function, states)
