@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +51,21 @@ def test_a_client_refuses_a_server_without_the_secret() -> None:
     with pytest.raises(ProtocolViolation, match="does not know this job's secret"):
         one.receive(server().receive(client().start())[:-32] + b"\0" * 32)
     assert one.phase is Phase.FAILED
+
+
+def test_proofs_are_compared_in_constant_time_and_in_no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:  # CN2
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((one, other))
+        return True  # whatever they are: nothing else looks at them
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    one, other = client(), server()
+    other.receive(one.start())
+    other.receive(b"\0" * other.wanted_bytes)
+    assert other.is_complete
+    assert compared[-1][0] == b"\0" * 32 != compared[-1][1]
 
 
 def test_a_server_refuses_a_client_without_the_secret() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from headgate.connectors.base import Committer, Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
 from headgate.connectors.streams import StreamSink, StreamSource, StreamSourceReader
-from headgate.errors import CorruptionError, FencedError, UsageError
+from headgate.errors import CorruptionError, FencedError, HeadgateError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -201,6 +201,34 @@ def test_output_is_visible_after_commit_only_and_committing_again_changes_nothin
         assert visible(store) == [1, 2, 3]
     committer.commit(permit(2), [])
     committer.close()
+
+
+def test_the_name_of_a_transaction_is_the_identity_of_its_committable(store: Store) -> None:  # SC3, K8
+    sink = StreamSink(NAME, store.root)
+    sink.check(SCHEMA)
+    writer = sink.open(context(1, 2, 3))
+    assert store.list_transactions() == [], "it begins with the first record"
+    writer.write(rows(1))
+    writer.seal(CheckpointId(4)).prepare()
+    (transaction,) = store.list_transactions()
+    assert transaction.name == "p/sink/checkpoint-4/subtask-1/generation-3"
+    assert [t.name for t in store.list_transactions(owner="p/sink")] == [transaction.name]
+    store.fence("p/sink", 3)
+    with pytest.raises(FencedError):
+        store.fence("p/sink", 2)
+
+
+def test_output_of_one_subtask_that_was_aborted_keeps_the_whole_commit_invisible(store: Store) -> None:  # SC5
+    sink = StreamSink(NAME, store.root)
+    sink.check(SCHEMA)
+    committer = sink.open_committer("p", "sink", Generation(1))
+    good, other = output(sink, 1, 1), output(sink, 1, 2, subtask=1)
+    store.abort_transaction(NAME, "p/sink/checkpoint-1/subtask-1/generation-1", owner="p/sink", epoch=1)
+    with pytest.raises(HeadgateError):
+        committer.commit(permit(1), [good, other])
+    assert visible(store) == []
+    committer.commit(permit(1), [good])
+    assert visible(store) == [1]
 
 
 def test_an_empty_checkpoint_prepares_nothing(store: Store) -> None:

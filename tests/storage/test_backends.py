@@ -256,6 +256,29 @@ def test_a_rename_interrupted_between_link_and_unlink_can_be_repeated(tmp_path: 
     assert storage.list("") == ["b"]
 
 
+def test_a_rename_of_an_object_store_that_was_cut_leaves_both_names_and_is_finished_by_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # O2
+    storage = open_storage("obstore+memory:///")
+    storage.put("a", [b"1"])
+
+    def cannot(*_: object, **__: object) -> None:
+        raise NotImplementedError
+
+    def dies(*_: object) -> None:
+        raise OSError(errno.EIO, "the process died here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "rename", cannot)
+        patch.setattr(obstore, "delete", dies)
+        with pytest.raises(StorageError):
+            storage.rename_if_absent("a", "b")
+        assert storage.list("") == ["a", "b"]
+        with pytest.raises(AlreadyExists):
+            storage.rename_if_absent("a", "b")
+    assert storage.get("b") == b"1"
+
+
 def test_faults_hit_the_operations_they_name() -> None:
     inner = MemoryStorage()
     waits: list[float] = []

@@ -9,7 +9,7 @@ import pytest
 from pyspark import cloudpickle
 from tests.connectors.source_reading import context, read_all
 
-from headgate.connectors.files.parquet import ParquetFiles
+from headgate.connectors.files.parquet import ACTIVE_FILES_MAX, ParquetFiles, ParquetPosition
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.testing.source_kit import check_source
 
@@ -28,6 +28,25 @@ def test_it_passes_the_conformance_kit(tmp_path: Path) -> None:
     source = ParquetFiles(tmp_path, batch_rows=3)
     assert source.schema() == pa.schema([("n", pa.int64()), ("s", pa.large_string())])
     assert sorted(row["n"] for row in check_source(source)) == expected
+
+
+def test_four_files_at_most_are_read_in_turn_and_decoded_as_far_as_they_are_needed(tmp_path: Path) -> None:
+    # N17
+    write(tmp_path, files=6)
+    source = ParquetFiles(tmp_path, batch_rows=3)
+    source.schema()
+    reader = source.open(context())
+
+    def begun() -> list[tuple[str, int, int]]:
+        found = {Path(path).name: ParquetPosition.decode(path, p) for path, p in reader.positions().items()}
+        return [(name, p.group, p.row) for name, p in sorted(found.items()) if p.row and not p.is_finished]
+
+    for _ in range(4):
+        reader.poll()
+    assert begun() == [(f"{number}.parquet", 0, 3) for number in range(4)]
+    while not reader.is_finished():
+        assert len(begun()) <= ACTIVE_FILES_MAX == 4
+        reader.poll()
 
 
 def test_a_url_and_chosen_columns_are_read(tmp_path: Path) -> None:

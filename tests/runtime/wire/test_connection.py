@@ -65,6 +65,15 @@ def is_closed_by_peer(stream: socket.socket) -> bool:
         return True
 
 
+def test_a_listener_is_on_loopback_unless_told_otherwise(server: Server) -> None:  # CN14
+    assert server.listener._socket.getsockname()[0] == server.listener.host == "127.0.0.1"
+    told = Listener(SECRET, Purpose.CONTROL, server.accepted.put, name="told", host="127.0.0.2")
+    try:
+        assert told._socket.getsockname()[0] == told.host == "127.0.0.2"
+    finally:
+        told.close()
+
+
 def test_messages_travel_both_ways_in_order(server: Server) -> None:
     one, other = server.pair()
     for index in range(100):
