@@ -112,7 +112,7 @@ class GenerationHost:
             case machine.DrainSources():
                 self.send_all(network.Drain(self.generation))
             case machine.WriteManifest():
-                oldest = self._coordinator.oldest_retained(effect.checkpoint)
+                oldest = self._coordinator.checkpoints.retention.oldest_with(effect.checkpoint)
                 slow = 250 if env.faults.strikes(Fault.MANIFEST_SLOW) else 10
                 driver.post(env.faults.delay_ms(slow), driver.interruptible, self._write_manifest, effect, oldest)
             case machine.NotifyComplete():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from headgate.protocol.checkpoints import coordinator
+from headgate.protocol.checkpoints import completion, coordinator
 from headgate.protocol.machine import Ignored
 from headgate.sim import probes
 from headgate.sim.chain import Chain
@@ -31,7 +31,7 @@ def _(patch: Patch) -> None:
             for effect in call()
         ]
 
-    around(patch, coordinator.Coordinator, "_write_next", change)
+    around(patch, completion.Completion, "_write_next", change)
 
 
 @mutant("drained-position-too-far", "E8", "a drained source says that it has read everything", seed=22)

@@ -7,7 +7,8 @@ from typing import Any
 
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import SubtaskEntry
-from headgate.protocol.checkpoints import align, commit, coordinator
+from headgate.protocol.checkpoints import align, commit, completion, coordinator, retention
+from headgate.protocol.checkpoints import pending as pending_checkpoints
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks import subtask
 from headgate.sim import probes
@@ -168,14 +169,14 @@ def _(patch: Patch) -> None:
         effects = call()
         early = [
             commit.Commit(
-                commit.CommitPermit(e.checkpoint, self._generation), tuple(c for n in e.entries for c in n.committables)
+                commit.CommitPermit(e.checkpoint, self.generation), tuple(c for n in e.entries for c in n.committables)
             )
             for e in effects
             if isinstance(e, coordinator.WriteManifest)
         ]
         return [e for e in early if e.committables] + effects
 
-    around(patch, coordinator.Coordinator, "_write_next", change)
+    around(patch, completion.Completion, "_write_next", change)
     around(
         patch,
         coordinator.Coordinator,
@@ -187,14 +188,14 @@ def _(patch: Patch) -> None:
 @mutant("manifest-before-last-acknowledgement", "C8", "a checkpoint completes without its last subtask")
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
-        for pending in self._pending.values():
-            missing = [s for s in self._participants if s not in pending.acks]
+        for checkpoint in self.pending.ids:
+            pending, missing = self.pending[checkpoint], self.pending.missing(checkpoint)
             if len(missing) == 1 and len(self._participants) > 1:
                 donor = next(iter(pending.acks.values()))
                 pending.acks[missing[0]] = SubtaskEntry(missing[0], donor.handle)
         return call()
 
-    around(patch, coordinator.Coordinator, "_write_next", change)
+    around(patch, completion.Completion, "_write_next", change)
 
 
 @mutant(
@@ -203,15 +204,15 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     around(
         patch,
-        coordinator.Coordinator,
-        "_on_acknowledged",
-        lambda call, self, event: call(dataclasses.replace(event, generation=self._generation)),
+        completion.Completion,
+        "acknowledged",
+        lambda call, self, event: call(dataclasses.replace(event, generation=self.generation)),
     )
 
 
 @mutant("decline-lost", "C8", "a declined checkpoint stays pending", probe=probes.decline_aborts)
 def _(patch: Patch) -> None:
-    around(patch, coordinator.Coordinator, "_on_declined", lambda call, self, event: [Ignored("lost")])
+    around(patch, completion.Completion, "declined", lambda call, self, event: [Ignored("lost")])
 
 
 @mutant("carried-omitted", "K7", "a manifest forgets what is completed and not committed yet", seed=124)
@@ -219,21 +220,21 @@ def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         return [dataclasses.replace(e, carried=()) if isinstance(e, coordinator.WriteManifest) else e for e in call()]
 
-    around(patch, coordinator.Coordinator, "_write_next", change)
+    around(patch, completion.Completion, "_write_next", change)
 
 
 @mutant("only-the-last-committed", "C16", "complete(n) commits only what was sealed for n", seed=6)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, pending: Any) -> Any:
         found = call(pending)
-        return tuple(c for c in found if c.checkpoint == self._last_completed)
+        return tuple(c for c in found if c.checkpoint == self.last_completed)
 
-    around(patch, coordinator.Coordinator, "_committables", change)
+    around(patch, completion.Completion, "_committables", change)
 
 
 @mutant("subsumed-not-aborted", "C15", "an older checkpoint stays pending after a newer one completed", seed=189)
 def _(patch: Patch) -> None:
-    around(patch, coordinator.Coordinator, "_abort_subsumed", lambda call, self, checkpoint: [])
+    around(patch, pending_checkpoints.PendingCheckpoints, "subsume", lambda call, self, checkpoint: [])
 
 
 @mutant("final-before-finish", "C26", "the final checkpoint is taken before everybody has finished")
@@ -256,53 +257,40 @@ def _(patch: Patch) -> None:
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any) -> Any:
         effects = call()
-        if any(isinstance(e, coordinator.WriteManifest) for e in effects) and self._retained:
-            files = remembered.get(self._retained[-1], ())
+        if any(isinstance(e, coordinator.WriteManifest) for e in effects) and self.retention.all:
+            files = remembered.get(self.retention.all[-1], ())
             return [coordinator.DeleteHandles(files), *effects] if files else effects
         return effects
 
     remembered: dict[CheckpointId, tuple[Any, ...]] = {}
 
-    def remember(call: Any, self: Any, event: Any) -> Any:
-        pending = self._pending[event.checkpoint]
-        remembered[event.checkpoint] = tuple(e.handle for e in pending.acks.values() if e.handle.path)
-        return call(event)
+    def remember(call: Any, self: Any, checkpoint: Any) -> Any:
+        pending = self.pending[checkpoint]
+        remembered[checkpoint] = tuple(e.handle for e in pending.acks.values() if e.handle.path)
+        return call(checkpoint)
 
-    around(patch, coordinator.Coordinator, "_write_next", change)
-    around(patch, coordinator.Coordinator, "_on_manifest_written", remember)
+    around(patch, completion.Completion, "_write_next", change)
+    around(patch, completion.Completion, "written", remember)
 
 
 @mutant("unknown-manifest-deleted", "C12", "files go although the manifest may have been written", seed=1)
 def _(patch: Patch) -> None:
     def change(call: Any, self: Any, event: Any) -> Any:
-        acks = self._pending[event.checkpoint].acks
+        acks = self.checkpoints.pending[event.checkpoint].acks
         files = tuple(e.handle for e in acks.values() if e.handle.path)
-        return [coordinator.DeleteHandles(files), *call(event)]
+        is_unknown = isinstance(event, coordinator.ManifestUnknown)
+        return [coordinator.DeleteHandles(files), *call(event)] if is_unknown else call(event)
 
-    around(patch, coordinator.Coordinator, "_on_manifest_unknown", change)
+    around(patch, coordinator.Coordinator, "_on_manifest", change)
 
 
 @mutant(
     "repeated-acknowledgement-deletes", "C10", "the second acknowledgement of a completed checkpoint deletes", seed=74
 )
 def _(patch: Patch) -> None:
-    def change(call: Any, self: Any, event: Any) -> Any:
-        kept, self._retained = self._retained, []
-        try:
-            return call(event)
-        finally:
-            if not self._retained:
-                self._retained = kept
-
-    around(patch, coordinator.Coordinator, "_on_acknowledged", change)
+    around(patch, retention.Retention, "__contains__", lambda call, self, checkpoint: False)
 
 
 @mutant("failures-not-reset", "C22", "a success does not reset the count of failures", probe=probes.success_resets)
 def _(patch: Patch) -> None:
-    def change(call: Any, self: Any, event: Any) -> Any:
-        count = self._failures_count
-        effects = call(event)
-        self._failures_count = count
-        return effects
-
-    around(patch, coordinator.Coordinator, "_on_manifest_written", change)
+    around(patch, retention.Tolerance, "completed", lambda call, self: None)

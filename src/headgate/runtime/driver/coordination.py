@@ -141,7 +141,7 @@ class Coordination:
             case machine.DrainSources():
                 self._workers.broadcast(messages.Drain(self.generation))
             case machine.WriteManifest():
-                oldest_retained = self.machine.oldest_retained(effect.checkpoint)
+                oldest_retained = self.machine.checkpoints.retention.oldest_with(effect.checkpoint)
                 self._pools.storage.submit(self._write_manifest, self._manifest(effect), oldest_retained)
             case machine.NotifyComplete():
                 self._workers.broadcast(messages.Complete(self.generation, effect.checkpoint))

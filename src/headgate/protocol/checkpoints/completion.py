@@ -1,0 +1,160 @@
+"""Brings checkpoints from their trigger to their completion, or to their abort.
+
+Composes ``Triggering``, ``PendingCheckpoints``, ``Retention``, ``Tolerance`` and the ``CommitQueue``; part of the
+``Coordinator``, which knows the phases of the generation. Order of durability: id reserved → barriers → every snapshot
+durable → manifest durable (= completed) → commits.
+"""
+
+from __future__ import annotations
+
+from headgate.model.config import CheckpointConfig
+from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.manifest import Committable, SubtaskEntry
+from headgate.protocol.checkpoints.commit import CommitQueue
+from headgate.protocol.checkpoints.coordinator_events import (
+    Acknowledged,
+    ArmTimer,
+    CancelTimer,
+    Declined,
+    DeleteHandles,
+    Effect,
+    ExpiryTimer,
+    FailGeneration,
+    NotifyComplete,
+    TriggerSources,
+)
+from headgate.protocol.checkpoints.pending import Pending, PendingCheckpoints
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints.retention import Retention, Tolerance
+from headgate.protocol.checkpoints.triggering import Triggering
+from headgate.protocol.machine import Ignored
+
+
+class Completion:
+    """All checkpoints of one generation."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        participants: tuple[SubtaskId, ...],
+        config: CheckpointConfig,
+        first_checkpoint: CheckpointId,
+        retained: tuple[CheckpointId, ...],
+        commits: CommitQueue,
+    ) -> None:
+        self.generation = generation
+        self._participants = frozenset(participants)
+        self._timeout_ms = config.timeout_ms
+        self.triggering = Triggering(config, first_checkpoint)
+        self.pending = PendingCheckpoints(participants)
+        self.retention = Retention(config.retained, retained)
+        self.tolerance = Tolerance(config.tolerable_failures)
+        self._commits = commits
+        self.last_completed = CheckpointId(0)
+
+    # -- the beginning ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> list[Effect]:
+        """Begin a checkpoint if one is wanted and allowed."""
+        return self.triggering.begin(self.pending)
+
+    def reserved(self, checkpoint: CheckpointId, *, is_draining: bool) -> list[Effect]:
+        """The id is recorded: the barriers may start."""
+        if not self.triggering.reservation_over(checkpoint):
+            return [Ignored("an id that is not wanted any more")]
+        self.pending.begin(checkpoint, self.triggering.begun(is_draining=is_draining))
+        return [ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms), TriggerSources(checkpoint)]
+
+    def reserve_failed(self, checkpoint: CheckpointId) -> list[Effect]:
+        """The id could not be recorded."""
+        if not self.triggering.reservation_over(checkpoint):
+            return [Ignored("an id that is not wanted any more")]
+        return self._count(checkpoint, AbortReason.RESERVE_FAILED) or self.triggering.again()
+
+    # -- what subtasks say ------------------------------------------------------------------------------------------
+
+    def acknowledged(self, event: Acknowledged) -> list[Effect]:
+        """One subtask has done its part."""
+        if event.generation != self.generation:  # C9, C11: and the files are not ours to delete
+            return [Ignored("acknowledgement of another generation")]
+        if event.checkpoint not in self.pending.ids or event.subtask not in self._participants:
+            if event.checkpoint in self.retention:  # its manifest owns this very file (C10)
+                return [Ignored("duplicate acknowledgement of a completed checkpoint")]
+            return [DeleteHandles((event.handle,))] if event.handle.path else [Ignored("late acknowledgement")]
+        acks = self.pending[event.checkpoint].acks
+        if event.subtask in acks:
+            return [Ignored("duplicate acknowledgement")]
+        acks[event.subtask] = SubtaskEntry(event.subtask, event.handle, event.committables)
+        return self._write_next()
+
+    def declined(self, event: Declined) -> list[Effect]:
+        """One subtask gave it up."""
+        if event.generation != self.generation:
+            return [Ignored("decline of another generation")]
+        if not self.pending.may_end(event.checkpoint):
+            return [Ignored("late decline")]
+        return self._abort(event.checkpoint, event.reason)
+
+    def expired(self, checkpoint: CheckpointId) -> list[Effect]:
+        """It took too long."""
+        if not self.pending.may_end(checkpoint):
+            return [Ignored("the checkpoint has ended, or its manifest is being written")]
+        return self._abort(checkpoint, AbortReason.EXPIRED)
+
+    # -- the manifest -----------------------------------------------------------------------------------------------
+
+    def written(self, checkpoint: CheckpointId) -> list[Effect]:
+        """The durable point (C12). Then, in this order: retain, subsume, notify, commit."""
+        pending, subsumed = self.pending.complete(checkpoint)
+        self.last_completed = checkpoint
+        self.tolerance.completed()
+        effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint)), *self.retention.completed(checkpoint)]
+        effects += [*subsumed, NotifyComplete(checkpoint)]
+        effects += self._commits.completed(checkpoint, self._committables(pending))
+        return effects + self.triggering.completed(checkpoint, pending)
+
+    def manifest_failed(self, checkpoint: CheckpointId) -> list[Effect]:
+        """It is certainly not there."""
+        effects = self._abort(checkpoint, AbortReason.MANIFEST_FAILED)
+        return effects if failure_in(effects) else effects + _wanted(self._write_next())
+
+    def go_on(self) -> list[Effect]:
+        """After an ending: another manifest may be ready, another checkpoint may be due."""
+        return _wanted(self._write_next() + self.begin())
+
+    def _write_next(self) -> list[Effect]:
+        return self.pending.write_next(self._commits.unconfirmed)  # K7
+
+    def _committables(self, pending: Pending) -> tuple[Committable, ...]:
+        return pending.committables  # C16
+
+    # -- failures ---------------------------------------------------------------------------------------------------
+
+    def _abort(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
+        is_last = self.pending[checkpoint].is_last
+        effects = self.pending.abort(checkpoint, reason)
+        failed = self._count(checkpoint, reason)
+        if failed:
+            return effects + failed
+        return effects + (self.triggering.again() if is_last else self.begin())
+
+    def _count(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
+        """Fail the generation when more than the tolerable number of failures came in a row (C22)."""
+        sentence = None if checkpoint <= self.last_completed else self.tolerance.failed(checkpoint, reason)
+        return [] if sentence is None else [FailGeneration(Failure(FailureKind.LOST, sentence))]
+
+    def check(self) -> None:
+        """Assert the invariants of all parts."""
+        self.triggering.check(self.pending)
+        self.pending.check(self.last_completed)
+        self.retention.check(self.last_completed)
+
+
+def failure_in(effects: list[Effect]) -> bool:
+    """Whether ``effects`` end the generation."""
+    return any(isinstance(effect, FailGeneration) for effect in effects)
+
+
+def _wanted(effects: list[Effect]) -> list[Effect]:
+    return [effect for effect in effects if not isinstance(effect, Ignored)]

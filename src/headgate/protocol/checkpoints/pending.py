@@ -1,0 +1,129 @@
+"""The checkpoints under way: who has acknowledged, which manifest is being written (rules C8, C12, C15, C17).
+
+Part of the ``Coordinator``. A checkpoint leaves completed, or aborted as if it had never been triggered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headgate.model.ids import CheckpointId, SubtaskId
+from headgate.model.manifest import Committable, SubtaskEntry
+from headgate.protocol.checkpoints.coordinator_events import (
+    CancelTimer,
+    DeleteHandles,
+    Effect,
+    ExpiryTimer,
+    NotifyAbort,
+    WriteManifest,
+)
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.machine import Ignored
+
+
+@dataclass(slots=True)
+class Pending:
+    """A checkpoint that is neither completed nor aborted."""
+
+    is_final: bool
+    is_last: bool
+    """Nothing else is wanted after it: final, or the one before a requested stop."""
+    is_draining: bool
+    """It began after the sources were told to end."""
+    acks: dict[SubtaskId, SubtaskEntry] = field(default_factory=dict)
+
+    @property
+    def committables(self) -> tuple[Committable, ...]:
+        """Everything prepared that it covers, in the order of commits (K2)."""
+        found = {c for entry in self.acks.values() for c in entry.committables}
+        return tuple(sorted(found, key=lambda c: (c.checkpoint, c.sink, c.subtask_index, c.generation)))
+
+
+class PendingCheckpoints:
+    """All checkpoints under way, and the one whose manifest is being written."""
+
+    def __init__(self, participants: tuple[SubtaskId, ...]) -> None:
+        self._participants = participants
+        self._pending: dict[CheckpointId, Pending] = {}
+        self._writing: CheckpointId | None = None
+
+    def __len__(self) -> int:
+        """Return how many are under way."""
+        return len(self._pending)
+
+    def __getitem__(self, checkpoint: CheckpointId) -> Pending:
+        """Return a checkpoint that is under way."""
+        return self._pending[checkpoint]
+
+    @property
+    def ids(self) -> tuple[CheckpointId, ...]:
+        """Of all of them, ascending."""
+        return tuple(sorted(self._pending))
+
+    @property
+    def writing(self) -> CheckpointId | None:
+        """The one whose manifest is being written."""
+        return self._writing
+
+    def has_last(self, *, is_final: bool) -> bool:
+        """Whether a last checkpoint of this kind is under way."""
+        return any(p.is_last and p.is_final == is_final for p in self._pending.values())
+
+    def may_end(self, checkpoint: CheckpointId) -> bool:
+        """Whether ``checkpoint`` can still be aborted."""
+        return checkpoint in self._pending and checkpoint != self._writing
+
+    def missing(self, checkpoint: CheckpointId) -> tuple[SubtaskId, ...]:
+        """Return who has not acknowledged."""
+        return tuple(s for s in self._participants if s not in self._pending[checkpoint].acks)
+
+    def begin(self, checkpoint: CheckpointId, pending: Pending) -> None:
+        """Barriers of ``checkpoint`` start."""
+        self._pending[checkpoint] = pending
+
+    def write_next(self, carried: tuple[Committable, ...]) -> list[Effect]:
+        """Write the newest fully acknowledged manifest; one at a time, so that ids complete in order (C15)."""
+        if self._writing is not None:
+            return [Ignored("a manifest is being written")]
+        full = [c for c, p in self._pending.items() if len(p.acks) == len(self._participants)]
+        if not full:
+            return [Ignored("other participants are missing")]
+        checkpoint = max(full)
+        pending = self._pending[checkpoint]
+        self._writing = checkpoint
+        entries = tuple(pending.acks[s] for s in self._participants)
+        return [WriteManifest(checkpoint, entries, carried, pending.is_final, pending.is_draining)]
+
+    def writing_over(self, checkpoint: CheckpointId) -> bool:
+        """Take the outcome of a manifest; return whether it was asked for."""
+        if self._writing != checkpoint:
+            return False
+        self._writing = None
+        return True
+
+    def complete(self, checkpoint: CheckpointId) -> tuple[Pending, list[Effect]]:
+        """Take a completed checkpoint out, and all that it subsumes (C15)."""
+        done = self._pending.pop(checkpoint)
+        effects: list[Effect] = []
+        for older in self.ids:
+            if older < checkpoint:
+                effects += self.subsume(older)
+        return done, effects
+
+    def subsume(self, checkpoint: CheckpointId) -> list[Effect]:
+        """A newer checkpoint was completed first."""
+        return self.abort(checkpoint, AbortReason.SUBSUMED)
+
+    def abort(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
+        """End ``checkpoint`` as if it had never been triggered (C17)."""
+        pending = self._pending.pop(checkpoint)
+        files = tuple(entry.handle for entry in pending.acks.values() if entry.handle.path)
+        effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint)), NotifyAbort(checkpoint, reason)]
+        return [*effects, DeleteHandles(files)] if files else effects
+
+    def check(self, last_completed: CheckpointId) -> None:
+        """Assert the invariants."""
+        assert all(c > last_completed for c in self._pending), "completion subsumes what is older (C15)"
+        assert self._writing is None or self._writing in self._pending, "only what is under way is written (C12)"
+        participants = frozenset(self._participants)
+        assert all(p.acks.keys() <= participants for p in self._pending.values()), "participants acknowledge (C8)"
