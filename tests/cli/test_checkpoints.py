@@ -119,7 +119,7 @@ def test_what_is_not_there_is_said(root: Path) -> None:
 
 def test_what_is_kept_aside_is_listed_and_removed(root: Path) -> None:  # R51
     log = CheckpointLog(open_storage(str(root)), "counts")
-    log.set_aside(manifest(1), CheckpointId(3), [Damage("chk-0000000002/window-0.g1", "torn")])
+    log.files.set_aside(log.observe(), manifest(1), CheckpointId(3), [Damage("chk-0000000002/window-0.g1", "torn")])
     (root / "counts/chk-0000000002").mkdir()
     (root / "counts/chk-0000000002/window-0.g1").write_bytes(b"torn")
     listed = CliRunner().invoke(app, ["checkpoints", "list", "counts", "--dir", str(root)]).output

@@ -36,7 +36,7 @@ class Contents:
         self.checkpoint = newest.checkpoint
         self.state_bytes = self.log_bytes = self.log_rows = 0
         for entry in newest.entries:
-            sections = decode_sections(log.read(entry.handle), "the newest checkpoint")
+            sections = decode_sections(log.files.read(entry.handle), "the newest checkpoint")
             self.state_bytes += len(sections.get("state/remember", b""))
             if "state/loop" in sections:
                 self.log_bytes += len(sections["state/loop"])

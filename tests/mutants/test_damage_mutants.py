@@ -16,8 +16,9 @@ from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SubtaskEntry
 from headgate.protocol.checkpoints import recovery
-from headgate.runtime.checkpoints import log as checkpoint_log
-from headgate.runtime.checkpoints.log import CheckpointLog, write_snapshot
+from headgate.runtime.checkpoints import snapshot_files, snapshots
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.snapshots import write_snapshot
 from headgate.storage.memory import MemoryStorage
 
 
@@ -48,7 +49,7 @@ def a_bad_read_is_survived() -> None:
     log.claim("test", 0)
     made = checkpoint_of(storage, log, 1)
     storage.times = 2
-    assert log.verify(made) == []
+    assert log.files.verify(made) == []
 
 
 def what_is_aside_stays() -> None:
@@ -56,9 +57,9 @@ def what_is_aside_stays() -> None:
     log = CheckpointLog(storage, "p")
     log.claim("test", 0)
     first, second = (checkpoint_of(storage, log, number) for number in (1, 2))
-    log.set_aside(first, CheckpointId(3), [recovery.Damage("x", "torn")])
-    log.sweep([CheckpointId(1)], CheckpointId(3))
-    assert log.verify(second) == []
+    log.files.set_aside(log.observe(), first, CheckpointId(3), [recovery.Damage("x", "torn")])
+    log.files.sweep([CheckpointId(1)], CheckpointId(3))
+    assert log.files.verify(second) == []
 
 
 def damage_newer_than_what_is_sound_is_refused() -> None:
@@ -81,8 +82,8 @@ def a_sink_with_transactions_matters() -> None:
 
 
 MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[[], None]]] = [
-    (lambda: patched(checkpoint_log, "READS_MAX", 1), a_bad_read_is_survived),
-    (lambda: patched(checkpoint_log, "_is_within", lambda match, ranges: False), what_is_aside_stays),
+    (lambda: patched(snapshots, "READS_MAX", 1), a_bad_read_is_survived),
+    (lambda: patched(snapshot_files, "_is_within", lambda match, ranges: False), what_is_aside_stays),
     (
         lambda: patched(recovery, "_damage_after", lambda log, manifest: False),
         damage_newer_than_what_is_sound_is_refused,

@@ -20,7 +20,9 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import ObservedLog
+from headgate.runtime.checkpoints import entries
 from headgate.runtime.checkpoints import log as checkpoint_log
+from headgate.runtime.checkpoints.entries import LogEntries
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.coordination import Coordination
@@ -33,7 +35,7 @@ from headgate.storage.object_store import ObjectStorage
 
 
 def an_error_of_the_look_means_that_nobody_follows() -> AbstractContextManager[None]:  # X8
-    real = CheckpointLog._newest_generation
+    real = LogEntries.newest_generation
 
     def look(self: Any, sequence: int) -> Any:
         try:
@@ -41,7 +43,7 @@ def an_error_of_the_look_means_that_nobody_follows() -> AbstractContextManager[N
         except StorageError:
             return None
 
-    return patched(CheckpointLog, "_newest_generation", look)
+    return patched(LogEntries, "newest_generation", look)
 
 
 def a_put_that_timed_out_has_failed() -> AbstractContextManager[None]:  # X10, C12
@@ -55,9 +57,9 @@ def nobody_looks_for_a_newer_generation() -> AbstractContextManager[None]:  # X1
 def one_path_is_looked_at() -> AbstractContextManager[None]:  # R40
     def look(self: Any) -> Any:
         sequence = self._next_sequence
-        if sequence not in self._numbers("log"):
+        if sequence not in self._entries.numbers("log"):
             return None
-        return self._newest_generation(sequence - 1)
+        return self._entries.newest_generation(sequence - 1)
 
     return patched(CheckpointLog, "newer_generation", look)
 
@@ -104,7 +106,7 @@ def every_entry_counts() -> AbstractContextManager[None]:  # R41
 def ids_are_reserved_without_a_look() -> AbstractContextManager[None]:  # R42
     def reserve(self: Any, checkpoint: CheckpointId) -> None:
         try:
-            self._storage.put_if_absent(self._id_path(checkpoint), [b""])
+            self._storage.put_if_absent(self._entries.id_path(checkpoint), [b""])
         except AlreadyExists:
             return
 
@@ -141,7 +143,7 @@ def what_can_be_read_is_durable() -> AbstractContextManager[None]:  # O11
 
 
 def a_hint_is_believed_without_its_checksum() -> AbstractContextManager[None]:  # R53
-    return patched(checkpoint_log, "decode_hint", lambda data, path: int(data.split()[0]))
+    return patched(entries, "decode_hint", lambda data, path: int(data.split()[0]))
 
 
 @contextmanager
@@ -173,10 +175,10 @@ def a_directory_that_is_there_is_durable() -> AbstractContextManager[None]:  # O
 
 def the_hint_is_read_last() -> AbstractContextManager[None]:  # R40
     def observe(self: Any) -> ObservedLog:
-        entries = tuple(self._observe_entry(sequence) for sequence in self._numbers("log"))
-        return ObservedLog(entries, self._newest_id(), self._read_hint())
+        found = tuple(self._observe_entry(sequence) for sequence in self.numbers("log"))
+        return ObservedLog(found, self.newest_id(), self._read_hint())
 
-    return patched(CheckpointLog, "observe", observe)
+    return patched(LogEntries, "observe", observe)
 
 
 def every_storage_is_trusted() -> AbstractContextManager[None]:  # O12
@@ -185,7 +187,7 @@ def every_storage_is_trusted() -> AbstractContextManager[None]:  # O12
 
 def a_sweep_that_fails_ends_the_run() -> AbstractContextManager[None]:
     def sweep(log: CheckpointLog, retained: Any, below: CheckpointId, *_: Any) -> None:
-        log.sweep(retained, below)
+        log.files.sweep(retained, below)
 
     return patched(claims, "_sweep", sweep)
 

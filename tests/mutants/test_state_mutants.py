@@ -12,8 +12,7 @@ from tests.runtime.checkpoints import test_frozen_states, test_upload_faults
 from tests.runtime.checkpoints.frozen_cases import CASES, small
 
 from headgate.operators import reduce
-from headgate.runtime.checkpoints import log as checkpoint_log
-from headgate.runtime.checkpoints import uploads
+from headgate.runtime.checkpoints import snapshots, uploads
 from headgate.state.frozen import FrozenState
 from headgate.state.memory import rows as memory_rows
 from headgate.state.memory.rows import MemoryCells
@@ -94,13 +93,13 @@ def rows_are_not_compared_before_the_acknowledgement() -> Iterator[None]:
 
 @contextmanager
 def rows_are_not_compared_when_reading() -> Iterator[None]:
-    with patched(checkpoint_log, "difference", lambda recorded, found: None):
+    with patched(snapshots, "difference", lambda recorded, found: None):
         yield
 
 
 @contextmanager
 def rows_are_not_recorded() -> Iterator[None]:
-    write = checkpoint_log.write_snapshot
+    write = snapshots.write_snapshot
     with patched(uploads, "write_snapshot", lambda *arguments: write(*arguments[:-1])):
         yield
 

@@ -17,7 +17,8 @@ from headgate.cli.text import duration_text, size_text, time_text
 from headgate.errors import UsageError
 from headgate.model.manifest import Claim, Manifest
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates
-from headgate.runtime.checkpoints.log import Aside, CheckpointLog
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.snapshot_files import Aside
 from headgate.storage.backends import open_storage
 
 app = typer.Typer(help="Completed checkpoints of pipelines.", no_args_is_help=True)
@@ -47,7 +48,7 @@ def list_checkpoints(
         typer.echo(json.dumps([{**_entry_fields(entry), "counts": entry in counted} for entry in log.entries]))
     else:
         _print_entries(log)
-        _print_aside(CheckpointLog(open_storage(absolute_location(directory)), pipeline).aside())
+        _print_aside(CheckpointLog(open_storage(absolute_location(directory)), pipeline).files.aside())
 
 
 @app.command("show")
@@ -80,14 +81,14 @@ def discard(
     """Remove damaged checkpoints that were kept aside when a start went back behind them."""
     _observed(directory, pipeline)
     log = CheckpointLog(open_storage(absolute_location(directory)), pipeline)
-    found = log.aside()
+    found = log.files.aside()
     if not found:
         typer.echo(f"Nothing is kept aside at {log.url}.")
         return
     _print_aside(found)
     if not yes:
         typer.confirm("Remove their files for good?", abort=True)
-    typer.echo(f"{log.discard_aside()} files removed")
+    typer.echo(f"{log.files.discard_aside()} files removed")
 
 
 def _print_aside(found: list[Aside]) -> None:

@@ -12,7 +12,8 @@ from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Claim, Manifest, StateHandle, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.runtime.checkpoints.log import CheckpointLog, Outcome, write_snapshot
+from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
+from headgate.runtime.checkpoints.snapshots import write_snapshot
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
@@ -158,14 +159,14 @@ def test_a_crash_while_dropping_leaves_no_gap(storage: FaultyStorage, crash_at: 
         log.drop(CheckpointId(2), CheckpointId(3))
     storage.heal()
     assert log.observe().lost() == ()
-    assert log.verify(manifest(3, handle=snapshot(storage, 3))) == []
+    assert log.files.verify(manifest(3, handle=snapshot(storage, 3))) == []
 
 
 def test_a_sweep_removes_only_old_files_of_checkpoints_that_are_not_kept(storage: FaultyStorage) -> None:
     log, _ = claimed(storage)
     for checkpoint in (1, 2, 3, 4):
         snapshot(storage, checkpoint)
-    log.sweep([CheckpointId(2)], CheckpointId(4))
+    log.files.sweep([CheckpointId(2)], CheckpointId(4))
     assert [p.split("/")[1] for p in storage.list("p") if "/chk-" in p] == ["chk-0000000002", "chk-0000000004"]
 
 
@@ -176,7 +177,7 @@ def test_damaged_and_missing_files_are_named(storage: FaultyStorage) -> None:
     storage.delete(f"p/{missing.path}")
     entries = tuple(SubtaskEntry(SUBTASK, handle, ()) for handle in (flipped, missing, sound))
     whole = Manifest(CheckpointId(3), Generation(1), 1, 128, entries, (), {}, False, 0, 0)
-    assert [damage.path for damage in log.verify(whole)] == [f"p/{flipped.path}", f"p/{missing.path}"]
+    assert [damage.path for damage in log.files.verify(whole)] == [f"p/{flipped.path}", f"p/{missing.path}"]
 
 
 def test_a_damaged_entry_is_observed_as_damage(storage: FaultyStorage) -> None:
@@ -193,13 +194,13 @@ def test_a_snapshot_of_another_generation_has_a_file_of_its_own(storage: FaultyS
         write_snapshot(storage, "p", SUBTASK, CheckpointId(1), Generation(number), [f"of {number}".encode()], 0)
         for number in (2, 1)  # the older one wakes up behind the newer one
     ]
-    assert [CheckpointLog(storage, "p").read(handle) for handle in made] == [b"of 2", b"of 1"]
+    assert [CheckpointLog(storage, "p").files.read(handle) for handle in made] == [b"of 2", b"of 1"]
 
 
 def test_small_state_travels_in_the_manifest(storage: FaultyStorage) -> None:  # C13
     handle = write_snapshot(storage, "p", SUBTASK, CheckpointId(1), Generation(1), [b"ab", b"c"], 3)
     assert (handle.path, handle.inline) == ("", b"abc")
-    assert CheckpointLog(storage, "p").read(handle) == b"abc"
+    assert CheckpointLog(storage, "p").files.read(handle) == b"abc"
 
 
 def between_write_and_look(storage: FaultyStorage, look: int, act: Callable[[], object]) -> None:

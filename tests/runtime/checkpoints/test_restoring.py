@@ -15,8 +15,8 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
 from headgate.model.plan import Plan
 from headgate.protocol.loops.part import RoundProgress
-from headgate.runtime.checkpoints.log import write_snapshot
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots, read_restored, restored_by
+from headgate.runtime.checkpoints.snapshots import write_snapshot
 from headgate.storage.memory import MemoryStorage
 
 

@@ -17,7 +17,8 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SubtaskEntry
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints import uploads
-from headgate.runtime.checkpoints.log import CheckpointLog, read_snapshot
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.snapshots import read_snapshot
 from headgate.runtime.checkpoints.uploads import Destination, FrozenSubtask, SnapshotWriter
 from headgate.state.frozen import FrozenState
 from headgate.storage.base import Bytes
@@ -237,7 +238,7 @@ def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: st
     )
     entries = (SubtaskEntry(SUBTASK, lying),)
     manifest = Manifest(CheckpointId(1), Generation(1), 1, 128, entries)
-    (damage,) = CheckpointLog(writing.storage, "p").verify(manifest)
+    (damage,) = CheckpointLog(writing.storage, "p").files.verify(manifest)
     assert f"expected {rows + change} rows" in damage.problem
 
 

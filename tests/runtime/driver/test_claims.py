@@ -17,7 +17,8 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.runtime.checkpoints.log import CheckpointLog, write_snapshot
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.snapshots import write_snapshot
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
@@ -170,7 +171,7 @@ def test_what_a_start_goes_back_behind_is_kept_until_somebody_removes_it(place: 
     for _ in range(3):  # a start that goes back again keeps nothing twice
         place.begin()
         assert damaged <= set(place.storage.list("p"))
-    asides = place.log.aside()
+    asides = place.log.files.aside()
     assert [(aside.restored, aside.below) for aside in asides] == [(1, 3)]
     assert "chk-0000000002" in asides[0].why
     kept = [path for path in place.storage.list("p/aside") if "/log-" in path]
@@ -182,9 +183,9 @@ def test_what_a_start_goes_back_behind_is_kept_until_somebody_removes_it(place: 
     place.complete(4, 4)
     place.log.drop(CheckpointId(3), CheckpointId(4))
     assert damaged <= set(place.storage.list("p")), "pruning leaves it alone"
-    assert place.log.discard_aside() == len(damaged)
+    assert place.log.files.discard_aside() == len(damaged)
     assert not damaged & set(place.storage.list("p"))
-    assert place.log.aside() == []
+    assert place.log.files.aside() == []
     assert [m.checkpoint for m in candidates(place.log.observe())] == [4]
 
 

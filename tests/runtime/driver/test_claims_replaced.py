@@ -14,7 +14,8 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest, SubtaskEntry
 from headgate.protocol.checkpoints import coordinator as machine
-from headgate.runtime.checkpoints.log import CheckpointLog, write_snapshot
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.snapshots import write_snapshot
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.claims import NewGeneration, begin_generation
 from headgate.runtime.driver.coordination import Coordination, Pools

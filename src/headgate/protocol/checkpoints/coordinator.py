@@ -1,4 +1,4 @@
-"""The coordinator of one generation's checkpoints (rules C1–C32; docs/spec/coordinator.md says which apply here).
+"""The coordinator of one generation's checkpoints (rules C2–C38; docs/spec/coordinator.md says which apply here).
 
 One ``Coordinator`` per generation: it knows the generation's phases, how it ends, and what may be committed; about
 single checkpoints it asks ``Completion``. The interpreter writes manifests, sends messages and runs timers.

@@ -21,7 +21,7 @@ from headgate.model.manifest import Manifest
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import RestoredState
 from headgate.protocol.loops.part import NO_ROUNDS, RoundProgress
-from headgate.runtime.checkpoints.log import read_snapshot
+from headgate.runtime.checkpoints.snapshots import read_snapshot
 from headgate.storage.base import NotFound, Storage
 
 

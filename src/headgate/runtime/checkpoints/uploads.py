@@ -21,7 +21,7 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, StateHandle
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
-from headgate.runtime.checkpoints.log import write_snapshot
+from headgate.runtime.checkpoints.snapshots import write_snapshot
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Pool, Surroundings
 from headgate.state.frozen import FrozenState

@@ -84,7 +84,7 @@ def begin_generation(
             _tell(choice, note)
             if choice.skipped:  # before anything is swept or aborted
                 below = claimed.first_checkpoint
-                _retrying(lambda: log.set_aside(choice.manifest, below, choice.skipped), around)
+                _retrying(lambda: log.files.set_aside(log.observe(), choice.manifest, below, choice.skipped), around)
     if restored is not None:
         plan = definition.plan
         problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
@@ -116,7 +116,7 @@ def _sweep(
 ) -> None:
     """Tidy up; what cannot be removed now, a later generation removes."""
     try:
-        _retrying(lambda: log.sweep(retained, below), around)
+        _retrying(lambda: log.files.sweep(retained, below), around)
     except StorageError as error:
         note(f"could not remove old checkpoint files: {error}")
 
@@ -148,7 +148,7 @@ def _choose(
     """Verify candidates from the newest down to the first sound one, then choose."""
     damage: dict[CheckpointId, list[recovery.Damage]] = {}
     for manifest in recovery.candidates(observed):
-        damage[manifest.checkpoint] = _retrying(lambda manifest=manifest: log.verify(manifest), around)  # type: ignore[misc]
+        damage[manifest.checkpoint] = _retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
         if not damage[manifest.checkpoint]:
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)

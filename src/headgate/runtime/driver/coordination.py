@@ -150,7 +150,7 @@ class Coordination:
                 self._reports.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
                 self._workers.broadcast(messages.Abort(self.generation, effect.checkpoint))
             case machine.DeleteHandles():
-                self._pools.storage.submit(self._quietly, lambda: self._log.delete(effect.handles))
+                self._pools.storage.submit(self._quietly, lambda: self._log.files.delete(effect.handles))
             case machine.DropCheckpoint():
                 self._pools.storage.submit(self._quietly, lambda: self._drop(effect.checkpoint))
             case Commit():
@@ -161,7 +161,7 @@ class Coordination:
                 retained = self.machine.retained
                 if retained:
                     below = CheckpointId(retained[-1])
-                    self._pools.storage.submit(self._quietly, lambda: self._log.sweep(retained, below))
+                    self._pools.storage.submit(self._quietly, lambda: self._log.files.sweep(retained, below))
                 self._reports.generation_done(effect)
             case Ignored():
                 return

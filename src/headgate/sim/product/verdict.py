@@ -85,7 +85,7 @@ class Verdict:
 def _positions(log: CheckpointLog, manifest: Manifest, source: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry in manifest.entries:
-        stored = decode_sections(log.read(entry.handle), "a snapshot").get(f"{POSITIONS_PREFIX}{source}")
+        stored = decode_sections(log.files.read(entry.handle), "a snapshot").get(f"{POSITIONS_PREFIX}{source}")
         if stored is not None:
             positions = msgspec.msgpack.decode(stored, type=dict[str, bytes])
             found |= {name: POSITION.unpack(at)[0] for name, at in positions.items()}

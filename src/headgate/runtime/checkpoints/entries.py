@@ -1,0 +1,100 @@
+"""The entries of one pipeline's checkpoint log, and the numbers beside them: read as they are, damage included.
+
+Counterpart: ``log``, which appends and claims. What an entry means, ``protocol.checkpoints.recovery`` decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+
+from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint
+from headgate.errors import CorruptionError, StorageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog
+from headgate.runtime.checkpoints.snapshots import read_again
+from headgate.storage.base import NotFound, Storage
+
+READ_TRIES_MAX = 8
+"""An entry may be pruned between the listing and its reading; more often in a row it counts as damage."""
+
+_NUMBER = re.compile(r"[0-9]{10,}")
+
+
+class LogEntries:
+    """Reads ``log/``, ``ids/`` and ``log-hint``."""
+
+    def __init__(self, storage: Storage, pipeline: str) -> None:
+        self._storage = storage
+        self._pipeline = pipeline
+
+    @property
+    def url(self) -> str:
+        """Where the pipeline is, for messages."""
+        return f"{self._storage.url.rstrip('/')}/{self._pipeline}"
+
+    def observe(self) -> ObservedLog:
+        """Read the whole log, damaged entries included.
+
+        Raises:
+            StorageError
+        """
+        for _ in range(READ_TRIES_MAX):
+            hint = self._read_hint()  # first: what is appended behind the listing is not lost
+            entries = tuple(self._observe_entry(sequence) for sequence in self.numbers("log"))
+            if not any(isinstance(e.content, Damage) and e.content.has_vanished for e in entries):
+                break  # else it was pruned meanwhile, so there is something newer to be seen
+        return ObservedLog(entries, self.newest_id(), hint)
+
+    def _observe_entry(self, sequence: int) -> ObservedEntry:
+        path = self.path(sequence)
+        try:
+            return ObservedEntry(sequence, path, read_again(lambda: decode_log_entry(self._storage.get(path), path)))
+        except CorruptionError as error:
+            return ObservedEntry(sequence, path, Damage(path, str(error)))
+        except NotFound:
+            return ObservedEntry(sequence, path, Damage(path, "it vanished while it was read", has_vanished=True))
+
+    def newest_generation(self, sequence: int) -> Generation | None:
+        """Return the generation of the newest entry after ``sequence`` that can be read; None if nothing follows."""
+        later = [number for number in self.numbers("log") if number > sequence]
+        for number in reversed(later):
+            path = self.path(number)
+            with contextlib.suppress(NotFound, CorruptionError):
+                return decode_log_entry(self._storage.get(path), path).generation
+        if later:
+            raise StorageError("read", self.url, f"nothing after entry {sequence} of the log can be read")
+        return None
+
+    def path(self, sequence: int) -> str:
+        """Return where entry ``sequence`` is."""
+        return f"{self._pipeline}/log/{sequence:010d}"
+
+    def id_path(self, checkpoint: CheckpointId) -> str:
+        """Return where the id of ``checkpoint`` is reserved."""
+        return f"{self._pipeline}/ids/{checkpoint:010d}"
+
+    def numbers(self, directory: str) -> list[int]:
+        """Return the numbers that have an object in ``directory``, ascending. Other files there are not ours."""
+        prefix = f"{self._pipeline}/{directory}/"
+        names = [path.removeprefix(prefix) for path in self._storage.list(prefix.rstrip("/"))]
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name) and f"{int(name):010d}" == name)
+
+    def newest_id(self) -> CheckpointId:
+        """Return the newest reserved id, 0 if there is none."""
+        return CheckpointId(max(self.numbers("ids"), default=0))
+
+    def _read_hint(self) -> int:
+        """Return the hint, 0 if there is none. One read wrongly would tell of an entry that never was (R53)."""
+        path = f"{self._pipeline}/log-hint"
+        try:
+            return read_again(lambda: decode_hint(self._storage.get(path), path))
+        except (NotFound, CorruptionError):
+            return 0
+
+    def write_hint(self, sequence: int) -> None:
+        """Note the newest sequence beside the log, best effort."""
+        try:
+            self._storage.put(f"{self._pipeline}/log-hint", [encode_hint(sequence)])
+        except StorageError:
+            return  # best effort: the log itself decides
