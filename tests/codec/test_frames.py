@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import strategies as st
 
 from headgate.codec.frames import (
     HEADER_BYTES,
+    MESSAGE_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     Barrier,
     BatchEncoder,
@@ -18,7 +22,6 @@ from headgate.codec.frames import (
     Cancel,
     Element,
     EndOfData,
-    FrameHeader,
     FrameKind,
     Idle,
     Watermark,
@@ -32,9 +35,22 @@ from headgate.codec.frames import (
 )
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.ids import CheckpointId
+from headgate.model.options import CheckpointKind, CheckpointOptions
+from headgate.protocol.loops.rounds import Probe
 
 SCHEMA = pa.schema([("key", pa.large_string()), ("value", pa.int64())])
-CONTROL = [Barrier(CheckpointId(7)), Cancel(CheckpointId(1)), Watermark(-5), Idle(True), Idle(False), EndOfData()]
+SAVEPOINT = CheckpointOptions(CheckpointKind.SAVEPOINT, target="s3://bucket/before the change")
+CONTROL = [
+    Barrier(CheckpointId(7)),
+    Barrier(CheckpointId(8), SAVEPOINT),
+    Cancel(CheckpointId(1)),
+    Watermark(-5),
+    Idle(True),
+    Idle(False),
+    EndOfData(),
+    Probe(1),
+    Probe(1 << 40, 7, is_closing=True, is_last_watermark=True),
+]
 
 
 def batch_of(rows: int) -> pa.RecordBatch:
@@ -52,10 +68,16 @@ def joined(parts: list[Buffer]) -> bytes:
 
 @pytest.mark.parametrize("element", CONTROL, ids=str)
 def test_a_control_element_survives_the_wire(element: Element) -> None:
-    kind, value = control_frame(element)
-    header = decode_header(encode_header(kind, 4, 1, 0, value))
-    assert header == FrameHeader(kind, 4, 1, 0, value, 0, 0)
-    assert control_element(header) == element
+    kind, value, parts = control_frame(element)
+    header = decode_header(encode_header(kind, 4, 1, 0, value, parts))
+    assert header[:5] == (kind, 4, 1, 0, value)
+    assert control_element(header, joined(parts)) == element
+
+
+def test_a_control_frame_carries_a_message_not_packed_bits() -> None:
+    _, value, parts = control_frame(Barrier(CheckpointId(7), SAVEPOINT))
+    options = {"kind": "savepoint", "alignment": "aligned", "target": "s3://bucket/before the change"}
+    assert (value, msgspec.msgpack.decode(joined(parts))) == (0, {"checkpoint": 7, "options": options})
 
 
 @given(st.integers(0, 300), st.integers(0, 50), st.integers(0, 300))
@@ -99,12 +121,14 @@ def test_any_flipped_bit_in_a_frame_is_noticed(data: st.DataObject) -> None:
         decode_batch(decode_header(frame), pa.py_buffer(bytes(frame[HEADER_BYTES:])), SCHEMA)
 
 
-@given(st.integers(0, HEADER_BYTES * 8 - 1))
-def test_any_flipped_bit_in_a_control_frame_is_noticed(bit: int) -> None:
-    frame = bytearray(encode_header(FrameKind.BARRIER, 0, 1, 5, 3))
+@given(st.data())
+def test_any_flipped_bit_in_a_control_frame_is_noticed(data: st.DataObject) -> None:
+    kind, value, parts = control_frame(Barrier(CheckpointId(3), SAVEPOINT))
+    frame = bytearray(encode_header(kind, 0, 1, 5, value, parts) + joined(parts))
+    bit = data.draw(st.integers(0, len(frame) * 8 - 1))
     frame[bit // 8] ^= 1 << (bit % 8)
     with pytest.raises((CorruptionError, ProtocolViolation)):
-        decode_header(frame)
+        control_element(decode_header(frame), frame[HEADER_BYTES:])
 
 
 @given(st.binary(max_size=200))
@@ -146,16 +170,47 @@ def test_another_version_and_an_unknown_kind_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [(FrameKind.BARRIER, 0), (FrameKind.CANCEL, -1), (FrameKind.IDLE, 2), (FrameKind.END, 1)],
+    [(FrameKind.CANCEL, -1), (FrameKind.IDLE, 2), (FrameKind.END, 1)],
 )
 def test_an_impossible_value_is_refused(kind: FrameKind, value: int) -> None:
     with pytest.raises(ProtocolViolation, match=f"impossible value {value}"):
         control_element(decode_header(encode_header(kind, 0, 1, 0, value)))
 
 
-def test_a_payload_on_a_control_frame_is_refused() -> None:
-    with pytest.raises(ProtocolViolation, match="payload bytes for kind 3"):
-        decode_header(encode_header(FrameKind.BARRIER, 0, 1, 0, 1, [b"x"]))
+# CH2
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [(FrameKind.END, b"x"), (FrameKind.BARRIER, b""), (FrameKind.PROBE, bytes(MESSAGE_BYTES_MAX + 1))],
+)
+def test_a_payload_that_its_kind_cannot_have_is_refused(kind: FrameKind, payload: bytes) -> None:
+    with pytest.raises(ProtocolViolation, match=f"announced {len(payload)} payload bytes for kind {int(kind)}"):
+        decode_header(encode_header(kind, 0, 1, 0, 0, [payload] if payload else []))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (FrameKind.BARRIER, {"checkpoint": 0}),
+        (FrameKind.BARRIER, {"checkpoint": "7"}),
+        (FrameKind.BARRIER, {"checkpoint": 7, "options": {"kind": "another"}}),
+        (FrameKind.BARRIER, {}),
+        (FrameKind.PROBE, {"number": 0}),
+        (FrameKind.PROBE, {"number": 1, "round_": -2}),
+        (FrameKind.PROBE, [1]),
+    ],
+)
+def test_a_message_that_its_kind_cannot_have_is_refused(kind: FrameKind, message: object) -> None:
+    payload = msgspec.msgpack.encode(message)
+    header = decode_header(encode_header(kind, 0, 1, 0, 0, [payload]))
+    with pytest.raises(ProtocolViolation, match=f"{kind.name}|impossible"):
+        control_element(header, payload)
+
+
+@given(st.binary(min_size=1, max_size=60))
+def test_random_messages_with_a_right_checksum_are_refused_without_harm(junk: bytes) -> None:
+    for kind in (FrameKind.BARRIER, FrameKind.PROBE):
+        with contextlib.suppress(ProtocolViolation):
+            control_element(decode_header(encode_header(kind, 0, 1, 0, 0, [junk])), junk)
 
 
 # CH5

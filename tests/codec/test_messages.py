@@ -13,6 +13,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
 from headgate.model.metrics import Sample
+from headgate.model.options import CheckpointKind, CheckpointOptions
 from headgate.protocol.checkpoints.reasons import AbortReason
 
 HANDLE = m.Handle(10, (1 << 64) - 1, "3/a", b"x")
@@ -29,6 +30,7 @@ FROM_WORKER: list[m.FromWorker] = [
 TO_WORKER: list[m.ToWorker] = [
     m.Deploy(4, [m.Address("h", 1)], [m.Restored("window", 0, 2, HANDLE)], 1 << 22, 5, 20_480),
     m.TriggerCheckpoint(1, 2),
+    m.TriggerCheckpoint(1, 2, CheckpointOptions(CheckpointKind.SAVEPOINT, target="/mnt/here")),
     m.Complete(1, 2),
     m.Abort(1, 2),
     m.Drain(1),

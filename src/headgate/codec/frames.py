@@ -1,8 +1,9 @@
 """Data frames: the elements of a channel, and their bytes between two workers.
 
 Counterpart: ``runtime.wire.exchange`` moves them; ``runtime.wire.channels`` queues the elements. Layout and rules
-CH1–CH9: docs/spec/channels.md. A frame is a fixed header, and for two kinds a payload: a schema fingerprint needs none,
-a batch is one Arrow IPC encapsulated message. Never does I/O, and never allocates by a length it has not checked.
+CH1–CH9: docs/spec/channels.md. A frame is a fixed header, and for some kinds a payload: of a batch one Arrow IPC
+encapsulated message, of a barrier and a probe a small message of their fields. Never does I/O, and never allocates by a
+length it has not checked.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
+import msgspec
 import pyarrow as pa
 import xxhash
 
 from headgate.errors import CorruptionError, ProtocolViolation
 from headgate.model.ids import CheckpointId
+from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.loops.rounds import Probe
 
 MAGIC = b"HG"
-FRAME_VERSION = 1
+FRAME_VERSION = 2
 PAYLOAD_BYTES_MAX = 256 << 20
 """Largest payload of one frame: bounds what a single length field can make a receiver allocate (CH2)."""
+MESSAGE_BYTES_MAX = 64 << 10
+"""Largest payload of a control frame."""
 
 _FIELDS = struct.Struct("<2sBBIQQqQQ")
 _CHECK = struct.Struct("<Q")
 HEADER_BYTES = _FIELDS.size + _CHECK.size
-_ROUND_MAX = (1 << 30) - 1
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 
@@ -46,6 +50,7 @@ class Barrier:
     """Everything before it on this channel belongs to ``checkpoint`` or an earlier one."""
 
     checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ class FrameKind(IntEnum):
     BATCH = 2
     """Records. ``value``: number of rows."""
     BARRIER = 3
-    """``value``: checkpoint id."""
+    """Payload: the fields of ``Barrier``. ``value``: 0."""
     CANCEL = 4
     """``value``: checkpoint id."""
     WATERMARK = 5
@@ -97,7 +102,7 @@ class FrameKind(IntEnum):
     CREDIT = 8
     """From the receiver back to the sender. ``value``: bytes returned."""
     PROBE = 9
-    """Within a nest of loops. ``value``: number (31 bits) · round + 1 (30 bits) · closing · last watermark."""
+    """Within a nest of loops. Payload: the fields of ``Probe``. ``value``: 0."""
 
 
 class FrameHeader(NamedTuple):
@@ -160,14 +165,14 @@ def decode_header(
         raise CorruptionError(source, 0, f"header check {check:016x}", f"{found_check:016x}")
     if kind not in _KINDS:
         raise ProtocolViolation("frame", f"{source} sent a frame of unknown kind {kind}")
-    if size > payload_bytes_max or (size > 0) != (kind == FrameKind.BATCH):
-        raise ProtocolViolation(
-            "frame", f"{source} announced {size} payload bytes for kind {kind}; at most {payload_bytes_max}"
-        )
+    limit = payload_bytes_max if kind == FrameKind.BATCH else MESSAGE_BYTES_MAX if kind in _MESSAGES else 0
+    if size > limit or (size == 0 and limit > 0):
+        raise ProtocolViolation("frame", f"{source} announced {size} payload bytes for kind {kind}; at most {limit}")
     return FrameHeader(_KINDS[kind], edge, generation, sequence, value, size, checksum)
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
+_MESSAGES: dict[FrameKind, type[Barrier] | type[Probe]] = {FrameKind.BARRIER: Barrier, FrameKind.PROBE: Probe}
 
 
 def check_payload(header: FrameHeader, payload: Buffer, source: str = "frame") -> None:
@@ -182,35 +187,36 @@ def check_payload(header: FrameHeader, payload: Buffer, source: str = "frame") -
         raise CorruptionError(source, HEADER_BYTES, expected, f"{len(payload)} bytes with {found:016x}")
 
 
-def control_frame(element: Element) -> tuple[FrameKind, int]:
-    """Return kind and value of the frame of an element that is not a batch."""
+def control_frame(element: Element) -> tuple[FrameKind, int, list[Buffer]]:
+    """Return kind, value and payload of the frame of an element that is not a batch."""
     match element:
-        case Barrier(checkpoint):
-            return FrameKind.BARRIER, checkpoint
+        case Barrier():
+            return FrameKind.BARRIER, 0, [msgspec.msgpack.encode(element)]
         case Cancel(checkpoint):
-            return FrameKind.CANCEL, checkpoint
+            return FrameKind.CANCEL, checkpoint, []
         case Watermark(watermark_ms):
-            return FrameKind.WATERMARK, watermark_ms
+            return FrameKind.WATERMARK, watermark_ms, []
         case Idle(is_idle):
-            return FrameKind.IDLE, int(is_idle)
+            return FrameKind.IDLE, int(is_idle), []
         case EndOfData():
-            return FrameKind.END, 0
+            return FrameKind.END, 0, []
         case Probe():
-            return FrameKind.PROBE, _probe_value(element)
+            return FrameKind.PROBE, 0, [msgspec.msgpack.encode(element)]
         case BatchElement():
-            raise AssertionError("a batch has a payload: use BatchEncoder")
+            raise AssertionError("a batch is no control element: use BatchEncoder")
 
 
-def control_element(header: FrameHeader, source: str = "frame") -> Element:
-    """Return the element of a frame without payload (not OPEN, not CREDIT).
+def control_element(header: FrameHeader, payload: Buffer | None = None, source: str = "frame") -> Element:
+    """Return the element of a control frame (not OPEN, not BATCH, not CREDIT). The payload's checksum first.
 
     Raises:
-        ProtocolViolation: the value is not one that its kind can have.
+        CorruptionError: the checksum does not match.
+        ProtocolViolation: the value, or a field, is not one that its kind can have.
     """
     value = header.value
     match header.kind:
-        case FrameKind.BARRIER if value >= 1:
-            return Barrier(CheckpointId(value))
+        case FrameKind.BARRIER | FrameKind.PROBE if value == 0 and payload is not None:
+            return _message(header, payload, source)
         case FrameKind.CANCEL if value >= 1:
             return Cancel(CheckpointId(value))
         case FrameKind.WATERMARK:
@@ -219,15 +225,19 @@ def control_element(header: FrameHeader, source: str = "frame") -> Element:
             return Idle(value == 1)
         case FrameKind.END if value == 0:
             return EndOfData()
-        case FrameKind.PROBE if value >> 32 >= 1:
-            return Probe(value >> 32, ((value >> 2) & _ROUND_MAX) - 1, bool(value & 2), bool(value & 1))
     raise ProtocolViolation("frame", f"{source} sent {header.kind.name} with the impossible value {value}")
 
 
-def _probe_value(probe: Probe) -> int:
-    assert 0 < probe.number < 1 << 31
-    assert -1 <= probe.round_ < _ROUND_MAX
-    return probe.number << 32 | (probe.round_ + 1) << 2 | probe.is_closing << 1 | probe.is_last_watermark
+def _message(header: FrameHeader, payload: Buffer, source: str) -> Barrier | Probe:
+    check_payload(header, payload, source)
+    try:
+        element = msgspec.msgpack.decode(payload, type=_MESSAGES[header.kind])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolViolation("frame", f"{source} sent an unreadable {header.kind.name}: {error}") from error
+    number, round_ = (element.checkpoint, -1) if isinstance(element, Barrier) else (element.number, element.round_)
+    if number < 1 or round_ < -1:
+        raise ProtocolViolation("frame", f"{source} sent the impossible {element}")
+    return element
 
 
 class BatchEncoder:

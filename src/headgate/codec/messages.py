@@ -18,6 +18,7 @@ from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
 from headgate.model.metrics import Sample
+from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.model.progress import LoopProgress
 from headgate.protocol.checkpoints.reasons import AbortReason
 
@@ -193,6 +194,7 @@ class TriggerCheckpoint(Struct, frozen=True, tag="trigger"):
 
     generation: Id
     checkpoint: Id
+    options: CheckpointOptions = ORDINARY
 
 
 class StartProbe(Struct, frozen=True, tag="start-probe"):

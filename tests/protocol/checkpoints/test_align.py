@@ -6,6 +6,7 @@ import pytest
 from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
+from headgate.model.options import CheckpointKind, CheckpointOptions
 from headgate.protocol.checkpoints.align import (
     AbortReceived,
     Aligner,
@@ -27,6 +28,29 @@ from headgate.protocol.machine import STORY_MAX, Ignored
 
 def barrier(channel: int, checkpoint: int) -> BarrierReceived:
     return BarrierReceived(ch(channel), cp(checkpoint))
+
+
+SAVEPOINT = CheckpointOptions(CheckpointKind.SAVEPOINT, target="s3://bucket/here")
+
+
+# A11
+def test_options_travel_from_the_barrier_to_the_snapshot_and_the_barriers_sent_on() -> None:
+    aligner = Aligner(2)
+    aligner.handle(BarrierReceived(ch(0), cp(1), SAVEPOINT))
+    assert aligner.handle(BarrierReceived(ch(1), cp(1), SAVEPOINT))[:2] == [
+        TakeSnapshot(cp(1), SAVEPOINT),
+        EmitBarrier(cp(1), SAVEPOINT),
+    ]
+    aligner.handle(barrier(0, 2))
+    assert aligner.handle(barrier(1, 2))[:2] == [TakeSnapshot(cp(2)), EmitBarrier(cp(2))], "they are not kept"
+
+
+# A11
+def test_barriers_of_one_checkpoint_with_other_options_are_a_violation() -> None:
+    aligner = Aligner(2)
+    aligner.handle(BarrierReceived(ch(0), cp(1), SAVEPOINT))
+    with pytest.raises(ProtocolViolation, match="a barrier of 1 wants"):
+        aligner.handle(barrier(1, 1))
 
 
 def cancel(channel: int, checkpoint: int) -> CancelReceived:

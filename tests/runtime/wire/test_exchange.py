@@ -15,6 +15,7 @@ from headgate.codec.frames import (
     Barrier,
     BatchElement,
     Buffer,
+    Cancel,
     Element,
     EndOfData,
     FrameKind,
@@ -353,9 +354,9 @@ def test_frames_of_another_generation_are_dropped_and_counted() -> None:
     worker = Worker(0, plan_of(2))
     peer = start_with_hand_made_peer(worker)
     peer.send(frame(FrameKind.OPEN, 0, OPENING))
-    peer.send(frame(FrameKind.BARRIER, 1, 3, generation=4))
-    peer.send(frame(FrameKind.BARRIER, 1, 9))
-    assert worker.take(0, 1) == Barrier(CheckpointId(9))
+    peer.send(frame(FrameKind.CANCEL, 1, 3, generation=4))
+    peer.send(frame(FrameKind.CANCEL, 1, 9))
+    assert worker.take(0, 1) == Cancel(CheckpointId(9))
     assert worker.exchange.metrics.frames_refused == 1
     assert worker.lost.empty()
     worker.exchange.close()
@@ -366,16 +367,16 @@ def test_frames_of_another_generation_are_dropped_and_counted() -> None:
 @pytest.mark.parametrize(
     ("frames", "problem"),
     [
-        ([frame(FrameKind.BARRIER, 0, 1)], "begins with its schema"),
+        ([frame(FrameKind.CANCEL, 0, 1)], "begins with its schema"),
         ([frame(FrameKind.OPEN, 0, OPENING + 1)], "schema differs"),
-        ([frame(FrameKind.OPEN, 0, OPENING), frame(FrameKind.BARRIER, 2, 1)], "sequence 2 where 1 was due"),
+        ([frame(FrameKind.OPEN, 0, OPENING), frame(FrameKind.CANCEL, 2, 1)], "sequence 2 where 1 was due"),
         ([frame(FrameKind.OPEN, 0, OPENING), frame(FrameKind.OPEN, 0, OPENING)], "sequence 0 where 1"),
         ([frame(FrameKind.OPEN, 0, OPENING, edge=9)], "edge 9 is not shuffled"),
         ([frame(FrameKind.CREDIT, 1, 10)], "was not due"),
         ([frame(FrameKind.CREDIT, 0, -10)], "was not due"),
-        ([[b"\0" * HEADER_BYTES]], "not b'HG' version 1"),
-        ([[b"HG\x01".ljust(HEADER_BYTES, b"\0")]], "damaged"),
-        ([[b"HG\x01".ljust(HEADER_BYTES + 1, b"\0")]], "changed, repeated, moved or inserted"),
+        ([[b"\0" * HEADER_BYTES]], "not b'HG' version 2"),
+        ([[b"HG\x02".ljust(HEADER_BYTES, b"\0")]], "damaged"),
+        ([[b"HG\x02".ljust(HEADER_BYTES + 1, b"\0")]], "changed, repeated, moved or inserted"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

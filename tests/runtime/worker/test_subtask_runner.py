@@ -18,6 +18,7 @@ from headgate.errors import UsageError
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
+from headgate.model.options import CheckpointKind, CheckpointOptions
 from headgate.model.plan import Vertex
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
 from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
@@ -222,6 +223,14 @@ def test_the_position_in_a_snapshot_is_exactly_what_was_sent_before_its_barrier(
     assert (name, checkpoint) == ("acknowledged", 7)
     assert msgspec.msgpack.decode(sections[f"{POSITIONS_PREFIX}a"]) == {"s": b"2"}
     assert bytes(sections[f"{FINISHED_PREFIX}a"]) == b"\x00"
+
+
+# A11
+def test_the_options_of_a_trigger_go_out_with_the_barrier() -> None:
+    savepoint = CheckpointOptions(CheckpointKind.SAVEPOINT)
+    made = Made(reader=Reader([batch(1)]))
+    made.runner.handle(machine.TriggerReceived(CheckpointId(7), savepoint))
+    assert made.out() == [Barrier(CheckpointId(7), savepoint)]
 
 
 def test_sinks_are_sealed_after_operators_have_sent_what_belongs_before_the_barrier() -> None:  # U8

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TypeAlias, assert_never
 
 from headgate.model.ids import ChannelIndex, CheckpointId
+from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored, Machine
 
@@ -23,6 +24,7 @@ class BarrierReceived:
 
     channel: ChannelIndex
     checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class TakeSnapshot:
     """EFFECT: flush what belongs in front of the barrier, then freeze, before any further element."""
 
     checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,7 @@ class EmitBarrier:
     """EFFECT: send the barrier on every output channel."""
 
     checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +119,7 @@ class Aligner(Machine):
         self._channels_count = channels_count
         self._phase = Phase.FLOWING
         self._current = CheckpointId(0)
+        self._options = ORDINARY
         self._blocked: set[ChannelIndex] = set()
         self._ended: set[ChannelIndex] = set()
         self._aborted: OrderedDict[CheckpointId, None] = OrderedDict()
@@ -164,9 +169,11 @@ class Aligner(Machine):
                 return [Ignored("barrier of a finished checkpoint")]
             if event.channel in self._blocked:
                 raise self._violation(f"second barrier of {event.checkpoint} on channel {event.channel}")
+            if event.options != self._options:  # A11
+                raise self._violation(f"a barrier of {event.checkpoint} wants {event.options}, not {self._options}")
             return self._align(event.channel)
         abandoned = self._abandon(AbortReason.OVERTAKEN)  # A4
-        self._current = event.checkpoint
+        self._current, self._options = event.checkpoint, event.options
         if self._was_aborted(event.checkpoint):  # A8: no snapshot, but nobody downstream may wait
             return [*abandoned, EmitCancel(event.checkpoint)]
         self._phase = Phase.ALIGNING
@@ -216,7 +223,11 @@ class Aligner(Machine):
         return [BlockChannel(channel)]  # A1
 
     def _complete(self) -> list[Effect]:
-        return [TakeSnapshot(self._current), EmitBarrier(self._current), *self._release()]
+        return [
+            TakeSnapshot(self._current, self._options),
+            EmitBarrier(self._current, self._options),
+            *self._release(),
+        ]
 
     def _abandon(self, reason: AbortReason) -> list[Effect]:
         """Give the current checkpoint up, if one is being aligned: downstream first, then the coordinator."""

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
@@ -205,6 +206,7 @@ class TriggerSources:
     """EFFECT: ask every source subtask for ``checkpoint``."""
 
     checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable, StateHandle
+from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.checkpoints import align
 from headgate.protocol.loops import head as loop_head
 from headgate.protocol.loops import part as loop_part
@@ -23,6 +24,7 @@ class TriggerReceived:
     """EVENT (source subtasks): the coordinator asks for ``checkpoint``; the barrier goes out at this position."""
 
     checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class BarrierReceived:
 
     channel: ChannelIndex
     checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class Subtask(Machine):
             case BarrierReceived() if event.channel in self._feedback:
                 effects = self._logged(loop_head.SentinelReceived(event.channel, event.checkpoint))
             case BarrierReceived():
-                effects = self._aligned(align.BarrierReceived(event.channel, event.checkpoint))
+                effects = self._aligned(align.BarrierReceived(event.channel, event.checkpoint, event.options))
             case CancelReceived() if event.channel in self._feedback:
                 effects = [Ignored("whoever feeds back has told the coordinator")]  # L10
             case CancelReceived():
@@ -173,7 +173,7 @@ class Subtask(Machine):
     def _on_trigger(self, event: TriggerReceived) -> list[Effect]:  # T1
         if not self._is_source:
             raise self._violation("only sources are triggered")
-        return self._aligned(align.BarrierReceived(ChannelIndex(0), event.checkpoint))
+        return self._aligned(align.BarrierReceived(ChannelIndex(0), event.checkpoint, event.options))
 
     def _aligned(self, event: align.Event) -> list[Effect]:
         """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""

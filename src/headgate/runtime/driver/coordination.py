@@ -137,7 +137,7 @@ class Coordination:
                 self._pools.storage.submit(self._reserve, effect.checkpoint)
             case machine.TriggerSources():
                 self._triggered[effect.checkpoint] = (self._around.monotonic_ms(), self._around.wall_ms())
-                self._workers.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint))
+                self._workers.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint, effect.options))
             case machine.DrainSources():
                 self._workers.broadcast(messages.Drain(self.generation))
             case machine.WriteManifest():

@@ -214,8 +214,7 @@ class Peer:
             parts = outgoing.encoder.encode(element.batch)
             self._send(edge, outgoing, FrameKind.BATCH, element.batch.num_rows, parts)
         else:
-            kind, value = control_frame(element)
-            self._send(edge, outgoing, kind, value)
+            self._send(edge, outgoing, *control_frame(element))
 
     def _return_credit(self, edge: int, size_bytes: int) -> None:
         outgoing = self._outgoing[edge]
@@ -299,7 +298,7 @@ class Peer:
                 raise self._violation(header, "the schema differs there; all workers must run the same plan")
             return
         if header.kind is not FrameKind.BATCH:
-            incoming.channel.put(control_element(header, source))
+            incoming.channel.put(control_element(header, payload, source))
             return
         if incoming.channel.outstanding_bytes >= self._credit_bytes + OVERDRAWN_BYTES_MAX:  # CH11
             raise self._violation(header, "a batch was sent without credit")

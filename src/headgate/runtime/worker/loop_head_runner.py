@@ -197,7 +197,7 @@ class LoopHeadRunner(SubtaskRunner):
     def _on_feedback_control(self, channel: ChannelIndex, element: Element) -> None:
         match element:
             case Barrier():
-                self.handle(machine.BarrierReceived(channel, element.checkpoint))
+                self.handle(machine.BarrierReceived(channel, element.checkpoint, element.options))
             case Cancel():
                 self.handle(machine.CancelReceived(channel, element.checkpoint))
             case EndOfData():

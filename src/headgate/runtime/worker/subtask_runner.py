@@ -266,7 +266,7 @@ class SubtaskRunner:
                 self._merge(IdleReceived(channel, element.is_idle))
             case Barrier():
                 self._note_barrier(element.checkpoint)
-                self.handle(machine.BarrierReceived(channel, element.checkpoint))
+                self.handle(machine.BarrierReceived(channel, element.checkpoint, element.options))
             case Cancel():
                 self.handle(machine.CancelReceived(channel, element.checkpoint))
             case EndOfData():
@@ -299,7 +299,7 @@ class SubtaskRunner:
             case machine.TakeSnapshot():
                 self._take_snapshot(effect.checkpoint)
             case machine.EmitBarrier():
-                self._emit_barrier(effect.checkpoint)
+                self._emit_barrier(effect)
             case machine.EmitCancel():
                 for outlet in self._outlets:
                     outlet.send_element(Cancel(effect.checkpoint))
@@ -364,13 +364,13 @@ class SubtaskRunner:
         freeze_us = (time.perf_counter_ns() - flushed_ns) // 1000
         self._reports.snapshot_taken(self.subtask, checkpoint, align_us, freeze_us)
 
-    def _emit_barrier(self, checkpoint: CheckpointId) -> None:
+    def _emit_barrier(self, effect: machine.EmitBarrier) -> None:
         """Barrier first, then the write: the barrier is on the critical path of everybody downstream.
 
         On a feedback edge it is the sentinel (L8).
         """
         for outlet in self._outlets:
-            outlet.send_element(Barrier(checkpoint))
+            outlet.send_element(Barrier(effect.checkpoint, effect.options))
         assert self._frozen is not None
         frozen, self._frozen = self._frozen, None
         self._begin_write(frozen)

@@ -284,7 +284,7 @@ class Worker:
             case messages.TriggerCheckpoint() if mail.generation == self._generation:
                 for runner in self._runners:
                     if runner.is_source:
-                        runner.handle(machine.TriggerReceived(CheckpointId(mail.checkpoint)))
+                        runner.handle(machine.TriggerReceived(CheckpointId(mail.checkpoint), mail.options))
                     elif isinstance(runner, LoopHeadRunner):
                         runner.expect(CheckpointId(mail.checkpoint))
             case messages.StartProbe() if mail.generation == self._generation:
