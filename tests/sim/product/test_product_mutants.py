@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.sim.product.mutants import MUTANTS, Mutant, catching_seed
+from tests.sim.product.mutants import MUTANTS, catching_seed
+from tests.sim.product.patching import Mutant
 
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))

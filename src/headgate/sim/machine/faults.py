@@ -52,6 +52,8 @@ class Faults:
         self._rng = rng
         share = 0 if rng.random() < 0.05 else rng.choice((0.2, 0.4, 0.6))
         self.on = {fault for fault in Fault if rng.random() < share}
+        if share and rng.random() < 0.5:
+            self.on.add(Fault.WORKER_CRASH)
         self.budget = rng.choice((2, 6, 15))
         self.is_healed = False
         self.puts_land_late = rng.random() < 0.3

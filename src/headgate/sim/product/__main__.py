@@ -7,7 +7,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import Pool
+from pathlib import Path
 
+from headgate.sim.product.coverage_table import measure, table, write
 from headgate.sim.product.run import Result, run_seed
 
 STORY_LINES = 60
@@ -23,7 +25,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="print the whole story of the seed")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first violation")
+    parser.add_argument("--coverage", action="store_true", help="print what the seeds ran of the product, per file")
+    parser.add_argument("--write", type=Path, help="put that table between its marks on this page")
     chosen = parser.parse_args(arguments)
+    if chosen.coverage:
+        text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)
+        print(text)
+        if chosen.write is not None:
+            write(chosen.write, text)
+        return 0
     if chosen.seed is not None:
         return _one(chosen.seed, is_traced=chosen.trace)
     return _many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, keeps_going=chosen.keep_going)

@@ -216,10 +216,12 @@ class Drawing:
 
     def _counting(self) -> Step:
         rng = self._rng
-        return rng.choice((Count("row"), Count("batch"), Count("reduce"), Everywhere(), Picky()))
+        parts = rng.choice((1, 2))
+        return rng.choice((Count("row", parts), Count("batch", parts), Count("reduce"), Everywhere(), Picky()))
 
     def _window(self) -> Step:
-        return Window(is_early=self._rng.random() < 0.6)
+        is_early = self._rng.random() < 0.6
+        return Window(is_early, None if is_early else self._rng.choice((None, 15)))
 
     def _loop(self, depth: int) -> Step:
         """Return a loop; deeper ones are plainer, because rounds belong to outermost loops."""

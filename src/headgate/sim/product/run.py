@@ -94,7 +94,8 @@ class Watcher:
 class Run:
     """The user of one pipeline, and the world's malice."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+        self._events_max = events_max
         self.world = World(seed, is_traced=is_traced)
         rng = self.world.random
         self.tasks = Tasks(self.world)
@@ -122,7 +123,7 @@ class Run:
             self.start()
             world.at(10, self.strikes.strike)
             world.at(world.random.randint(50, 2_000), self._look)
-            world.run(lambda: self.is_finished or self.history.finding is not None, self._safety_ms, EVENTS_MAX)
+            world.run(lambda: self.is_finished or self.history.finding is not None, self._safety_ms, self._events_max)
             self._heal()
             self._until(lambda: self.is_finished, "not finished")
             if self._looks_again:  # what is left by what failed, the next start removes
@@ -143,7 +144,9 @@ class Run:
     def _until(self, is_over: Callable[[], bool], problem: str) -> None:
         world = self.world
         history = self.history
-        is_done = world.run(lambda: history.finding is not None or is_over(), world.now_ms + LIVENESS_MS, EVENTS_MAX)
+        is_done = world.run(
+            lambda: history.finding is not None or is_over(), world.now_ms + LIVENESS_MS, self._events_max
+        )
         if history.finding is not None:
             raise history.finding
         if not is_done:
@@ -259,9 +262,9 @@ class Run:
         self._is_verified = True
 
 
-def run_seed(seed: int, *, is_traced: bool = False) -> Result:
+def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
     """Run one seed."""
-    run = Run(seed, is_traced=is_traced)
+    run = Run(seed, is_traced=is_traced, events_max=events_max)
     violation = run.run()
     world = run.world
     story = tuple(world.story) if violation or is_traced else ()

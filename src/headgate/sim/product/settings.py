@@ -37,7 +37,7 @@ class Settings:
     attempts: int
     pace: Pace
     checkpointing: hg.Checkpointing
-    restart: hg.FixedDelay
+    restart: hg.FixedDelay | hg.ExponentialDelay | hg.FailureRate
     on_damaged: str | None
     roll_interval: str | int
     inline_bytes_max: int
@@ -111,9 +111,16 @@ def draw_settings(rng: random.Random, on_round: Callable[[str, int], None]) -> S
             retained=rng.choice((1, 2, 3)),
             max_concurrent=rng.choice((1, 1, 2)),
         ),
-        restart=hg.FixedDelay(attempts=rng.choice((None, None, 2)), delay="20ms"),
+        restart=rng.choice(
+            (
+                hg.FixedDelay(delay="20ms"),
+                hg.FixedDelay(attempts=2, delay="20ms"),
+                hg.ExponentialDelay(initial="10ms", maximum="1s", reset_after="500ms"),
+                hg.FailureRate(failures=3, interval="2s", delay="20ms"),
+            )
+        ),
         on_damaged=rng.choice((None, "previous")),
         roll_interval=rng.choice((0, 0, "100ms", "1m")),
         inline_bytes_max=rng.choice((0, 0, 1_000, 20_000)),
-        loop_memory_bytes=rng.choice((64 << 20, 64 << 20, 4_000)),
+        loop_memory_bytes=rng.choice((64 << 20, 4_000, 400)),
     )

@@ -108,21 +108,33 @@ class Everywhere:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Numbers the records of each key: by a process function, by batch, or by ``reduce``."""
+    """Numbers the records of each key: by a process function by ``row``, by ``batch``, or by ``reduce``.
+
+    ``parts`` are numbers of their own within a key, told apart by a text: the key has two columns then.
+    """
 
     how: str
+    parts: int = 1
 
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
         """See ``Step``."""
         if self.how != "reduce":
             function = Counting() if self.how == "row" else CountingBatches()
-            return stream.key_by("k", name=f"{name}-by").process(function, name=name)
+            if self.parts == 1:
+                return stream.key_by("k", name=f"{name}-by").process(function, name=name)
+            part = (pl.col("n") % self.parts).cast(pl.String)
+            parted = stream.with_columns(part=pl.lit("part ") + part, name=f"{name}-parts")
+            counted = parted.key_by("part", "k", name=f"{name}-by").process(function, name=name)
+            return counted.select("k", "n", "v", "t", "left", name=f"{name}-done")
         ones = stream.select("k", n=pl.lit(1, pl.Int64), v=_zero(), t=_zero(), left=_zero(), name=f"{name}-ones")
         return ones.key_by("k", name=f"{name}-by").reduce(_add, name=name)
 
     def plain(self) -> Plain:
         """See ``Step``."""
-        return plain.Numbered(lambda record: record.k, lambda record, number: Record(record.k, number, 0, 0, 0))
+        parts = self.parts
+        return plain.Numbered(
+            lambda record: (record.k, record.n % parts), lambda record, number: Record(record.k, number, 0, 0, 0)
+        )
 
 
 def _zero() -> pl.Expr:
@@ -215,12 +227,19 @@ class CountingBatches(hg.BatchProcessFunction):
     def open(self, state: hg.BatchStateHandle) -> None:
         """Declare."""
         self.count = state.value("count", pa.int64())
+        self.kept = state.list("kept", pa.int64())
+        self.entries = state.map("entries", pa.int64(), pa.string())
 
     def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
         """Number the records of the batch behind those before."""
-        within = batch.select(pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over("k")).to_series()
+        keys = [name for name in ("part", "k") if name in batch.columns]
+        within = batch.select(pl.int_range(1, pl.len() + 1, dtype=pl.Int64).over(keys)).to_series()
         numbers = self.count.get().fill_null(0) + within
+        assert (self.kept.counts() == self.count.get().fill_null(0)).all(), "the states of a key do not agree"
+        assert not self.entries.contains(numbers).any(), "the states of a key do not agree"
         self.count.put(numbers)
+        self.kept.append(batch["n"])
+        self.entries.put(numbers, batch["n"].cast(pl.String))
         zero = pl.lit(0, pl.Int64)
         return batch.with_columns(n=numbers, v=zero, t=zero, left=zero)
 

@@ -50,9 +50,9 @@ class Strikes:
     def __init__(self, run: Struck) -> None:
         self._run = run
         rng = run.world.random
-        self._rate = rng.choice((0.002, 0.01, 0.03))
+        self._rate = rng.choice((0.005, 0.02, 0.05))
         """How often a fault that is switched on strikes somebody, as long as it may."""
-        self._after_checkpoint_rate = rng.choice((0, 0.2, 0.5))
+        self._after_checkpoint_rate = rng.choice((0.1, 0.3, 0.6))
         """How often something dies right behind a completed checkpoint, which is then restored."""
 
     def strike(self) -> None:

@@ -1,0 +1,29 @@
+"""How planted bugs change a class: ``tests.mutants.harness.patched`` with the original at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from tests.mutants.harness import patched
+
+Mutant = Callable[[], AbstractContextManager[None]]
+
+
+def around(owner: object, name: str, change: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Replace a function or method by ``change(original, *arguments)``; a method's first argument is ``self``."""
+    original = getattr(owner, name)
+    return patched(owner, name, lambda *a, **options: change(original, *a, **options))
+
+
+def skipped(owner: object, name: str, result: object = None) -> AbstractContextManager[None]:
+    """Have a function or method do nothing but return ``result``."""
+    return patched(owner, name, lambda *a, **options: result)
+
+
+@contextmanager
+def both(first: AbstractContextManager[None], second: AbstractContextManager[None]) -> Iterator[None]:
+    """Plant two."""
+    with first, second:
+        yield

@@ -1,0 +1,98 @@
+"""Random graphs: the plain model knows neither time nor order, and what a list or a disk does to a run."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from headgate.sim.machine.faults import Fault
+from headgate.sim.product import coverage_table
+from headgate.sim.product.coverage_table import Covered, table
+from headgate.sim.product.graphs import Drawing, Graph, Loop, Net, Placed, PlainNet
+from headgate.sim.product.records import Record, Records
+from headgate.sim.product.run import Run
+from headgate.sim.product.source import Pace
+from headgate.sim.product.steps import Map, Window
+from headgate.sim.product.workloads import WORKLOADS, Branches, draw_splits
+
+
+def some_records(rng: random.Random, count: int) -> list[Record]:
+    return [Record(rng.randrange(5), n, rng.randrange(9), n, rng.randrange(4)) for n in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_a_loop_makes_of_records_depends_on_no_order(seed: int) -> None:  # SM7
+    rng = random.Random(seed)
+    net = Drawing(rng, lambda loop, number: None, grows=False).net(1)
+    rows = some_records(rng, 30)
+    found: list[list[Records]] = []
+    for pieces in (1, 3, 30):
+        shuffled = rng.sample(rows, len(rows))
+        plain = PlainNet(net)
+        whole: list[Records] = [Counter() for _ in range(1 + len(net.placed))]
+        for piece in range(pieces):
+            made = plain.feed([Counter(shuffled[piece::pieces])], ends=piece == pieces - 1)
+            for place, records in enumerate(made):
+                whole[place] += records
+        found.append(whole)
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_loop_drops_what_comes_back_too_often_and_lets_the_rest_out() -> None:
+    body = Net(1, (Placed("same", Map("rekey", "row"), (0,)),), (1,))
+    loop = Loop(body, modulus=50, has_rounds=True, rounds_max=2).plain()
+    made = loop.feed(Counter([Record(0, 1, 1, 0, left=0), Record(0, 1, 1, 0, left=1), Record(0, 1, 1, 0, left=2)]))
+    assert made == Counter([Record(1, 1, 1, 0, 0), Record(4, 1, 1, 0, 0)])
+
+
+def test_a_list_that_grows_is_read_to_its_end() -> None:  # SM8
+    run = Run(1)
+    run.faults.heal()
+    settings = run.settings
+    settings.inputs, settings.grows, settings.hidden = [draw_splits(run.world.random, 0, 3, 240)], True, {"s0-0"}
+    settings.pace, settings.parallelism = Pace(4, 20), 2
+    net = Net(1, (Placed("sums", Window(), (0,)),), (1,))
+    settings.job = Graph(net, {"out": (0, 1)}, is_picky=False)
+    run.world.at(299, settings.hidden.clear)
+    run.world.at(300, lambda: run.started[0].process.kill())
+    assert run.run() is None
+    assert [len(started.listed[0]) for started in run.started][:2] == [2, 3]
+
+
+class Once:
+    """Faults of which one strikes once."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault: Fault | None = fault
+
+    def strikes(self, fault: Fault) -> bool:
+        strikes, self._fault = fault is self._fault, None if fault is self._fault else self._fault
+        return strikes
+
+
+@pytest.mark.parametrize("fault", [Fault.DAMAGE, Fault.AWAY, Fault.DENIED], ids=lambda fault: fault.title)
+def test_harm_is_made_good_by_doing_what_the_error_says(fault: Fault) -> None:  # SM9
+    run = Run(3, is_traced=True)
+    run.faults.heal()
+    settings, harm = run.settings, run.harm
+    settings.hidden.clear()
+    settings.inputs, settings.job = [draw_splits(run.world.random, 0, 2, 240)], Branches(WORKLOADS[:2])
+    settings.pace, settings.on_damaged, settings.roll_interval = Pace(4, 20), None, 0
+    harm._faults = Once(fault)  # type: ignore[assignment]
+    run.world.at(500, lambda: run.started[0].process.kill())
+    assert run.run() is None
+    text = "\n".join(run.world.story)
+    assert "PipelineFailed" in text
+    assert not harm._backup
+    assert harm._away is None
+
+
+def test_the_table_leaves_thin_files_aside() -> None:  # SM11
+    thin = coverage_table.THIN[0]
+    text = table({"protocol/align.py": Covered(10, 9, 4, 2), thin: Covered(100, 0, 0, 0)}, 5_000)
+    assert text.startswith("5,000 seeds ran 78.6% ")
+    assert "| align.py | 9 | 10 | 2 | 4 | 79% |" in text
+    assert thin.rsplit("/", 1)[1] not in text
+    assert all((coverage_table.SOURCE / name).is_file() for name in coverage_table.THIN)
