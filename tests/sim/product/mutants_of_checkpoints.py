@@ -16,14 +16,15 @@ from headgate.connectors.files.commit import FileCommitter
 from headgate.connectors.files.ledger import Ledger
 from headgate.connectors.files.writer import FileWriter
 from headgate.errors import StorageError
-from headgate.model.ids import Generation
+from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life
 from headgate.operators.timestamps import WithTimestampsOperator
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.loops.part import NO_ROUNDS
-from headgate.runtime.checkpoints import log, uploads
+from headgate.runtime.checkpoints import log, snapshots, uploads
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots
+from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.driver import claims, sink_commits
 from headgate.runtime.driver.sink_commits import SinkCommits
@@ -33,7 +34,7 @@ from headgate.sim.machine.disk import SimStorage
 
 
 def one_bad_read_counts() -> AbstractContextManager[None]:
-    return patched(log, "READS_MAX", 1)
+    return patched(snapshots, "READS_MAX", 1)
 
 
 def a_life_is_drawn_at_every_start() -> AbstractContextManager[None]:
@@ -74,15 +75,15 @@ def ids_are_reserved_without_a_look() -> AbstractContextManager[None]:
 
 
 def too_much_is_dropped() -> AbstractContextManager[None]:
-    return around(CheckpointLog, "drop", lambda call, self, dropped, oldest: call(self, oldest, oldest))
+    return around(SnapshotFiles, "drop", lambda call, self, checkpoint: call(self, CheckpointId(checkpoint + 1)))
 
 
 def the_restored_checkpoint_is_swept() -> AbstractContextManager[None]:
-    return around(CheckpointLog, "sweep", lambda call, self, keep, below: call(self, (), below))
+    return around(SnapshotFiles, "sweep", lambda call, self, keep, below: call(self, (), below))
 
 
 def nothing_is_dropped() -> AbstractContextManager[None]:
-    return skipped(CheckpointLog, "_delete_snapshots")
+    return skipped(SnapshotFiles, "_delete_snapshots")
 
 
 def a_failed_append_counts() -> AbstractContextManager[None]:
@@ -98,7 +99,7 @@ def an_unknown_append_counts_as_failed() -> AbstractContextManager[None]:
 
 
 def damage_is_not_looked_for() -> AbstractContextManager[None]:
-    return skipped(CheckpointLog, "verify", [])
+    return skipped(SnapshotFiles, "verify", [])
 
 
 def a_replaced_driver_claims_again() -> AbstractContextManager[None]:
