@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -12,6 +13,7 @@ from headgate.cli.run import result_text
 from headgate.errors import HeadgateError, PipelineFailed, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import RunResult
+from headgate.store.store import Store
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -82,6 +84,24 @@ def test_describe_prints_the_plan_without_running(
     where = str(tmp_path / "checkpoints")
     assert run(monkeypatch, "run", str(program), "-p", "7", "--checkpoint-dir", where, "--describe") == 0
     assert f"pipeline shown: 1 chains, parallelism 7, checkpoints in {where}" in capsys.readouterr().out
+
+
+def test_describe_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SC7
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.chdir(tmp_path)
+    with Store.open(tmp_path / "in") as store:
+        store.create_stream("lines", pa.schema([("line", pa.large_string())]))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import headgate as hg\np = hg.Pipeline('shown')\nlines = p.source(hg.StreamSource('lines', store='in'))\n"
+        "lines.sink(hg.StreamSink('copies', store='in'), name='a')\n"
+        "lines.sink(hg.StreamSink('copies', store='elsewhere'), name='b')\np.run()\n",
+        encoding="utf-8",
+    )
+    assert run(monkeypatch, "run", str(program), "--describe") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "program.py"]
+    with Store.open(tmp_path / "in") as store:
+        assert [stream.name for stream in store.list_streams()] == ["lines"]
 
 
 def test_how_a_run_ended_is_said_in_one_sentence() -> None:

@@ -302,10 +302,13 @@ def test_two_sinks_of_one_pipeline_do_not_meddle(store: Store) -> None:
     assert visible(store) == [1]  # K8
 
 
-def test_check_creates_the_stream_once(store: Store) -> None:
+def test_the_stream_is_made_once_and_not_while_it_is_checked(store: Store) -> None:  # SC7
     sink = StreamSink("new/out", store.root, routing_key="key")
     for _ in range(2):
         sink.check(SCHEMA)
+    assert [info.name for info in store.list_streams()] == [NAME]
+    for _ in range(2):
+        sink.make_target(SCHEMA)
     info = store.describe("new/out")
     assert (info.segments_count, info.routing_key, info.schema) == (4, "key", SCHEMA)
 
@@ -324,6 +327,37 @@ def test_check_names_what_differs(store: Store) -> None:
     store.seal(NAME)
     with pytest.raises(UsageError, match="sealed"):
         sink.check(SCHEMA)
+
+
+def test_a_check_of_what_is_not_there_writes_nothing_and_says_what_cannot_be(tmp_path: Path) -> None:  # SC7
+    where = tmp_path / "no-store"
+    StreamSink("new/out", str(where)).check(SCHEMA)
+    with pytest.raises(UsageError, match="not usable"):
+        StreamSink("new//out", str(where)).check(SCHEMA)
+    with pytest.raises(UsageError, match="1 to 4096 segments"):
+        StreamSink("out", str(where), segments=0).check(SCHEMA)
+    with pytest.raises(UsageError, match="routing key 'nope' is not a column"):
+        StreamSink("out", str(where), routing_key="nope").check(SCHEMA)
+    with pytest.raises(UsageError, match="does not exist in the store at"):
+        StreamSink("out", str(where), create=False).check(SCHEMA)
+    source = StreamSource("out", str(where))
+    for ask in (source.schema, source.identity, source.how_to_end):
+        with pytest.raises(UsageError, match="does not exist in the store at"):
+            ask()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stream_that_came_between_the_check_and_the_run_must_fit(store: Store) -> None:  # SC7
+    sink = StreamSink("new/out", store.root)
+    sink.check(SCHEMA)
+    store.create_stream("new/out", pa.schema([("value", pa.float64()), ("key", pa.string())]))
+    with pytest.raises(UsageError, match="column 'value' is int64 instead of double"):
+        sink.make_target(SCHEMA)
+
+
+def test_a_stream_that_must_be_there_is_not_made(store: Store) -> None:  # SC7
+    with pytest.raises(UsageError, match="does not exist"):
+        StreamSink("nope", store.root, create=False).make_target(SCHEMA)
 
 
 def test_records_are_written_in_the_streams_columns(store: Store) -> None:

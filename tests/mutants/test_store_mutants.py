@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
+from tests.connectors import test_stream_connectors as connecting
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.store import test_layout as layouts
 from tests.store import test_store_acknowledgements as acknowledging
@@ -24,6 +26,7 @@ from tests.store import test_store_reader as reading
 from tests.store import test_store_transactions as deciding
 from tests.store.storing import KEYED, STREAM, keyed
 
+from headgate.connectors.streams import StreamSink
 from headgate.protocol.store import transactions as protocol
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import FaultyStorage
@@ -375,6 +378,60 @@ def test_an_outcome_aged_by_its_prepare_is_missed(store: Store, monkeypatch: pyt
     monkeypatch.setattr(sql, "DECISIONS_BETWEEN_LOOKS", 1)
     test = deciding.test_what_was_decided_last_is_remembered_however_long_it_was_prepared
     assert_caught(a_commit_is_as_old_as_its_prepare, test, store, monkeypatch)
+
+
+# -- the sink ----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def a_check_makes_the_stream() -> Iterator[None]:
+    real = StreamSink.check
+
+    def check(self: StreamSink, schema: pa.Schema) -> None:
+        real(self, schema)
+        Store.shared(self.store).create_stream(self.stream, schema, routing_key=self.routing_key, if_not_exists=True)
+
+    with patched(StreamSink, "check", check):
+        yield
+
+
+def test_a_stream_made_before_the_run_is_noticed(store: Store) -> None:
+    test = connecting.test_the_stream_is_made_once_and_not_while_it_is_checked
+    assert_caught(a_check_makes_the_stream, test, store)
+
+
+@contextmanager
+def a_stream_that_is_there_is_taken_as_it_is() -> Iterator[None]:
+    real = StreamSink.make_target
+
+    def make(self: StreamSink, schema: pa.Schema) -> None:
+        with patched(StreamSink, "check", lambda self, schema: None):
+            real(self, schema)
+
+    with patched(StreamSink, "make_target", make):
+        yield
+
+
+def test_a_stream_that_came_in_between_is_noticed(store: Store) -> None:
+    test = connecting.test_a_stream_that_came_between_the_check_and_the_run_must_fit
+    assert_caught(a_stream_that_is_there_is_taken_as_it_is, test, store)
+
+
+@contextmanager
+def asking_a_store_makes_it() -> Iterator[None]:
+    real = Store.exists
+
+    def exists(root: str | None = None) -> bool:
+        Store.open(root).close()
+        return real(root)
+
+    with patched(Store, "exists", staticmethod(exists)):
+        yield
+
+
+def test_a_store_made_by_a_question_is_noticed(tmp_path: Path) -> None:
+    test = connecting.test_a_check_of_what_is_not_there_writes_nothing_and_says_what_cannot_be
+    assert_caught(asking_a_store_makes_it, test, tmp_path)
 
 
 # -- catalogue and reader --------------------------------------------------------------------------------------------

@@ -190,6 +190,28 @@ def test_no_sink_is_told_when_one_of_them_belongs_to_somebody_else(start: Callab
     assert files.sink.owner("p", "first") == Owner()
 
 
+def test_a_start_that_is_refused_makes_no_stream(start: Callable[..., Run], tmp_path: Path) -> None:  # SC7
+    streams, files = StreamTarget(tmp_path), FileTarget(tmp_path)
+    run_often(start, piped(tmp_path, files.sink), 1)
+    pipeline = pipeline_at(tmp_path / "elsewhere")
+    source = pipeline.source(hg.FromRows([{"n": 1}]))
+    source.sink(streams.sink, name="more")
+    source.sink(hg.StreamSink(STREAM, store=tmp_path / "no-store"), name="another")
+    source.sink(files.sink, name="out")
+    assert "sink 'out'" in refusal(start, definition_of(pipeline))
+    assert streams.store.list_streams() == []
+    assert not (tmp_path / "no-store").exists()
+
+
+def test_a_stream_that_does_not_fit_any_more_stops_the_run_by_its_name(
+    start: Callable[..., Run], tmp_path: Path
+) -> None:  # SC7
+    streams = StreamTarget(tmp_path)
+    definition = piped(tmp_path, streams.sink)
+    streams.store.create_stream(STREAM, pa.schema([("other", pa.int64())]))
+    assert "operator 'out': records do not fit stream" in refusal(start, definition)
+
+
 def test_a_sink_that_was_added_learns_of_the_life_that_the_others_know(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:

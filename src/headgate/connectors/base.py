@@ -207,7 +207,7 @@ class Sink(Protocol):
     """Configuration of a sink."""
 
     def check(self, schema: pa.Schema) -> None:
-        """Check in the driver, before anything runs, that records of ``schema`` can be written.
+        """Check, while the pipeline is being built, that records of ``schema`` can be written.
 
         Raises:
             UsageError
@@ -218,6 +218,22 @@ class Sink(Protocol):
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
         """Return the committer of this sink for one generation of the pipeline."""
+
+
+@runtime_checkable
+class MakingSink(Sink, Protocol):
+    """A sink that makes its target itself, once a run has begun: ``check`` comes before and writes nothing (SC7)."""
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """Make the target of records of ``schema``, unless it is there, and check that they fit.
+
+        Called in the driver for every generation, after it was claimed and before committers and writers use the
+        target. May be repeated.
+
+        Raises:
+            UsageError: the target cannot be made, or became another one since ``check``.
+            StorageError: the caller repeats it.
+        """
 
 
 @runtime_checkable

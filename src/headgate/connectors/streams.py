@@ -35,6 +35,7 @@ from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.schemas import schema_difference
 from headgate.store.store import Store, store_root
+from headgate.store.streams import StreamDefinition, StreamInfo, no_such_stream
 
 _POSITION = struct.Struct(">q")
 _POSITION_AND_END = struct.Struct(">qq")
@@ -73,22 +74,28 @@ class StreamSource:
         Raises:
             UsageError: there is no such stream.
         """
-        return canonical_schema(Store.shared(self.store).describe(self.stream).schema)
+        return canonical_schema(self._describe().schema)
 
     def identity(self) -> str:
         """Return what tells this stream from a later one of the same name."""
-        info = Store.shared(self.store).describe(self.stream)
+        info = self._describe()
         return f"stream {info.name} created {info.created_ms} with {info.segments_count} segments"
 
     def how_to_end(self) -> str | None:
         """See ``EndlessSource``. A sealed stream ends although it is followed."""
-        if not self.follow or Store.shared(self.store).describe(self.stream).is_sealed:
+        if not self.follow or self._describe().is_sealed:
             return None
         return f"read what is there with follow=False, or seal stream '{self.stream}' first"
 
     def open(self, context: SourceContext) -> StreamSourceReader:
         """Return a reader of the segments that belong to this subtask."""
         return StreamSourceReader(self, Store.shared(self.store), context)
+
+    def _describe(self) -> StreamInfo:
+        """Return the stream; a pipeline that is being built makes no store (SC7)."""
+        if not Store.exists(self.store):
+            raise no_such_stream(self.stream, str(self.store), ())
+        return Store.shared(self.store).describe(self.stream)
 
 
 class StreamSourceReader:
@@ -194,22 +201,63 @@ class StreamSink:
         object.__setattr__(self, "store", store_root(self.store))
 
     def check(self, schema: pa.Schema) -> None:
-        """Create the stream when it is missing, else check that records of ``schema`` fit it.
+        """Check that records of ``schema`` fit the stream, or, when it is missing, that it can be made. Writes nothing.
 
         Raises:
             UsageError: it is missing and not to be created, sealed, or differs; names the columns.
         """
-        store = Store.shared(self.store)
-        known = [info.name for info in store.list_streams()]
-        if self.stream not in known and self.create:
-            store.create_stream(
-                self.stream,
-                canonical_schema(schema),
-                segments=self.segments,
-                routing_key=self.routing_key,
+        info = self._find()
+        if info is not None:
+            self._check_fits(info, schema)
+        elif self.create:
+            self._wanted(schema).checked()
+        else:
+            there = [stream.name for stream in self._streams()]
+            raise no_such_stream(self.stream, str(self.store), there)
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """See ``MakingSink``: create the stream when it is missing (SC7)."""
+        if self.create and self._find() is None:
+            wanted = self._wanted(schema)
+            Store.shared(self.store).create_stream(
+                wanted.name,
+                wanted.schema,
+                segments=wanted.segments_count,
+                routing_key=wanted.routing_key,
                 if_not_exists=True,
             )
-        info = store.describe(self.stream)
+        self.check(schema)
+
+    def open(self, context: SinkContext) -> StreamSinkWriter:
+        """Return the writer of one subtask."""
+        return StreamSinkWriter(Store.shared(self.store), self.stream, context)
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> StreamCommitter:
+        """Return the committer of one generation."""
+        return StreamCommitter(Store.shared(self.store), self.stream, node, owner_of(pipeline, node), generation)
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """See ``OwnedSink``. A store that is not there knows nobody, and is not made by being asked (LV2)."""
+        return Store.shared(self.store).owner(owner_of(pipeline, node)) if Store.exists(self.store) else Owner()
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """See ``OwnedSink``."""
+        return Store.shared(self.store).own(owner_of(pipeline, node), life)
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """See ``OwnedSink``."""
+        return f"headgate streams forget '{owner_of(pipeline, node)}' --store '{self.store}'"
+
+    def _wanted(self, schema: pa.Schema) -> StreamDefinition:
+        return StreamDefinition(self.stream, canonical_schema(schema), self.segments, self.routing_key)
+
+    def _find(self) -> StreamInfo | None:
+        return next((info for info in self._streams() if info.name == self.stream), None)
+
+    def _streams(self) -> list[StreamInfo]:
+        return Store.shared(self.store).list_streams() if Store.exists(self.store) else []
+
+    def _check_fits(self, info: StreamInfo, schema: pa.Schema) -> None:
         if self.routing_key is not None and self.routing_key != info.routing_key:
             raise UsageError(
                 f"stream '{self.stream}' has the routing key {info.routing_key!r}, not {self.routing_key!r}; "
@@ -223,29 +271,9 @@ class StreamSink:
         difference = schema_difference(wanted, found)
         if difference:
             raise UsageError(
-                f"records do not fit stream '{self.stream}' in {store.root}: column {difference}; "
+                f"records do not fit stream '{self.stream}' in {self.store}: column {difference}; "
                 "select or cast the columns before the sink, or write to another stream"
             )
-
-    def open(self, context: SinkContext) -> StreamSinkWriter:
-        """Return the writer of one subtask."""
-        return StreamSinkWriter(Store.shared(self.store), self.stream, context)
-
-    def open_committer(self, pipeline: str, node: str, generation: Generation) -> StreamCommitter:
-        """Return the committer of one generation."""
-        return StreamCommitter(Store.shared(self.store), self.stream, node, owner_of(pipeline, node), generation)
-
-    def owner(self, pipeline: str, node: str) -> Owner:
-        """See ``OwnedSink``."""
-        return Store.shared(self.store).owner(owner_of(pipeline, node))
-
-    def own(self, pipeline: str, node: str, life: Life) -> Owner:
-        """See ``OwnedSink``."""
-        return Store.shared(self.store).own(owner_of(pipeline, node), life)
-
-    def how_to_forget(self, pipeline: str, node: str) -> str:
-        """See ``OwnedSink``."""
-        return f"headgate streams forget '{owner_of(pipeline, node)}' --store '{self.store}'"
 
 
 def owner_of(pipeline: str, node: str) -> str:

@@ -24,6 +24,7 @@ KEY_SPACE = 1 << 32
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _NAME_CHARS_MAX = 200
+_NAMES_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +151,7 @@ def first_layout(segments_count: int) -> Layout:
 
 def no_such_stream(name: str, where: str, there: Sequence[str]) -> UsageError:
     """Return the error of a stream that the store at ``where`` does not have; ``there`` are some that it has."""
-    streams = f"streams there: {', '.join(there)}" if there else "it has no streams yet"
+    streams = f"streams there: {', '.join(there[:_NAMES_SHOWN])}" if there else "it has no streams yet"
     return UsageError(
         f"stream '{name}' does not exist in the store at {where} ({streams}); "
         f"create it with: headgate streams create {name}"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.connectors.base import Committer, HoldingWriter, OwnedSink, Sink, SinkContext, SinkWriter
+from headgate.connectors.base import Committer, HoldingWriter, MakingSink, OwnedSink, Sink, SinkContext, SinkWriter
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
@@ -85,6 +85,8 @@ class _Life:
         self.generation, self.restored = generation, restored
         self.position = restored.position
         self.pending: list[Committable] = []
+        if isinstance(sink, MakingSink):
+            sink.make_target(SCHEMA)
         self.committer: Committer = sink.open_committer(PIPELINE, NODE, generation)
         self.writers: list[SinkWriter] = []
         self._sink, self._parallelism = sink, parallelism

@@ -20,7 +20,7 @@ from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
 from headgate.runtime.driver.lives import SinkOwners
-from headgate.runtime.driver.sink_commits import SinkCommits
+from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 
@@ -90,6 +90,7 @@ def begin_generation(
         problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
         if problem is not None:
             raise UsageError(problem)
+    _retrying(lambda: make_targets(definition), around)
     commits = SinkCommits(definition, generation)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
     keep = () if restored is None else restored.committables  # R18: whatever the parallelism was

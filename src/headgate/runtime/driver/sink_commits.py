@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from headgate import fault_points
-from headgate.connectors.base import Committer, ForgettingCommitter, Sink
+from headgate.connectors.base import Committer, ForgettingCommitter, MakingSink, Sink
 from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
@@ -84,6 +84,21 @@ class SinkCommits:
         """Release resources of every target."""
         for committer in self._committers.values():
             committer.close()
+
+
+def make_targets(definition: PipelineDefinition) -> None:
+    """Make the targets that are not there yet: nothing was written before the run began (SC7).
+
+    Raises:
+        UsageError: one cannot be made, or is not what it was when the pipeline was built.
+        StorageError: repeating is safe.
+    """
+    for node in definition.graph.nodes:
+        if node.role is Role.SINK and isinstance(node.spec, MakingSink):
+            try:
+                node.spec.make_target(definition.schema(node.name))
+            except UsageError as error:
+                raise UsageError(f"operator '{node.name}': {error.message}") from None
 
 
 @contextlib.contextmanager

@@ -97,7 +97,7 @@ def find_stream(connection: Connection, name: str, where: str) -> StreamInfo:
     """
     row = connection.execute(sa.select(t.streams).where(t.streams.c.name == name)).one_or_none()
     if row is None:
-        names = connection.scalars(sa.select(t.streams.c.name).order_by(t.streams.c.name).limit(20)).all()
+        names = connection.scalars(sa.select(t.streams.c.name).order_by(t.streams.c.name)).all()
         raise no_such_stream(name, where, names)
     return stream_info(row, where)
 
