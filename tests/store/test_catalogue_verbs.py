@@ -17,6 +17,7 @@ from headgate.model.life import Life
 from headgate.store.catalogue import sql, tables
 from headgate.store.catalogue.base import Catalogue, ChunkRecord, Numbers
 from headgate.store.catalogue.database import Database
+from headgate.store.catalogue.memory import memory_catalogue
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition, StreamInfo
 
@@ -28,11 +29,11 @@ def chunk(name: str) -> ChunkRecord:
     return ChunkRecord(name, 100, (PartEntry(0, 2, 0, 40, 1), PartEntry(1, 3, 64, 40, 2)))
 
 
-@pytest.fixture
-def catalogue(tmp_path: Path) -> Iterator[Catalogue]:
+@pytest.fixture(params=["file", "memory"])
+def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalogue]:
     """A stream ``s`` with something of everything, and a sealed one."""
     with Store.open(tmp_path) as store:
-        made = store._catalogue
+        made = store._catalogue if request.param == "file" else memory_catalogue("memory")
         stream = made.create_stream(StreamDefinition("s", KEYED, 2, "key"), 1, if_not_exists=False)
         made.create_stream(StreamDefinition("sealed", KEYED, 1, None), 1, if_not_exists=False)
         made.seal_stream("sealed")
@@ -170,11 +171,22 @@ def test_an_append_whose_answer_was_lost_is_found(catalogue: Catalogue) -> None:
     assert catalogue.find_append("second") == starts == {0: 4, 1: 6}
 
 
-def test_a_view_for_a_check_is_of_one_moment(catalogue: Catalogue) -> None:  # S40
-    with catalogue.audit() as audit:
-        assert len(audit.streams()) == 2
-        with Store.open(Path(catalogue.path).parent) as other:
+def test_the_version_tells_that_another_one_changed_something(catalogue: Catalogue, tmp_path: Path) -> None:  # CT7
+    before = catalogue.version()
+    assert catalogue.version() == before
+    catalogue.find_stream("s")
+    assert catalogue.version() == before
+    other = catalogue if catalogue.path == "memory" else sql.SqlCatalogue.open(tmp_path / "catalogue.sqlite")
+    other.fence("another", 1)
+    assert catalogue.version() != before
+    other.close()
+
+
+def test_a_view_for_a_check_is_of_one_moment(store: Store) -> None:  # S40
+    with store._catalogue.audit() as audit:
+        assert len(audit.streams()) == 1
+        with Store.open(store.root) as other:
             other.create_stream("meanwhile", KEYED)
-            assert len(other.list_streams()) == 3
-        assert len(audit.streams()) == 2
+            assert len(other.list_streams()) == 2
+        assert len(audit.streams()) == 1
         assert audit.problems() == []

@@ -373,7 +373,7 @@ class StreamCommitter:
         Raises:
             FencedError: a newer generation exists.
         """
-        names = {self._decode(c).name for c in keep if c.sink == self._node}
+        names = {transaction_of(c) for c in keep if c.sink == self._node}
         self._store.recover(self._stream, owner=self._owner, epoch=self._generation, keep=names)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
@@ -381,7 +381,7 @@ class StreamCommitter:
         for committable in committables:
             assert committable.checkpoint <= permit.checkpoint  # K1
         ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index))  # K2
-        payloads = [self._decode(committable) for committable in ordered]
+        payloads = [_decode_payload(committable) for committable in ordered]
         names = [(payload.stream, payload.name) for payload in payloads]
         if names:
             self._store.commit_transactions(names, owner=self._owner, epoch=permit.generation)
@@ -397,15 +397,25 @@ class StreamCommitter:
     def close(self) -> None:
         """The store is shared by the process and stays open."""
 
-    def _decode(self, committable: Committable) -> _Payload:
-        where = f"committable of sink '{committable.sink}' in checkpoint {committable.checkpoint}"
-        try:
-            payload = msgspec.msgpack.decode(committable.payload, type=_Payload)
-        except msgspec.MsgspecError as error:
-            raise CorruptionError(where, 0, "a stream transaction", str(error)) from error
-        if payload.version != _PAYLOAD_VERSION:
-            raise CorruptionError(where, 0, f"version {_PAYLOAD_VERSION}", f"{payload.version}")
-        return payload
+
+def transaction_of(committable: Committable) -> str:
+    """Return the name of the transaction that ``committable`` promises to commit.
+
+    Raises:
+        CorruptionError
+    """
+    return _decode_payload(committable).name
+
+
+def _decode_payload(committable: Committable) -> _Payload:
+    where = f"committable of sink '{committable.sink}' in checkpoint {committable.checkpoint}"
+    try:
+        payload = msgspec.msgpack.decode(committable.payload, type=_Payload)
+    except msgspec.MsgspecError as error:
+        raise CorruptionError(where, 0, "a stream transaction", str(error)) from error
+    if payload.version != _PAYLOAD_VERSION:
+        raise CorruptionError(where, 0, f"version {_PAYLOAD_VERSION}", f"{payload.version}")
+    return payload
 
 
 def _decode_position(split: str, data: bytes) -> tuple[int, int | None]:

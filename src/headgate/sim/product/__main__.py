@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
+from headgate.sim.product import streams
 from headgate.sim.product.coverage_table import measure, table, write
 from headgate.sim.product.run import Result, run_seed
 
@@ -27,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first violation")
     parser.add_argument("--coverage", action="store_true", help="print what the seeds ran of the product, per file")
     parser.add_argument("--write", type=Path, help="put that table between its marks on this page")
+    parser.add_argument("--streams", action="store_true", help="pipelines between streams of the store")
     chosen = parser.parse_args(arguments)
     if chosen.coverage:
         text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)
@@ -34,31 +36,32 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.write is not None:
             write(chosen.write, text)
         return 0
+    run = streams.run_seed if chosen.streams else run_seed
     if chosen.seed is not None:
-        return _one(chosen.seed, is_traced=chosen.trace)
-    return _many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, keeps_going=chosen.keep_going)
+        return _one(run, chosen.seed, is_traced=chosen.trace)
+    return _many(run, range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, keeps_going=chosen.keep_going)
 
 
-def _one(seed: int, *, is_traced: bool) -> int:
-    result = run_seed(seed, is_traced=is_traced)
+def _one(run: Callable[..., Result], seed: int, *, is_traced: bool) -> int:
+    result = run(seed, is_traced=is_traced)
     if is_traced:
         print("\n".join(result.story))
     print(f"seed {seed}: {result.events_count} events, {result.virtual_ms} virtual ms, digest {result.digest}")
     if result.violation is not None:
-        _explain(result, with_story=not is_traced)
+        _explain(run, result, with_story=not is_traced)
         return 1
     return 0
 
 
-def _many(seeds: range, jobs: int, *, keeps_going: bool) -> int:
+def _many(run: Callable[[int], Result], seeds: range, jobs: int, *, keeps_going: bool) -> int:
     started = time.monotonic()
     done, events, failed = 0, 0, []
-    for result in _results(seeds, jobs):
+    for result in _results(run, seeds, jobs):
         done += 1
         events += result.events_count
         if result.violation is not None:
             failed.append(result.seed)
-            _explain(result, with_story=not keeps_going)
+            _explain(run, result, with_story=not keeps_going)
             if not keeps_going:
                 break
         if done % 50 == 0 and sys.stderr.isatty():
@@ -71,17 +74,18 @@ def _many(seeds: range, jobs: int, *, keeps_going: bool) -> int:
     return 1 if failed else 0
 
 
-def _results(seeds: Iterable[int], jobs: int) -> Iterator[Result]:
+def _results(run: Callable[[int], Result], seeds: Iterable[int], jobs: int) -> Iterator[Result]:
     if jobs <= 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     with Pool(jobs) as pool:
-        yield from pool.imap(run_seed, seeds, chunksize=4)
+        yield from pool.imap(run, seeds, chunksize=4)
 
 
-def _explain(result: Result, *, with_story: bool) -> None:
+def _explain(run: Callable[..., Result], result: Result, *, with_story: bool) -> None:
     print(f"\nseed {result.seed} violates {result.violation}")
-    print(f"repeat it: python -m headgate.sim.product --seed {result.seed} --trace")
+    kind = "--streams " if run is streams.run_seed else ""
+    print(f"repeat it: python -m headgate.sim.product {kind}--seed {result.seed} --trace")
     if with_story:
         print("\n".join(result.story[-STORY_LINES:]))
 

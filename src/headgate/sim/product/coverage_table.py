@@ -27,8 +27,15 @@ THIN = (
     "runtime/wire/tls.py",  # certificates and real sockets
     "runtime/driver/pipeline_lock.py",  # a lock of the file system
     "runtime/driver/stopping.py",  # signals between processes
+    "store/catalogue/database.py",  # connections to SQLite's file
+    "store/catalogue/open_lock.py",  # a lock of the file system
+    "store/catalogue/opening.py",  # tables of older versions, in files
+    "store/linger.py",  # a thread that waits for time to pass
 )
 """Beside ``spark/``, ``storage/local.py`` and ``storage/object_store.py``, which are in no room that is measured."""
+
+STREAMS_SHARE = 4
+"""For so many seeds, one more runs a pipeline between streams."""
 
 BEGIN, END = "<!-- coverage -->", "<!-- end of coverage -->"
 
@@ -76,15 +83,13 @@ def measure(first: int, seeds: int, jobs: int) -> dict[str, Covered]:
         )
         coverage = [sys.executable, "-m", "coverage"]
         options = [f"--rcfile={settings}"]
-        running = [
-            subprocess.Popen(
-                [*coverage, "run", *options, "-m", "headgate.sim.product", *_slice(first, seeds, jobs, job)]
-            )
-            for job in range(jobs)
-        ]
-        codes = [process.wait() for process in running]
-        if any(codes):
-            raise SystemExit("a seed failed: see above")
+        program = [*coverage, "run", *options, "-m", "headgate.sim.product"]
+        for kind, count in (([], seeds), (["--streams"], seeds // STREAMS_SHARE)):
+            slices = [_slice(first, count, jobs, job) for job in range(jobs)]
+            running = [subprocess.Popen([*program, *kind, *arguments]) for arguments in slices]
+            codes = [process.wait() for process in running]
+            if any(codes):
+                raise SystemExit("a seed failed: see above")
         subprocess.run([*coverage, "combine", "-q", *options], check=True, cwd=scratch)
         report = Path(scratch, "report.json")
         subprocess.run([*coverage, "json", "-q", *options, "-o", str(report)], check=True, cwd=scratch)

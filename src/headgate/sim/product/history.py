@@ -38,10 +38,12 @@ class History:
     Attributes:
         retained: completed checkpoints that must stay.
         on_manifest: called with each manifest that is written, and what it promises.
+        files_of: what committables promise, by sink; files, unless said otherwise.
     """
 
     retained: int
     on_manifest: Callable[[Manifest, Mapping[str, frozenset[str]]], None] = lambda manifest, files: None
+    files_of: Callable[[Sequence[Committable]], dict[str, frozenset[str]]] = lambda committables: _files(committables)
     written: dict[tuple[int, int], Written] = field(default_factory=dict)
     """By checkpoint and generation."""
     completed: dict[int, int] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class History:
         else:
             is_late = any(other.generation > entry.generation for other in self._log.values())
             own: dict[str, frozenset[str]] = {}
-            for sink, names in _files(entry.committables).items():
+            for sink, names in self.files_of(entry.committables).items():
                 promised = self._promised.setdefault(sink, set())
                 own[sink] = names - promised
                 promised.update(names)

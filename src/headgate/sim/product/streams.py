@@ -1,0 +1,260 @@
+"""Pipelines between streams of the store: a producer appends, the pipeline copies and counts, readers look on (SM12).
+
+The store is the product's, with its chunks on a simulated disk (``machine.store``). What must hold: the input stream
+has every event of the producer once, the output streams what one run without faults would have written, once and in
+order; what a reader saw stays where it was; nothing is left undecided; and the check of the store finds nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import polars as pl
+import pyarrow as pa
+
+import headgate as hg
+from headgate.connectors.streams import transaction_of
+from headgate.errors import FencedError, HeadgateError, StorageError
+from headgate.model.manifest import Committable
+from headgate.sim.machine.faults import Fault
+from headgate.sim.machine.store import SimStores
+from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.product.history import History
+from headgate.sim.product.records import KEYS
+from headgate.sim.product.run import Result, Run
+from headgate.sim.product.settings import NAME, Settings
+from headgate.sim.product.workloads import Branches, Splits
+from headgate.sim.world import Violation
+from headgate.store import store as stores
+from headgate.store.reader import SegmentReader
+from headgate.store.store import Store
+from headgate.store.streams import StreamDefinition
+from headgate.store.writer import StreamWriter
+
+STORE = "sim://store"
+INPUT = "in"
+SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64())])
+OUTPUTS = ("copies", "counts")
+
+Event = tuple[int, int]
+
+
+class StreamSettings(Settings):
+    """The settings of any run, for a pipeline that reads a stream and writes two."""
+
+    def _pipeline(
+        self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]
+    ) -> hg.Pipeline:
+        p = hg.Pipeline(
+            NAME,
+            parallelism=self.parallelism,
+            max_parallelism=8,
+            checkpointing=self.checkpointing,
+            restart=self.restart,
+        )
+        events = p.source(hg.StreamSource(INPUT, store=STORE), name="source0")
+        copies = events.filter(pl.col("n") % 3 != 0)
+        copies.sink(hg.StreamSink("copies", store=STORE, routing_key="k"), name="copies")
+        counts = events.select("k", n=pl.lit(1, pl.Int64)).key_by("k")
+        numbered = counts.reduce(lambda so_far, row: {"k": row["k"], "n": so_far["n"] + row["n"]})
+        numbered.sink(hg.StreamSink("counts", store=STORE, routing_key="k", segments=2), name="counts")
+        return p
+
+
+def _settings(drawn: Settings) -> StreamSettings:
+    """Take over what was drawn, but for input and graph."""
+    values = {field.name: getattr(drawn, field.name) for field in fields(Settings)}
+    return StreamSettings(**{**values, "job": Branches(()), "inputs": [], "hidden": set(), "grows": False})
+
+
+class Producer:
+    """Appends numbered events until all are there, whatever dies or fails; then it seals the stream."""
+
+    def __init__(self, run: StreamRun, rng: random.Random) -> None:
+        self._run = run
+        self._rng = rng
+        self._epoch = 0
+        self.process: SimProcess | None = None
+        self.batches = [_draw_batch(rng, first) for first in range(0, rng.choice((0, 12, 60, 180)), 6)]
+
+    @property
+    def events(self) -> list[Event]:
+        """Everything that it appends, in order."""
+        return [event for batch in self.batches for event in batch]
+
+    def start(self) -> None:
+        """Start it, with an epoch above those of its former lives."""
+        self._epoch += 1
+        process = self.process = SimProcess(self._run.tasks, f"producer{self._epoch}", self._on_gone)
+        self._run.tasks.spawn(process, lambda: self._produce(process, self._epoch), "main")
+
+    def strike(self) -> None:
+        """Perhaps kill it, or start another one beside it, and come back later."""
+        run = self._run
+        if run.faults.is_healed or self.process is None:
+            return
+        if self._rng.random() < 0.1 and run.faults.has(Fault.WORKER_CRASH):
+            self.process.kill()
+        elif self._rng.random() < 0.05 and run.faults.has(Fault.SECOND_DRIVER):
+            self.start()
+        run.world.at(self._rng.randint(20, 200), self.strike)
+
+    def _on_gone(self, code: int) -> None:
+        if code:
+            self._run.world.at(self._rng.randint(1, 100), self.start)
+
+    def _produce(self, process: SimProcess, epoch: int) -> None:
+        while True:
+            try:
+                self._append(Store.shared(STORE), epoch)
+                process.end(0)
+            except FencedError:
+                process.end(0)  # a newer one goes on
+            except StorageError as error:
+                self._run.world.tell(process.name, str(error))
+                self._run.tasks.park(self._rng.randint(1, 50))
+
+    def _append(self, store: Store, epoch: int) -> None:
+        writer = None
+        if not store.describe(INPUT).is_sealed:
+            writer = store.writer(INPUT, writer_id="producer", epoch=epoch, linger=None)
+        while writer is not None and writer.next_sequence <= len(self.batches):
+            number = writer.next_sequence
+            rows = [dict(zip(SCHEMA.names, event, strict=True)) for event in self.batches[number - 1]]
+            writer.append(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), sequence=number)
+            self._flush(writer)
+            self._run.tasks.park(self._rng.randint(1, 15))
+        store.seal(INPUT)
+
+    def _flush(self, writer: StreamWriter) -> None:
+        """A writer that could not flush goes on with what it holds; sometimes a new one has to find out."""
+        while True:
+            try:
+                return writer.flush()
+            except StorageError as error:
+                if not error.is_transient or self._rng.random() < 0.3:
+                    raise
+                self._run.tasks.park(self._rng.randint(1, 50))
+
+
+def _draw_batch(rng: random.Random, first: int) -> list[Event]:
+    return [(rng.randrange(KEYS), n) for n in range(first, first + 6)]
+
+
+class Reader:
+    """Somebody who follows a stream from its beginning."""
+
+    def __init__(self, store: Store, stream: str) -> None:
+        count = store.describe(stream).segments_count
+        self.stream = stream
+        self.events: list[list[Event]] = [[] for _ in range(count)]
+        self._readers: list[SegmentReader] = [store.reader(stream, segment) for segment in range(count)]
+
+    def read(self) -> None:
+        """Read what is there now."""
+        for events, reader in zip(self.events, self._readers, strict=True):
+            while (batch := reader.read()) is not None:
+                events += zip(*batch.to_pydict().values(), strict=True)
+
+
+class StreamRun(Run):
+    """A run whose pipeline reads and writes streams."""
+
+    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
+        super().__init__(seed, is_traced=is_traced)
+        rng = self.world.random
+        self.faults.on -= {Fault.DRAIN, Fault.DENIED}  # all input is read; output that is gone is told of by other runs
+        self.settings = _settings(self.settings)
+        self.history = History(self.settings.checkpointing.retained, files_of=_transactions)
+        self.stores = SimStores(self._disk)
+        self.producer = Producer(self, random.Random(rng.random()))
+        self._segments = rng.choice((1, 2, 3))
+        self._onlookers: list[Reader] = []
+
+    def run(self) -> Violation | None:
+        """See ``Run``."""
+        stores.OPENERS["sim"] = self.stores.open
+        try:
+            definition = StreamDefinition(INPUT, SCHEMA, self._segments, "k")
+            self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
+            self.producer.start()
+            self.world.at(20, self.producer.strike)
+            return super().run()
+        finally:
+            del stores.OPENERS["sim"]
+
+    def _list_committed(self) -> None:
+        """Somebody reads on, and another one begins."""
+        try:
+            store = Store.shared(STORE)
+            self._onlookers += [Reader(store, info.name) for info in store.list_streams()]
+            for reader in self._onlookers:
+                reader.read()
+        except HeadgateError:
+            return
+
+    def _verify(self) -> None:
+        store = Store.shared(STORE)
+        found = {name: self._read(store, name) for name in (INPUT, *OUTPUTS)}
+        events = self.producer.events
+        expected = {
+            INPUT: Counter(events),
+            "copies": Counter(event for event in events if event[1] % 3),
+            "counts": _numbered(events),
+        }
+        for name, wanted in expected.items():
+            there = Counter(event for segment in found[name] for event in segment)
+            if there != wanted:
+                lost, more = sorted((wanted - there).elements()), sorted((there - wanted).elements())
+                raise Violation("I1", f"{name} lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}")
+            _check_order(name, found[name])
+        for reader in self._onlookers:
+            for segment, seen in enumerate(reader.events):
+                if found[reader.stream][segment][: len(seen)] != seen:
+                    raise Violation("I2", f"a reader of {reader.stream}/{segment} saw what is not there any more")
+        self._check_store(store)
+        self._is_verified = True
+
+    def _read(self, store: Store, stream: str) -> list[list[Event]]:
+        reader = Reader(store, stream)
+        reader.read()
+        return reader.events
+
+    def _check_store(self, store: Store) -> None:
+        waiting = [info.name for info in store.list_transactions() if not info.status.is_terminal]
+        problems = [problem for problem in store.fsck() if not problem.is_harmless]
+        if waiting or problems:
+            raise Violation("I1", f"left in the store: prepared {waiting[:3]}, problems {problems[:3]}")
+
+
+def _transactions(committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for committable in committables:
+        found.setdefault(committable.sink, set()).add(transaction_of(committable))
+    return {sink: frozenset(names) for sink, names in found.items()}
+
+
+def _numbered(events: Sequence[Event]) -> Counter[Event]:
+    per_key = Counter(k for k, _ in events)
+    return Counter((k, number) for k, count in per_key.items() for number in range(1, count + 1))
+
+
+def _check_order(stream: str, segments: Sequence[Sequence[Event]]) -> None:
+    """Events of one key are where they belong, in the order in which they were appended."""
+    for segment, events in enumerate(segments):
+        for key in {k for k, _ in events}:
+            numbers = [n for k, n in events if k == key]
+            if numbers != sorted(numbers):
+                raise Violation("I6", f"{stream}/{segment} has key {key} in the order {numbers[:10]}")
+
+
+def run_seed(seed: int, *, is_traced: bool = False) -> Result:
+    """Run one seed."""
+    run = StreamRun(seed, is_traced=is_traced)
+    violation = run.run()
+    world = run.world
+    story = tuple(world.story) if violation or is_traced else ()
+    return Result(seed, violation, world.digest, world.events_count, world.now_ms, story)

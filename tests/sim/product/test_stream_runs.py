@@ -1,0 +1,55 @@
+"""The stream store in the machine room: sound code passes, planted bugs are found, and a seed is repeated exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from tests.mutants.harness import Mutant
+from tests.sim.product.stream_mutants import MUTANTS
+
+from headgate.sim.machine.faults import Fault
+from headgate.sim.product.streams import StreamRun, run_seed
+from headgate.store import store as stores
+
+SMOKE = range(14)
+
+
+def test_streams_pass_every_smoke_seed() -> None:  # SM12
+    results = [run_seed(seed) for seed in SMOKE]
+    assert [(result.seed, str(result.violation)) for result in results if result.violation] == []
+    assert "sim" not in stores.OPENERS
+
+
+def test_smoke_seeds_reach_what_they_are_for() -> None:
+    """Several starts of pipeline and producer, lost answers of the catalogue, and readers of unfinished output."""
+    runs = [StreamRun(seed, is_traced=True) for seed in SMOKE]
+    told = [(run.run(), "\n".join(run.world.story))[1] for run in runs]
+    assert any("producer2" in story for story in told)
+    assert any("injected after its effect" in story for story in told)
+    assert any(len(run.started) > 2 for run in runs)
+    assert any(reader.events for run in runs for reader in run._onlookers)
+    assert any(Fault.POWER_CUT in run.faults.on for run in runs)
+
+
+def test_a_seed_of_streams_has_one_digest_whatever_the_hash_seed() -> None:  # SM1
+    program = "from headgate.sim.product.streams import run_seed; print(*(run_seed(s).digest for s in (2, 7)))"
+    digests = set()
+    for hash_seed in ("0", "4711"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_the_store_is_found(mutant: Mutant, seed: int) -> None:  # SM12
+    for tried in (seed, *range(40)):
+        with mutant():
+            if run_seed(tried).violation is not None:
+                return
+    pytest.fail(f"no seed finds {mutant}")
