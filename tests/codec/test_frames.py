@@ -12,6 +12,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.codec import frames
 from headgate.codec.frames import (
     HEADER_BYTES,
     MESSAGE_BYTES_MAX,
@@ -236,3 +237,11 @@ def test_fingerprints_differ_by_name_type_and_order() -> None:
     ]
     assert len({schema_fingerprint(schema) for schema in schemas}) == len(schemas)
     assert schema_fingerprint(pa.schema(list(SCHEMA))) == schema_fingerprint(SCHEMA)
+
+
+def test_a_batch_larger_than_a_frame_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "PAYLOAD_BYTES_MAX", 1_000)
+    encoder = BatchEncoder(SCHEMA)
+    with pytest.raises(ProtocolViolation, match=r"at most 1000: let the operator emit smaller batches"):
+        encoder.encode(batch_of(200))
+    assert sum(map(len, encoder.encode(batch_of(3)))) <= 1_000

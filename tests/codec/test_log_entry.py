@@ -85,3 +85,12 @@ def test_hints_of_version_0_1_are_read() -> None:
     assert decode_hint(b"17", "log-hint") == 17
     with pytest.raises(CorruptionError):
         decode_hint(b"", "log-hint")
+
+
+@pytest.mark.parametrize("kind", ["claim", "manifest"])
+@pytest.mark.parametrize("body", [b"{}", b"[]", b"nonsense"])
+def test_other_fields_under_a_right_checksum_are_refused(kind: str, body: bytes) -> None:
+    head = encode_log_entry(CLAIM if kind == "claim" else MANIFEST).partition(b"\n")[0].split(b" ")
+    data = b" ".join([*head[:3], xxhash.xxh3_64_hexdigest(body).encode()]) + b"\n" + body
+    with pytest.raises(CorruptionError, match=r"log/1 is damaged at byte \d+: expected the fields of this version"):
+        decode_log_entry(data, "log/1")

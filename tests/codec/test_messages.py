@@ -146,3 +146,8 @@ def test_a_message_beyond_the_limit_is_not_sent() -> None:
     handle = m.Handle(0, 0, "", bytes(m.MESSAGE_BYTES_MAX))
     with pytest.raises(ProtocolViolation, match="Acknowledge takes"):
         m.encode_message(m.Acknowledge(1, 1, "v", 0, handle))
+
+
+def test_a_number_beyond_64_bits_is_not_sent() -> None:
+    with pytest.raises(ProtocolViolation, match="cannot encode TriggerCheckpoint"):
+        m.encode_message(m.TriggerCheckpoint(1, 1 << 64))

@@ -383,3 +383,38 @@ def test_a_damaged_committable_is_refused(store: Store) -> None:
         committer.commit(permit(1), [committable(b"\xc1", 1)])
     with pytest.raises(CorruptionError, match="version 1"):
         committer.commit(permit(1), [committable(b"\x94\x63\xa1a\xa1b\x01", 1)])
+
+
+def test_a_followed_stream_says_how_it_would_end_and_a_sealed_one_ends(store: Store) -> None:  # N40
+    assert StreamSource(NAME, store.root, follow=False).how_to_end() is None
+    followed = StreamSource(NAME, store.root, follow=True)
+    assert followed.how_to_end() == f"read what is there with follow=False, or seal stream '{NAME}' first"
+    store.seal(NAME)
+    assert followed.how_to_end() is None
+
+
+def test_outcomes_are_forgotten_below_a_checkpoint_and_nothing_else_of_the_owner(store: Store) -> None:  # K20
+    sink = StreamSink(NAME, store.root)
+    committer = sink.open_committer("p", "sink", Generation(1))
+    for checkpoint in (1, 2, 3):
+        committer.commit(permit(checkpoint), [output(sink, checkpoint, checkpoint)])
+    waiting = output(sink, 1, 9, subtask=1)
+    other = store.begin(NAME, owner="p/sink", epoch=1, name="a name of somebody's own")
+    other.prepare()
+    store.commit_transactions([(NAME, other.name)], owner="p/sink", epoch=1)
+    committer.forget(CheckpointId(3))
+    left = [transaction.name for transaction in store.list_transactions(owner="p/sink")]
+    waits = "p/sink/checkpoint-1/subtask-1/generation-1"
+    assert sorted(left) == [other.name, waits, "p/sink/checkpoint-3/subtask-0/generation-1"]
+    committer.commit(permit(1), [waiting])
+    assert visible(store) == [1, 2, 3, 9]
+
+
+def test_a_writer_that_is_closed_leaves_nothing_of_its_open_transaction(store: Store) -> None:
+    writer = StreamSink(NAME, store.root).open(context())
+    writer.write(rows(1))
+    writer.close()
+    writer.close()
+    assert store.list_transactions() == []
+    assert visible(store) == []
+    assert store.fsck() == []

@@ -27,7 +27,7 @@ def decode_batches(data: memoryview, schema: pa.Schema, path: str) -> list[pa.Re
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             found, batches = reader.schema, list(reader)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error
     if not found.equals(schema):
         raise CorruptionError(path, 0, f"columns {schema.names}", f"columns {found.names} or other types")

@@ -13,7 +13,7 @@ from headgate.connectors.files.sink import FileSink
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
-from headgate.storage.base import Bytes
+from headgate.storage.base import AlreadyExists, Bytes
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
@@ -85,3 +85,14 @@ def test_forgetting_keeps_the_fence(tmp_path: Path) -> None:  # LV4
 @pytest.mark.parametrize("name", ["p", "a.b", "ä-x", "a~2e", "p.q"])
 def test_an_identity_is_read_back_from_its_text(name: str) -> None:
     assert SinkIdentity.parse(str(SinkIdentity(name, "out-" + name))) == SinkIdentity(name, "out-" + name)
+
+
+@pytest.mark.parametrize("call", [lambda owner: owner.own(A), lambda owner: owner.forget()])
+def test_whoever_always_finds_another_one_quicker_gives_up_with_a_sentence(call: Callable[[FileOwner], object]) -> None:
+    class Busy(MemoryStorage):
+        def put_if_absent(self, path: str, parts: list[Bytes]) -> None:  # type: ignore[override]
+            raise AlreadyExists(path)
+
+    with pytest.raises(StorageError, match="others change it all the time") as caught:
+        call(FileOwner(Busy("busy"), SINK))
+    assert caught.value.is_transient

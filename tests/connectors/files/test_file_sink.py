@@ -17,7 +17,7 @@ from headgate.connectors.files import commit as file_commit
 from headgate.connectors.files import ledger as file_ledger
 from headgate.connectors.files import sink as file_sink
 from headgate.connectors.files.commit import committed_files, read_committed
-from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_files, encode_files
+from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_files, digest, encode_files
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
@@ -259,6 +259,19 @@ def test_a_damaged_manifest_is_named(tmp_path: Path) -> None:
         damaged = data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
         with pytest.raises(CorruptionError, match="m is damaged"):
             decode_files("m", damaged)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b'{"version":2,"parts":[]}', "expected version 1, found version 2"),
+        (b'{"version":1,"files":[{}]}', "expected the fields of this version"),
+        (b"nonsense", "expected the fields of this version"),
+    ],
+)
+def test_a_manifest_of_another_release_is_refused_with_one_sentence(body: bytes, problem: str) -> None:
+    with pytest.raises(CorruptionError, match=f"m is damaged at byte 17: {problem}"):
+        decode_files("m", digest([body]).encode() + b"\n" + body)
 
 
 def test_going_back_to_an_older_checkpoint_keeps_later_files_and_writes_new_ones(tmp_path: Path) -> None:

@@ -126,5 +126,5 @@ def held_in(state: RestoredState, node: str) -> list[pa.RecordBatch]:
     try:
         with pa.ipc.open_stream(pa.py_buffer(sections[_SECTION])) as reader:
             return list(reader)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError) as error:
         raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error

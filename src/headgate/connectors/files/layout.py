@@ -109,6 +109,10 @@ class SinkIdentity:
         return f"{self.staging}/{name}.tmp"
 
 
+class _Version(msgspec.Struct, frozen=True):
+    version: int
+
+
 class _Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     files: list[StagedFile]
@@ -137,10 +141,13 @@ def decode_files(where: str, data: bytes) -> list[StagedFile]:
     found, _, body = data.partition(b"\n")
     if found.decode("ascii", "replace") != digest([body]):
         raise CorruptionError(where, 0, f"checksum {digest([body])}", repr(found[:32]))
-    payload = msgspec.json.decode(body, type=_Payload)
-    if payload.version != PAYLOAD_VERSION:
-        raise CorruptionError(where, 17, f"version {PAYLOAD_VERSION}", f"version {payload.version}")
-    return payload.files
+    try:
+        version = msgspec.json.decode(body, type=_Version).version
+        if version != PAYLOAD_VERSION:
+            raise CorruptionError(where, 17, f"version {PAYLOAD_VERSION}", f"version {version}")
+        return msgspec.json.decode(body, type=_Payload).files
+    except msgspec.DecodeError as error:
+        raise CorruptionError(where, 17, "the fields of this version", str(error)) from error
 
 
 def _quoted(name: str) -> str:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headgate.codec.snapshot import MAGIC, decode_sections, encode_sections
+from headgate.codec.snapshot import MAGIC, decode_sections, encode_sections, section_views
 from headgate.errors import CorruptionError
 from headgate.state.ipc import decode_batches, encode_batches
 
@@ -64,3 +64,20 @@ def test_batches_come_back_and_another_schema_is_refused() -> None:
         decode_batches(data, pa.schema([("b", pa.int64())]), "file")
     with pytest.raises(CorruptionError, match="an Arrow stream"):
         decode_batches(memoryview(b"nonsense" * 4), schema, "file")
+
+
+def test_sections_of_one_buffer_are_seen_without_a_copy_and_those_of_several_are_left_out() -> None:
+    payload = bytearray(b"xyz")
+    views = section_views(encode_sections({"empty": [b""], "one": [payload], "two": [b"a", b"b"], "last": [b"c"]}))
+    assert {name: bytes(view) for name, view in views.items()} == {"empty": b"", "one": b"xyz", "last": b"c"}
+    payload[0] = ord("!")
+    assert bytes(views["one"]) == b"!yz"
+    assert section_views(encode_sections({})) == {}
+
+
+def test_an_arrow_stream_that_is_cut_is_damage() -> None:
+    schema = pa.schema([("a", pa.int64())])
+    data = memoryview(bytes(memoryview(encode_batches(schema, [pa.record_batch([[1, 2]], schema=schema)])[0])))
+    for size in range(0, len(data) - 8, 5):
+        with pytest.raises(CorruptionError, match="file is damaged"):
+            decode_batches(data[:size], schema, "file")
