@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.mutants.harness import patched
-from tests.sim.product.patching import Mutant, around, skipped
+from tests.sim.product.patching import around, both, planted, skipped
 
 from headgate.connectors.files import commit as file_commit
 from headgate.connectors.files.commit import FileCommitter
@@ -126,14 +126,7 @@ def nothing_is_fenced_in_recovery() -> AbstractContextManager[None]:
 
 
 def a_stranger_goes_on() -> AbstractContextManager[None]:
-    return both_skipped()
-
-
-def both_skipped() -> AbstractContextManager[None]:
-    stack = contextlib.ExitStack()
-    stack.enter_context(skipped(claims.lives, "objection"))
-    stack.enter_context(skipped(claims.lives, "may_own", True))
-    return stack
+    return both(skipped(claims.lives, "objection"), skipped(claims.lives, "may_own", True))
 
 
 def the_newest_damage_is_skipped_unasked() -> AbstractContextManager[None]:
@@ -304,11 +297,4 @@ def the_newest_claim_is_overlooked() -> AbstractContextManager[None]:
     return patched(file_commit, "newest_generation", lambda storage, identity: Generation(0))
 
 
-ALL: tuple[Mutant, ...] = tuple(
-    function
-    for name, function in list(globals().items())
-    if callable(function)
-    and getattr(function, "__module__", "") == __name__
-    and name not in ("both_skipped",)
-    and isinstance(function, type(both_skipped))
-)
+ALL = planted(globals(), __name__)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 from tests.mutants.harness import patched
-from tests.sim.product.patching import Mutant, around, skipped
+from tests.sim.product.patching import around, both, planted, skipped
 
 from headgate.codec import messages
 from headgate.codec.frames import Barrier
@@ -24,7 +23,7 @@ from headgate.runtime.driver.live_generation import LiveGeneration
 from headgate.runtime.driver.looping import RoundCallbacks
 from headgate.runtime.driver.replacement_watch import ReplacementWatch
 from headgate.runtime.wire.channels import InputChannel
-from headgate.runtime.worker import deployment
+from headgate.runtime.worker import deployment, outlets
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.loop_log import LoopLog
@@ -120,18 +119,12 @@ def the_end_of_one_channel_ends_an_idle_one() -> AbstractContextManager[None]:
 def keys_go_anywhere() -> AbstractContextManager[None]:
     def send(call: Any, self: Any, batch: Any) -> None:
         if self.edge.partitioner is Partitioner.HASH:
-            self._channels[self._next].send(deployment_batch(batch))
+            self._channels[self._next].send(outlets.batch_element(batch))
             self._next = (self._next + 1) % len(self._channels)
         else:
             call(self, batch)
 
     return around(EdgeOutlet, "send", send)
-
-
-def deployment_batch(batch: Any) -> Any:
-    from headgate.runtime.worker import outlets
-
-    return outlets.batch_element(batch)
 
 
 def a_barrier_goes_out_on_one_channel_only() -> AbstractContextManager[None]:
@@ -275,10 +268,7 @@ def a_sentinel_goes_out_before_the_snapshot() -> AbstractContextManager[None]:
             sent.add(element.checkpoint)
             call(self, element)
 
-    stack = contextlib.ExitStack()
-    stack.enter_context(around(SubtaskRunner, "_take_snapshot", take))
-    stack.enter_context(around(EdgeOutlet, "send_element", send))
-    return stack
+    return both(around(SubtaskRunner, "_take_snapshot", take), around(EdgeOutlet, "send_element", send))
 
 
 def no_sentinels() -> AbstractContextManager[None]:
@@ -330,9 +320,4 @@ def a_drained_pipeline_reads_on_after_a_restart() -> AbstractContextManager[None
     return around(LiveGeneration, "deploy", deploy)
 
 
-_HELPERS = ("deployment_batch",)
-ALL: tuple[Mutant, ...] = tuple(
-    function
-    for name, function in list(globals().items())
-    if getattr(function, "__module__", "") == __name__ and callable(function) and name not in _HELPERS
-)
+ALL = planted(globals(), __name__)

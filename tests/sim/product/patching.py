@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from inspect import isfunction
 from typing import Any
 
 from tests.mutants.harness import patched
@@ -27,3 +28,9 @@ def both(first: AbstractContextManager[None], second: AbstractContextManager[Non
     """Plant two."""
     with first, second:
         yield
+
+
+def planted(names: Mapping[str, Any], module: str) -> tuple[Mutant, ...]:
+    """Return the public functions without arguments that ``module`` defines: its planted bugs, in order."""
+    found = (value for name, value in names.items() if not name.startswith("_") and isfunction(value))
+    return tuple(value for value in found if value.__module__ == module)
