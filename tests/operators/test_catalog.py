@@ -5,9 +5,10 @@ import pickle  # noqa: TID251 (specs of our own making; Spark ships them so)
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.operators.harness import Recorder
 
 from headgate.operators import catalog
-from headgate.operators.base import OperatorSpec
+from headgate.operators.base import OperatorContext, OperatorSpec
 from headgate.operators.catalog import (
     ExpressionsSpec,
     KeyCheckSpec,
@@ -80,6 +81,7 @@ def test_every_spec_survives_the_trip_to_a_worker_and_says_whether_it_has_state(
     assert state_text(there) == state_text(spec)
     assert bool(state_text(spec)) == is_stateful
     operator = there.build()
+    operator.open(OperatorContext("p", "node", 0, 1, 128, lambda: 0), Recorder())
     assert (operator.freeze() is not None) == is_stateful
 
 

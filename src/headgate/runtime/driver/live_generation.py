@@ -6,7 +6,7 @@ event thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from headgate import fault_points
 from headgate.codec import messages
@@ -24,12 +24,19 @@ class LiveGeneration:
     """Hosts the coordination and the loops of one generation."""
 
     def __init__(
-        self, definition: PipelineDefinition, begun: NewGeneration, coordination: Coordination, looping: Looping
+        self,
+        definition: PipelineDefinition,
+        begun: NewGeneration,
+        coordination: Coordination,
+        looping: Looping,
+        note: Callable[[str], None],
     ) -> None:
+        """Make it; ``note`` shows the user a sentence."""
         self._definition = definition
         self._begun = begun
         self.coordination = coordination
         self._looping = looping
+        self._note = note
 
     @property
     def number(self) -> Generation:
@@ -95,6 +102,8 @@ class LiveGeneration:
                 )
                 self.coordination.handle(acknowledged)
             case messages.Decline():
+                if message.text:
+                    self._note(f"{message.vertex}[{message.index}] declined: {message.text}")
                 subtask = SubtaskId(VertexId(message.vertex), message.index)
                 generation, checkpoint = Generation(message.generation), CheckpointId(message.checkpoint)
                 self.coordination.handle(coordinator.Declined(generation, subtask, checkpoint, message.reason))

@@ -189,7 +189,7 @@ class Supervision:
         definition, timers, workers = self._definition, self._timers, self._workers
         coordination = Coordination(definition, begun, self._log, timers, workers, self, self._pools, self._around)
         looping = Looping(definition, begun.generation, timers, workers, self.callbacks)
-        self.live = LiveGeneration(definition, begun, coordination, looping)
+        self.live = LiveGeneration(definition, begun, coordination, looping, self.note)
         self._book.begin(begun.generation)
         if begun.restored is not None:
             before, now = begun.restored.parallelism, definition.plan.parallelism
