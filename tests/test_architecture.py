@@ -341,3 +341,14 @@ def _asked(node: ast.AST) -> list[ast.expr]:
 
 def _last_name(node: ast.Attribute | ast.Name) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id
+
+
+def test_no_outcome_is_decided_by_the_kind_of_a_storage() -> None:
+    asked = re.compile(r"isinstance\([^)]*\b\w*Storage\b(?!Error)")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in sorted((ROOT / "src").rglob("*.py"))
+        for line in path.read_text().splitlines()
+        if asked.search(line)
+    ]
+    assert found == [], "what differs between kinds of storage is said by their protocol (storage/base.py)"

@@ -16,11 +16,16 @@ from headgate.model.metrics import Sample
 from headgate.model.options import CheckpointKind, CheckpointOptions
 from headgate.protocol.checkpoints.reasons import AbortReason
 
-HANDLE = m.Handle(10, (1 << 64) - 1, "3/a", b"x")
+HANDLE = StateHandle(10, (1 << 64) - 1, "3/a", b"x", {"window": {"sums": 3}})
+ENTRY = SubtaskEntry(
+    SubtaskId(VertexId("sink"), 1),
+    StateHandle(3, 9, "", b"abc"),
+    (Committable("sink", CheckpointId(5), 1, Generation(2), b"p"),),
+)
 FROM_WORKER: list[m.FromWorker] = [
     m.Register(1, 2, 3, 0, "127.0.0.1", 65_535, 77, "abc"),
     m.Ready(1),
-    m.Acknowledge(1, 2, "window", 0, HANDLE, [m.Prepared("sink", 2, 0, 1, b"payload")]),
+    m.Acknowledge(1, 2, ENTRY),
     m.Decline(1, 2, "window", 0, AbortReason.SNAPSHOT_FAILED, "disk full"),
     m.Finished(1, "window", 1),
     m.Failed(1, Failure(FailureKind.USER_CODE, "operator 'map': ValueError: 3", "Traceback")),
@@ -28,7 +33,7 @@ FROM_WORKER: list[m.FromWorker] = [
     m.Heartbeat(),
 ]
 TO_WORKER: list[m.ToWorker] = [
-    m.Deploy(4, [m.Address("h", 1)], [m.Restored("window", 0, 2, HANDLE)], 1 << 22, 5, 20_480),
+    m.Deploy(4, [m.Address("h", 1)], [m.Restored(SubtaskId(VertexId("window"), 0), 2, HANDLE)], 1 << 22, 5, 20_480),
     m.TriggerCheckpoint(1, 2),
     m.TriggerCheckpoint(1, 2, CheckpointOptions(CheckpointKind.SAVEPOINT, target="/mnt/here")),
     m.Complete(1, 2),
@@ -38,11 +43,6 @@ TO_WORKER: list[m.ToWorker] = [
     m.Refused("another plan"),
     m.HeartbeatReply(),
 ]
-ENTRY = SubtaskEntry(
-    SubtaskId(VertexId("sink"), 1),
-    StateHandle(3, 9, "", b"abc"),
-    (Committable("sink", CheckpointId(5), 1, Generation(2), b"p"),),
-)
 
 
 @pytest.mark.parametrize("message", FROM_WORKER, ids=lambda message: type(message).__name__)
@@ -53,19 +53,6 @@ def test_a_message_of_a_worker_survives_the_wire(message: m.FromWorker) -> None:
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)
 def test_a_message_to_a_worker_survives_the_wire(message: m.ToWorker) -> None:
     assert m.decode_to_worker(m.encode_message(message)) == message
-
-
-def test_an_entry_survives_its_acknowledgement() -> None:
-    message = m.acknowledge(Generation(2), CheckpointId(5), ENTRY)
-    received = m.decode_from_worker(m.encode_message(message))
-    assert isinstance(received, m.Acknowledge)
-    assert m.entry_of(received) == ENTRY
-
-
-def test_an_entry_becomes_something_to_restore() -> None:
-    restored = m.to_restored(ENTRY, 2)
-    assert (restored.vertex, restored.index, restored.parallelism) == ("sink", 1, 2)
-    assert m.from_handle(restored.handle) == ENTRY.handle
 
 
 def test_a_message_of_the_other_direction_is_refused() -> None:
@@ -143,9 +130,9 @@ def test_long_texts_of_a_failure_are_cut_so_that_it_can_be_reported() -> None:
 
 
 def test_a_message_beyond_the_limit_is_not_sent() -> None:
-    handle = m.Handle(0, 0, "", bytes(m.MESSAGE_BYTES_MAX))
+    entry = SubtaskEntry(ENTRY.subtask, StateHandle(0, 0, "", bytes(m.MESSAGE_BYTES_MAX)))
     with pytest.raises(ProtocolViolation, match="Acknowledge takes"):
-        m.encode_message(m.Acknowledge(1, 1, "v", 0, handle))
+        m.encode_message(m.Acknowledge(1, 1, entry))
 
 
 def test_a_number_beyond_64_bits_is_not_sent() -> None:

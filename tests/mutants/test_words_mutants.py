@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.mutants.harness import assert_caught, patched
 from tests.operators import test_timestamps
+from tests.protocol import test_machine
 from tests.protocol.supervision import test_supervisor
 from tests.runtime.wire import test_control
+from tests.storage import test_backends
 
 from headgate.model.failure import Failure, FailureKind
 from headgate.operators import timestamps
+from headgate.protocol import machine
 from headgate.protocol.supervision.supervisor import Supervisor
 from headgate.protocol.watermarks import ChannelOrigin
 from headgate.runtime.wire.control import Loss, WorkerConnection
+from headgate.storage.faulty import FaultyStorage
 
 
 @contextmanager
@@ -44,6 +49,28 @@ def a_name_makes_a_channel() -> Iterator[None]:
 def what_version_0_1_wrote_is_splits_only() -> Iterator[None]:
     with patched(timestamps, "_origin_of", lambda name: name):
         yield
+
+
+@contextmanager
+def a_story_holds_everything() -> Iterator[None]:
+    with patched(machine.Machine, "story", property(lambda self: tuple(map(repr, self._story)))):
+        yield
+
+
+@contextmanager
+def a_wrapped_storage_is_not_swept() -> Iterator[None]:
+    with patched(FaultyStorage, "sweep_unfinished", lambda self, prefix="": 0):
+        yield
+
+
+def test_a_story_that_holds_everything_is_caught() -> None:
+    test = test_machine.test_the_story_of_a_machine_has_keys_and_causes_and_a_bounded_size
+    assert_caught(a_story_holds_everything, test)
+
+
+def test_a_wrapped_storage_that_is_not_swept_is_caught(tmp_path: Path) -> None:
+    test = test_backends.test_a_storage_with_faults_sweeps_what_its_inner_one_left
+    assert_caught(a_wrapped_storage_is_not_swept, test, tmp_path)
 
 
 def test_a_failure_that_is_judged_by_its_words_is_caught() -> None:  # G14

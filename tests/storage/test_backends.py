@@ -188,8 +188,27 @@ def test_a_leftover_of_a_crashed_write_is_neither_listed_nor_in_the_way(tmp_path
     storage.put("d/a", [b"1"])
     (tmp_path / "d" / (TEMP_PREFIX + "77-crash")).write_bytes(b"half")
     assert storage.list("") == ["d/a"]
-    assert storage.sweep_temporary() == 1
+    assert storage.sweep_unfinished() == 1
     assert [p.name for p in (tmp_path / "d").iterdir()] == ["a"]
+
+
+def test_a_storage_with_faults_sweeps_what_its_inner_one_left(tmp_path: Path) -> None:
+    inner = LocalStorage(tmp_path)
+    inner.put("d/a", [b"1"])
+    (tmp_path / "d" / (TEMP_PREFIX + "77-crash")).write_bytes(b"half")
+    storage = FaultyStorage(inner, [Fault(FaultKind.IO_ERROR, operation="sweep_unfinished")])
+    with pytest.raises(StorageError):
+        storage.sweep_unfinished("d")
+    assert storage.sweep_unfinished("d") == 1
+    assert storage.sweep_unfinished() == 0
+
+
+def test_a_sweep_removes_nothing_that_is_listed(storage: Storage) -> None:
+    storage.put("d/a", [b"1"])
+    storage.put("d/e/b", [b"2"])
+    assert storage.sweep_unfinished("d") == 0
+    assert storage.sweep_unfinished("nowhere") == 0
+    assert storage.list("") == ["d/a", "d/e/b"]
 
 
 def test_data_is_synced_before_its_name_and_the_directory_after(

@@ -15,8 +15,8 @@ from msgspec import Meta, Struct, field
 
 from headgate.errors import ProtocolViolation
 from headgate.model.failure import Failure
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.model.ids import Generation, SubtaskId
+from headgate.model.manifest import StateHandle, SubtaskEntry
 from headgate.model.metrics import Sample
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.model.progress import LoopProgress
@@ -29,7 +29,6 @@ TEXT_CHARS_MAX = 65_536
 LIST_MAX = 1 << 20
 
 Id: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Checksum: TypeAlias = Annotated[int, Meta(ge=0)]
 Name: TypeAlias = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
 Round: TypeAlias = Annotated[int, Meta(ge=-1, le=(1 << 30) - 2)]
@@ -37,33 +36,12 @@ Round: TypeAlias = Annotated[int, Meta(ge=-1, le=(1 << 30) - 2)]
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
 
 
-class Handle(Struct, frozen=True, array_like=True):
-    """A ``StateHandle`` on the wire."""
-
-    size_bytes: Id
-    checksum: Checksum
-    path: Text = ""
-    inline: bytes = b""
-    rows: dict[Name, dict[Text, Id]] | None = None
-
-
-class Prepared(Struct, frozen=True, array_like=True):
-    """A ``Committable`` on the wire."""
-
-    sink: Name
-    checkpoint: Id
-    subtask_index: Id
-    generation: Id
-    payload: bytes
-
-
 class Restored(Struct, frozen=True, array_like=True):
-    """A snapshot to restore: written by subtask ``index`` of ``parallelism`` in the checkpoint's time."""
+    """A snapshot to restore: written by ``subtask`` of ``parallelism`` in the checkpoint's time."""
 
-    vertex: Name
-    index: Id
+    subtask: SubtaskId
     parallelism: Id
-    handle: Handle
+    handle: StateHandle
 
 
 class Address(Struct, frozen=True, array_like=True):
@@ -106,10 +84,7 @@ class Acknowledge(Struct, frozen=True, tag="acknowledge"):
 
     generation: Id
     checkpoint: Id
-    vertex: Name
-    index: Id
-    handle: Handle
-    committables: Annotated[list[Prepared], Meta(max_length=LIST_MAX)] = field(default_factory=list)
+    entry: SubtaskEntry
 
 
 class Decline(Struct, frozen=True, tag="decline"):
@@ -343,35 +318,3 @@ def failed(generation: Generation, failure: Failure) -> Failed:
     """Return a ``Failed`` whose texts are cut to their bounds (of a traceback the end is kept)."""
     reason, detail = failure.reason[:TEXT_CHARS_MAX], failure.detail[-TEXT_CHARS_MAX:]
     return Failed(generation, replace(failure, reason=reason, detail=detail))
-
-
-def to_handle(handle: StateHandle) -> Handle:
-    """Return ``handle`` for the wire."""
-    return Handle(handle.size_bytes, handle.checksum, handle.path, handle.inline, handle.rows)
-
-
-def from_handle(handle: Handle) -> StateHandle:
-    """Return the model's handle."""
-    return StateHandle(handle.size_bytes, handle.checksum, handle.path, handle.inline, handle.rows)
-
-
-def acknowledge(generation: Generation, checkpoint: CheckpointId, entry: SubtaskEntry) -> Acknowledge:
-    """Return the acknowledgement that carries ``entry``."""
-    prepared = [Prepared(c.sink, c.checkpoint, c.subtask_index, c.generation, c.payload) for c in entry.committables]
-    subtask = entry.subtask
-    return Acknowledge(generation, checkpoint, subtask.vertex, subtask.index, to_handle(entry.handle), prepared)
-
-
-def entry_of(message: Acknowledge) -> SubtaskEntry:
-    """Return what the acknowledging subtask contributes to the checkpoint."""
-    committables = tuple(
-        Committable(c.sink, CheckpointId(c.checkpoint), c.subtask_index, Generation(c.generation), c.payload)
-        for c in message.committables
-    )
-    subtask = SubtaskId(VertexId(message.vertex), message.index)
-    return SubtaskEntry(subtask, from_handle(message.handle), committables)
-
-
-def to_restored(entry: SubtaskEntry, parallelism: int) -> Restored:
-    """Return ``entry`` of a manifest with ``parallelism`` as something to restore."""
-    return Restored(entry.subtask.vertex, entry.subtask.index, parallelism, to_handle(entry.handle))

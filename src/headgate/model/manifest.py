@@ -32,6 +32,11 @@ class StateHandle:
     inline: bytes = b""
     rows: dict[str, dict[str, int]] | None = field(default=None, hash=False)
 
+    def __post_init__(self) -> None:
+        """Refuse what no snapshot has; whoever decodes it says so."""
+        if self.size_bytes < 0 or self.checksum < 0:
+            raise ValueError("a snapshot has a size and a checksum, none of them negative")
+
 
 @dataclass(frozen=True, slots=True)
 class Committable:

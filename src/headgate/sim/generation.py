@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headgate.errors import FencedError, StorageError
 from headgate.model.failure import FailureKind
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Claim, Manifest
+from headgate.model.manifest import Claim, Manifest, SubtaskEntry
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -81,7 +81,9 @@ class GenerationHost:
                 self.env.marks.reach(Mark.STALE_ACK)
             self.handle(
                 machine.Acknowledged(
-                    message.generation, message.subtask, message.checkpoint, message.handle, message.committables
+                    message.generation,
+                    message.checkpoint,
+                    SubtaskEntry(message.subtask, message.handle, message.committables),
                 )
             )
         elif isinstance(message, network.Declined):

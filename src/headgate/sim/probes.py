@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headgate.model.config import CheckpointConfig, FixedDelay
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Manifest, StateHandle
+from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
 from headgate.protocol import watermarks
 from headgate.protocol.checkpoints import align, coordinator, recovery
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -36,7 +36,7 @@ def generation_is_checked() -> None:
     machine = _running(CheckpointConfig())
     old = Generation(1)
     for subtask in SUBTASKS:
-        effects = machine.handle(coordinator.Acknowledged(old, subtask, ONE, StateHandle(1, 1, "path")))
+        effects = machine.handle(coordinator.Acknowledged(old, ONE, SubtaskEntry(subtask, StateHandle(1, 1, "path"))))
         assert not any(isinstance(e, coordinator.WriteManifest | coordinator.DeleteHandles) for e in effects)
     assert machine.missing(ONE) == SUBTASKS
 
@@ -63,7 +63,7 @@ def drain_is_marked() -> None:
     _trigger(machine, ONE)
     effects = []
     for subtask in SUBTASKS:
-        effects += machine.handle(coordinator.Acknowledged(Generation(2), subtask, ONE, HANDLE))
+        effects += machine.handle(coordinator.Acknowledged(Generation(2), ONE, SubtaskEntry(subtask, HANDLE)))
     assert [e.is_draining for e in effects if isinstance(e, coordinator.WriteManifest)] == [True]
 
 
@@ -86,7 +86,7 @@ def success_resets() -> None:
     machine.handle(coordinator.Declined(Generation(2), SUBTASKS[0], ONE, AbortReason.SNAPSHOT_FAILED))
     _trigger(machine, TWO)
     for subtask in SUBTASKS:
-        machine.handle(coordinator.Acknowledged(Generation(2), subtask, TWO, HANDLE))
+        machine.handle(coordinator.Acknowledged(Generation(2), TWO, SubtaskEntry(subtask, HANDLE)))
     machine.handle(coordinator.ManifestWritten(TWO))
     three = CheckpointId(3)
     _trigger(machine, three)

@@ -85,6 +85,13 @@ class Storage(Protocol):
             AlreadyExists: ``target`` is taken (``source`` is left).
         """
 
+    def sweep_unfinished(self, prefix: str = "") -> int:
+        """Remove what crashed writers left below ``prefix`` and no listing shows; return how many (I6).
+
+        Only where nobody writes who may: the write of an older generation that is still alive fails. Storage whose puts
+        leave nothing behind has nothing to remove.
+        """
+
 
 def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
     """Put one object twice: a storage that accepts both does not honour put-if-absent (O12), and cannot be used.

@@ -132,6 +132,13 @@ class FaultyStorage:
         self._inner.rename_if_absent(source, target)
         self._after("rename_if_absent", source, late)
 
+    def sweep_unfinished(self, prefix: str = "") -> int:
+        """See ``Storage.sweep_unfinished``."""
+        late = self._before("sweep_unfinished", prefix)
+        found = self._inner.sweep_unfinished(prefix)
+        self._after("sweep_unfinished", prefix, late)
+        return found
+
     def _before(self, operation: str, path: str, parts: Sequence[Bytes] = ()) -> bool:
         """Raise what must fail before its effect; return whether to fail after it."""
         with self._lock:

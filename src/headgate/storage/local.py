@@ -19,7 +19,7 @@ from headgate import fault_points
 from headgate.errors import StorageError, UsageError
 from headgate.model.security import Access
 from headgate.storage.access import access_in, make_directory, open_created
-from headgate.storage.base import AlreadyExists, Bytes, NotFound, Storage
+from headgate.storage.base import AlreadyExists, Bytes, NotFound
 from headgate.storage.paths import TEMP_PREFIX, checked_path, checked_prefix
 
 _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
@@ -77,12 +77,6 @@ def make_directories(path: Path, access: Access = Access.OWNER) -> None:
         with contextlib.suppress(OSError):  # else the next try would take it for durable
             path.rmdir()
         raise
-
-
-def sweep_unfinished(storage: Storage, prefix: str) -> None:
-    """Remove what crashed writers left below ``prefix``, where the kind of storage leaves anything (I6)."""
-    if isinstance(storage, LocalStorage):
-        storage.sweep_temporary(prefix)
 
 
 def write_fully(descriptor: int, parts: Sequence[Bytes]) -> None:
@@ -238,7 +232,7 @@ class LocalStorage:
             os.unlink(old)
             sync_directory(old.parent)
 
-    def sweep_temporary(self, prefix: str = "") -> int:
+    def sweep_unfinished(self, prefix: str = "") -> int:
         """Remove unfinished writes that crashes left below ``prefix``; return how many.
 
         Only where nobody writes who may: the write of an older generation that is still alive fails.

@@ -133,6 +133,10 @@ class ObjectStorage:
                 self.put_if_absent(target, [self.get(source)])
                 self.delete(source)
 
+    def sweep_unfinished(self, prefix: str = "") -> int:
+        """See ``Storage.sweep_unfinished``: uploads are single requests, whole or not there."""
+        return 0
+
     @contextlib.contextmanager
     def _errors(self, operation: str, path: str) -> Iterator[None]:
         where = f"{self._url.rstrip('/')}/{path}"

@@ -313,7 +313,7 @@ class Store:
         known = self._catalogue.chunk_paths()
         orphans = [path for path in self._storage.list("") if path not in known]
         delete_quietly(self._storage, orphans)
-        swept = self._storage.sweep_temporary() if isinstance(self._storage, LocalStorage) else 0
+        swept = self._storage.sweep_unfinished()
         return len(orphans) + swept
 
 

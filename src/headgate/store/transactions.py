@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Sequence
 
 from headgate.errors import UsageError
 from headgate.storage.base import Storage
-from headgate.storage.local import sweep_unfinished
 from headgate.store.catalogue.base import Catalogue, ChunkRecord
 from headgate.store.chunks import delete_quietly
 from headgate.store.open_transaction import Transaction, owner_directory
@@ -90,7 +89,7 @@ class TransactionLog:
     def _sweep(self, stream: StreamInfo, owner: str, epoch: int) -> None:
         """Remove chunks that older epochs left without a record: they can never be prepared any more."""
         base = owner_directory(stream.stream_id, owner)
-        sweep_unfinished(self._storage, base)
+        self._storage.sweep_unfinished(base)
         matches = [(path, _CHUNK.fullmatch(path[len(base) + 1 :])) for path in self._storage.list(base)]
         found = [path for path, match in matches if match and int(match[1]) < epoch]  # a stranger's file stays
         if found:

@@ -57,11 +57,13 @@ def handle_of(subtask: SubtaskId, checkpoint: int) -> StateHandle:
 
 
 def ack(subtask: SubtaskId, checkpoint: int, *committables: Committable, generation: int = 3) -> Acknowledged:
-    return Acknowledged(gen(generation), subtask, cp(checkpoint), handle_of(subtask, checkpoint), committables)
+    return Acknowledged(
+        gen(generation), cp(checkpoint), SubtaskEntry(subtask, handle_of(subtask, checkpoint), committables)
+    )
 
 
 def inline_ack(subtask: SubtaskId, checkpoint: int, generation: int = 3) -> Acknowledged:
-    return Acknowledged(gen(generation), subtask, cp(checkpoint), inline_handle())
+    return Acknowledged(gen(generation), cp(checkpoint), SubtaskEntry(subtask, inline_handle()))
 
 
 def decline(

@@ -76,7 +76,7 @@ def test_at_the_same_parallelism_a_worker_gets_what_its_own_subtasks_wrote() -> 
     former = Former(3)
     assert [sums(former, worker, 3) for worker in range(3)] == [[(i, 3, f"sum of {i}".encode())] for i in range(3)]
     sent = restored_by(former.manifest, plan_of(3), WorkerIndex(1))
-    assert {(r.vertex, r.index) for r in sent if r.vertex != "in"} == {("sum", 1)}
+    assert {(r.subtask.vertex, r.subtask.index) for r in sent if r.subtask.vertex != "in"} == {("sum", 1)}
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (3, 2), (2, 3)])

@@ -107,7 +107,7 @@ class PlayedWorker:
     def acknowledge(self, vertex: str, checkpoint: int, generation: int | None = None) -> None:
         entry = SubtaskEntry(SubtaskId(VertexId(vertex), self.index), StateHandle(0, 0, "", b""), ())
         found = Generation(self.generation if generation is None else generation)
-        self.control.send(messages.acknowledge(found, CheckpointId(checkpoint), entry))
+        self.control.send(messages.Acknowledge(found, checkpoint, entry))
 
 
 @pytest.fixture

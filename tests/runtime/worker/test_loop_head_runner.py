@@ -33,7 +33,7 @@ from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.deployment import SinkHead
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner, LoopState
 from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
-from headgate.runtime.worker.subtask_runner import ELEMENTS_PER_TURN_MAX
+from headgate.runtime.worker.subtask_runner import ELEMENTS_PER_TURN_MAX, SubtaskParts
 from headgate.state.frozen import FrozenState
 from headgate.storage.memory import MemoryStorage
 
@@ -130,8 +130,7 @@ class Made:
             feedback=frozenset(channels),
         )
         chain = self._chain(spec, holding)
-        self.runner = LoopHeadRunner(
-            LoopState(chain.head.operator, self.log, iter([e.batch for e in replay]), high_water),  # type: ignore[arg-type]
+        parts = SubtaskParts(
             SUBTASK,
             chain,
             [self.regular, *self.feedback],
@@ -143,6 +142,9 @@ class Made:
             is_restored_finished=False,
             place=place,
         )
+        replayed = iter([e.batch for e in replay])
+        loop = LoopState(chain.head.operator, self.log, replayed, high_water)  # type: ignore[arg-type]
+        self.runner = LoopHeadRunner(parts, loop)
         self.runner.start()
         if not replay:
             assert self.runner._step_input(), "the replay of an empty log is over"

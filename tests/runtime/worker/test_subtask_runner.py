@@ -30,6 +30,7 @@ from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.deployment import SinkHead
 from headgate.runtime.worker.subtask_runner import (
     ELEMENTS_PER_TURN_MAX,
+    SubtaskParts,
     SubtaskRunner,
 )
 from headgate.storage.memory import MemoryStorage
@@ -171,20 +172,26 @@ class Made:
         self._written: list[Any] = []
         to = Destination(self.storage, "p", Generation(1), 1 << 20)
         self.runner = SubtaskRunner(
-            SUBTASK,
-            chain,
-            self.inputs,
-            [self.sent.outlet],
-            {} if sink is None else {"out": sink},
-            reader,
-            lambda: SnapshotWriter(
-                SUBTASK, to, self._pool, lambda event, text: self._written.append((event, text)), self._written.append
-            ),
-            self,
-            is_restored_finished=restored,
-            is_draining=draining,
-            place=place,
-            rounds=rounds,
+            SubtaskParts(
+                SUBTASK,
+                chain,
+                self.inputs,
+                [self.sent.outlet],
+                {} if sink is None else {"out": sink},
+                reader,
+                lambda: SnapshotWriter(
+                    SUBTASK,
+                    to,
+                    self._pool,
+                    lambda event, text: self._written.append((event, text)),
+                    self._written.append,
+                ),
+                self,
+                is_restored_finished=restored,
+                is_draining=draining,
+                place=place,
+                rounds=rounds,
+            )
         )
         self.runner.start()
 

@@ -22,7 +22,6 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
 from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive
-from headgate.storage.local import sweep_unfinished
 
 _CLAIM = re.compile(r"\d{10,}")
 
@@ -57,7 +56,7 @@ class FileCommitter:
         self._ledger.withdraw([path for path, found in mine.items() if not files.issuperset(found)])
         identity = self._identity
         for directory in (identity.staging, identity.publishing, identity.committed, identity.claims, identity.owners):
-            sweep_unfinished(self._storage, directory)
+            self._storage.sweep_unfinished(directory)
         for path in self._storage.list(identity.staging):
             if path not in kept and self._is_mine(path):
                 self._storage.delete(path)

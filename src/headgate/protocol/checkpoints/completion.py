@@ -10,7 +10,7 @@ from __future__ import annotations
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.manifest import Committable, SubtaskEntry
+from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
@@ -78,14 +78,15 @@ class Completion:
         """One subtask has done its part."""
         if event.generation != self.generation:  # C9, C11: and the files are not ours to delete
             return [Ignored("acknowledgement of another generation")]
-        if event.checkpoint not in self.pending.ids or event.subtask not in self._participants:
+        entry = event.entry
+        if event.checkpoint not in self.pending.ids or entry.subtask not in self._participants:
             if event.checkpoint in self.retention:  # its manifest owns this very file (C10)
                 return [Ignored("duplicate acknowledgement of a completed checkpoint")]
-            return [DeleteHandles((event.handle,))] if event.handle.path else [Ignored("late acknowledgement")]
+            return [DeleteHandles((entry.handle,))] if entry.handle.path else [Ignored("late acknowledgement")]
         acks = self.pending[event.checkpoint].acks
-        if event.subtask in acks:
+        if entry.subtask in acks:
             return [Ignored("duplicate acknowledgement")]
-        acks[event.subtask] = SubtaskEntry(event.subtask, event.handle, event.committables)
+        acks[entry.subtask] = entry
         return self._write_next()
 
     def declined(self, event: Declined) -> list[Effect]:

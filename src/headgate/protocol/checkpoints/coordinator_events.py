@@ -88,13 +88,11 @@ class ReserveFailed:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """EVENT: ``subtask`` of ``generation`` has made its part of ``checkpoint`` durable."""
+    """EVENT: a subtask of ``generation`` has made its part of ``checkpoint`` durable."""
 
     generation: Generation
-    subtask: SubtaskId
     checkpoint: CheckpointId
-    handle: StateHandle
-    committables: tuple[Committable, ...] = ()
+    entry: SubtaskEntry
 
 
 @dataclass(frozen=True, slots=True)

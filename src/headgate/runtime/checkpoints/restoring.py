@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headgate import fault_points
-from headgate.codec.messages import Restored, from_handle, to_restored
+from headgate.codec.messages import Restored
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX, STATE_PREFIX, decode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import WorkerIndex
@@ -32,7 +32,7 @@ def restored_by(manifest: Manifest | None, plan: Plan, worker: WorkerIndex) -> l
     is_moved = manifest.parallelism != plan.parallelism
     sources = {vertex.id for vertex in plan.vertices if vertex.is_source}
     return [
-        to_restored(entry, manifest.parallelism)
+        Restored(entry.subtask, manifest.parallelism, entry.handle)
         for entry in manifest.entries
         if is_moved or entry.subtask.index == worker or entry.subtask.vertex in sources
     ]
@@ -130,12 +130,12 @@ def read_restored(
     formers: dict[int, dict[str, memoryview]] = {}
     for snapshot in restored:
         fault_points.reach("in-restore")
-        handle = from_handle(snapshot.handle)
-        where = handle.path or f"inlined snapshot of {snapshot.vertex}[{snapshot.index}]"
+        handle = snapshot.handle
+        where = handle.path or f"inlined snapshot of {snapshot.subtask}"
         try:
             data = read_snapshot(storage, pipeline, handle)
         except NotFound as error:
             raise CorruptionError(where, 0, f"a snapshot of {handle.size_bytes} bytes", "no file") from error
         # Sections hold the node's name, so those of the vertices of one former subtask do not clash.
-        formers.setdefault(snapshot.index, {}).update(decode_sections(data, where))
+        formers.setdefault(snapshot.subtask.index, {}).update(decode_sections(data, where))
     return RestoredSnapshots(worker, plan, formers, restored[0].parallelism if restored else 0)

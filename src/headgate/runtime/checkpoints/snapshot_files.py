@@ -18,7 +18,6 @@ from headgate.model.manifest import Claim, Manifest, StateHandle
 from headgate.protocol.checkpoints.recovery import Damage, ObservedLog
 from headgate.runtime.checkpoints.snapshots import read_snapshot
 from headgate.storage.base import AlreadyExists, NotFound, Storage
-from headgate.storage.local import sweep_unfinished
 
 _CHECKPOINT_OF = re.compile(r"/chk-(\d+)/")
 _ASIDE = re.compile(r"/aside/(\d{10,})-(\d{10,})/")
@@ -77,7 +76,7 @@ class SnapshotFiles:
 
     def sweep(self, keep: Sequence[CheckpointId], below: CheckpointId) -> None:
         """Remove snapshot files of checkpoints below ``below`` that are not kept: leftovers of dead generations."""
-        sweep_unfinished(self._storage, self._pipeline)
+        self._storage.sweep_unfinished(self._pipeline)
         kept = {int(c) for c in keep}
         self._delete_snapshots(lambda found: found < below and found not in kept)
 

@@ -92,15 +92,8 @@ class LiveGeneration:
         match message:
             case messages.Acknowledge():
                 fault_points.reach("before-ack")
-                entry = messages.entry_of(message)
-                acknowledged = coordinator.Acknowledged(
-                    Generation(message.generation),
-                    entry.subtask,
-                    CheckpointId(message.checkpoint),
-                    entry.handle,
-                    entry.committables,
-                )
-                self.coordination.handle(acknowledged)
+                generation, checkpoint = Generation(message.generation), CheckpointId(message.checkpoint)
+                self.coordination.handle(coordinator.Acknowledged(generation, checkpoint, message.entry))
             case messages.Decline():
                 if message.text:
                     self._note(f"{message.vertex}[{message.index}] declined: {message.text}")

@@ -7,7 +7,7 @@ starts the subtasks when every peer is connected.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -31,7 +31,7 @@ from headgate.runtime.worker.chain import Chain, SourceHead
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner, LoopState
 from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
 from headgate.runtime.worker.outlets import EdgeOutlet
-from headgate.runtime.worker.subtask_runner import Reports, SubtaskRunner
+from headgate.runtime.worker.subtask_runner import Reports, SubtaskParts, SubtaskRunner
 from headgate.state.frozen import FrozenState
 from headgate.storage.base import Storage
 
@@ -129,7 +129,7 @@ class Deployment:
         chain.restore({name: found for name, found in states.items() if found})
         if restored.is_partly_finished(vertex):
             chain.resume()
-        parts = (
+        parts = SubtaskParts(
             subtask,
             chain,
             self._exchange.inputs(subtask),
@@ -138,17 +138,15 @@ class Deployment:
             reader,
             lambda: self._make_writer(subtask),
             self._reports,
+            is_restored_finished=restored.is_finished(vertex),
+            is_draining=self._message.is_draining,
+            place=loop_place(plan, subtask),
+            rounds=restored.rounds(vertex),
+            input_names=[channel.edge.input for channel in plan.inputs(subtask)],
         )
-        options: dict[str, Any] = {
-            "is_restored_finished": restored.is_finished(vertex),
-            "is_draining": self._message.is_draining,
-            "place": loop_place(plan, subtask),
-            "rounds": restored.rounds(vertex),
-            "input_names": [channel.edge.input for channel in plan.inputs(subtask)],
-        }
         if vertex.is_loop_head:
-            return LoopHeadRunner(self._loop_state(chain, subtask, log), *parts, **options)
-        return SubtaskRunner(*parts, **options)
+            return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))
+        return SubtaskRunner(parts)
 
     def _loop_state(self, chain: Chain, subtask: SubtaskId, log: Sequence[RestoredState]) -> LoopState:
         """Return what a loop head has beside an ordinary subtask; ``log``: of the former heads (L17, L19)."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -27,7 +26,7 @@ from headgate.protocol.watermarks import MergerEvent
 from headgate.runtime.checkpoints.uploads import FrozenSubtask
 from headgate.runtime.wire.feedback import FeedbackChannel
 from headgate.runtime.worker.loop_log import LoopLog
-from headgate.runtime.worker.subtask_runner import SubtaskRunner
+from headgate.runtime.worker.subtask_runner import SubtaskParts, SubtaskRunner
 
 
 @dataclass(slots=True)
@@ -50,9 +49,8 @@ class LoopState:
 class LoopHeadRunner(SubtaskRunner):
     """One head subtask in its worker."""
 
-    def __init__(self, loop: LoopState, *args: Any, **options: Any) -> None:
-        """Make the runner; everything but ``loop`` as for ``SubtaskRunner``, with the feedback channels last."""
-        super().__init__(*args, **options)
+    def __init__(self, parts: SubtaskParts, loop: LoopState) -> None:
+        super().__init__(parts)
         self._loop = loop
         regular_count = len(self._origins)
         self._feedback = [channel for channel in self._inputs[regular_count:] if isinstance(channel, FeedbackChannel)]

@@ -78,49 +78,60 @@ class Source:
     """Whether it is not read any more, even if there is more to read (E7, E9)."""
 
 
+@dataclass(frozen=True, slots=True)
+class SubtaskParts:
+    """What a subtask is made of.
+
+    Attributes:
+        inputs: its channels, feedback channels last.
+        input_names: of the operator's input that each channel belongs to; None: all of the main one.
+        make_writer: makes what writes its snapshots.
+        is_restored_finished: its restored snapshot says that all input had ended.
+        is_draining: its source is not read on (E9).
+        place, rounds: where it stands in a nest of loops, and how far rounds had come.
+    """
+
+    subtask: SubtaskId
+    chain: Chain
+    inputs: Sequence[ReceivingChannel]
+    outlets: Sequence[EdgeOutlet]
+    sinks: Mapping[str, SinkWriter]
+    reader: SourceReader | None
+    make_writer: Callable[[], SnapshotWriter]
+    reports: Reports
+    is_restored_finished: bool
+    is_draining: bool = False
+    place: LoopPlace | None = None
+    rounds: RoundProgress = NO_ROUNDS
+    input_names: Sequence[InputName] | None = None
+
+
 class SubtaskRunner:
     """One subtask in its worker."""
 
-    def __init__(
-        self,
-        subtask: SubtaskId,
-        chain: Chain,
-        inputs: Sequence[ReceivingChannel],
-        outlets: Sequence[EdgeOutlet],
-        sinks: Mapping[str, SinkWriter],
-        reader: SourceReader | None,
-        make_writer: Callable[[], SnapshotWriter],
-        reports: Reports,
-        *,
-        is_restored_finished: bool,
-        is_draining: bool = False,
-        place: LoopPlace | None = None,
-        rounds: RoundProgress = NO_ROUNDS,
-        input_names: Sequence[InputName] | None = None,
-    ) -> None:
-        self.subtask = subtask
-        self.chain = chain
-        self._inputs = list(inputs)
-        self._input_names = [MAIN_INPUT] * len(self._inputs) if input_names is None else list(input_names)
-        self._outlets = list(outlets)
-        self._sinks = dict(sinks)
-        self._source = None if reader is None else Source(reader, is_over=is_draining)
-        self._writer = make_writer()
-        self._reports = reports
-        regular_count = len(self._inputs) - (0 if place is None else len(place.feedback))
+    def __init__(self, parts: SubtaskParts) -> None:
+        self.subtask = parts.subtask
+        self.chain = parts.chain
+        self._inputs = list(parts.inputs)
+        self._input_names = [MAIN_INPUT] * len(self._inputs) if parts.input_names is None else list(parts.input_names)
+        self._outlets = list(parts.outlets)
+        self._sinks = dict(parts.sinks)
+        self._source = None if parts.reader is None else Source(parts.reader, is_over=parts.is_draining)
+        self._writer = parts.make_writer()
+        self._reports = parts.reports
+        regular_count = len(self._inputs) - (0 if parts.place is None else len(parts.place.feedback))
         self._machine = machine.Subtask(
-            regular_count, is_restored_finished=is_restored_finished, place=place, rounds=rounds
+            regular_count, is_restored_finished=parts.is_restored_finished, place=parts.place, rounds=parts.rounds
         )
         self._merger = WatermarkMerger(max(regular_count, 1))
         self._origins = [ChannelOrigin(ChannelIndex(index)) for index in range(regular_count)]
-        self._nest = chain.vertex.nest
+        self._nest = parts.chain.vertex.nest
         self._next_input = 0
         self._has_ended = False
-        self._may_resume = is_restored_finished
-        # L39: its rounds are about input that had ended
-        self._entrances_closed = (
-            place.outside if place is not None and max(rounds.started, rounds.closed) >= 0 else frozenset()
-        )
+        self._may_resume = parts.is_restored_finished
+        place, rounds = parts.place, parts.rounds
+        has_rounds = max(rounds.started, rounds.closed) >= 0  # L39: they are about input that had ended
+        self._entrances_closed = place.outside if place is not None and has_rounds else frozenset()
         self._align_started: dict[CheckpointId, int] = {}
         self._frozen: FrozenSubtask | None = None
 

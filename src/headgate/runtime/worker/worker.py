@@ -317,7 +317,7 @@ class Worker:
 
     def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
         """Send an acknowledgement."""
-        self._control.send(messages.acknowledge(self._generation, checkpoint, entry))
+        self._control.send(messages.Acknowledge(self._generation, checkpoint, entry))
 
     def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:
         """Send a decline."""

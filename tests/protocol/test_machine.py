@@ -1,0 +1,61 @@
+"""What a machine tells of itself when a rule was broken."""
+
+from __future__ import annotations
+
+import pytest
+from tests.protocol.making import cp, gen
+
+from headgate.errors import ProtocolViolation
+from headgate.model.config import CheckpointConfig
+from headgate.model.ids import SubtaskId, VertexId
+from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.protocol.checkpoints.coordinator import (
+    Acknowledged,
+    Coordinator,
+    Declined,
+    ManifestWritten,
+    Started,
+)
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.machine import STORY_CHARS_MAX, STORY_MAX, told
+
+WINDOW = SubtaskId(VertexId("window"), 3)
+
+
+def heavy(checkpoint: int) -> Acknowledged:
+    """An acknowledgement with inline state, many states and much output."""
+    rows = {f"node-{n}": {f"state-{n}": n} for n in range(100)}
+    output = tuple(Committable("sink", cp(checkpoint), 3, gen(2), b"p" * 1_000) for _ in range(500))
+    handle = StateHandle(20_000, 1 << 63, "", b"s" * 20_000, rows)
+    return Acknowledged(gen(2), cp(checkpoint), SubtaskEntry(WINDOW, handle, output))
+
+
+def test_the_story_of_a_machine_has_keys_and_causes_and_a_bounded_size() -> None:
+    machine = Coordinator(gen(2), (WINDOW,), CheckpointConfig(), cp(1))
+    machine.handle(Started(1))
+    machine.handle(heavy(7))
+    machine.handle(Declined(gen(2), WINDOW, cp(8), AbortReason.SNAPSHOT_FAILED))
+    _, acknowledged, declined = machine.story
+    for part in ("Acknowledged", "generation=2", "checkpoint=7", "'window'", "index=3", "size_bytes=20000"):
+        assert part in acknowledged, acknowledged
+    assert len(acknowledged) <= STORY_CHARS_MAX
+    assert "SNAPSHOT_FAILED" in declined
+    for number in range(100):
+        machine.handle(heavy(number + 10))
+    assert len(machine.story) == STORY_MAX
+    assert sum(map(len, machine.story)) <= STORY_MAX * STORY_CHARS_MAX
+    with pytest.raises(ProtocolViolation) as broken:
+        machine.handle(ManifestWritten(cp(9)))
+    assert "ManifestWritten(checkpoint=9)" in broken.value.story[-1]
+    assert len(str(broken.value)) < 5_000
+
+
+def test_bytes_are_told_by_their_size_and_lists_by_their_length() -> None:
+    assert told((b"secret", [1, 2, 3, 4, 5], "y" * 81)) == f"[<6 bytes>, [1, 2, 3, 4, … 5 in all], '{'y' * 80}…']"
+
+
+def test_what_a_peer_made_up_is_told_in_bounds() -> None:
+    deep: object = b"x" * 100
+    for _ in range(1_000):
+        deep = (deep, "y" * 10_000)
+    assert len(told(deep)) < 2_000
