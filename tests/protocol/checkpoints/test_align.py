@@ -23,7 +23,7 @@ from headgate.protocol.checkpoints.align import (
     UnblockChannels,
 )
 from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.machine import STORY_MAX, Ignored
+from headgate.protocol.machine import STORY_MAX, Ignored, told
 
 
 def barrier(channel: int, checkpoint: int) -> BarrierReceived:
@@ -276,7 +276,7 @@ def test_a_machine_that_broke_a_rule_stays_dead_and_tells_its_story() -> None:  
         aligner.handle(barrier(1, 1))
     assert second.value is first.value
     assert first.value.machine == "Aligner"
-    assert first.value.story == (repr(barrier(0, 1)), repr(barrier(0, 1)))
+    assert first.value.story == (told(barrier(0, 1)), told(barrier(0, 1)))
 
 
 def test_the_story_is_bounded() -> None:
