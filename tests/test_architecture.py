@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import pkgutil
 import re
 import subprocess
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, settings
 import headgate
 import headgate.model
 import headgate.protocol
+from headgate.protocol.machine import Machine
 
 ROOT = Path(__file__).parent.parent
 SPECS = [
@@ -352,3 +355,20 @@ def test_no_outcome_is_decided_by_the_kind_of_a_storage() -> None:
         if asked.search(line)
     ]
     assert found == [], "what differs between kinds of storage is said by their protocol (storage/base.py)"
+
+
+def machines() -> list[type[Machine]]:
+    for module in pkgutil.walk_packages(headgate.protocol.__path__, "headgate.protocol."):
+        importlib.import_module(module.name)
+    return sorted(Machine.__subclasses__(), key=lambda machine: machine.__name__)
+
+
+@pytest.mark.parametrize("machine", machines(), ids=lambda machine: machine.__name__)
+def test_a_machine_checks_its_invariants_after_each_event_and_its_phases_by_a_table(machine: type[Machine]) -> None:
+    module = sys.modules[machine.__module__]
+    assert "_check" in vars(machine), "docs: a machine has a _check of its invariants"
+    assert "self._check()" in inspect.getsource(vars(machine)["handle"])
+    if re.search(r"self\._phase\b", inspect.getsource(machine)):
+        assert set(module.LEGAL_PHASES) == set(module.Phase)
+        assigned = re.findall(r"self\._phase = (\S+)", inspect.getsource(machine))
+        assert len([value for value in assigned if value != "phase"]) == 1, "only the first phase is set by hand"

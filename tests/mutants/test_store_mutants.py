@@ -298,7 +298,7 @@ def other_content_is_prepared_over_what_was_decided() -> Iterator[None]:
 
     def prepare(request: protocol.Request, record: protocol.TransactionRecord | None) -> protocol.Decision:
         decision = real(request, record)
-        return protocol.Ignored("as it was") if isinstance(decision, protocol.RefuseContradiction) else decision
+        return protocol.AlreadyDone("as it was") if isinstance(decision, protocol.RefuseContradiction) else decision
 
     with patched(protocol, "_on_prepare", prepare):
         yield

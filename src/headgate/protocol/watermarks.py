@@ -160,7 +160,9 @@ class WatermarkTracker(Machine):
             case _:
                 assert_never(event)
         self._find_idle(event.now_ms)
-        return self._advance()
+        effects = self._advance()
+        self._check()
+        return effects
 
     def _on_records(self, event: RecordsSeen) -> None:
         origin = self._origins.get(event.origin) or self._add(event.origin, event.now_ms)
@@ -205,6 +207,10 @@ class WatermarkTracker(Machine):
             effects.append(EmitIdle(True))
         self._is_idle = is_idle
         return effects
+
+    def _check(self) -> None:
+        assert not self._is_idle or all(o.is_idle for o in self._origins.values()), "idle with an active origin (W7)"
+        assert not self._restored.keys() & self._origins.keys(), "what an origin takes over is not kept twice (W9)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +284,9 @@ class WatermarkMerger(Machine):
                 assert_never(event)
         if channel.watermark_ms >= self._watermark_ms:
             channel.is_aligned = True
-        return self._advance()
+        effects = self._advance()
+        self._check()
+        return effects
 
     def _advance(self) -> list[Effect]:
         effects: list[Effect] = []
@@ -299,3 +307,8 @@ class WatermarkMerger(Machine):
             effects.append(EmitIdle(True))
         self._is_idle = is_idle
         return effects
+
+    def _check(self) -> None:
+        open_ = [c for c in self._channels if c.watermark_ms < WATERMARK_MAX_MS]
+        assert self._is_idle == (bool(open_) and all(c.is_idle for c in open_)), "idle means all that are open (W12)"
+        assert all(c.is_aligned for c in self._channels if c.watermark_ms >= self._watermark_ms), "caught up (W13)"

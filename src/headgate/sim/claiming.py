@@ -214,7 +214,7 @@ class Claiming:
                 if choice.skipped:
                     env.marks.reach(Mark.DAMAGED_NEWEST)
                     env.disk.set_aside(restored.checkpoint, self._first_checkpoint)
-            case recovery.AlreadyFinished():
+            case recovery.NothingLeft():
                 restored = choice.manifest
             case recovery.StartFresh():
                 if claim.generation > 1:
@@ -229,7 +229,7 @@ class Claiming:
                 self._driver.former_parallelism = restored.parallelism
                 self._fail(FailureKind.DETERMINISTIC, "a round was ending: it needs its former parallelism")
                 return
-        is_finished = isinstance(choice, recovery.AlreadyFinished)
+        is_finished = isinstance(choice, recovery.NothingLeft)
         self._step(self._recover, log, claim, restored, is_finished)
 
     def _recover(

@@ -282,4 +282,4 @@ def test_a_machine_that_broke_a_rule_stays_dead_and_tells_its_story() -> None:  
 def test_the_story_is_bounded() -> None:
     aligner = after(1, *(barrier(0, i) for i in range(1, STORY_MAX + 10)))
     assert len(aligner.story) == STORY_MAX
-    assert aligner.story[-1] == repr(barrier(0, STORY_MAX + 9))
+    assert aligner.story[-1] == told(barrier(0, STORY_MAX + 9))

@@ -13,9 +13,9 @@ from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Claim, LogEntry, Manifest, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import (
-    AlreadyFinished,
     Damage,
     NextClaim,
+    NothingLeft,
     ObservedEntry,
     ObservedLog,
     Refuse,
@@ -181,7 +181,7 @@ def test_a_lost_log_is_refused_at_the_second_try_too() -> None:  # R11
 
 def test_after_the_final_checkpoint_there_is_nothing_to_do() -> None:  # R13
     final = manifest(2, is_final=True)
-    assert choose(log({1: claim(1), 2: final, 3: claim(2)}), damage_of(c2=""), PREVIOUS) == AlreadyFinished(final)
+    assert choose(log({1: claim(1), 2: final, 3: claim(2)}), damage_of(c2=""), PREVIOUS) == NothingLeft(final)
 
 
 def test_a_damaged_final_checkpoint_falls_back_to_the_one_before() -> None:  # R13

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from headgate.protocol.store.transactions import (
     LEGAL_CHANGES,
+    AlreadyDone,
     Decision,
-    Ignored,
     Proceed,
     Record,
     RefuseContradiction,
@@ -39,11 +39,11 @@ def record(status: Status, epoch: int = 3, content: str = "c") -> TransactionRec
         (Verb.PREPARE, None, Record(Status.PREPARED)),
         (Verb.COMMIT, None, RefuseUnknown()),  # S13
         (Verb.ABORT, None, Record(Status.ABORTED)),
-        (Verb.PREPARE, Status.PREPARED, Ignored("already prepared")),
+        (Verb.PREPARE, Status.PREPARED, AlreadyDone("already prepared")),
         (Verb.COMMIT, Status.PREPARED, Record(Status.COMMITTED)),
         (Verb.ABORT, Status.PREPARED, Record(Status.ABORTED)),
-        (Verb.COMMIT, Status.COMMITTED, Ignored("already committed")),
-        (Verb.ABORT, Status.ABORTED, Ignored("already aborted")),
+        (Verb.COMMIT, Status.COMMITTED, AlreadyDone("already committed")),
+        (Verb.ABORT, Status.ABORTED, AlreadyDone("already aborted")),
     ],
 )
 def test_verbs_that_succeed_or_know_nothing(verb: Verb, recorded: Status | None, expected: Decision) -> None:
@@ -106,6 +106,6 @@ def test_any_history_keeps_the_promises(history: list[tuple[Verb, int]]) -> None
             assert (recorded.status if recorded else None, decision.status) in LEGAL_CHANGES
             recorded = TransactionRecord("t", "p/sink", epoch, decision.status, "c")
             outcomes += [decision.status] if decision.status.is_terminal else []
-        if isinstance(decision, Record | Ignored | Proceed):
+        if isinstance(decision, Record | AlreadyDone | Proceed):
             fence = next_fence(fence, epoch)
     assert len(outcomes) <= 1  # a terminal outcome is final

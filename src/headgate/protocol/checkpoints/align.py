@@ -107,6 +107,12 @@ class Phase(Enum):
     ALIGNING = "the barriers of the current checkpoint on the remaining channels"
 
 
+LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.FLOWING: frozenset({Phase.ALIGNING}),
+    Phase.ALIGNING: frozenset({Phase.FLOWING}),
+}
+
+
 class Aligner(Machine):
     """Aligns the barriers of one checkpoint at a time."""
 
@@ -176,7 +182,7 @@ class Aligner(Machine):
         self._current, self._options = event.checkpoint, event.options
         if self._was_aborted(event.checkpoint):  # A8: no snapshot, but nobody downstream may wait
             return [*abandoned, EmitCancel(event.checkpoint)]
-        self._phase = Phase.ALIGNING
+        self._enter(Phase.ALIGNING)
         return abandoned + self._align(event.channel)
 
     def _on_cancel(self, event: CancelReceived) -> list[Effect]:
@@ -236,7 +242,7 @@ class Aligner(Machine):
         return [EmitCancel(self._current), Decline(self._current, reason), *self._release()]
 
     def _release(self) -> list[Effect]:
-        self._phase = Phase.FLOWING
+        self._enter(Phase.FLOWING)
         blocked, self._blocked = tuple(sorted(self._blocked)), set()
         return [UnblockChannels(blocked)] if blocked else []
 
@@ -253,6 +259,10 @@ class Aligner(Machine):
     def _refuse_ended(self, channel: ChannelIndex) -> None:  # A10
         if channel in self._ended:
             raise self._violation(f"event on channel {channel}, which has ended")
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in LEGAL_PHASES[self._phase], f"{self._phase} → {phase}"
+        self._phase = phase
 
     def _check(self) -> None:
         assert self._phase is Phase.ALIGNING or not self._blocked

@@ -186,7 +186,7 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class AlreadyFinished:
+class NothingLeft:
     """The newest completed checkpoint is final: all input has been processed and committed."""
 
     manifest: Manifest
@@ -199,7 +199,7 @@ class Refuse:
     reason: str
 
 
-Choice: TypeAlias = StartFresh | Restore | AlreadyFinished | Refuse
+Choice: TypeAlias = StartFresh | Restore | NothingLeft | Refuse
 
 
 def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], policy: DamagedCheckpoint) -> Choice:
@@ -217,7 +217,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
             if policy is DamagedCheckpoint.FAIL and (passed or _damage_after(log, manifest)):  # R14
                 return Refuse(_describe(skipped) + _going_back(manifest, passed))
             if manifest.is_final and not passed:  # R13
-                return AlreadyFinished(manifest)
+                return NothingLeft(manifest)
             return Restore(manifest, tuple(skipped), tuple(passed))  # R10
         skipped += problems
         passed.append(manifest.checkpoint)

@@ -124,6 +124,11 @@ class LoopPart(Machine):
             ProtocolViolation: a probe that nobody can have sent.
         """
         self._begin(event)
+        effects = self._dispatch(event)
+        self._check()
+        return effects
+
+    def _dispatch(self, event: Event) -> list[Effect]:
         match event:
             case ProbeReceived() if event.channel in self._place.feedback:
                 return self._on_returned(event)
@@ -176,3 +181,8 @@ class LoopPart(Machine):
         if self._outside:
             return [Ignored("records may still enter on other channels")]
         return [ReportEntranceEnded(self._started, self._highest)]
+
+    def _check(self) -> None:
+        assert self._outside <= self._place.outside
+        assert all(number <= self._number + 1 for number in self._returned.values()), "nobody is a probe ahead (L34)"
+        assert self._count >= 0, "what came back is counted"

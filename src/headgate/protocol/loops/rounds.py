@@ -89,6 +89,7 @@ class ProbeAligner(Machine):
         effects: list[ProbeAlignerEffect] = []
         while self._passed < min(self._numbers.values()):
             effects += self.pass_on(self._probes.pop(self._passed + 1))
+        self._check()
         return effects or [Ignored("the probe is missing on other channels")]
 
     def pass_on(self, probe: Probe) -> list[ProbeAlignerEffect]:
@@ -101,6 +102,9 @@ class ProbeAligner(Machine):
             self._closed_round = probe.round_
             effects.append(CloseRound(probe.round_))
         return [*effects, PassProbe(probe)]
+
+    def _check(self) -> None:
+        assert all(number > self._passed for number in self._probes), "what has passed is not held (L33)"
 
 
 # -- the driver's side ----------------------------------------------------------------------------------------------
@@ -167,6 +171,14 @@ class Phase(Enum):
     ENDED = "nothing"
 
 
+LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.ENTERING: frozenset({Phase.PROBING}),
+    Phase.PROBING: frozenset({Phase.FLUSHING}),
+    Phase.FLUSHING: frozenset({Phase.PROBING, Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
 @dataclass(slots=True)
 class _Answers:
     """What came back with the current probe."""
@@ -230,11 +242,13 @@ class LoopProber(Machine):
         self._begin(event)
         match event:
             case EntranceEnded():
-                return self._on_entrance_ended(event)
+                effects = self._on_entrance_ended(event)
             case ProbeReturned():
-                return self._on_returned(event)
+                effects = self._on_returned(event)
             case _:
                 assert_never(event)
+        self._check()
+        return effects
 
     def _on_entrance_ended(self, event: EntranceEnded) -> list[ProberEffect]:
         if event.subtask not in self._entering:
@@ -245,7 +259,7 @@ class LoopProber(Machine):
             self._round_max = max(self._round_max, event.round_max)
         if self._entering:
             return [Ignored("records may still come in elsewhere")]
-        self._phase = Phase.PROBING
+        self._enter(Phase.PROBING)
         if self._has_rounds:
             self._round = max(min(self._start_rounds), 0)  # L36: what was under way begins again
         return self._next_probe()
@@ -272,16 +286,16 @@ class LoopProber(Machine):
             effects.append(RoundFinished(self._round))
         if self._phase is Phase.FLUSHING:
             if is_empty and (self._round >= self._round_max or not self._has_rounds):  # L35: none is left out
-                self._phase = Phase.ENDED
+                self._enter(Phase.ENDED)
                 return [*effects, EndLoop()]
-            self._phase = Phase.PROBING
+            self._enter(Phase.PROBING)
         elif self._has_rounds and answers.inner_count == 0 and self._is_closed and self._round < self._round_max:
             self._round, self._is_closed = self._round + 1, False
             return effects + self._next_probe(is_closing=not self._has_inner)
         elif self._has_rounds and not self._is_closed:
             return effects + self._next_probe(is_closing=answers.inner_count == 0)
         elif is_empty:
-            self._phase = Phase.FLUSHING
+            self._enter(Phase.FLUSHING)
         return effects + self._next_probe(is_busy=not is_empty)
 
     def _next_probe(self, *, is_closing: bool | None = None, is_busy: bool = False) -> list[ProberEffect]:
@@ -291,3 +305,12 @@ class LoopProber(Machine):
         self._probe = Probe(self._probe.number + 1, self._round, is_closing, is_flush)
         self._waiting, self._answers = set(self._asked), _Answers()
         return [StartProbe(self._probe, self.PAUSE_MS if is_busy else 0)]
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in LEGAL_PHASES[self._phase], f"{self._phase} → {phase}"
+        self._phase = phase
+
+    def _check(self) -> None:
+        assert (self._phase is Phase.ENTERING) == bool(self._entering), "probes start when nothing enters (L27)"
+        assert self._waiting <= self._asked
+        assert bool(self._waiting) == (self._phase in (Phase.PROBING, Phase.FLUSHING)), "one probe at a time (L34)"

@@ -86,7 +86,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Ignored:
+class AlreadyDone:
     """It was done before: succeed and change nothing (S13)."""
 
     reason: str
@@ -112,7 +112,7 @@ class RefuseContradiction:
     problem: str
 
 
-Decision: TypeAlias = Proceed | Record | Ignored | RefuseFenced | RefuseUnknown | RefuseContradiction
+Decision: TypeAlias = Proceed | Record | AlreadyDone | RefuseFenced | RefuseUnknown | RefuseContradiction
 
 
 def decide(request: Request, record: TransactionRecord | None, fence: int) -> Decision:
@@ -156,7 +156,7 @@ def _on_prepare(request: Request, record: TransactionRecord | None) -> Decision:
     if record is None:
         return Record(Status.PREPARED)
     if record.status is Status.PREPARED and record.content == request.content:
-        return Ignored("already prepared")
+        return AlreadyDone("already prepared")
     return RefuseContradiction(record.status, "it cannot be prepared with other content (S12)")
 
 
@@ -167,7 +167,7 @@ def _on_commit(record: TransactionRecord | None) -> Decision:
         case Status.PREPARED:
             return Record(Status.COMMITTED)
         case Status.COMMITTED:
-            return Ignored("already committed")
+            return AlreadyDone("already committed")
         case Status.ABORTED:
             return RefuseContradiction(record.status, "it was aborted, so its events are gone")
 
@@ -179,7 +179,7 @@ def _on_abort(record: TransactionRecord | None) -> Decision:
         case Status.PREPARED:
             return Record(Status.ABORTED)
         case Status.ABORTED:
-            return Ignored("already aborted")
+            return AlreadyDone("already aborted")
         case Status.COMMITTED:
             return RefuseContradiction(record.status, "it was committed and readers may have seen it")
 

@@ -168,6 +168,7 @@ class Subtask(Machine):
                 effects = list(self._part.handle(event))
             case _:
                 assert_never(event)
+        self._check()
         return effects
 
     def _on_trigger(self, event: TriggerReceived) -> list[Effect]:  # T1
@@ -298,6 +299,11 @@ class Subtask(Machine):
                 self._writing.remove(checkpoint)
                 effects.append(CancelWrite(checkpoint))
         return effects or [Ignored("nothing of it is held here any more")]
+
+    def _check(self) -> None:
+        assert not self._is_finished or self._were_operators_finished, "the end goes out behind what finishes (T7)"
+        assert all(checkpoint <= self._last_snapshot for checkpoint in self._writing), "what is written was taken (T2)"
+        assert not self._is_finished or self._is_source or self._regular_ended == self._channels_count, "the end (T6)"
 
 
 __all__ = [

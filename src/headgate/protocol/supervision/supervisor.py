@@ -63,6 +63,17 @@ class Phase(Enum):
     ENDED = "nothing"
 
 
+LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.CREATED: frozenset({Phase.PREPARING, Phase.ENDING}),
+    Phase.PREPARING: frozenset({Phase.DEPLOYING, Phase.BACKOFF, Phase.ENDING}),
+    Phase.DEPLOYING: frozenset({Phase.RUNNING, Phase.BACKOFF, Phase.ENDING}),
+    Phase.RUNNING: frozenset({Phase.BACKOFF, Phase.ENDING}),
+    Phase.BACKOFF: frozenset({Phase.PREPARING, Phase.BACKOFF, Phase.ENDING}),
+    Phase.ENDING: frozenset({Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
 class Supervisor(Machine):
     """Decides about generations and restarts."""
 
@@ -161,7 +172,7 @@ class Supervisor(Machine):
 
     def _prepare(self) -> list[Effect]:
         """Claim and get workers side by side: both take time, and recovery is measured (G2)."""
-        self._phase = Phase.PREPARING
+        self._enter(Phase.PREPARING)
         claim: list[Effect] = []
         if self._generation is None and not self._is_claiming:
             self._is_claiming = True
@@ -195,7 +206,7 @@ class Supervisor(Machine):
         decision = self._policy.on_failure(event.at_ms, event.jitter)  # storage may come back (F11)
         if isinstance(decision, GiveUp):
             return self._end(Finish(event.failure))
-        self._phase = Phase.BACKOFF
+        self._enter(Phase.BACKOFF)
         return [ReportRestart(event.failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
 
     def _on_registered(self, event: WorkerRegistered) -> list[Effect]:
@@ -214,7 +225,7 @@ class Supervisor(Machine):
             return [Ignored("the generation is not claimed yet")]
         if len(self._registered) < self._workers_count:
             return [Ignored("other workers have not registered yet")]
-        self._phase = Phase.DEPLOYING
+        self._enter(Phase.DEPLOYING)
         self._ready = set()
         self._deployed = self._attempt
         return [Deploy(self._generation, self._attempt)]
@@ -225,7 +236,7 @@ class Supervisor(Machine):
         self._ready.add(event.worker)
         if len(self._ready) < self._workers_count:
             return [Ignored("other workers are not ready yet")]
-        self._phase = Phase.RUNNING
+        self._enter(Phase.RUNNING)
         self._has_run = True
         return [StartCoordinator(event.generation)]  # G10
 
@@ -279,7 +290,7 @@ class Supervisor(Machine):
             final = Failure(failure.kind, f"{failure.reason}; {decision.reason}", failure.detail)
             return ended + self._end(Finish(final))
         self._restarts_count += 1
-        self._phase = Phase.BACKOFF
+        self._enter(Phase.BACKOFF)
         restart = ArmTimer(RestartTimer(), decision.delay_ms)
         return [*ended, ReportRestart(failure, decision.delay_ms), restart]
 
@@ -325,7 +336,7 @@ class Supervisor(Machine):
         if isinstance(decision, GiveUp):
             return self._end(Finish(Failure(failure.kind, f"{failure.reason}; {decision.reason}")))
         self._restarts_count += 1
-        self._phase = Phase.BACKOFF
+        self._enter(Phase.BACKOFF)
         return [ReportRestart(failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
 
     def _on_timer(self, event: TimerFired) -> list[Effect]:
@@ -376,7 +387,7 @@ class Supervisor(Machine):
         if is_done:  # nothing else ends a retry of the stage that came up meanwhile
             ended += [RefuseWorker(self._attempt, worker) for worker in waiting]
         self._outcome = outcome
-        self._phase = Phase.ENDING
+        self._enter(Phase.ENDING)
         self._cancels_count = 0
         if not self._is_job_running:
             return ended + self._finish_run()
@@ -385,8 +396,12 @@ class Supervisor(Machine):
 
     def _finish_run(self) -> list[Effect]:
         assert self._outcome is not None
-        self._phase = Phase.ENDED
+        self._enter(Phase.ENDED)
         return [self._outcome]
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in LEGAL_PHASES[self._phase], f"{self._phase} → {phase}"
+        self._phase = phase
 
     def _check(self) -> None:
         assert len(self._registered) <= self._workers_count

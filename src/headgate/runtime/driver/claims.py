@@ -75,7 +75,7 @@ def begin_generation(
     match choice:
         case recovery.Refuse():
             raise UsageError(f"pipeline '{definition.config.name}' cannot be restored from {log.url}: {choice.reason}")
-        case recovery.AlreadyFinished():
+        case recovery.NothingLeft():
             restored: Manifest | None = choice.manifest
         case recovery.StartFresh():
             restored = None
@@ -102,7 +102,7 @@ def begin_generation(
     retained = recovery.retained(claimed.log, restored)
     log.restored(retained)
     _sweep(log, retained, claimed.first_checkpoint, around, note)
-    if restored is not None and isinstance(choice, recovery.AlreadyFinished):
+    if restored is not None and isinstance(choice, recovery.NothingLeft):
         commits.close()
         return Finished(restored)
     return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits)

@@ -13,8 +13,8 @@ from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, FencedError, UsageError
 from headgate.protocol.store.transactions import (
+    AlreadyDone,
     Decision,
-    Ignored,
     Proceed,
     Record,
     RefuseContradiction,
@@ -217,7 +217,7 @@ def _refuse(decision: Decision, request: Request, stream: str) -> None:
     """Raise what a refusing decision means."""
     what = f"transaction '{request.name}' of stream '{stream}'"
     match decision:
-        case Proceed() | Record() | Ignored():
+        case Proceed() | Record() | AlreadyDone():
             return
         case RefuseFenced(newest):
             raise FencedError(f"'{request.owner}' ({request.verb.value} of {what})", request.epoch, newest)
