@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from headgate.connectors.files.lines import LineFile
 from headgate.connectors.files.listing import owner_of_file
 from headgate.connectors.files.position import FilePosition
 from headgate.connectors.files.source import FileReader, JsonLines, TextFiles
-from headgate.errors import CorruptionError, UsageError
+from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.testing.source_kit import check_source
 
 SCHEMA = {"level": pa.string(), "count": pa.int64(), "at": pa.timestamp("ms")}
@@ -336,3 +337,34 @@ def test_files_pass_the_conformance_kit(tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path / f"{number}.log", "".join(f"{number}-{line}\n" for line in range(number)).encode())
     assert len(check_source(TextFiles(tmp_path, include_path=True))) == 6
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_what_this_user_may_not_read_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, follow: bool
+) -> None:
+    path = write(tmp_path / "logs" / "a.log", b"x\n")
+    for forbidden, problem in ((path, "a.log cannot be read"), (tmp_path / "logs", "logs cannot be listed")):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "access", lambda asked, mode, refused=str(forbidden): str(asked) != refused)
+            with pytest.raises(UsageError, match=f"{problem}; allow this user to read it"):
+                TextFiles(tmp_path / "logs", follow=follow).schema()
+
+
+def test_a_disk_that_fails_while_a_file_is_read_is_a_storage_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = TextFiles(write(tmp_path / "a.log", b"one\ntwo\n"))
+    source.schema()
+    reader = source.open(context())
+
+    def fails(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", fails)
+        with pytest.raises(StorageError, match=r"a\.log.*Input/output error") as caught:
+            reader.poll()
+    assert caught.value.is_transient
+    again = source.open(context(positions=reader.positions()))
+    assert texts(read_all(again)[0]) == ["one", "two"], "its position has not moved"

@@ -9,6 +9,7 @@ import pytest
 from pyspark import cloudpickle
 from tests.connectors.source_reading import context, read_all
 
+from headgate.connectors.files import parquet
 from headgate.connectors.files.parquet import ACTIVE_FILES_MAX, ParquetFiles, ParquetPosition
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.testing.source_kit import check_source
@@ -147,3 +148,27 @@ def test_positions_of_version_0_1_are_read(tmp_path: Path) -> None:  # N16
         str(tmp_path / "1.parquet"): struct.pack("<B?IQ", 1, True, 2, 2),
     }
     assert rest(tmp_path, old) == [6, 7, 8, 9]
+
+
+def test_a_url_names_one_file_or_a_directory_or_is_refused(tmp_path: Path) -> None:
+    expected = write(tmp_path, files=1)
+    source = ParquetFiles(f"file://{tmp_path}/0.parquet")
+    source.schema()
+    assert sorted(row["n"] for row in read_all(source.open(context()))[0]) == expected
+    for url in (f"file://{tmp_path}/nothing", "nowhere://bucket/x"):
+        with pytest.raises(UsageError, match=f"{url} cannot be listed"):
+            ParquetFiles(url).schema()
+
+
+def test_a_file_whose_footer_cannot_be_read_now_is_a_storage_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, files=1)
+    positions = positions_after(tmp_path, 20)
+
+    def fails(*_: object) -> None:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(parquet, "fingerprint", fails)
+    with pytest.raises(StorageError, match=r"0\.parquet.*Input/output error"):
+        rest(tmp_path, positions, 1)
