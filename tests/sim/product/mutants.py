@@ -161,8 +161,10 @@ HERE: tuple[Mutant, ...] = (
 )
 
 SEEDS: dict[str, int] = {
+    "a_barrier_goes_out_on_one_channel_only": 17,
     "a_batch_slips_in_between_the_positions_and_the_barrier": 49,
     "a_channel_set_aside_is_read": 45,
+    "a_channel_that_was_set_aside_stays_so": 17,
     "a_commit_that_failed_counts_as_done": 49,
     "a_denial_counts_as_transient": 49,
     "a_failed_append_counts": 49,
@@ -182,7 +184,9 @@ SEEDS: dict[str, int] = {
     "files_are_listed_before_they_are_published": 49,
     "functions_forget_their_state_at_a_round": 4,
     "held_records_are_held_for_ever": 49,
+    "held_records_are_not_frozen": 5,
     "held_records_are_not_restored": 49,
+    "keyed_state_is_kept_by_everybody": 4,
     "keys_go_anywhere": 49,
     "loops_log_nothing": 48,
     "no_sentinels": 48,
