@@ -108,7 +108,7 @@ def positions_are_those_of_the_last_poll() -> Iterator[None]:
 
 MUTANTS: dict[Mutant, int] = {
     recovery_aborts_nothing: 9,
-    recovery_keeps_nothing: 9,
+    recovery_keeps_nothing: 120,
     an_append_is_not_looked_up: 8,
     numbers_are_not_remembered: 7,
     a_sweep_takes_what_is_prepared: 0,
