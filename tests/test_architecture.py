@@ -304,7 +304,7 @@ def test_impatience_is_found(text: str, is_refused: bool) -> None:
 def test_hypothesis_has_one_profile_that_judges_no_machine() -> None:
     assert settings.default is settings.get_profile("headgate")
     assert settings.default.deadline is None
-    assert HealthCheck.too_slow in settings.default.suppress_health_check
+    assert {HealthCheck.too_slow, HealthCheck.filter_too_much} <= set(settings.default.suppress_health_check)
     assert settings.default.print_blob
     for name, _, tree in trees():
         keywords = {k.arg for call in ast.walk(tree) if isinstance(call, ast.Call) for k in call.keywords}
@@ -372,3 +372,9 @@ def test_a_machine_checks_its_invariants_after_each_event_and_its_phases_by_a_ta
         assert set(module.LEGAL_PHASES) == set(module.Phase)
         assigned = re.findall(r"self\._phase = (\S+)", inspect.getsource(machine))
         assert len([value for value in assigned if value != "phase"]) == 1, "only the first phase is set by hand"
+
+
+def test_names_of_test_modules_can_be_told_apart() -> None:
+    """Pytest imports what lies in no package by its name alone, so that two of one name cannot be collected together."""
+    names = [path.stem for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

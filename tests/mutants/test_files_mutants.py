@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.windows.fired_groups import FiredGroups
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots
 from headgate.runtime.worker.chain import Chain
-from headgate.runtime.worker.subtask_runner import SubtaskRunner
+from headgate.runtime.worker.subtask_runner import SubtaskParts, SubtaskRunner
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
@@ -127,8 +128,8 @@ def one_former_that_had_finished_is_enough() -> AbstractContextManager[None]:
 def a_drained_source_reads_on() -> AbstractContextManager[None]:
     original = SubtaskRunner.__init__
 
-    def forgets(self: Any, *args: Any, is_draining: bool = False, **options: Any) -> None:
-        original(self, *args, **options)
+    def forgets(self: Any, parts: SubtaskParts, *others: Any) -> None:
+        original(self, replace(parts, is_draining=False), *others)
 
     return patched(SubtaskRunner, "__init__", forgets)
 
