@@ -375,6 +375,6 @@ def test_a_machine_checks_its_invariants_after_each_event_and_its_phases_by_a_ta
 
 
 def test_names_of_test_modules_can_be_told_apart() -> None:
-    """Pytest imports what lies in no package by its name alone, so that two of one name cannot be collected together."""
+    """Pytest imports what lies in no package by its name alone: two of one name cannot be collected together."""
     names = [path.stem for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
     assert sorted({name for name in names if names.count(name) > 1}) == []
