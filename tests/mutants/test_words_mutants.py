@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.mutants.harness import assert_caught, patched
 from tests.operators import test_timestamps
-from tests.protocol import test_machine
+from tests.protocol import test_machine_stories
 from tests.protocol.supervision import test_supervisor
 from tests.runtime.wire import test_control
 from tests.storage import test_backends
@@ -64,7 +64,7 @@ def a_wrapped_storage_is_not_swept() -> Iterator[None]:
 
 
 def test_a_story_that_holds_everything_is_caught() -> None:
-    test = test_machine.test_the_story_of_a_machine_has_keys_and_causes_and_a_bounded_size
+    test = test_machine_stories.test_the_story_of_a_machine_has_keys_and_causes_and_a_bounded_size
     assert_caught(a_story_holds_everything, test)
 
 
