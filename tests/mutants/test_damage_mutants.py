@@ -16,9 +16,10 @@ from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SubtaskEntry
 from headgate.protocol.checkpoints import recovery
-from headgate.runtime.checkpoints import snapshot_files, snapshots
+from headgate.runtime.checkpoints import snapshot_files
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshots import write_snapshot
+from headgate.storage import reading
 from headgate.storage.memory import MemoryStorage
 
 
@@ -82,7 +83,7 @@ def a_sink_with_transactions_matters() -> None:
 
 
 MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[[], None]]] = [
-    (lambda: patched(snapshots, "READS_MAX", 1), a_bad_read_is_survived),
+    (lambda: patched(reading, "READS_MAX", 1), a_bad_read_is_survived),
     (lambda: patched(snapshot_files, "_is_within", lambda match, ranges: False), what_is_aside_stays),
     (
         lambda: patched(recovery, "_damage_after", lambda log, manifest: False),

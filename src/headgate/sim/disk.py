@@ -15,11 +15,12 @@ from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.life import Life
 from headgate.model.manifest import Claim, LogEntry, Manifest, StateHandle
-from headgate.protocol.checkpoints.recovery import READS_MAX, Damage, ObservedEntry, ObservedLog
+from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog
 from headgate.sim import history
 from headgate.sim.faults import Fault, Faults
 from headgate.sim.history import Observer
 from headgate.sim.world import World
+from headgate.storage.reading import READS_MAX
 
 Contents: TypeAlias = tuple[dict[str, bytes], dict[int, LogEntry], dict[int, str], int, CheckpointId, Life | None]
 """Everything that a disk holds."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,13 @@ from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_fi
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import Life
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
 from headgate.storage.base import Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.local import LocalStorage
 from headgate.testing.sink_kit import Target, check_sink
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.large_string())])
@@ -133,6 +136,39 @@ def faulty_committer(
     committer = sink.open_committer("p", "out", Generation(1))
     assert isinstance(committer, file_commit.FileCommitter)
     return committer, faulty
+
+
+class BadAtFirst(LocalStorage):
+    """The first read of every object returns other bytes."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+        self.read: list[str] = []
+
+    def get(self, path: str) -> bytes:
+        data = super().get(path)
+        self.read.append(path)
+        return data if self.read.count(path) > 1 else bytes(byte ^ 1 for byte in data)
+
+
+def test_one_bad_read_of_a_sinks_directory_denies_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # R50
+    sink = FileSink(tmp_path, roll_interval=0)
+    made = prepared(sink, 1, 1, 2)
+    life = Life("a", "/checkpoints", "here", 1)
+    sink.own("p", "out", life)
+    file = decode_files("here", made[0].payload)[0]
+    staged = next((tmp_path / "_staging").rglob(f"{file.name}.tmp"))
+    shutil.copyfile(staged, tmp_path / file.name)  # as an object store that died between copy and deletion
+    bad = BadAtFirst(str(tmp_path))
+    for module in (file_sink, file_commit):
+        monkeypatch.setattr(module, "open_storage", lambda *_: bad)
+    assert sink.owner("p", "out").life == life
+    committer = sink.open_committer("p", "out", Generation(1))
+    committer.commit(permit(1), made)
+    assert file.name in bad.read, "the content was compared"
+    bad.read.clear()
+    assert file_commit.committed_files(str(tmp_path)) == [file.name]
 
 
 @pytest.mark.parametrize("operation", ["rename_if_absent", "put_if_absent", "list"])

@@ -21,7 +21,7 @@ from headgate.model.life import Life
 from headgate.operators.timestamps import WithTimestampsOperator
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.loops.part import NO_ROUNDS
-from headgate.runtime.checkpoints import log, snapshots, uploads
+from headgate.runtime.checkpoints import log, uploads
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
@@ -29,12 +29,13 @@ from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.driver import claims, sink_commits
 from headgate.runtime.driver.sink_commits import SinkCommits
 from headgate.sim.machine.disk import SimStorage
+from headgate.storage import reading
 
 # -- the log ----------------------------------------------------------------------------------------------------------
 
 
 def one_bad_read_counts() -> AbstractContextManager[None]:
-    return patched(snapshots, "READS_MAX", 1)
+    return patched(reading, "READS_MAX", 1)
 
 
 def a_life_is_drawn_at_every_start() -> AbstractContextManager[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import polars as pl
 
@@ -22,6 +23,7 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
 from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive
+from headgate.storage.reading import read_again
 
 _CLAIM = re.compile(r"\d{10,}")
 
@@ -119,7 +121,8 @@ class FileCommitter:
         decided = {file for found in self._ledger.intended().values() for file in found}
         for file in files:
             if self._identity.staged(file.name) not in staged and file not in decided:
-                self._check_content(file)  # published by a version that wrote no intents, or gone (K5)
+                # published by a version that wrote no intents, or gone (K5)
+                read_again(partial(self._check_content, file))
         intent = self._ledger.intend(checkpoint, files)
         try:
             self._refuse_if_fenced()
@@ -133,7 +136,7 @@ class FileCommitter:
         try:
             self._storage.rename_if_absent(staged, file.name)
         except AlreadyExists:  # then the content decides, not the name (K7)
-            self._check_content(file)
+            read_again(partial(self._check_content, file))
             self._storage.delete(staged)
         except NotFound:
             return

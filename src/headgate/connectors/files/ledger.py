@@ -14,6 +14,7 @@ from headgate.connectors.files.layout import COMMITTED, SinkIdentity, StagedFile
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId
 from headgate.storage.base import AlreadyExists, NotFound, Storage
+from headgate.storage.reading import read_again
 
 MERGE_AFTER = 256
 """Manifests of single commits before they are merged, so that their number stays small (D9)."""
@@ -118,7 +119,7 @@ def read_manifest(storage: Storage, path: str) -> list[StagedFile]:
         NotFound
         CorruptionError
     """
-    return decode_files(f"{storage.url}/{path}", storage.get(path))
+    return read_again(lambda: decode_files(f"{storage.url}/{path}", storage.get(path)))
 
 
 def all_listed(storage: Storage) -> set[str]:

@@ -17,6 +17,7 @@ from headgate.errors import StorageError
 from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.protocol.supervision import lives
 from headgate.storage.base import AlreadyExists, Storage
+from headgate.storage.reading import read_again
 
 TRIES_MAX = 16
 """Each lost race means that somebody else told the directory something; more in a row is something else."""
@@ -71,5 +72,6 @@ class FileOwner:
         if not paths:
             return 0, Owner(None, generation)
         number = max(paths)
-        life = decode_life(self._storage.get(paths[number]), f"{self._storage.url}/{paths[number]}")
+        path = paths[number]
+        life = read_again(lambda: decode_life(self._storage.get(path), f"{self._storage.url}/{path}"))
         return number, Owner(life, generation, is_forgotten=life is None)

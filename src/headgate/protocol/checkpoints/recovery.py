@@ -16,9 +16,6 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Claim, LogEntry, Manifest
 
-READS_MAX = 3
-"""A read whose bytes do not fit, or that finds nothing, is repeated before anything is judged by it (R50)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Damage:

@@ -12,8 +12,8 @@ from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog
-from headgate.runtime.checkpoints.snapshots import read_again
 from headgate.storage.base import NotFound, Storage
+from headgate.storage.reading import read_again
 
 READ_TRIES_MAX = 8
 """An entry may be pruned between the listing and its reading; more often in a row it counts as damage."""

@@ -37,8 +37,8 @@ from headgate.protocol.checkpoints.recovery import (
 )
 from headgate.runtime.checkpoints.entries import LogEntries
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
-from headgate.runtime.checkpoints.snapshots import read_again
 from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive
+from headgate.storage.reading import read_again
 
 CLAIM_TRIES_MAX = 100
 """Each lost race means that another driver claimed a generation; a hundred in a row is a crash loop elsewhere."""

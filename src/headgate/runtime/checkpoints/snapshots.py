@@ -5,10 +5,8 @@ Small ones travel in the manifest (C13). Counterparts: ``uploads`` writes, ``res
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 import xxhash
 
@@ -17,10 +15,8 @@ from headgate.codec.state_rows import difference, stored_rows
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import StateHandle
-from headgate.protocol.checkpoints.recovery import READS_MAX
-from headgate.storage.base import Bytes, NotFound, Storage
-
-_T = TypeVar("_T")
+from headgate.storage.base import Bytes, Storage
+from headgate.storage.reading import read_again
 
 
 def write_snapshot(
@@ -62,14 +58,6 @@ def read_snapshot(storage: Storage, pipeline: str, handle: StateHandle) -> bytes
         CorruptionError, NotFound, StorageError
     """
     return read_again(lambda: _read_once(storage, pipeline, handle))
-
-
-def read_again(read: Callable[[], _T]) -> _T:
-    """Return what ``read`` returns; repeat it a few times while it says that the bytes are damaged or missing (R50)."""
-    for _ in range(READS_MAX - 1):
-        with contextlib.suppress(CorruptionError, NotFound):
-            return read()
-    return read()
 
 
 def _read_once(storage: Storage, pipeline: str, handle: StateHandle) -> bytes:
