@@ -142,6 +142,7 @@ def test_of_two_drivers_that_no_lock_keeps_apart_the_newer_wins(
     older = start(definition_of(windowed(tmp_path, source)))
     older.wait_checkpoints(2)
     newer = start(definition_of(windowed(tmp_path, source)))
+    older.wait(older.driver.result.done, "the end, while there is input")
     with pytest.raises(FencedError):
         older.result()
     assert newer.result().is_finished
