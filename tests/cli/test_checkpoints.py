@@ -12,7 +12,7 @@ from headgate.codec.log_entry import encode_log_entry
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
-from headgate.protocol.checkpoints.recovery import Damage
+from headgate.protocol.checkpoints.recovery import Damage, Gap
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.backends import open_storage
 
@@ -119,7 +119,8 @@ def test_what_is_not_there_is_said(root: Path) -> None:
 
 def test_what_is_kept_aside_is_listed_and_removed(root: Path) -> None:  # R51
     log = CheckpointLog(open_storage(str(root)), "counts")
-    log.files.set_aside(log.observe(), manifest(1), CheckpointId(3), [Damage("chk-0000000002/window-0.g1", "torn")])
+    damages = (Damage("chk-0000000002/window-0.g1", "torn"),)
+    log.files.set_aside(log.observe(), [Gap(CheckpointId(1), CheckpointId(3), (3,), damages)])
     (root / "counts/chk-0000000002").mkdir()
     (root / "counts/chk-0000000002/window-0.g1").write_bytes(b"torn")
     listed = CliRunner().invoke(app, ["checkpoints", "list", "counts", "--dir", str(root)]).output

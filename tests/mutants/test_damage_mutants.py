@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.mutants.harness import assert_caught, patched
@@ -39,9 +40,8 @@ class BadReads(MemoryStorage):
 def checkpoint_of(storage: MemoryStorage, log: CheckpointLog, number: int) -> Manifest:
     subtask, checkpoint = SubtaskId(VertexId("v"), 0), CheckpointId(number)
     handle = write_snapshot(storage, "p", subtask, checkpoint, Generation(1), [b"state"], 0)
-    made = Manifest(checkpoint, Generation(1), 1, 128, (SubtaskEntry(subtask, handle),))
-    log.append(made)
-    return made
+    log.append(Manifest(checkpoint, Generation(1), 1, 128, (SubtaskEntry(subtask, handle),)))
+    return recovery.candidates(log.observe())[0]
 
 
 def a_bad_read_is_survived() -> None:
@@ -58,9 +58,21 @@ def what_is_aside_stays() -> None:
     log = CheckpointLog(storage, "p")
     log.claim("test", 0)
     first, second = (checkpoint_of(storage, log, number) for number in (1, 2))
-    log.files.set_aside(log.observe(), first, CheckpointId(3), [recovery.Damage("x", "torn")])
+    found = recovery.gaps(log.observe(), first, CheckpointId(3), [recovery.Damage("x", "torn")])
+    log.files.set_aside(log.observe(), found)
     log.files.sweep([CheckpointId(1)], CheckpointId(3))
     assert log.files.verify(second) == []
+
+
+def what_an_unreadable_entry_may_need_stays() -> None:
+    storage = MemoryStorage("older")
+    log = CheckpointLog(storage, "p")
+    log.claim("test", 0)
+    first, second = (checkpoint_of(storage, log, number) for number in (1, 2))
+    storage.put("p/log/0000000002", [b"garbage"])
+    log.files.set_aside(log.observe(), recovery.gaps(log.observe(), second, CheckpointId(3)))
+    log.files.sweep([CheckpointId(2)], CheckpointId(3))
+    assert log.files.verify(first) == []
 
 
 def damage_newer_than_what_is_sound_is_refused() -> None:
@@ -82,9 +94,17 @@ def a_sink_with_transactions_matters() -> None:
     assert pipeline.definition().config.on_damaged is DamagedCheckpoint.FAIL
 
 
+real_gaps = recovery.gaps
+
+
+def only_the_newest(log: recovery.ObservedLog, restored: Manifest, *more: Any) -> tuple[recovery.Gap, ...]:
+    return tuple(gap for gap in real_gaps(log, restored, *more) if gap.above == restored.checkpoint)
+
+
 MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[[], None]]] = [
     (lambda: patched(reading, "READS_MAX", 1), a_bad_read_is_survived),
     (lambda: patched(snapshot_files, "_is_within", lambda match, ranges: False), what_is_aside_stays),
+    (lambda: patched(recovery, "gaps", lambda *of: only_the_newest(*of)), what_an_unreadable_entry_may_need_stays),
     (
         lambda: patched(recovery, "_damage_after", lambda log, manifest: False),
         damage_newer_than_what_is_sound_is_refused,

@@ -93,7 +93,7 @@ def discard(
 
 def _print_aside(found: list[Aside]) -> None:
     for aside in found:
-        what = f"kept aside: what came after checkpoint {aside.restored} and before {aside.below}"
+        what = f"kept aside: what came after checkpoint {aside.above} and before {aside.below}"
         typer.secho(f"{what}: {'; '.join(aside.why.splitlines())}", fg=typer.colors.RED)
 
 

@@ -24,8 +24,10 @@ from headgate.protocol.checkpoints.recovery import (
     candidates,
     choose,
     first_checkpoint,
+    gaps,
     incompatibility,
     next_claim,
+    retained,
 )
 
 PREVIOUS, FAIL = DamagedCheckpoint.PREVIOUS, DamagedCheckpoint.FAIL
@@ -221,6 +223,10 @@ def test_whatever_is_damaged_nothing_is_repeated_and_nothing_forgotten(data: st.
         start = next(q for q, content in entries.items() if content == choice.manifest)
         is_newer_gone = any(entries.get(q, TORN) == TORN for q in range(start + 1, len(history) + 1))
         assert choice.skipped or not (is_newer_gone or choice.contradicts), "what was newer is named"
+        kept = gaps(observed, choice.manifest, cp(checkpoint + 1), choice.skipped)
+        torn = {c.checkpoint for q, c in enumerate(history, 1) if isinstance(c, Manifest) and entries.get(q) == TORN}
+        assert all(any(gap.above < c < gap.below for gap in kept) for c in torn), "who repairs it finds its snapshots"
+        assert not any(gap.above < c < gap.below for gap in kept for c in retained(observed, choice.manifest))
     else:
         assert not sound
         assert isinstance(choice, Refuse) or checkpoint == 0, "never fresh when a checkpoint had completed"

@@ -172,7 +172,7 @@ def test_what_a_start_goes_back_behind_is_kept_until_somebody_removes_it(place: 
         place.begin()
         assert damaged <= set(place.storage.list("p"))
     asides = place.log.files.aside()
-    assert [(aside.restored, aside.below) for aside in asides] == [(1, 3)]
+    assert [(aside.above, aside.below) for aside in asides] == [(1, 3)]
     assert "chk-0000000002" in asides[0].why
     kept = [path for path in place.storage.list("p/aside") if "/log-" in path]
     entry = decode_log_entry(place.storage.get(kept[0]), "kept")
@@ -187,6 +187,38 @@ def test_what_a_start_goes_back_behind_is_kept_until_somebody_removes_it(place: 
     assert not damaged & set(place.storage.list("p"))
     assert place.log.files.aside() == []
     assert [m.checkpoint for m in candidates(place.log.observe())] == [4]
+
+
+def test_snapshots_of_an_older_checkpoint_whose_entry_is_unreadable_are_kept(place: Place) -> None:  # R51
+    place.begin()
+    torn = place.complete(2, 1)
+    whole = {path: place.storage.get(path) for path in place.storage.list("p/log")}
+    torn_path = max(whole)
+    place.complete(3, 1)
+    place.complete(5, 1)
+    place.storage.put(torn_path, [whole[torn_path][:-1]])
+    snapshots = {f"p/{entry.handle.path}" for entry in torn.entries}
+    for _ in range(2):
+        found = begun(place.begin())
+        assert found.restored is not None
+        assert (found.restored.checkpoint, found.retained) == (5, (3, 5))
+        assert snapshots <= set(place.storage.list("p")), "whoever repairs the entry needs them"
+    assert [(aside.above, aside.below) for aside in place.log.files.aside()] == [(0, 3)]
+    assert any("it is older than checkpoint 5, which is used" in note for note in place.notes)
+
+    place.storage.put(torn_path, [whole[torn_path]])  # the user has a copy
+    assert begun(place.begin()).retained == (2, 3, 5)
+    assert place.log.files.verify(torn) == []
+
+
+def test_a_finished_pipeline_keeps_older_damage_aside(place: Place) -> None:  # R51
+    place.begin()
+    torn = place.complete(1, 1)
+    torn_path = max(place.storage.list("p/log"))
+    place.complete(2, 1, is_final=True)
+    place.storage.put(torn_path, [b"torn"])
+    assert isinstance(place.begin(), Finished)
+    assert place.log.files.verify(torn) == []
 
 
 def test_prepared_output_of_a_skipped_checkpoint_is_not_aborted_without_a_word(place: Place) -> None:  # R51, K18

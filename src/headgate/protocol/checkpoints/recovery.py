@@ -7,7 +7,7 @@ Source: Arroyo's state protocol (state is derived from durable objects), Flink's
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -168,14 +168,62 @@ def retained(log: ObservedLog, restored: Manifest | None) -> tuple[CheckpointId,
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """What a start cannot use (R51): the checkpoints after ``above`` and before ``below``, whose entries in the log are
+    at ``sequences``; ``damages`` says why. Entries that cannot be read may have been any checkpoint between the two."""
+
+    above: CheckpointId
+    below: CheckpointId
+    sequences: tuple[int, ...]
+    damages: tuple[Damage, ...]
+
+
+def gaps(log: ObservedLog, restored: Manifest, below: CheckpointId, skipped: Sequence[Damage] = ()) -> tuple[Gap, ...]:
+    """Return what is to be kept aside when a start uses ``restored`` and goes on at ``below``, oldest first (R51).
+
+    One gap lies behind ``restored`` if anything does; ``skipped`` says what is wrong there. There is one before it
+    wherever an entry is unreadable or lost: the sweep would take its snapshots for leftovers of a dead generation.
+    """
+    at = next(e.sequence for e in log.counted() if e.content == restored)
+    usable = [e for e in reversed(log.counted()) if isinstance(e.content, Manifest) and e.sequence <= at]
+    bounds = [(0, CheckpointId(0)), *((e.sequence, e.content.checkpoint) for e in usable)]  # type: ignore[union-attr]
+    unusable = _unusable_beside(log, {e.sequence for e in usable})
+    found: list[Gap] = []
+    for (first, above), (last, until) in zip(bounds, [*bounds[1:], (_END, below)], strict=True):
+        inside = {sequence: damage for sequence, damage in unusable.items() if first < sequence < last}
+        if inside:
+            damages = tuple(damage for damage in inside.values() if damage is not None)
+            if first == at:
+                damages = tuple(damage for damage in skipped if not any(damage in gap.damages for gap in found))
+            found.append(Gap(above, until, tuple(inside), damages))
+    return tuple(found)
+
+
+_END = 2**63
+
+
+def _unusable_beside(log: ObservedLog, usable: Collection[int]) -> dict[int, Damage | None]:
+    """Return, by sequence, what was or may have been a checkpoint and is not ``usable``; ascending."""
+    found: dict[int, Damage | None] = {sequence: _lost(sequence) for sequence in log.lost()}
+    for entry in log.counted():
+        if entry.sequence not in usable and not isinstance(entry.content, Claim):
+            found[entry.sequence] = entry.content if isinstance(entry.content, Damage) else None
+    return dict(sorted(found.items()))
+
+
+def _lost(sequence: int) -> Damage:
+    return Damage(f"log/{sequence:010d}", "the entry is missing")
+
+
+@dataclass(frozen=True, slots=True)
 class StartFresh:
     """There has never been a completed checkpoint: every position starts at its initial configuration (C37)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Start from ``manifest``. ``skipped`` names what was damaged and newer; ``contradicts`` the checkpoints whose
-    committed output will be produced again because of that (K18)."""
+    """Start from ``manifest``. ``skipped`` names all that is damaged, newer or older; ``contradicts`` the checkpoints
+    whose committed output will be produced again because of that (K18)."""
 
     manifest: Manifest
     skipped: tuple[Damage, ...] = ()
@@ -206,7 +254,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     candidate from the newest down to the first sound one must have been verified.
     """
     skipped = [e.content for e in reversed(log.counted()) if isinstance(e.content, Damage)]
-    skipped += [Damage(f"log/{s:010d}", "the entry is missing") for s in log.lost()]
+    skipped += [_lost(sequence) for sequence in log.lost()]
     passed: list[CheckpointId] = []
     for manifest in candidates(log):
         problems = damage[manifest.checkpoint]

@@ -6,7 +6,7 @@
     <pipeline>/log/0000000001          Claim or Manifest, put-if-absent: the only authority (docs/spec/recovery.md)
     <pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
     <pipeline>/ids/0000000007          this checkpoint id has been used (R7)
-    <pipeline>/aside/<restored>-<below>/...   the files of the checkpoints between are kept: a start went back (R51)
+    <pipeline>/aside/<above>-<below>/...   their files are kept: a start could not use them (R51)
     <pipeline>/chk-0000000007/<vertex>-<subtask>.g<generation>    snapshots too large to be inlined
 
 Reads and writes; what they mean is decided by ``protocol.checkpoints.recovery`` and the ``Coordinator``.

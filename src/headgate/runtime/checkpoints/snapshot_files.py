@@ -7,15 +7,14 @@ nothing refers to it.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Claim, Manifest, StateHandle
-from headgate.protocol.checkpoints.recovery import Damage, ObservedLog
+from headgate.model.manifest import Manifest, StateHandle
+from headgate.protocol.checkpoints.recovery import Damage, Gap, ObservedLog
 from headgate.runtime.checkpoints.snapshots import read_snapshot
 from headgate.storage.base import AlreadyExists, NotFound, Storage
 
@@ -26,10 +25,10 @@ _WHY = "why"
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """The checkpoints above ``restored`` and below ``below`` are kept: a start went back behind them. ``why`` names
-    the damage."""
+    """The checkpoints after ``above`` and before ``below`` are kept: a start could not use them. ``why`` names the
+    damage."""
 
-    restored: CheckpointId
+    above: CheckpointId
     below: CheckpointId
     why: str
 
@@ -88,24 +87,24 @@ class SnapshotFiles:
             if match and is_garbage(int(match.group(1))) and not _is_within(match, ranges):  # R51
                 self._storage.delete(path)
 
-    def set_aside(self, log: ObservedLog, restored: Manifest, below: CheckpointId, skipped: Sequence[Damage]) -> None:
-        """Keep what a start goes back behind, until somebody removes it (R51): snapshots and log entries.
+    def set_aside(self, log: ObservedLog, gaps: Sequence[Gap]) -> None:
+        """Keep what a start cannot use, until somebody removes it (R51): snapshots and log entries.
 
         Repeating it changes nothing.
 
         Raises:
             StorageError
         """
-        name = f"{self._pipeline}/aside/{restored.checkpoint:010d}-{below:010d}"
-        newer = itertools.takewhile(lambda entry: entry.content != restored, log.counted())
-        for entry in newer:
-            if not isinstance(entry.content, Claim):
-                with contextlib.suppress(AlreadyExists, NotFound):
-                    data = self._storage.get(entry.path)
-                    self._storage.put_if_absent(f"{name}/log-{entry.sequence:010d}", [data])
-        why = "".join(f"{damage.path}: {damage.problem}\n" for damage in skipped)
-        with contextlib.suppress(AlreadyExists):
-            self._storage.put_if_absent(f"{name}/{_WHY}", [why.encode()])
+        paths = {entry.sequence: entry.path for entry in log.entries}
+        for gap in gaps:
+            name = f"{self._pipeline}/aside/{gap.above:010d}-{gap.below:010d}"
+            for sequence in gap.sequences:
+                with contextlib.suppress(AlreadyExists, NotFound, KeyError):  # a lost entry has no path
+                    data = self._storage.get(paths[sequence])
+                    self._storage.put_if_absent(f"{name}/log-{sequence:010d}", [data])
+            why = "".join(f"{damage.path}: {damage.problem}\n" for damage in gap.damages)
+            with contextlib.suppress(AlreadyExists):
+                self._storage.put_if_absent(f"{name}/{_WHY}", [why.encode()])
 
     def aside(self) -> list[Aside]:
         """Return what was set aside, oldest first.
@@ -141,4 +140,4 @@ def _ranges_aside(paths: Sequence[str]) -> set[tuple[CheckpointId, CheckpointId]
 
 
 def _is_within(match: re.Match[str], ranges: Collection[tuple[int, int]]) -> bool:
-    return any(restored < int(match.group(1)) < below for restored, below in ranges)
+    return any(above < int(match.group(1)) < below for above, below in ranges)

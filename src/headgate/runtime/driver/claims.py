@@ -6,7 +6,7 @@ Runs in the driver's storage thread. What to restore is decided by ``protocol.ch
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -81,11 +81,15 @@ def begin_generation(
             restored = None
         case recovery.Restore():
             restored = choice.manifest
-            _tell(choice, note)
-            if choice.skipped:  # before anything is swept or aborted
-                below = claimed.first_checkpoint
-                _retrying(lambda: log.files.set_aside(log.observe(), choice.manifest, below, choice.skipped), around)
     if restored is not None:
+        skipped = choice.skipped if isinstance(choice, recovery.Restore) else ()
+        gaps = recovery.gaps(claimed.log, restored, claimed.first_checkpoint, skipped)
+        if gaps:  # before anything is swept or aborted
+            _tell(restored, gaps, note)
+            if isinstance(choice, recovery.Restore) and choice.contradicts:
+                _tell_what_comes_again(choice, note)
+            _retrying(lambda: log.files.set_aside(claimed.log, gaps), around)
+            note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
         plan = definition.plan
         problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
         if problem is not None:
@@ -155,18 +159,22 @@ def _choose(
     return recovery.choose(observed, damage, definition.config.on_damaged)
 
 
-def _tell(choice: recovery.Restore, note: Callable[[str], None]) -> None:
-    for damage in choice.skipped:
-        note(f"damaged: {damage.path}: {damage.problem}; using checkpoint {choice.manifest.checkpoint} instead")
-    if choice.contradicts:
-        ids = ", ".join(str(c) for c in choice.contradicts)
-        note(
-            f"output that checkpoint {ids} committed will be produced again, because the pipeline goes back to "
-            f"checkpoint {choice.manifest.checkpoint}; remove it at the target if it must not be there twice. What it "
-            "had prepared and not committed yet is aborted, and produced again too"
-        )
-    if choice.skipped:
-        note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
+def _tell(restored: Manifest, gaps: Sequence[recovery.Gap], note: Callable[[str], None]) -> None:
+    for gap in gaps:
+        is_newer = gap.above == restored.checkpoint
+        used = f"checkpoint {restored.checkpoint}"
+        instead = f"using {used} instead" if is_newer else f"it is older than {used}, which is used"
+        for damage in gap.damages:
+            note(f"damaged: {damage.path}: {damage.problem}; {instead}")
+
+
+def _tell_what_comes_again(choice: recovery.Restore, note: Callable[[str], None]) -> None:
+    ids = ", ".join(str(c) for c in choice.contradicts)
+    note(
+        f"output that checkpoint {ids} committed will be produced again, because the pipeline goes back to "
+        f"checkpoint {choice.manifest.checkpoint}; remove it at the target if it must not be there twice. What it "
+        "had prepared and not committed yet is aborted, and produced again too"
+    )
 
 
 def _retrying(call: Callable[[], _T], around: Surroundings) -> _T:
