@@ -261,6 +261,15 @@ def listed_files(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def followed_files(spec: dict[str, Any]) -> Pipeline:
+    """All files of some series of logs, followed for ever: a directory where logrotate works."""
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    lines = pipeline.source(hg.TextFiles(str(root / "logs"), follow=True, discovery_interval="50ms"))
+    lines.sink(hg.StreamSink("lines", store=str(root / "store")), name="lines")
+    return pipeline
+
+
 def other_state(spec: dict[str, Any]) -> Pipeline:
     """``standard`` with another window: its state no longer fits."""
     root = Path(spec["root"])
@@ -326,5 +335,6 @@ BUILDERS = {
     "dead_letters": dead_letters,
     "stream_to_stream": stream_to_stream,
     "text_files": text_files,
+    "followed_files": followed_files,
     "other_state": other_state,
 }
