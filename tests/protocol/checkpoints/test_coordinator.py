@@ -233,6 +233,12 @@ def test_one_manifest_is_written_at_a_time_and_the_newest_first() -> None:  # C1
     assert machine.handle(written(10))[-1] == manifest(12)
 
 
+def test_an_older_checkpoint_stays_until_the_newer_one_is_durable() -> None:  # C31
+    machine = coordinator(STARTED, *completed(10), PAUSE, *begin(11), ack(A, 11), retained_count=1)
+    assert machine.handle(ack(B, 11)) == [manifest(11)]
+    assert DropCheckpoint(cp(10)) in machine.handle(written(11))
+
+
 def test_checkpoints_beyond_the_retained_ones_are_dropped_oldest_first() -> None:  # C31, C35
     machine = coordinator(STARTED, *begin(10), *acked(10), retained=(3, 5, 8))
     drops = [e for e in machine.handle(written(10)) if isinstance(e, DropCheckpoint)]

@@ -205,6 +205,13 @@ def test_workers_of_a_used_up_attempt_are_refused() -> None:  # G4
     assert machine.handle(registered(1)) == refused
 
 
+def test_a_retry_that_registers_does_not_hide_the_loss_of_a_deployed_worker() -> None:  # G4
+    machine = supervisor(*RUN, registered(0, attempt=1))
+    waiting = "a worker of the stage's retry, which serves no generation yet"
+    assert machine.handle(lost(0, attempt=1)) == [Ignored(waiting)]
+    assert machine.handle(lost(0)) == restarting(WORKER_LOST)
+
+
 def test_workers_that_died_during_the_delay_are_not_deployed() -> None:  # G4
     machine = supervisor(*RUN, lost(0), *workers(attempt=1), job_ended(), RESTART)
     assert machine.handle(ready_generation(2)) == [Ignored("other workers have not registered yet")]

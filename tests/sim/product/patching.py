@@ -23,6 +23,11 @@ def skipped(owner: object, name: str, result: object = None) -> AbstractContextM
     return patched(owner, name, lambda *a, **options: result)
 
 
+def without(owner: object, name: str, kinds: type | tuple[type, ...]) -> AbstractContextManager[None]:
+    """Drop effects of ``kinds`` from what a method of a machine returns."""
+    return around(owner, name, lambda call, *a: [effect for effect in call(*a) if not isinstance(effect, kinds)])
+
+
 @contextmanager
 def both(first: AbstractContextManager[None], second: AbstractContextManager[None]) -> Iterator[None]:
     """Plant two."""
