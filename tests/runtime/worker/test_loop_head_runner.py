@@ -521,6 +521,16 @@ def test_a_channel_is_held_behind_an_early_sentinel_until_its_barrier_or_an_abor
     assert made.runner.progress().held_channels == 0
 
 
+def test_what_was_to_be_logged_for_an_aborted_checkpoint_is_processed() -> None:  # L5
+    made = Made()
+    made.regular.put(Barrier(FIVE))
+    made.run()
+    made.feedback[0].put(batch(1))
+    made.abort(FIVE)
+    made.run()
+    assert made.into_body() == [Barrier(FIVE), [1]]
+
+
 def test_the_sealed_output_of_a_dropped_checkpoint_goes_into_the_next_snapshot() -> None:  # L5
     made = Made(sink=True)
     made.regular.put(batch(20))

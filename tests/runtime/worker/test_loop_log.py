@@ -290,6 +290,32 @@ def test_former_heads_are_replayed_in_their_order_whatever_the_order_of_their_st
     assert found == [(0, 0), (0, 1), (0, 2)]
 
 
+# L19
+def test_at_another_parallelism_every_head_replays_the_keys_that_it_owns() -> None:
+    log, _ = log_with()
+    log.open(ONE)
+    log.append(batch([(key, 0) for key in range(20)]), (ONE,))
+    states = [RestoredState(0, 1, joined(log.seal(ONE).encode()))]
+    for index in range(2):
+        owner = log_owner(("key",), GROUPS, 2, index)
+        mine = [row for one in replay_of(states, SCHEMA, owner, "x") for row in rows_of(one)]
+        part = partition(batch(mine), ("key",), GROUPS, 2)[index]
+        assert part is not None
+        assert part.num_rows == len(mine)
+
+
+# L17
+def test_the_log_of_the_restored_checkpoint_is_replayed_at_every_restore() -> None:
+    log, _ = log_with()
+    states = []
+    for number, checkpoint in enumerate((ONE, TWO)):
+        log.open(checkpoint)
+        log.append(batch([(1, number)]), (checkpoint,))
+        states.append(RestoredState(0, 1, joined(log.seal(checkpoint).encode())))
+    for _ in range(2):
+        assert [row for one in replay_of(states[:1], SCHEMA, ALL, "x") for row in rows_of(one)] == [(1, 0)]
+
+
 def test_long_logs_are_cut_into_chunks_and_replayed_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_log, "CHUNK_ROWS", 10_000)
     log, _ = log_with(memory_bytes=200_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from headgate.model.options import CheckpointKind, CheckpointOptions
 from headgate.model.plan import Vertex
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
 from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
+from headgate.protocol.loops.rounds import Probe
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import ChannelOrigin
 from headgate.runtime.checkpoints.uploads import Destination, SnapshotWriter
@@ -379,6 +381,36 @@ def test_records_behind_a_barrier_wait_until_every_input_has_delivered_it() -> N
     assert made.out()[2:] == [[11], Barrier(CheckpointId(1)), [2]]
     assert not early.is_blocked
     assert ("snapshot", 1) in made.reports
+
+
+def feeding_back() -> Made:
+    """A subtask in the body of a loop, whose output goes back to the head."""
+    place = LoopPlace(inside=frozenset({ChannelIndex(0), ChannelIndex(1)}))
+    made = Made(inputs=2, place=place)
+    made.sent.outlet.edge = replace(made.sent.outlet.edge, nest=NodeName("loop"), is_feedback=True)
+    return made
+
+
+def test_a_sentinel_goes_out_with_the_snapshot_and_before_it_is_acknowledged() -> None:  # L8
+    made = feeding_back()
+    early, late = made.inputs
+    early.put(Barrier(CheckpointId(1)))
+    assert made.runner.step()
+    assert made.out() == []
+    late.put(batch_element(batch(1)))
+    late.put(Barrier(CheckpointId(1)))
+    assert made.runner.step()
+    assert made.out() == [[1], Barrier(CheckpointId(1))]
+    assert made.reports == [("snapshot", 1)]
+
+
+def test_a_probe_goes_back_in_line_with_records() -> None:  # L32
+    made = feeding_back()
+    for channel in made.inputs:
+        channel.put(batch_element(batch(1)))
+        channel.put(Probe(1))
+    assert made.runner.step()
+    assert made.out() == [[1], [1], Probe(1)]
 
 
 def test_the_watermark_is_the_least_of_all_inputs_and_the_end_comes_after_all_ended() -> None:
