@@ -22,8 +22,7 @@ def followed(root: Path) -> hg.Stream:
     (root / "in").mkdir(exist_ok=True)
     pipeline = hg.Pipeline("p", parallelism=1, checkpointing=hg.Checkpointing(dir=root / "checkpoints"))
     bounded = pipeline.source(hg.FromRows([{"line": "a"}]))
-    pipeline.source(hg.TextFiles(root / "in", follow=True), name="lines").sink(hg.Discard())
-    return bounded
+    return bounded.union(pipeline.source(hg.TextFiles(root / "in", follow=True), name="lines"))
 
 
 def streamed(root: Path, **options: Any) -> hg.Stream:
@@ -35,10 +34,10 @@ def streamed(root: Path, **options: Any) -> hg.Stream:
 
 @pytest.fixture(autouse=True)
 def _nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(self: hg.Pipeline, **_: object) -> None:
+    def start(self: hg.Pipeline, **_: object) -> None:
         raise RuntimeError("it runs")
 
-    monkeypatch.setattr(hg.Pipeline, "run", run)
+    monkeypatch.setattr(hg.Pipeline, "start", start)
 
 
 CALLS: list[Callable[[hg.Stream], object]] = [hg.Stream.collect, lambda stream: stream.to_dataframe(object())]
@@ -51,12 +50,13 @@ CALLS: list[Callable[[hg.Stream], object]] = [hg.Stream.collect, lambda stream: 
 )
 def test_results_of_input_without_end_are_refused(
     tmp_path: Path, call: Callable[[hg.Stream], object], made: Callable[[Path], hg.Stream], source: str, hint: str
-) -> None:  # N40; every source of the pipeline counts, because the run ends with the last of them
+) -> None:  # N40; every source of the stream counts, because the run ends with the last of them
     stream = made(tmp_path)
     for _ in range(2):
         with pytest.raises(hg.UsageError, match=f"source '{source}' never ends") as refused:
             call(stream)
         assert hint in str(refused.value)
+        assert "give limit= or seconds=" in str(refused.value)
     assert not (tmp_path / "checkpoints").exists()
 
 

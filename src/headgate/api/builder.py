@@ -6,7 +6,7 @@ Never runs anything. The verbs of streams add nodes; ``headgate.api.pipeline`` t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -49,11 +49,13 @@ class GraphBuilder:
         outputs: schema of every output of each node (of a sink: what it receives, as its main output). Nodes that may
             hand over bad records have an output ``BAD_RECORDS``.
         bodies: the loops whose bodies are being written right now, outermost first.
+        explored: nodes whose stream was looked at (``collect`` and the like): nothing else needs to read it.
     """
 
     nodes: list[Node] = field(default_factory=list)
     outputs: dict[NodeName, dict[OutputTag, pa.Schema]] = field(default_factory=dict)
     bodies: list[NodeName] = field(default_factory=list)
+    explored: set[NodeName] = field(default_factory=set)
 
     def node(self, name: NodeName) -> Node:
         """Return the node called ``name`` (it must exist)."""
@@ -143,7 +145,9 @@ class GraphBuilder:
                 being written.
         """
         self._check()
-        nodes, outputs = list(self.nodes), dict(self.outputs)
+        sinks = [node.name for node in self.nodes if node.role is Role.SINK]
+        needed = self.upstream_of(sinks) if self.explored else self
+        nodes, outputs = list(needed.nodes), dict(needed.outputs)
         refusing = [name for name, schemas in outputs.items() if BAD_RECORDS in schemas]
         if dead_letters is not None and refusing:
             edges = tuple(Edge(name, Partitioner.FORWARD, (), BAD_RECORDS) for name in refusing)
@@ -151,6 +155,19 @@ class GraphBuilder:
             nodes.append(Node(BAD_RECORDS_NODE, Role.SINK, edges, dead_letters, schema_text(schema)))
             outputs[BAD_RECORDS_NODE] = {MAIN: schema}
         return Graph(tuple(nodes)), outputs
+
+    def upstream_of(self, names: Iterable[NodeName]) -> GraphBuilder:
+        """Return a builder of the nodes ``names`` and of what they need, in the same order."""
+        needed: set[NodeName] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name not in needed:
+                needed.add(name)
+                node = self.node(name)
+                waiting += [edge.upstream for edge in node.inputs + node.feedback]
+        nodes = [node for node in self.nodes if node.name in needed]
+        return GraphBuilder(nodes, {node.name: self.outputs[node.name] for node in nodes})
 
     def _counts_rounds(self, node: Node) -> bool:
         spec = node.spec if node.role is Role.LOOP_HEAD else self.node(node.loops[0]).spec if node.loops else None
@@ -172,7 +189,7 @@ class GraphBuilder:
             raise UsageError("the pipeline has no sink; end at least one stream with .sink(...)")
         read = {edge.upstream for node in self.nodes for edge in node.inputs + node.feedback}
         for node in self.nodes:
-            if node.role is not Role.SINK and node.name not in read:
+            if node.role is not Role.SINK and node.name not in read | self.explored:
                 raise UsageError(
                     f"nothing reads the stream of operator '{node.name}'; end it with .sink(...) or remove it"
                 )

@@ -5,6 +5,7 @@ Counterparts: ``headgate.api.stream`` (the verbs), ``headgate.spark.session`` (w
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from dataclasses import replace
@@ -25,16 +26,18 @@ from headgate.api.config import (
 )
 from headgate.api.describe import describe_plan
 from headgate.api.not_yet import not_there_yet
-from headgate.api.placed import CapturableSource, PlacedSink, PlacedSource
+from headgate.api.placed import CapturableSource, PlacedSource
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
 from headgate.api.security import Security
 from headgate.api.stream import Stream
 from headgate.connectors.base import Source
+from headgate.connectors.memory import Discard
 from headgate.errors import UsageError
 from headgate.model.config import (
     LOOP_DISK_BYTES_MAX,
     LOOP_MEMORY_BYTES,
     DamagedCheckpoint,
+    Duration,
     PipelineConfig,
     RuntimeConfig,
 )
@@ -99,7 +102,7 @@ class Pipeline:
         self.name = check_name(name, "a pipeline")
         self._max_parallelism = _whole(max_parallelism, MAX_PARALLELISM_MAX, "max_parallelism")
         self._parallelism = None if parallelism is None else self._checked_parallelism(parallelism)
-        self._checkpointing = _instance(checkpointing or Checkpointing(), Checkpointing, "checkpointing")
+        self._checkpointing: Checkpointing = _instance(checkpointing or Checkpointing(), Checkpointing, "checkpointing")
         self._restart = _instance(
             restart or ExponentialDelay(), (NoRestart, FixedDelay, ExponentialDelay, FailureRate), "restart"
         ).to_config()
@@ -220,6 +223,23 @@ class Pipeline:
         """Checkpoint listeners are not there yet."""
         not_there_yet("a checkpoint listener")
 
+    def _checkpoint_root(self) -> str:
+        """Return the checkpoint directory as an absolute path or URL."""
+        return self._checkpointing.root()
+
+    def _explored(self, edges: tuple[Edge, ...], root: str, interval: Duration | None) -> Pipeline:
+        """Return a pipeline of what ``edges`` need, to be run by itself: with its checkpoints in ``root``.
+
+        Bad records go where this one's would fail it, or nowhere. ``interval`` None keeps this one's.
+        """
+        self._builder.explored.update(edge.upstream for edge in edges)
+        checkpointing = replace(self._checkpointing, dir=root, interval=interval or self._checkpointing.interval)
+        made = copy.copy(self)
+        made._builder = self._builder.upstream_of(edge.upstream for edge in edges)
+        made._checkpointing = checkpointing
+        made._bad_records = Fail() if isinstance(self._bad_records, Fail) else DeadLetter(Discard())
+        return made
+
     def _checked_parallelism(self, parallelism: int) -> int:
         return _whole(parallelism, self._max_parallelism, "parallelism")
 
@@ -232,10 +252,10 @@ def _policy_for(graph: Graph) -> DamagedCheckpoint:
 
 
 def _placed(graph: Graph, config: PipelineConfig) -> Graph:
-    """Tell sources and sinks that live in the pipeline's own directory where that is."""
+    """Tell sources that live in the pipeline's own directory where that is."""
     nodes = []
     for node in graph.nodes:
-        if isinstance(node.spec, PlacedSource | PlacedSink):
+        if isinstance(node.spec, PlacedSource):
             node = replace(node, spec=node.spec.at(config.checkpoint_root, config.name, str(node.name)))
         nodes.append(node)
     return Graph(tuple(nodes))

@@ -1,10 +1,10 @@
-"""Sources and sinks whose files live in the pipeline's own directory, which is known only when it starts."""
+"""Sources whose files live in the pipeline's own directory, which is known only when it starts."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from headgate.connectors.base import Sink, Source
+from headgate.connectors.base import Source
 from headgate.errors import UsageError
 
 
@@ -25,16 +25,6 @@ class CapturableSource(Source, Protocol):
 
     def captured(self) -> Source:
         """Return the source that reads what ``capture`` wrote."""
-
-
-@runtime_checkable
-class PlacedSink(Protocol):
-    """A sink that writes into the pipeline's directory."""
-
-    is_placed: bool
-
-    def at(self, root: str, pipeline: str, node: str) -> Sink:
-        """Return the sink with its place below the checkpoint directory ``root``."""
 
 
 def place(root: str, pipeline: str, kind: str, node: str) -> str:

@@ -14,10 +14,11 @@ import pyarrow as pa
 
 from headgate.api.builder import GraphBuilder
 from headgate.errors import UsageError
+from headgate.model.config import Duration
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Edge, Role
 from headgate.model.ids import NodeName
-from headgate.model.progress import RunResult
+from headgate.model.progress import PipelineHandle
 from headgate.operators import catalog
 from headgate.operators.base import OperatorSpec
 
@@ -34,7 +35,15 @@ class Origin(Protocol):
         """See ``Pipeline``."""
         ...
 
-    def run(self, *, spark: Any = None) -> RunResult:
+    def start(self, *, spark: Any = None) -> PipelineHandle:
+        """See ``Pipeline``."""
+        ...
+
+    def _checkpoint_root(self) -> str:
+        """See ``Pipeline``."""
+        ...
+
+    def _explored(self, edges: tuple[Edge, ...], root: str, interval: Duration | None) -> Origin:
         """See ``Pipeline``."""
         ...
 

@@ -1,11 +1,16 @@
-"""Bounded results: a stream's records as a Polars frame or a Spark DataFrame, after the pipeline has run to its end.
+"""A look at a stream: its records as a Polars frame or a Spark DataFrame, from a run that leaves nothing behind.
 
-The records are committed files in the pipeline's directory, so a result is exactly-once like any other sink.
+Such a run has a directory of its own, with checkpoints and committed files, so a result is exactly-once like any other
+sink's and is always that of this program: neither older runs nor later ones of the same name know of it. It runs what
+the stream needs and no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,81 +18,168 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headgate.api.placed import place
 from headgate.api.records import Origin, Records
-from headgate.connectors.base import Committer, EndlessSource, Sink, SinkContext, SinkWriter
+from headgate.api.running import refuse_exploring_while_loading, run_to_end
+from headgate.api.scratch import ScratchDirectory
+from headgate.connectors.base import EndlessSource
 from headgate.connectors.files.commit import committed_files
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.graph import Role
-from headgate.model.ids import Generation
+from headgate.model.ids import NodeName
+from headgate.model.progress import PipelineHandle, PipelineState
 
-RESULTS = "results"
+LOOK_INTERVAL = "200ms"
+"""Between the checkpoints of a run that ends early: each commits what came since the last one."""
 
+LOOK_S = 0.05
+"""Between two looks at what was committed."""
 
-class ResultSink:
-    """Parquet files in the pipeline's own directory. Only its ``at`` is ever opened."""
+ROWS_SHOWN = 5
 
-    is_placed = True
-
-    def __repr__(self) -> str:
-        return "ResultSink()"
-
-    def at(self, root: str, pipeline: str, node: str) -> Sink:
-        """See ``PlacedSink``."""
-        return FileSink.within(place(root, pipeline, RESULTS, node), "parquet")
-
-    def check(self, schema: pa.Schema) -> None:
-        """Every canonical schema can be Parquet."""
-
-    def open(self, context: SinkContext) -> SinkWriter:
-        """Never called: the sink is placed first."""
-        raise AssertionError("a result sink must be placed before it is opened")
-
-    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
-        """Never called: the sink is placed first."""
-        raise AssertionError("a result sink must be placed before it is opened")
+_RESULT = "result"
 
 
-def run_and_collect(pipeline: Origin, stream: Records, name: str | None) -> pl.DataFrame:
-    """Run to the end; return the records of ``stream``."""
-    _refuse_endless(pipeline, "collect")
-    files = _run(pipeline, stream, name, lambda: pipeline.run().is_finished)
-    tables = [pq.read_table(file).cast(stream.schema) for file in files]
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """When a run ends before its input does: after so many records of the result, or so long after it runs."""
+
+    limit: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and (isinstance(self.limit, bool) or not isinstance(self.limit, int)):
+            raise UsageError(f"limit must be a number of records, not {self.limit!r}")
+        if self.limit is not None and self.limit < 0:
+            raise UsageError(f"limit must not be negative, but is {self.limit}")
+        if self.seconds is not None and (isinstance(self.seconds, bool) or not isinstance(self.seconds, int | float)):
+            raise UsageError(f"seconds must be a number, not {self.seconds!r}")
+        if self.seconds is not None and not self.seconds > 0:
+            raise UsageError(f"seconds must be more than zero, but is {self.seconds}")
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the run may end before its input does."""
+        return self.limit is not None or self.seconds is not None
+
+
+def run_and_collect(stream: Records, bound: Bound, call: str = "collect") -> pl.DataFrame:
+    """Run what ``stream`` needs; return its records."""
+    if bound.limit == 0:
+        return _frame(stream.schema.empty_table())
+    with _explored(stream, bound, call, None) as (files, scratch):
+        try:
+            tables = [pq.read_table(file).cast(stream.schema) for file in files]
+        finally:
+            scratch.remove()
     table = pa.concat_tables(tables) if tables else stream.schema.empty_table()
+    return _frame(table if bound.limit is None else table.slice(0, bound.limit))
+
+
+def run_to_dataframe(stream: Records, bound: Bound, spark: Any) -> Any:
+    """Run what ``stream`` needs; return its records as a Spark DataFrame. Its files stay until this process ends."""
+    from headgate.spark.dataframes import active_session, read_parquet
+
+    session = spark or active_session()
+    if session is None:
+        raise UsageError("to_dataframe needs a SparkSession; give spark=, or use collect() for a Polars frame")
+    with _explored(stream, bound, "to_dataframe", session) as (files, scratch):
+        scratch.remove_at_exit()
+        frame = read_parquet(session, files, stream.schema)
+        return frame if bound.limit is None else frame.limit(bound.limit)
+
+
+def show(stream: Records, rows: int) -> None:
+    """Print the first records that come out of ``stream``."""
+    frame = run_and_collect(stream, Bound(limit=rows), "show")
+    with pl.Config(tbl_rows=rows, tbl_cols=-1, fmt_str_lengths=60, tbl_hide_dataframe_shape=True):
+        print(frame)
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
     frame = pl.from_arrow(table)
     assert isinstance(frame, pl.DataFrame)
     return frame
 
 
-def run_to_dataframe(pipeline: Origin, stream: Records, spark: Any, name: str | None) -> Any:
-    """Run to the end; return the records of ``stream`` as a Spark DataFrame."""
-    from headgate.spark.dataframes import active_session, read_parquet
+@contextmanager
+def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[tuple[Sequence[str], ScratchDirectory]]:
+    """Run what ``stream`` needs; the files with its records are there until somebody removes the directory.
 
-    _refuse_endless(pipeline, "to_dataframe")
-    session = spark or active_session()
-    if session is None:
-        raise UsageError("to_dataframe needs a SparkSession; give spark=, or use collect() for a Polars frame")
-    files = _run(pipeline, stream, name, lambda: pipeline.run(spark=session).is_finished)
-    return read_parquet(session, files, stream.schema)
+    Raises:
+        UsageError: a source never ends and there is no bound.
+        HeadgateError: it was stopped by somebody else, or failed.
+    """
+    refuse_exploring_while_loading(call)
+    origin = stream._pipeline
+    names = [edge.upstream for edge in stream._edges]
+    if not bound.is_early:
+        _refuse_endless(origin, names, call)
+    scratch = ScratchDirectory(origin._checkpoint_root())
+    try:
+        pipeline = origin._explored(stream._edges, str(scratch.path), LOOK_INTERVAL if bound.is_early else None)
+        where = scratch.path / _RESULT
+        sink = FileSink.within(str(where), "parquet", roll_interval=0 if bound.is_early else None)
+        node = pipeline._builder.claim_name(_RESULT, None)
+        pipeline._builder.add(node, Role.SINK, stream._edges, sink, stream.schema)
+        watcher = _Watcher(bound, where)
+        is_finished = run_to_end(lambda: watcher.watching(pipeline.start(spark=spark))).is_finished
+        if not (is_finished or watcher.has_enough):
+            raise HeadgateError(f"{call}() was stopped before its input ended: there is no result")
+        yield _files(where), scratch
+    except BaseException:
+        scratch.remove()
+        raise
 
 
-def _refuse_endless(pipeline: Origin, call: str) -> None:
+class _Watcher:
+    """Stops a run when it has given enough."""
+
+    def __init__(self, bound: Bound, where: Path) -> None:
+        self._bound, self._where = bound, where
+        self._pace = threading.Event()
+        self.has_enough = False
+
+    def watching(self, handle: PipelineHandle) -> PipelineHandle:
+        if self._bound.is_early:
+            threading.Thread(target=self._watch, args=(handle,), name="headgate-look", daemon=True).start()
+        return handle
+
+    def _watch(self, handle: PipelineHandle) -> None:
+        with suppress(HeadgateError):  # whoever waits for the run gets the same failure
+            if not self._has_enough(handle):
+                return
+            self.has_enough = True
+            handle.stop()
+
+    def _has_enough(self, handle: PipelineHandle) -> bool:
+        """Wait until there is enough; False when the run ended before."""
+        left_s = self._bound.seconds
+        while left_s is None or left_s > 0:
+            self._pace.wait(LOOK_S)
+            if handle.progress.state is PipelineState.FINISHED:
+                return False
+            if self._bound.limit is not None and _count(self._where) >= self._bound.limit:
+                return True
+            if left_s is not None and handle.progress.state is PipelineState.RUNNING:
+                left_s -= LOOK_S
+        return True
+
+
+def _count(where: Path) -> int:
+    return sum(pq.read_metadata(file).num_rows for file in _files(where))
+
+
+def _files(where: Path) -> list[str]:
+    return [str(where / file) for file in committed_files(str(where))] if where.is_dir() else []
+
+
+def _refuse_endless(origin: Origin, names: Sequence[NodeName], call: str) -> None:
     """Refuse what would never return and fill the disk meanwhile (N40): every source has to end."""
-    for node in pipeline._builder.nodes:
+    for node in origin._builder.upstream_of(names).nodes:
         end = node.spec.how_to_end() if node.role is Role.SOURCE and isinstance(node.spec, EndlessSource) else None
         if end is not None:
             raise UsageError(
-                f"{call}() returns when all input has ended, but source '{node.name}' never ends: {end}, or write to "
-                "a sink such as headgate.FileSink and call run()"
+                f"{call}() returns when all input has ended, but source '{node.name}' never ends: give limit= or "
+                f"seconds= for a look, {end}, or write to a sink such as headgate.FileSink and call run()"
             )
-
-
-def _run(pipeline: Origin, stream: Records, name: str | None, run: Callable[[], bool]) -> Sequence[str]:
-    node = pipeline._builder.claim_name("result", name)
-    sink = ResultSink()
-    pipeline._builder.add(node, Role.SINK, stream._edges, sink, stream.schema)
-    where = Path(place(pipeline.definition().config.checkpoint_root, pipeline.name, RESULTS, str(node)))
-    if not run():
-        raise HeadgateError(f"pipeline '{pipeline.name}' was stopped before its input ended: there is no result yet")
-    return [str(where / file) for file in committed_files(str(where))] if where.is_dir() else []

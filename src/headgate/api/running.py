@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import PipelineHandle, Progress, RunResult
 from headgate.runtime.driver.pipeline_lock import taking_signals
@@ -48,6 +48,19 @@ def refuse_while_loading(pipeline: object) -> None:
     """Raise ``RunRequested`` inside ``loading_only``."""
     if getattr(_loading, "is_on", False):
         raise RunRequested(pipeline)
+
+
+def refuse_exploring_while_loading(call: str) -> None:
+    """Refuse a program that looks at a stream while the command line loads it.
+
+    Raises:
+        UsageError
+    """
+    if getattr(_loading, "is_on", False):
+        raise UsageError(
+            f"the program calls {call}(), which runs by itself: start it with python, or make that call only "
+            "if __name__ == '__main__'"
+        )
 
 
 class LoggingObserver:

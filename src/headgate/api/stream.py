@@ -17,7 +17,7 @@ import polars as pl
 from headgate.api.loops import Feedback, LoopOptions, Output, iterate
 from headgate.api.not_yet import not_there_yet
 from headgate.api.records import Records, Row, expressions_of, function_of
-from headgate.api.results import run_and_collect, run_to_dataframe
+from headgate.api.results import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
 from headgate.api.stateless import StatelessVerbs
 from headgate.api.windows import Tumbling
 from headgate.connectors.base import Sink
@@ -63,21 +63,41 @@ class Stream(StatelessVerbs):
             raise UsageError(f"operator '{node}': {error.message}") from None
         builder.add(node, Role.SINK, self._edges, sink, self._schema)
 
-    def collect(self, *, name: str | None = None) -> pl.DataFrame:
-        """Run the pipeline to the end of its (bounded) input; return this stream's records as a Polars frame.
+    def collect(self, *, limit: int | None = None, seconds: float | None = None) -> pl.DataFrame:
+        """Run what this stream needs and return its records as a Polars frame. For a look: nothing is kept.
+
+        Every call reads its input from the beginning and gives the records of this program, whatever ran before under
+        the same name; what the pipeline's sinks have is not touched. Bad records that the pipeline would divert are
+        left out.
+
+        Args:
+            limit: end when there are so many records, and return no more than these.
+            seconds: end so long after it began to run, with what had been committed until then; windows that are open
+                then are not in it.
 
         Raises:
-            UsageError: a source never ends.
+            UsageError: a source never ends, and neither ``limit`` nor ``seconds`` is given.
         """
-        return run_and_collect(self._pipeline, self, name)
+        return run_and_collect(self, Bound(limit, seconds))
 
-    def to_dataframe(self, spark: Any = None, *, name: str | None = None) -> Any:
-        """Run the pipeline to the end of its (bounded) input; return this stream's records as a Spark DataFrame.
+    def take(self, count: int) -> list[Row]:
+        """Return ``count`` records, fewer if there are not so many. Which ones is not defined. See ``collect``."""
+        return run_and_collect(self, Bound(limit=count), "take").to_dicts()
+
+    def show(self, count: int = ROWS_SHOWN) -> None:
+        """Print some records as a table. See ``take``."""
+        show(self, count)
+
+    def to_dataframe(self, spark: Any = None, *, limit: int | None = None, seconds: float | None = None) -> Any:
+        """Run what this stream needs and return its records as a Spark DataFrame; see ``collect``.
+
+        The DataFrame reads files that are there until this process ends.
 
         Raises:
-            UsageError: a source never ends, or there is no SparkSession.
+            UsageError: a source never ends, and neither ``limit`` nor ``seconds`` is given; or there is no
+                SparkSession.
         """
-        return run_to_dataframe(self._pipeline, self, spark, name)
+        return run_to_dataframe(self, Bound(limit, seconds), spark)
 
     def iterate(
         self,

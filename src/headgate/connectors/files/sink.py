@@ -99,9 +99,9 @@ class FileSink:
         self._access: Access | None = checked_access(access, "FileSink(access=)", *Access)
 
     @classmethod
-    def within(cls, directory: str, format: FileFormat) -> FileSink:
+    def within(cls, directory: str, format: FileFormat, roll_interval: Duration | None = None) -> FileSink:
         """Return a sink below a directory of Headgate's own, which says who may read the files (SE2)."""
-        sink = cls(directory, format)
+        sink = cls(directory, format, roll_interval=ROLL_INTERVAL if roll_interval is None else roll_interval)
         sink._access = None
         return sink
 
