@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import polars as pl
 import pytest
 
 import headgate as hg
+from headgate.connectors.files.commit import read_committed
 
 pytestmark = pytest.mark.spark
 
@@ -39,6 +41,33 @@ def test_a_dataframe_goes_in_and_a_polars_frame_comes_out(spark: Any, tmp_path: 
     again = counted("collected", dataframe.limit(1), tmp_path).collect()
     assert again.height == 1, "it is another DataFrame"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_another_dataframe_under_the_same_name_is_noticed(spark: Any, tmp_path: Path) -> None:  # N45
+    frame = spark.range(0, 90).selectExpr("id", "string(id % 3) AS k", "array(id) AS l")
+
+    def run(dataframe: Any, **options: Any) -> hg.Pipeline:
+        pipeline = hg.Pipeline("counts", checkpointing=hg.Checkpointing(dir=tmp_path / "checkpoints"))
+        source = hg.DataFrameSource(dataframe, **options)
+        pipeline.source(source, name="in").sink(hg.FileSink(tmp_path / "out", "parquet"))
+        pipeline.run(spark=spark)
+        return pipeline
+
+    run(frame)
+    captured = tmp_path / "checkpoints" / "counts" / "inputs" / "in"
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in captured.rglob("*")}
+    assert {path: oct(mode) for path, mode in modes.items() if mode != (0o700 if path.is_dir() else 0o600)} == {}  # SE5
+    run(frame.orderBy("id", ascending=False).repartition(3))  # the same rows
+    for other, problem in (
+        (frame.limit(89), "it had 90 rows then, and has 89 now"),
+        (frame.selectExpr("id + 1 AS id", "k", "l"), "it has 90 rows, as then, but not the same ones"),
+        (frame.selectExpr("id", "k", "array(id + 1) AS l"), "it has 90 rows, as then, but not the same ones"),
+        (frame.select("id", "k"), "it had the columns .*, l array<bigint> then, and has id bigint, k string now"),
+    ):
+        with pytest.raises(hg.UsageError, match=f"operator 'in': the DataFrame is another one .*: {problem}"):
+            run(other)
+    run(frame.limit(89), changed="keep")
+    assert read_committed(str(tmp_path / "out")).height == 90
 
 
 def test_results_are_a_spark_dataframe(spark: Any, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """A Spark DataFrame as bounded source.
 
 A DataFrame is recomputed whenever it is read, possibly with other rows or in another order. So it is captured once,
-as Parquet files in the pipeline's directory, and every restart reads the same files.
+as Parquet files in the pipeline's directory, and every restart reads the same files. A later start notices when the
+DataFrame has become another one.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 
@@ -17,19 +18,27 @@ from headgate.errors import UsageError
 
 INPUTS = "inputs"
 
+Changed: TypeAlias = Literal["refuse", "keep"]
+
 
 class DataFrameSource:
     """The rows of a Spark DataFrame, in no particular order; the source ends with them."""
 
-    def __init__(self, dataframe: Any) -> None:
+    def __init__(self, dataframe: Any, *, changed: Changed = "refuse") -> None:
         """Configure.
 
         Args:
             dataframe: a (not streaming) ``pyspark.sql.DataFrame``.
+            changed: what a later start of the pipeline does if the DataFrame has other rows than when it was
+                captured. "refuse": it is computed once more, compared, and the start refused. "keep": what was
+                captured is what is read, whatever the DataFrame would be now; for one that differs each time.
 
         Raises:
             UsageError: it is something else.
         """
+        if changed not in get_args(Changed):
+            raise UsageError(f"DataFrameSource(changed={changed!r}) must be 'refuse' or 'keep'")
+        self._changed: Changed = changed
         if not hasattr(dataframe, "sparkSession") or not hasattr(dataframe, "toArrow"):
             raise UsageError(f"DataFrameSource needs a Spark DataFrame, not {type(dataframe).__name__}")
         if dataframe.isStreaming:
@@ -51,7 +60,7 @@ class DataFrameSource:
 
     def at(self, root: str, pipeline: str, node: str) -> CapturedDataFrame:
         """See ``PlacedSource``."""
-        return CapturedDataFrame(self._dataframe, place(root, pipeline, INPUTS, node))
+        return CapturedDataFrame(self._dataframe, place(root, pipeline, INPUTS, node), changed=self._changed)
 
     def open(self, context: SourceContext) -> SourceReader:
         """Never called: the source is captured first."""
@@ -61,8 +70,8 @@ class DataFrameSource:
 class CapturedDataFrame(DataFrameSource):
     """A DataFrame with the directory that its rows are captured in."""
 
-    def __init__(self, dataframe: Any, directory: str) -> None:
-        super().__init__(dataframe)
+    def __init__(self, dataframe: Any, directory: str, *, changed: Changed) -> None:
+        super().__init__(dataframe, changed=changed)
         self._directory = directory
 
     def at(self, root: str, pipeline: str, node: str) -> CapturedDataFrame:
@@ -70,10 +79,22 @@ class CapturedDataFrame(DataFrameSource):
         return self
 
     def capture(self) -> Any:
-        """Write the rows unless an earlier start did; return their SparkSession."""
-        from headgate.spark.dataframes import capture
+        """Write the rows unless an earlier start did; return their SparkSession.
 
-        capture(self._dataframe, self._directory)
+        Raises:
+            UsageError: an earlier start did, and they were others.
+            StorageError: Spark could not compute, write or compare them.
+        """
+        from headgate.spark.dataframes import capture, difference, is_captured
+
+        if not is_captured(self._directory):
+            capture(self._dataframe, self._directory)
+        elif self._changed == "refuse" and (problem := difference(self._dataframe, self._directory)) is not None:
+            raise UsageError(
+                f"the DataFrame is another one than at the first start of this pipeline: {problem}; to process it, "
+                "start over or give the pipeline another name; to go on with the rows that were captured then, use "
+                "DataFrameSource(df, changed='keep')"
+            )
         return self._dataframe.sparkSession
 
     def captured(self) -> Source:

@@ -43,6 +43,7 @@ from headgate.model.config import (
 )
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Edge, Graph, Role
+from headgate.model.ids import NodeName
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
 from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
@@ -202,7 +203,7 @@ class Pipeline:
         _make_checkpoint_directory(definition.config)
         for node in definition.graph.nodes:
             if isinstance(node.spec, CapturableSource):
-                spark = node.spec.capture() or spark
+                spark = _captured(node.name, node.spec) or spark
         definition = _with_captured(definition)
         watcher = LoggingObserver(self.name) if observer is None else observer
         handle: PipelineHandle = start_pipeline(definition, spark=spark, master=master, observer=watcher)
@@ -276,6 +277,13 @@ def _make_checkpoint_directory(config: PipelineConfig) -> None:
         raise UsageError(
             f"checkpoint directory {directory} cannot be created ({error.strerror}); choose a writable directory"
         ) from error
+
+
+def _captured(name: NodeName, source: CapturableSource) -> Any:
+    try:
+        return source.capture()
+    except UsageError as error:
+        raise UsageError(f"operator '{name}': {error.message}") from None
 
 
 def _with_captured(definition: PipelineDefinition) -> PipelineDefinition:

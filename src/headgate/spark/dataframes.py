@@ -1,12 +1,13 @@
 """DataFrames at the ends of a pipeline: captured once as Parquet files, read back as Parquet files.
 
-Counterparts: ``api.dataframes`` and ``api.results``. Never reads a DataFrame twice for one pipeline.
+Counterparts: ``api.dataframes`` and ``api.results``.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +44,66 @@ def arrow_schema(dataframe: Any) -> pa.Schema:
         raise UsageError(f"the DataFrame has a column that Headgate does not carry: {error}") from error
 
 
+def is_captured(directory: str) -> bool:
+    """Return whether ``directory`` holds all rows of a DataFrame."""
+    return (Path(directory) / CAPTURED).exists()
+
+
 def capture(dataframe: Any, directory: str) -> None:
-    """Write the rows of ``dataframe`` to ``directory``, unless that has been done completely before.
+    """Write the rows of ``dataframe`` to ``directory``; what an interrupted start left there is replaced.
 
     Raises:
         StorageError: Spark could not compute or write them.
     """
+    target = Path(directory)
+    shutil.rmtree(target, ignore_errors=True)
+    make_directories(target.parent, access_in(target.parent))
+    with _spark_errors("capture a DataFrame in", directory):
+        dataframe.write.option("compression", "snappy").parquet(target.as_uri())
+    restrict(target)  # Hadoop has a umask of its own
+
+
+def difference(dataframe: Any, directory: str) -> str | None:
+    """Return how the rows of ``dataframe`` differ from those captured in ``directory``, or None if they do not.
+
+    Both are read once. Neither order nor the division into files matters; how often a row is there does.
+
+    Raises:
+        StorageError: Spark could not compute or read them.
+    """
+    with _spark_errors("compare a DataFrame with", directory):
+        captured = dataframe.sparkSession.read.parquet(Path(directory).as_uri())
+        then, now = _columns(captured), _columns(dataframe)
+        if then != now:
+            return f"it had the columns {then} then, and has {now} now"
+        (rows_then, sum_then), (rows_now, sum_now) = _digest(captured), _digest(dataframe)
+    if rows_then != rows_now:
+        return f"it had {rows_then:,} rows then, and has {rows_now:,} now"
+    return None if sum_then == sum_now else f"it has {rows_now:,} rows, as then, but not the same ones"
+
+
+def _columns(dataframe: Any) -> str:
+    return ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in dataframe.schema)
+
+
+def _digest(dataframe: Any) -> tuple[int, int]:
+    """Return the number of rows, and the sum of their hashes: the same in any order."""
+    from pyspark.sql import functions
+
+    hashed = functions.xxhash64("*").cast("decimal(38,0)")
+    row = dataframe.select(hashed.alias("hash")).agg(functions.count("*"), functions.sum("hash")).collect()[0]
+    return int(row[0]), int(row[1] or 0)
+
+
+@contextmanager
+def _spark_errors(operation: str, directory: str) -> Iterator[None]:
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    target = Path(directory)
-    if (target / CAPTURED).exists():
-        return
-    shutil.rmtree(target, ignore_errors=True)  # what a start that was interrupted left
-    make_directories(target.parent, access_in(target.parent))
     try:
-        dataframe.write.option("compression", "snappy").parquet(target.as_uri())
+        yield
     except (PySparkException, Py4JJavaError) as error:
-        raise StorageError("capture a DataFrame in", directory, str(error).split("\n", 1)[0], False) from error
-    restrict(target)  # Hadoop has a umask of its own
+        raise StorageError(operation, directory, str(error).split("\n", 1)[0], False) from error
 
 
 def read_parquet(session: Any, files: Sequence[str], schema: pa.Schema) -> Any:
