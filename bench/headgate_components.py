@@ -58,7 +58,7 @@ class FirstEdges:
 
 def pipeline(edges: int, vertices: int, interval_ms: int | None, directory: str) -> hg.Pipeline:
     """Return the pipeline under test; labels go to ``directory``/labels."""
-    checkpoints = hg.Checkpointing(interval=interval_ms or "1d", dir=f"{directory}/checkpoints")
+    checkpoints = hg.Checkpointing(interval=f"{interval_ms}ms" if interval_ms else "1d", dir=f"{directory}/checkpoints")
     p = hg.Pipeline("components", parallelism=2, checkpointing=checkpoints)
     columns = {"a": hg.Uniform(0, vertices), "b": hg.Uniform(0, vertices)}
     source = hg.Generator(columns=columns, rows=edges, timestamp=None, pool_rows=pool_rows(edges))

@@ -60,7 +60,7 @@ def pipeline(keys: int, interval_ms: int | None, rate: int | None, directory: st
     p = hg.Pipeline(
         "windowed-count",
         parallelism=2,
-        checkpointing=hg.Checkpointing(interval=interval_ms or "1d", dir=directory),
+        checkpointing=hg.Checkpointing(interval=f"{interval_ms}ms" if interval_ms else "1d", dir=directory),
         restart=hg.FixedDelay(delay="100ms"),  # kills in a row must not measure a growing delay
     )
     source = hg.Generator(

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from datetime import datetime
+
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -66,3 +69,20 @@ def test_discard_and_print_have_nothing_to_commit(capsys: pytest.CaptureFixture[
 def test_print_refuses_what_json_cannot_hold() -> None:
     with pytest.raises(UsageError, match="column 'b' has type large_binary"):
         Print().check(pa.schema([("b", pa.large_binary())]))
+
+
+def test_rows_may_come_from_pandas_and_types_from_anywhere() -> None:
+    frame = pd.DataFrame({"n": [1, 2], "word": ["a", None]}, index=[7, 8])
+    assert FromRows(frame).schema() == pa.schema([("n", pa.int64()), ("word", pa.large_string())])
+    assert FromRows(frame).identity() == FromRows([{"n": 1, "word": "a"}, {"n": 2, "word": None}]).identity()
+    given = {"a": int, "b": str, "c": datetime, "d": pl.Int32, "e": pa.int16(), "f": bool, "g": float}
+    types = [pa.int64(), pa.large_string(), pa.timestamp("us"), pa.int32(), pa.int16(), pa.bool_(), pa.float64()]
+    expected = pa.schema(list(zip(given, types, strict=True)))
+    assert FromRows([], schema=given).schema() == expected
+    assert FromRows([], schema=pl.Schema({"n": pl.Int8})).schema() == pa.schema([("n", pa.int8())])
+    with pytest.raises(
+        UsageError, match="schema= gives column 'n' the type 'number', which is no Python, Polars or py"
+    ):
+        FromRows([], schema={"n": "number"})
+    with pytest.raises(UsageError, match="schema= must be a pyarrow or Polars schema"):
+        FromRows([], schema=["n"])  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow as pa
@@ -28,8 +28,12 @@ from headgate.connectors.encode import check_json, json_lines
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
+from headgate.operators.schemas import SchemaLike, arrow_schema
 from headgate.operators.types import canonical_schema, to_canonical
 from headgate.protocol.checkpoints.commit import CommitPermit
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BATCH_ROWS = 65_536
 _POSITION = struct.Struct("<Q")
@@ -40,17 +44,17 @@ class FromRows:
 
     def __init__(
         self,
-        rows: Sequence[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pl.DataFrame,
+        rows: Sequence[Mapping[str, Any]] | pa.Table | pa.RecordBatch | pl.DataFrame | pd.DataFrame,
         *,
-        schema: pa.Schema | Mapping[str, pa.DataType] | None = None,
+        schema: SchemaLike | None = None,
         splits: int = 1,
         batch_rows: int = BATCH_ROWS,
     ) -> None:
         """Configure.
 
         Args:
-            rows: dicts, or an Arrow or Polars table.
-            schema: types of the dicts' values; by default they are inferred.
+            rows: dicts, or an Arrow, Polars or pandas table; the index of a pandas table is left out.
+            schema: types of the dicts' values, in Python, Polars or pyarrow; by default they are inferred.
             splits: pieces of equal size that subtasks can read side by side; order is kept within each.
             batch_rows: records returned at a time.
 
@@ -121,13 +125,16 @@ class _RowsReader:
         """Nothing is open."""
 
 
-def _one_batch(rows: Any, schema: pa.Schema | Mapping[str, pa.DataType] | None) -> pa.RecordBatch:
-    types = schema if isinstance(schema, pa.Schema) or schema is None else pa.schema(list(schema.items()))
+def _one_batch(rows: Any, schema: SchemaLike | None) -> pa.RecordBatch:
+    types = None if schema is None else arrow_schema(schema)
     if isinstance(rows, pl.DataFrame):
         rows = rows.to_arrow()
     if not isinstance(rows, pa.Table | pa.RecordBatch):
         try:
-            rows = pa.Table.from_pylist([dict(row) for row in rows], schema=types)
+            if _is_pandas(rows):
+                rows = pa.Table.from_pandas(rows, preserve_index=False)
+            else:
+                rows = pa.Table.from_pylist([dict(row) for row in rows], schema=types)
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError) as error:
             raise UsageError(f"FromRows got rows that do not make a table: {error}; give schema=") from error
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
@@ -136,6 +143,11 @@ def _one_batch(rows: Any, schema: pa.Schema | Mapping[str, pa.DataType] | None) 
     target = canonical_schema(table.schema if types is None else types)
     batches = table.combine_chunks().to_batches()
     return to_canonical(batches[0], target) if batches else pa.RecordBatch.from_pylist([], schema=target)
+
+
+def _is_pandas(rows: object) -> bool:
+    """Whether it is a pandas table; asks without importing pandas, which takes long."""
+    return type(rows).__module__.partition(".")[0] == "pandas" and hasattr(rows, "columns")
 
 
 class _Nothing:

@@ -5,17 +5,34 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from headgate.errors import UsageError
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT
 from headgate.model.security import SecurityConfig
 
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*")
-_UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_UNITS_MS = {
+    1: ("ms", "millisecond", "milliseconds"),
+    1_000: ("s", "sec", "second", "seconds"),
+    60_000: ("m", "min", "minute", "minutes"),
+    3_600_000: ("h", "hour", "hours"),
+    86_400_000: ("d", "day", "days"),
+}
+_UNIT_MS = {name: unit_ms for unit_ms, names in _UNITS_MS.items() for name in names}
 
-Duration: TypeAlias = str | int
-"""A duration as text (``"500ms"``, ``"1s"``, ``"5m"``, ``"1h"``) or as integer milliseconds."""
+
+@runtime_checkable
+class Timespan(Protocol):
+    """What ``datetime.timedelta`` is, and pandas' ``Timedelta``."""
+
+    def total_seconds(self) -> float:
+        """Return it in seconds."""
+        ...
+
+
+Duration: TypeAlias = str | Timespan | Literal[0]
+"""A duration as text (``"500ms"``, ``"1s"``, ``"5 minutes"``) or as ``datetime.timedelta``; 0 is none."""
 
 
 def duration_ms(value: Duration, what: str = "duration") -> int:
@@ -24,15 +41,19 @@ def duration_ms(value: Duration, what: str = "duration") -> int:
     Raises:
         UsageError: it is negative or not a duration; ``what`` names it in the message.
     """
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise UsageError(f"{what} must be a duration such as '1s' or integer milliseconds, not {value!r}")
-    if isinstance(value, int):
-        if value < 0:
-            raise UsageError(f"{what} must not be negative, but is {value} ms")
-        return value
+    if isinstance(value, Timespan):
+        if value.total_seconds() < 0:
+            raise UsageError(f"{what} must not be negative, but is {value}")
+        return round(value.total_seconds() * 1_000)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value == 0:
+            return 0
+        raise UsageError(f"{what} is {value} without a unit: write '{value}s' for seconds, or '{value}ms'")
+    if not isinstance(value, str):
+        raise UsageError(f"{what} must be a duration such as '1s' or a timedelta, not {value!r}")
     match = _DURATION.fullmatch(value)
-    if match is None:
-        raise UsageError(f"{what} must look like '500ms', '1s', '5m' or '1h', not {value!r}")
+    if match is None or match.group(2) not in _UNIT_MS:
+        raise UsageError(f"{what} must look like '500ms', '1s', '5 minutes' or '1h', not {value!r}")
     return round(float(match.group(1)) * _UNIT_MS[match.group(2)])
 
 

@@ -65,8 +65,22 @@ def as_schema(node: str, given: SchemaLike) -> pa.Schema:
     Raises:
         UsageError: a type is unknown.
     """
+    try:
+        return canonical_schema(arrow_schema(given))
+    except UsageError as error:
+        raise UsageError(f"operator '{node}': {error.message}") from error
+
+
+def arrow_schema(given: SchemaLike) -> pa.Schema:
+    """Return a user's ``schema=`` argument as Arrow schema, pyarrow's own types as they are.
+
+    Raises:
+        UsageError: a type is unknown.
+    """
     if isinstance(given, pa.Schema):
-        return canonical_schema(given)
+        return given
+    if not isinstance(given, Mapping):
+        raise UsageError(f"schema= must be a pyarrow or Polars schema, or {{'name': type}}, not {given!r}")
     fields: list[pa.Field] = []
     for name, dtype in given.items():
         if isinstance(dtype, pa.DataType):
@@ -76,7 +90,7 @@ def as_schema(node: str, given: SchemaLike) -> pa.Schema:
             fields.append(schema_of_frame(pl.DataFrame(schema={name: dtype})).field(0))
         except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
             raise UsageError(
-                f"operator '{node}': schema= gives column '{name}' the type {dtype!r}, which is no Python, "
-                f"Polars or pyarrow type that Headgate carries ({error})"
+                f"schema= gives column '{name}' the type {dtype!r}, which is no Python, Polars or pyarrow type that "
+                f"Headgate carries ({error})"
             ) from error
-    return canonical_schema(pa.schema(fields))
+    return pa.schema(fields)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
 from headgate.errors import UsageError
+from headgate.operators.schemas import SchemaLike, arrow_schema
 from headgate.operators.types import canonical_schema
 
 _POSITION = struct.Struct("<Q")
@@ -56,7 +57,7 @@ class ScriptedSource:
     def __init__(
         self,
         *scripts: Sequence[Item],
-        schema: pa.Schema | Mapping[str, pa.DataType],
+        schema: SchemaLike,
         pause_ms: int = 50,
     ) -> None:
         """Configure.
@@ -74,7 +75,7 @@ class ScriptedSource:
             if EOF in script[:-1]:
                 raise UsageError("a script goes on after EOF; make EOF its last item")
         self._scripts = [list(script) for script in scripts]
-        self._schema = canonical_schema(schema if isinstance(schema, pa.Schema) else pa.schema(list(schema.items())))
+        self._schema = canonical_schema(arrow_schema(schema))
         self._pause_ms = pause_ms
 
     def schema(self) -> pa.Schema:

@@ -92,7 +92,7 @@ def test_any_block_boundary_and_any_restart_give_the_same_lines(
 def test_a_followed_file_delivers_a_line_only_when_it_is_complete(tmp_path: Path) -> None:
     # N5
     path = write(tmp_path / "a.log", b"one\ntw")
-    source = TextFiles(tmp_path, follow=True, poll_interval=1, discovery_interval=0)
+    source = TextFiles(tmp_path, follow=True, poll_interval="1ms", discovery_interval=0)
     seconds = [0.0]
     reader = followed(source, seconds)
     assert poll_some(reader, seconds) == ["one"]
@@ -147,7 +147,7 @@ OWNERS = [0, 1, 2, 0, 0, 0]
 def test_a_truncated_file_is_refused_by_name(tmp_path: Path) -> None:
     # N6
     path = write(tmp_path / "a.log", b"one\ntwo\n")
-    source = TextFiles(path, follow=True, poll_interval=1)
+    source = TextFiles(path, follow=True, poll_interval="1ms")
     seconds = [0.0]
     reader = followed(source, seconds)
     assert poll_some(reader, seconds) == ["one", "two"]
@@ -164,7 +164,7 @@ def test_a_file_removed_after_it_was_read_is_finished_and_one_removed_before_is_
     path = write(tmp_path / "a.log", b"one\n")
     keep = write(tmp_path / "b.log", b"x\n")
     seconds = [0.0]
-    source = TextFiles([tmp_path], follow=True, poll_interval=1)
+    source = TextFiles([tmp_path], follow=True, poll_interval="1ms")
     reader = followed(source, seconds)
     begin = reader.positions()
     poll_some(reader, seconds)

@@ -25,7 +25,7 @@ class Following:
     """All subtasks of a source that follows files, with a clock of their own; may be started again at any time."""
 
     def __init__(self, paths: object, parallelism: int = 2, *, follow: bool = True) -> None:
-        self.source = TextFiles(paths, follow=follow, poll_interval=1, discovery_interval=0)  # type: ignore[arg-type]
+        self.source = TextFiles(paths, follow=follow, poll_interval="1ms", discovery_interval=0)  # type: ignore[arg-type]
         self.found: list[str] = []
         self.bad: list[dict[str, object]] = []
         self.seconds = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from headgate.connectors.files.table import FileTable
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.operators.bad_records import bad_records
+from headgate.operators.schemas import SchemaLike, arrow_schema
 
 PATH_COLUMN = "path"
 BYTE_COLUMN = "byte"
@@ -149,7 +150,7 @@ class JsonLines(_LineSource):
     def __init__(
         self,
         paths: Paths,
-        schema: pa.Schema | Mapping[str, pa.DataType],
+        schema: SchemaLike,
         *,
         required: Sequence[str] = (),
         **options: Any,
@@ -158,11 +159,12 @@ class JsonLines(_LineSource):
 
         Args:
             paths: a file, a glob, a directory, or a list of these.
-            schema: Arrow schema, or names to Arrow types. Fields that are not nullable are required.
+            schema: an Arrow or Polars schema, or names to Python, Polars or Arrow types. Arrow fields that are not
+                nullable are required.
             required: further fields that must be there and not null.
         """
         super().__init__(paths, **options)
-        self._schema = schema if isinstance(schema, pa.Schema) else pa.schema(list(schema.items()))
+        self._schema = arrow_schema(schema)
         self._required = tuple(required)
 
     def _decoder(self) -> Decoder:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import headgate as hg
+from headgate.model.config import Duration
 from headgate.model.definition import PipelineDefinition
 from headgate.sim.product.graphs import draw_graph
 from headgate.sim.product.source import Pace, PacedSplits
@@ -14,6 +15,7 @@ from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, dra
 
 ROOT = "sim://checkpoints"
 NAME = "p"
+ROLL_INTERVALS: tuple[Duration, ...] = (0, 0, "100ms", "1m")
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Settings:
     checkpointing: hg.Checkpointing
     restart: hg.FixedDelay | hg.ExponentialDelay | hg.FailureRate
     on_damaged: str | None
-    roll_interval: str | int
+    roll_interval: Duration
     inline_bytes_max: int
     loop_memory_bytes: int
 
@@ -120,7 +122,7 @@ def draw_settings(rng: random.Random, on_round: Callable[[str, int], None]) -> S
             )
         ),
         on_damaged=rng.choice((None, "previous")),
-        roll_interval=rng.choice((0, 0, "100ms", "1m")),
+        roll_interval=rng.choice(ROLL_INTERVALS),
         inline_bytes_max=rng.choice((0, 0, 1_000, 20_000)),
         loop_memory_bytes=rng.choice((64 << 20, 4_000, 400)),
     )

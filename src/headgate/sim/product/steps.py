@@ -170,9 +170,8 @@ class Window:
     def build(self, stream: hg.Stream, name: str) -> hg.Stream:
         """See ``Step``."""
         late_ms = OUT_OF_ORDER_MS if self.is_early else 3_600_000
-        timed = stream.with_timestamps(
-            "t", out_of_orderness=late_ms, idle_timeout=self.idle_timeout_ms, name=f"{name}-times"
-        )
+        idle = None if self.idle_timeout_ms is None else f"{self.idle_timeout_ms}ms"
+        timed = stream.with_timestamps("t", out_of_orderness=f"{late_ms}ms", idle_timeout=idle, name=f"{name}-times")
         windows = timed.key_by("k", name=f"{name}-by").window(hg.Tumbling(f"{WINDOW_MS}ms"))
         sums = windows.agg(n=pl.len(), v=pl.col("v").sum(), name=name)
         return sums.select(
