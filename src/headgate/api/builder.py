@@ -177,12 +177,20 @@ class GraphBuilder:
         self.nodes = [node for node in self.nodes if node.name not in names]
         self.outputs = {name: schemas for name, schemas in self.outputs.items() if name not in names}
 
-    def _check(self) -> None:
+    def refuse_in_a_body(self) -> None:
+        """Refuse to run while the body of a loop is being written.
+
+        Raises:
+            UsageError
+        """
         if self.bodies:
             raise UsageError(
                 f"the body of loop '{self.bodies[-1]}' is still being written; return the stream as output of the "
                 "loop, and run or describe the pipeline behind it"
             )
+
+    def _check(self) -> None:
+        self.refuse_in_a_body()
         if not self.nodes:
             raise UsageError("the pipeline is empty; begin with .source(...) and end with .sink(...)")
         if not any(node.role is Role.SINK for node in self.nodes):

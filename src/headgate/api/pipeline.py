@@ -233,6 +233,7 @@ class Pipeline:
 
         Bad records go where this one's would fail it, or nowhere. ``interval`` None keeps this one's.
         """
+        self._builder.refuse_in_a_body()
         self._builder.explored.update(edge.upstream for edge in edges)
         checkpointing = replace(self._checkpointing, dir=root, interval=interval or self._checkpointing.interval)
         made = copy.copy(self)
