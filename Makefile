@@ -4,6 +4,7 @@
 SHELL := /bin/bash
 PYTHON_ENV := .venv/bin/python
 SEEDS ?= 200
+STREAM_SEEDS ?= 50
 COVERAGE_SEEDS ?= 100
 NAME ?=
 LOGS ?=
@@ -43,16 +44,15 @@ check: setup ## format, lint, import layering, types, unit tests, a short simula
 	$(PYTHON_ENV) -m mypy
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
 	$(PYTHON_ENV) -m headgate.sim --seeds 50 --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim.product --seeds 50 --jobs $(WORKERS)
 
 format: setup ## format the code and mend what the linter can
 	$(PYTHON_ENV) -m ruff format .
 	$(PYTHON_ENV) -m ruff check --fix .
 
-sim: setup ## run SEEDS random schedules with faults through the simulators, and print what COVERAGE_SEEDS of them run
+sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS of streams; print what COVERAGE_SEEDS of them run
 	$(PYTHON_ENV) -m headgate.sim --seeds $(SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim.product --seeds $(SEEDS) --jobs $(WORKERS)
-	$(PYTHON_ENV) -m headgate.sim.product --coverage --seeds $(COVERAGE_SEEDS) --jobs $(WORKERS)
+	$(PYTHON_ENV) -m headgate.sim --streams --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
+	$(PYTHON_ENV) -m headgate.sim --coverage --seeds $(COVERAGE_SEEDS) --jobs $(WORKERS)
 
 bench: setup-java ## run the benchmark NAME, or all of them
 	$(PYTHON_ENV) -m bench.run $(NAME)

@@ -1,4 +1,4 @@
-"""Mutants of what the simulator does not run: break one guarantee on purpose, and see a named test fail.
+"""Mutants that named tests find: break one guarantee on purpose, and see a test fail.
 
 A mutant is a context manager that patches one function or method with a version that breaks a rule::
 
@@ -10,7 +10,7 @@ A mutant is a context manager that patches one function or method with a version
     def test_encoding_that_releases_is_caught(tmp_path: Path) -> None:
         assert_caught(encoding_releases_the_state, test_a_snapshot_written_twice_is_the_same, tmp_path)
 
-Mutants of the machines are in ``headgate.sim``, where seeds catch them.
+Bugs that seeds of the simulator find are planted in ``tests/sim/product``.
 """
 
 from __future__ import annotations

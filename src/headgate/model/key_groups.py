@@ -11,12 +11,6 @@ MAX_PARALLELISM_DEFAULT = 128
 MAX_PARALLELISM_MAX = 32_768
 
 
-def subtask_of_key_group(key_group: int, max_parallelism: int, parallelism: int) -> int:
-    """Return the index of the subtask that owns ``key_group``."""
-    assert 0 <= key_group < max_parallelism
-    return key_group * parallelism // max_parallelism
-
-
 def key_groups_of_subtask(subtask_index: int, max_parallelism: int, parallelism: int) -> range:
     """Return the contiguous range of key groups that ``subtask_index`` owns."""
     assert 0 <= subtask_index < parallelism <= max_parallelism

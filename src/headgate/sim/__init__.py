@@ -1,4 +1,5 @@
-"""The protocol's machines on one thread with one seed: world, network, storage, faults, workload and checkers.
+"""The product on one thread with one seed: the runtime's own classes in a machine room that fails, and a verdict.
 
-Counterpart: ``headgate.runtime``, which interprets the same machines for real. Source: docs/spec/simulator.md.
+Rooms: ``machine`` stands in for the operating system, ``product`` has pipelines, their user, faults and checkers.
+Counterpart: ``headgate.spark``, where the same runtime has processes. Source: docs/spec/simulator.md.
 """

@@ -1,8 +1,7 @@
-"""Virtual time, processes that crash and pause, and the story of a run (X1).
+"""Virtual time, and the story of a run (SM1).
 
-Everything that happens in a simulation is a call at a virtual millisecond, in an order that the seed decides. A
-``Process`` is a worker or a driver: once dead, nothing of it runs any more; while paused, its calls wait. Shared
-things (storage, the sinks' store) are plain objects that outlive processes. Never reads a clock.
+Everything that happens in a simulation is a call at a virtual millisecond, in an order that the seed decides.
+``sim.machine.tasks`` puts processes and their threads on top. Never reads a clock.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-
-from headgate.errors import HeadgateError
 
 STORY_MAX = 400
 """Lines of the story kept for a failure: a few checkpoints before it."""
@@ -30,10 +27,6 @@ class Violation(Exception):  # noqa: N818 - a finding, not an error of ours
 
     def __str__(self) -> str:
         return f"{self.invariant}: {self.problem}"
-
-
-class Crashed(Exception):  # noqa: N818 - control flow of the simulator
-    """The process that is running dies here."""
 
 
 class World:
@@ -73,63 +66,3 @@ class World:
             self.events_count += 1
             call(*args)
         return True
-
-
-class Process:
-    """Something that can crash and be paused. Subclasses post calls to themselves and to others."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        self.name = name
-        self.is_alive = True
-        self.is_paused = False
-        self._waiting: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-
-    def post(self, delay_ms: int, call: Callable[..., None], *args: Any) -> None:
-        """Run ``call`` in this process after ``delay_ms``."""
-        self.world.at(delay_ms, self._run, call, args)
-
-    def _run(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if not self.is_alive:
-            return
-        if self.is_paused:
-            self._waiting.append((call, args))
-            return
-        try:
-            call(*args)
-        except Crashed as crash:
-            self.kill(str(crash))
-        except (AssertionError, HeadgateError, KeyError, IndexError) as error:
-            raise Violation("machine", f"{self.name}: {type(error).__name__}: {error}") from error
-
-    def pause(self) -> None:
-        """Stop running, as by SIGSTOP: everything that is for this process waits."""
-        self.is_paused = True
-        self.tell("paused")
-
-    def resume(self) -> None:
-        """Go on, as by SIGCONT."""
-        if not self.is_paused or not self.is_alive:
-            return
-        self.is_paused = False
-        self.tell("resumed")
-        waiting, self._waiting = self._waiting, []
-        self.world.at(0, self._catch_up, waiting)
-
-    def _catch_up(self, waiting: list[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
-        for call, args in waiting:
-            self._run(call, args)
-
-    def kill(self, why: str) -> None:
-        """Die at once: nothing of this process runs any more."""
-        if self.is_alive:
-            self.is_alive = False
-            self.tell(f"died: {why}")
-            self.on_death()
-
-    def on_death(self) -> None:
-        """Hook: others learn of it through their connections."""
-
-    def tell(self, what: str) -> None:
-        """Add a line to the story, in this process's name."""
-        self.world.tell(self.name, what)

@@ -212,6 +212,17 @@ def test_a_retry_that_registers_does_not_hide_the_loss_of_a_deployed_worker() ->
     assert machine.handle(lost(0)) == restarting(WORKER_LOST)
 
 
+def test_a_retry_that_registered_early_serves_the_next_generation() -> None:  # G4, G5
+    machine = supervisor(*RUN, *workers(attempt=1), lost(0))
+    assert ClaimGeneration() in machine.handle(RESTART)
+    assert machine.handle(ready_generation(2)) == [Deploy(gen(2), AttemptId(1, 1))]
+
+
+def test_a_retry_that_waits_when_all_is_done_is_sent_away() -> None:  # G11
+    effects = supervisor(*RUN, registered(0, attempt=1)).handle(GenerationDone(gen(1), is_final=True))
+    assert RefuseWorker(AttemptId(1, 1), WorkerIndex(0)) in effects
+
+
 def test_workers_that_died_during_the_delay_are_not_deployed() -> None:  # G4
     machine = supervisor(*RUN, lost(0), *workers(attempt=1), job_ended(), RESTART)
     assert machine.handle(ready_generation(2)) == [Ignored("other workers have not registered yet")]

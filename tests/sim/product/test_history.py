@@ -6,13 +6,13 @@ import pytest
 
 from headgate.codec.log_entry import encode_log_entry
 from headgate.connectors.files.layout import StagedFile, encode_files
-from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Claim, Committable, Manifest
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.manifest import Claim, Committable, Manifest, StateHandle, SubtaskEntry
 from headgate.sim.product.history import History
 
 
-def claim(history: History, sequence: int, generation: int) -> None:
-    entry = Claim(Generation(generation), "somebody", 0, follows=sequence - 1)
+def claim(history: History, sequence: int, generation: int, owner: str = "somebody") -> None:
+    entry = Claim(Generation(generation), owner, 0, follows=sequence - 1)
     history.on_checkpoints_disk(f"p/log/{sequence:010d}", encode_log_entry(entry))
 
 
@@ -135,6 +135,40 @@ def test_readers_see_whole_checkpoints() -> None:
     complete(history, 2, 1, 1, file(1, 1), file(1, 1, 1))
     history.on_read("out", [file(1, 1).name])
     assert found(history) == "I3"
+
+
+def test_a_driver_that_was_replaced_stays_away() -> None:
+    history = History(retained=1)
+    claim(history, 1, 1, "first")
+    complete(history, 2, 1, 1)
+    claim(history, 3, 2, "first")
+    claim(history, 4, 3, "second")
+    claim(history, 3, 2, "first")
+    assert history.finding is None, "what it put while it did not know is taken back"
+    claim(history, 5, 4, "first")
+    assert found(history) == "I5"
+
+
+@pytest.mark.parametrize(
+    ("subtasks", "path", "verdict"),
+    [
+        ([0, 1], "chk-0000000001/v.g1", None),
+        ([0, 1], "", None),
+        ([0], "chk-0000000001/v.g1", "I4"),
+        ([0, 1, 1], "chk-0000000001/v.g1", "I4"),
+        ([0, 1], "chk-0000000001/v.g2", "I8"),
+        ([0, 1], "chk-0000000002/v.g1", "I8"),
+    ],
+)
+def test_a_checkpoint_has_every_subtask_once_with_a_snapshot_of_its_own(
+    subtasks: list[int], path: str, verdict: str | None
+) -> None:
+    history = History(retained=1)
+    handle = StateHandle(1, 1, path, b"" if path else b"x")
+    entries = tuple(SubtaskEntry(SubtaskId(VertexId("v"), index), handle) for index in subtasks)
+    manifest = Manifest(CheckpointId(1), Generation(1), 2, 8, entries, follows=1, log_start=1)
+    history.on_checkpoints_disk("p/log/0000000002", encode_log_entry(manifest))
+    assert found(history) == verdict
 
 
 def test_rounds_are_not_left_out() -> None:

@@ -81,4 +81,4 @@ def test_the_command_says_how_to_repeat_a_failing_seed(
     assert "2 seeds of the product, 0 violations" in capsys.readouterr().out
     monkeypatch.setattr(Run, "_verify", lambda self: (_ for _ in ()).throw(Violation("I1", "planted")))
     assert command.main(["--seed", "7"]) == 1
-    assert "python -m headgate.sim.product --seed 7 --trace" in capsys.readouterr().out
+    assert "python -m headgate.sim --seed 7 --trace" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Command line: ``python -m headgate.sim.product --seeds 5000 --jobs 2``, or ``--seed N --trace`` for one story."""
+"""Command line: ``python -m headgate.sim --seeds 5000 --jobs 2``, or ``--seed N --trace`` for one story."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORY_LINES = 60
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what the command line asks for; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m headgate.sim.product", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m headgate.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds to run")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first seed")
     parser.add_argument("--seed", type=int, help="run this seed only")
@@ -70,7 +70,8 @@ def _many(run: Callable[[int], Result], seeds: range, jobs: int, *, keeps_going:
     if failed:
         print(f"failed seeds: {' '.join(map(str, failed))}")
     seconds = time.monotonic() - started
-    print(f"{done} seeds of the product, {len(failed)} violations, {events} events, {seconds:.0f} s")
+    kind = "streams" if run is streams.run_seed else "the product"
+    print(f"{done} seeds of {kind}, {len(failed)} violations, {events} events, {seconds:.0f} s")
     return 1 if failed else 0
 
 
@@ -85,7 +86,7 @@ def _results(run: Callable[[int], Result], seeds: Iterable[int], jobs: int) -> I
 def _explain(run: Callable[..., Result], result: Result, *, with_story: bool) -> None:
     print(f"\nseed {result.seed} violates {result.violation}")
     kind = "--streams " if run is streams.run_seed else ""
-    print(f"repeat it: python -m headgate.sim.product {kind}--seed {result.seed} --trace")
+    print(f"repeat it: python -m headgate.sim {kind}--seed {result.seed} --trace")
     if with_story:
         print("\n".join(result.story[-STORY_LINES:]))
 

@@ -17,6 +17,8 @@ from headgate.sim.world import Violation
 
 _ENTRY = re.compile(r"[^/]+/log/(\d{10,})")
 _SNAPSHOT = re.compile(r"[^/]+/chk-(\d+)/")
+_SNAPSHOT_OF = re.compile(r"chk-(\d+)/.*\.g(\d+)")
+"""The file of a snapshot: its checkpoint, and its generation."""
 _FILE = re.compile(r"part-.*-(\d{10})-\d{5}-(\d{10})-\d{5}\.[a-z]+")
 """A committed file: the checkpoint that sealed it, and its generation."""
 
@@ -62,6 +64,10 @@ class History:
     _promised: dict[str, set[str]] = field(default_factory=dict)
     _published: dict[str, dict[str, bytes]] = field(default_factory=dict)
     _rounds: dict[tuple[str, str], int] = field(default_factory=dict)
+    _owners: dict[int, str] = field(default_factory=dict)
+    """Who claimed each generation."""
+    _ran: set[str] = field(default_factory=set)
+    _replaced: set[str] = field(default_factory=set)
 
     def fail(self, invariant: str, problem: str) -> None:
         """Remember the first finding: whoever did it must not notice, and may not hide it."""
@@ -89,7 +95,9 @@ class History:
             return
         if isinstance(entry, Claim):
             self._completed_at_claim.setdefault(entry.generation, tuple(self.standing))
+            self._claimed(entry)
         else:
+            self._check_whole(entry)
             is_late = any(other.generation > entry.generation for other in self._log.values())
             own: dict[str, frozenset[str]] = {}
             for sink, names in self.files_of(entry.committables).items():
@@ -99,6 +107,27 @@ class History:
             self.written[entry.checkpoint, entry.generation] = Written(entry, is_late, own)
             self.on_manifest(entry, own)
         self._log[path] = entry
+
+    def _claimed(self, claim: Claim) -> None:
+        if any(other.generation >= claim.generation for other in self._log.values()):
+            return  # it will be taken back: its driver slept through what came since
+        if claim.owner in self._replaced:
+            self.fail("I5", f"{claim.owner} was replaced, and claims generation {claim.generation}")
+        self._owners[claim.generation] = claim.owner
+        self._replaced |= self._ran - {claim.owner}
+
+    def _check_whole(self, manifest: Manifest) -> None:
+        """Every subtask is in it once, each with a snapshot that was written for it."""
+        found: dict[str, list[int]] = {}
+        for entry in manifest.entries:
+            found.setdefault(entry.subtask.vertex, []).append(entry.subtask.index)
+            written = _SNAPSHOT_OF.fullmatch(entry.handle.path)
+            of = None if written is None else (int(written.group(1)), int(written.group(2)))
+            if of not in (None, (manifest.checkpoint, manifest.generation)):
+                self.fail("I8", f"checkpoint {manifest.checkpoint} of generation {manifest.generation} has {written}")
+        for vertex, indexes in found.items():
+            if indexes != list(range(manifest.parallelism)):
+                self.fail("I4", f"checkpoint {manifest.checkpoint} has the subtasks {indexes} of {vertex}")
 
     def on_sink_disk(self, sink: str, path: str, data: bytes | None) -> None:
         """Something of a sink changed."""
@@ -136,6 +165,7 @@ class History:
                 self.fail("I7", f"checkpoint {checkpoint} completes after {other}")
         self.completed[checkpoint] = generation
         self.standing.append(checkpoint)
+        self._ran |= {owner for claimed, owner in self._owners.items() if claimed == generation}
 
     def on_restored(self, generation: int, checkpoint: int) -> None:
         """A driver says what a generation continues from."""
