@@ -11,11 +11,11 @@ from tests.mutants.harness import assert_caught, patched
 from tests.runtime.checkpoints import test_frozen_states, test_upload_faults
 from tests.runtime.checkpoints.frozen_cases import CASES, small
 
-from headgate.operators import reduce
 from headgate.runtime.checkpoints import snapshots, uploads
 from headgate.state.frozen import FrozenState
+from headgate.state.memory import records as memory_records
 from headgate.state.memory import rows as memory_rows
-from headgate.state.memory.rows import MemoryCells
+from headgate.state.memory.cells import MemoryCells
 
 ROWS = [name for name in CASES if name.startswith("by-row")]
 
@@ -40,7 +40,7 @@ def forgetful(frozen: type) -> AbstractContextManager[None]:
 
 
 def encoding_uses_accumulators_up() -> AbstractContextManager[None]:
-    return forgetful(reduce._Frozen)
+    return forgetful(memory_records._Frozen)
 
 
 def encoding_uses_objects_up() -> AbstractContextManager[None]:
@@ -116,13 +116,13 @@ def only_the_newest_snapshot_holds_the_objects() -> Iterator[None]:
 
 
 @contextmanager
-def accumulators_change_while_they_are_held() -> Iterator[None]:
+def objects_change_while_they_are_held() -> Iterator[None]:
     def absorb(self: Any) -> None:
         if self._overlay is not None:
-            self._state.update(self._overlay)
+            self._merge_into(self._base)
             self._overlay = None
 
-    with patched(reduce.ReduceOperator, "_absorb_overlay", absorb):
+    with patched(MemoryCells, "absorb", absorb):
         yield
 
 
@@ -178,4 +178,4 @@ def test_rows_that_nobody_records_are_caught() -> None:
 def test_overlays_that_are_put_back_too_early_are_caught() -> None:
     several = test_frozen_states.test_of_several_pending_snapshots_each_stays_as_it_was_until_its_own_release
     assert_caught(only_the_newest_snapshot_holds_the_objects, several, "by-row-list", (2, 1, 0))
-    assert_caught(accumulators_change_while_they_are_held, several, "reduce", (2, 1, 0))
+    assert_caught(objects_change_while_they_are_held, several, "reduce", (2, 1, 0))

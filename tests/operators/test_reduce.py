@@ -100,7 +100,9 @@ def test_a_restore_at_another_parallelism_moves_every_key_to_its_owner() -> None
     for run, part in zip(new, partition(batch(*((k, 1) for k in keys)), ["key"], 128, 3), strict=True):
         assert part is not None
         run.send(part)
-        assert len(run.operator._state) == part.num_rows  # type: ignore[attr-defined]
+        frozen = run.operator.freeze()
+        assert frozen is not None
+        assert frozen.rows() == {"accumulators": part.num_rows}
     assert sorted(p for run in new for p in pairs(run)) == sorted((k, 2) for k in keys)
 
 

@@ -1,22 +1,24 @@
 """What a state backend is: it holds all keyed state of one operator in one subtask.
 
-There are two views on state, by row and by column, because a Python function looks at one key at a time and a
-vectorised one at thousands. A backend serves one of them. Users see neither: their handles
-(``operators.process.functions``, ``operators.process.by_batch``) call these methods, so that another backend changes no
-user code. Not thread-safe; only what ``freeze`` returned is used beside processing.
+There are four views on state, and a backend serves one of them. Process functions see keys one at a time (by row) or
+thousands at once (by column); ``reduce`` has a record per key, and windows have rows per window and key. Users see none
+of them: their handles (``operators.process.functions``, ``operators.process.by_batch``) call these methods, so that
+another backend changes no user code. Not thread-safe; only what ``freeze`` returned is used beside processing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from headgate.state.descriptors import KeyColumns, StateDescriptor, section_schema
+from headgate.state.aggregate_table import Accumulator
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_batches
+from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots
 from headgate.state.ownership import owned_rows
 from headgate.state.slot_array import Mask
@@ -32,7 +34,7 @@ class Ownership:
 
 
 class StateBackend(Protocol):
-    """What both views have."""
+    """What all views have."""
 
     def freeze(self) -> FrozenState:
         """Return the states as they are now, in microseconds (ST5). The snapshot has a section per state."""
@@ -165,6 +167,63 @@ class ColumnBackend(StateBackend, Protocol):
         """Return a declared map state."""
 
 
+Record: TypeAlias = tuple[Any, ...]
+"""The values of one record in the order of its section's columns. Nobody changes it."""
+
+
+class RecordBackend(StateBackend, Protocol):
+    """One record per key, which has the key among its columns. Keys are Python values, as in ``RowBackend``.
+
+    A batch asks for the records of its keys at once and stores them at once, so that what fails in between leaves all
+    of them as they were.
+    """
+
+    def load(self, keys: Iterable[Any]) -> dict[Any, Record]:
+        """Return the records of those of ``keys`` that have one, in a new dict."""
+
+    def store(self, records: Mapping[Any, Record]) -> None:
+        """Set the records of these keys."""
+
+
+@dataclass(frozen=True)
+class WindowRows:
+    """The rows that a window operator holds.
+
+    Attributes:
+        section: their columns; the key's are among them.
+        window_of: returns the number of the window that each row of a batch lies in.
+        accumulators: rows are partial results (``window_rows.partial_batch``), and those of one key and window are
+            merged with these. None: every row is kept.
+    """
+
+    section: Section
+    window_of: Callable[[pa.RecordBatch], Words]
+    accumulators: tuple[Accumulator, ...] | None = None
+
+
+class WindowBackend(StateBackend, Protocol):
+    """Rows by window and key, thousands at a time (``WindowRows``).
+
+    Attributes:
+        meta: what belongs to the subtask and to no key. It is the section ``META`` of the next snapshots, which a
+            restore hands to every subtask.
+    """
+
+    meta: bytes
+
+    def add(self, windows: Words, rows: pa.RecordBatch) -> None:
+        """Add rows, each to the window of which ``windows`` has the number."""
+
+    def windows(self) -> list[int]:
+        """Return the numbers of the windows that have rows, ascending."""
+
+    def take(self, window: int) -> list[pa.RecordBatch]:
+        """Return the rows of ``window`` and forget them. Merged rows are one batch with one row per key."""
+
+
+META = "meta"
+
+
 class StateFactory(Protocol):
     """Where an operator gets its state: it asks its context, and constructs no backend itself (ST16).
 
@@ -177,16 +236,22 @@ class StateFactory(Protocol):
     def by_column(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> ColumnBackend:
         """Return state for a function that looks at thousands of keys at once."""
 
+    def records(self, section: Section) -> RecordBackend:
+        """Return state of one record per key."""
+
+    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend:
+        """Return state of a window operator."""
+
 
 def restored_batches(
-    data: memoryview, keys: KeyColumns, descriptor: StateDescriptor, path: str, owner: Ownership
+    sections: Mapping[str, memoryview], section: Section, path: str, owner: Ownership
 ) -> Iterator[pa.RecordBatch]:
-    """Read a state's section; return the rows that ``owner`` owns (ST4).
+    """Read one section of a former subtask's snapshot; return the rows that ``owner`` owns (ST4).
 
     Raises:
         CorruptionError: it is not such a section.
     """
-    for batch in decode_batches(data, section_schema(keys, descriptor), f"{path}, state '{descriptor.name}'"):
-        owned = owned_rows(batch, keys.section_names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
+    for batch in decode_batches(sections[section.name], section.schema, f"{path}, state '{section.name}'"):
+        owned = owned_rows(batch, section.key_names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
         if owned.num_rows:
             yield owned

@@ -1,7 +1,8 @@
 """What keyed state is declared to be: a name, a kind and Arrow types. Identity of the state in checkpoints (ST1, ST2).
 
 Counterpart: ``operators.process.functions`` makes descriptors from what a user's ``open`` asks for; backends hold the
-state; both forms of process functions write the same snapshot sections, so a function may change its form.
+state; both forms of process functions write the same snapshot sections, so a function may change its form. Operators
+of Headgate itself name the section that they want (``Section``).
 """
 
 from __future__ import annotations
@@ -61,8 +62,22 @@ def state_identity(keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> 
     return f"keyed state(keys {columns}; {states})"
 
 
+@dataclass(frozen=True)
+class Section:
+    """A part of a snapshot: an Arrow stream of ``schema``, with the key in the columns ``key_names``."""
+
+    name: str
+    schema: pa.Schema
+    key_names: tuple[str, ...]
+
+
+def section_of(keys: KeyColumns, descriptor: StateDescriptor) -> Section:
+    """Return the section of a declared state (ST3): the key, a map's own key, the value or element."""
+    return Section(descriptor.name, section_schema(keys, descriptor), tuple(keys.section_names))
+
+
 def section_schema(keys: KeyColumns, descriptor: StateDescriptor) -> pa.Schema:
-    """Return the columns of a state's snapshot section (ST3): the key, a map's own key, the value or element."""
+    """Return the columns of a declared state's section."""
     fields = [pa.field(name, dtype) for name, dtype in zip(keys.section_names, keys.types, strict=True)]
     if descriptor.kind is StateKind.MAP:
         fields.append(pa.field("map_key", descriptor.key_type))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -11,13 +13,18 @@ import pytest
 from tests.operators.harness import Recorder
 
 import headgate as hg
-from headgate.operators.base import OperatorContext
+import headgate.operators
+from headgate.operators.base import OperatorContext, OperatorSpec
 from headgate.operators.catalog import process_spec
-from headgate.state.backend import ColumnBackend, RowBackend
-from headgate.state.descriptors import KeyColumns, StateDescriptor
+from headgate.operators.reduce import ReduceSpec
+from headgate.operators.windows.choice import window_operators
+from headgate.operators.windows.plan import ROWS_COLUMN, WINDOW_COLUMN, TumblingAggregate
+from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.memory.factory import MemoryStates
 
 SCHEMA = pa.schema([("key", pa.int64())])
+OPERATORS = Path(headgate.operators.__file__).parent
 
 
 class Asked:
@@ -36,6 +43,16 @@ class Asked:
     def by_column(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> ColumnBackend:
         self.calls.append(("by column", tuple(keys.names), [d.name for d in descriptors]))
         self.made.append(self._memory.by_column(keys, descriptors))
+        return self.made[-1]
+
+    def records(self, section: Section) -> RecordBackend:
+        self.calls.append(("records", section.key_names, [section.name]))
+        self.made.append(self._memory.records(section))
+        return self.made[-1]
+
+    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend:
+        self.calls.append(("by window", rows.section.key_names, [rows.section.name]))
+        self.made.append(self._memory.by_window(keys, rows))
         return self.made[-1]
 
 
@@ -57,15 +74,43 @@ class ByBatch(hg.BatchProcessFunction):
         return batch
 
 
+def window(may_combine: bool) -> OperatorSpec:
+    aggregate = TumblingAggregate(("key",), "key", 1_000, (pl.len().alias("n"),))
+    return window_operators(aggregate, SCHEMA, "node", may_combine=may_combine).window
+
+
 # ST16
-@pytest.mark.parametrize(("function", "kind"), [(ByRow(), "by row"), (ByBatch(), "by column")])
-def test_an_operator_gets_its_state_from_the_factory_of_its_context(function: Any, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("spec", "kind", "name"),
+    [
+        (process_spec("node", ("key",), ByRow(), SCHEMA), "by row", "count"),
+        (process_spec("node", ("key",), ByBatch(), SCHEMA), "by column", "count"),
+        (ReduceSpec(("key",), lambda total, row: total, SCHEMA), "records", "accumulators"),
+        (window(may_combine=False), "by window", "records"),
+        (window(may_combine=True), "by window", "windows"),
+    ],
+)
+def test_an_operator_gets_its_state_from_the_factory_of_its_context(spec: OperatorSpec, kind: str, name: str) -> None:
     states = Asked()
-    operators = [process_spec("node", ("key",), function, SCHEMA).build() for _ in range(2)]
+    operators = [spec.build() for _ in range(2)]
     assert states.calls == [], "nothing is made before there is a context"
     for operator in operators:
         operator.open(OperatorContext("p", "node", 0, 1, 128, lambda: 0, states=states), Recorder())
-    assert states.calls == [(kind, ("key",), ["count"])] * 2
-    operators[0].process(pa.RecordBatch.from_pydict({"key": [3, 4]}, SCHEMA))
+    assert states.calls == [(kind, ("key",), [name])] * 2
+    columns = [[3, 4]] if name != "windows" else [[3, 4], [0, 0], [1, 1]]
+    schema = SCHEMA if name != "windows" else pa.schema([(n, pa.int64()) for n in ("key", WINDOW_COLUMN, ROWS_COLUMN)])
+    operators[0].process(pa.record_batch(columns, schema))
     frozen = [made.freeze().rows() for made in states.made]
-    assert frozen == [{"count": 2}, {"count": 0}], "the state is where the factory made it, and nobody shares it"
+    assert frozen == [{name: 2}, {name: 0}], "the state is where the factory made it, and nobody shares it"
+    assert [operator.freeze().rows() for operator in operators] == frozen  # type: ignore[union-attr]
+
+
+def test_no_operator_names_a_backend() -> None:
+    """They know the factory alone: the default of a context, and for learning what is declared."""
+    named = {
+        node.module
+        for path in OPERATORS.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headgate.state.memory")
+    }
+    assert named == {"headgate.state.memory.factory"}

@@ -266,6 +266,21 @@ def test_keys_whose_windows_fired_further_do_not_fire_again_and_the_others_lose_
     assert len(second.results()[-1].to_pylist()) == len(keys)
 
 
+@pytest.mark.parametrize("aggregate", [pl.len().alias("n"), pl.col("i64").n_unique().alias("n")])
+def test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_passed(aggregate: pl.Expr) -> None:  # WN3
+    operators = aggregated(aggregate)
+    first = Pipeline(operators, 2)
+    first.workers[0].window.operator.on_watermark(999)
+    first.workers[1].window.operator.on_watermark(4_999)
+    second = Pipeline(operators, 1, first.snapshot())
+    second.watermark(2_999)
+    second.send(0, batch_of([row(1_500, key, i64=1) for key in range(20)]))
+    second.flush()
+    assert second.late() == 20
+    second.watermark(WATERMARK_MAX_MS)
+    assert second.results() == []
+
+
 def test_results_are_emitted_before_the_watermark_and_sorted_by_window_and_key() -> None:  # WN2, WN10
     pipeline = Pipeline(aggregated(pl.len().alias("n")), 1)
     pipeline.send(0, batch_of([row(1_500, 9), row(1_500, 3), row(20, 7), row(20, -7)]))

@@ -20,7 +20,6 @@ from headgate.connectors.base import SinkContext
 from headgate.connectors.files.sink import FileSink
 from headgate.connectors.files.writer import FileWriter
 from headgate.model.ids import CheckpointId, Generation
-from headgate.operators import reduce
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
 from headgate.operators.process.batch_states import BatchStateHandle
 from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction, batch_process_spec
@@ -40,7 +39,9 @@ from headgate.state.frozen import FrozenState
 from headgate.state.memory import by_column as memory_columns
 from headgate.state.memory import lists as memory_lists
 from headgate.state.memory import maps as memory_maps
+from headgate.state.memory import records as memory_records
 from headgate.state.memory import rows as memory_rows
+from headgate.state.memory.cells import MemoryCells
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.int64())])
 KEYS = 12
@@ -103,10 +104,9 @@ class Holder:
         return {name: rows_of(data) for name, data in sections.items()}
 
     def is_holding(self) -> bool:
-        if hasattr(self.operator, "_overlay"):
-            return self.operator._overlay is not None
-        cells = getattr(getattr(self.operator, "_backend", None), "_cells", {})
-        return any(one._overlay is not None for one in cells.values())
+        found = getattr(getattr(self.operator, "_backend", None), "_cells", {})
+        cells = [found] if isinstance(found, MemoryCells) else found.values()
+        return any(one._overlay is not None for one in cells)
 
 
 def rows_of(data: memoryview) -> Any:
@@ -295,7 +295,7 @@ CASES: dict[str, Callable[[], Live]] = {
 def small() -> Iterator[None]:
     """Make parts, pools and heaps so small that little state fills several and leaves garbage."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reduce, "_ENCODE_ROWS", 4)
+        patch.setattr(memory_records, "_ENCODE_ROWS", 4)
         patch.setattr(memory_rows, "_ENCODE_KEYS", 4)
         patch.setattr(memory_columns, "_ENCODE_ROWS", 4)
         patch.setattr(memory_columns, "_RENUMBER_MIN", 4)

@@ -13,12 +13,12 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from headgate.codec.snapshot import decode_sections
 from headgate.errors import UsageError
-from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
+from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.key_check import check_keys
+from headgate.operators.keyed import KeyedOperator, key_columns, owner_of
 from headgate.operators.process.batch_states import BatchCursor, BatchStateHandle, BatchStates, Keys
-from headgate.operators.process.by_row import copied, key_columns, opened
+from headgate.operators.process.by_row import copied, opened
 from headgate.operators.process.declaring import Declarations
 from headgate.operators.schemas import SchemaLike, as_schema, batch_of, frame_of
 from headgate.operators.types import schema_text
@@ -148,8 +148,10 @@ def batch_process_spec(
     return BatchProcessSpec(keys, function, schema, descriptors)
 
 
-class BatchProcessOperator(Operator):
+class BatchProcessOperator(KeyedOperator):
     """Calls the function once per batch, with its states at the keys of the batch's rows."""
+
+    _backend: ColumnBackend
 
     def __init__(self, spec: BatchProcessSpec) -> None:
         self._spec = spec
@@ -166,18 +168,8 @@ class BatchProcessOperator(Operator):
         )
         assert found == spec.descriptors
         self._user_context = BatchContext(self._cursor, self._backend, key_columns(spec.schema, spec.keys), node)
-        self._user_context._owner = self._owner()
+        self._user_context._owner = owner_of(context)
         self._schema = spec.output_schema(spec.schema, node)
-
-    def _owner(self) -> Ownership:
-        context = self.context
-        return Ownership(context.max_parallelism, context.parallelism, context.subtask_index)
-
-    def restore(self, states: Sequence[RestoredState]) -> None:
-        """Take over the state of the keys that this subtask owns (ST4)."""
-        for state in states:
-            path = f"state of '{self.context.node}', subtask {state.subtask_index}"
-            self._backend.restore(decode_sections(state.payload, path), path, self._owner())
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
@@ -228,4 +220,4 @@ class BatchProcessOperator(Operator):
 
     def freeze(self) -> FrozenState | None:
         """See ``Operator``. None for a function that declared no state."""
-        return self._backend.freeze() if self._spec.descriptors else None
+        return super().freeze() if self._spec.descriptors else None

@@ -6,17 +6,17 @@ Counterpart: ``operators.process.functions`` is what users see, a ``state.backen
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import decode_sections
 from headgate.errors import UsageError
-from headgate.operators.base import Operator, OperatorContext, Output, RestoredState
+from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.key_check import check_keys
+from headgate.operators.keyed import KeyedOperator, key_columns
 from headgate.operators.process.declaring import Declarations
 from headgate.operators.process.functions import Cursor, NoKey, ProcessContext, ProcessFunction, RowStates
 from headgate.operators.row_functions import divert_refused
@@ -24,8 +24,8 @@ from headgate.operators.rows import Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import as_schema
 from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.user_function import UserFunctionError, shortened, user_error, user_traceback
-from headgate.state.backend import Ownership
-from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
+from headgate.state.backend import RowBackend
+from headgate.state.descriptors import StateDescriptor, state_identity
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.factory import MemoryStates
 
@@ -58,11 +58,6 @@ class ProcessSpec:
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
         return state_identity(key_columns(self.schema, self.keys), self.descriptors)
-
-
-def key_columns(schema: pa.Schema, keys: tuple[str, ...]) -> KeyColumns:
-    """Return the key of a stream of ``schema`` by ``keys``."""
-    return KeyColumns(keys, tuple(schema.field(key).type for key in keys))
 
 
 def copied(node: str, function: Any) -> Any:
@@ -105,8 +100,10 @@ def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction
     return ProcessSpec(keys, function, schema, descriptors)
 
 
-class ProcessOperator(Operator):
+class ProcessOperator(KeyedOperator):
     """Calls the function once per record, with its states at the record's key."""
+
+    _backend: RowBackend
 
     def __init__(self, spec: ProcessSpec) -> None:
         self._spec = spec
@@ -124,14 +121,6 @@ class ProcessOperator(Operator):
         found = opened(node, self._function, states)
         assert found == self._spec.descriptors
         self._writer = RowWriter(self._spec.output_schema(self._spec.schema, node))
-
-    def restore(self, states: Sequence[RestoredState]) -> None:
-        """Take over the state of the keys that this subtask owns (ST4)."""
-        context = self.context
-        owner = Ownership(context.max_parallelism, context.parallelism, context.subtask_index)
-        for state in states:
-            path = f"state of '{context.node}', subtask {state.subtask_index}"
-            self._backend.restore(decode_sections(state.payload, path), path, owner)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
@@ -190,7 +179,7 @@ class ProcessOperator(Operator):
 
     def freeze(self) -> FrozenState | None:
         """See ``Operator``. None for a function that declared no state."""
-        return self._backend.freeze() if self._spec.descriptors else None
+        return super().freeze() if self._spec.descriptors else None
 
 
 def _each(found: Any) -> Iterable[Any]:

@@ -12,9 +12,10 @@ import pyarrow as pa
 
 from headgate.operators.base import Operator
 from headgate.operators.windows.plan import WindowPlan
-from headgate.operators.windows.values import InputReader, partial_batch, pick, split_by_window, uncombined_batch
+from headgate.operators.windows.values import InputReader, uncombined_batch
 from headgate.state.aggregate_table import AggTable
 from headgate.state.key_index import make_key_index
+from headgate.state.window_rows import partial_batch, pick, split_by_window
 
 BUSY_FLUSH_MS = 30
 """How long partial results are held while the worker is busy: long enough to combine many records per key,

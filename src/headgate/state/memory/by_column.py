@@ -15,7 +15,7 @@ import pyarrow as pa
 from headgate.codec.snapshot import Buffer, encode_sections
 from headgate.state.backend import Ownership, restored_batches
 from headgate.state.columns import FrozenRows
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_schema
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of, section_schema
 from headgate.state.frozen import FrozenState
 from headgate.state.ipc import encode_batches
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
@@ -134,6 +134,6 @@ class MemoryColumnBackend:
         """See ``StateBackend``."""
         width = len(self._keys.names)
         for descriptor, state in self._states.items():
-            for batch in restored_batches(sections[descriptor.name], self._keys, descriptor, path, owner):
+            for batch in restored_batches(sections, section_of(self._keys, descriptor), path, owner):
                 slots = self._index.slots(batch.columns[:width])
                 state.restore(slots, batch.columns[width:])

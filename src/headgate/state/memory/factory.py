@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headgate.state.backend import ColumnBackend, RowBackend
-from headgate.state.descriptors import KeyColumns, StateDescriptor
+from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.memory.by_column import MemoryColumnBackend
+from headgate.state.memory.records import MemoryRecords
 from headgate.state.memory.rows import MemoryRowBackend
+from headgate.state.memory.windows import MemoryWindowPartials, MemoryWindowRows
 
 
 class MemoryStates:
@@ -20,3 +22,11 @@ class MemoryStates:
     def by_column(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> ColumnBackend:
         """See ``StateFactory``."""
         return MemoryColumnBackend(keys, descriptors)
+
+    def records(self, section: Section) -> RecordBackend:
+        """See ``StateFactory``."""
+        return MemoryRecords(section)
+
+    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend:
+        """See ``StateFactory``."""
+        return MemoryWindowRows(rows) if rows.accumulators is None else MemoryWindowPartials(keys, rows)

@@ -1,0 +1,50 @@
+"""Operators with state per key: a backend of their context's factory holds it (ST16, ST17 of docs/spec/state.md).
+
+Freezing, encoding, restoring and choosing the keys that a subtask owns are the backend's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from headgate.codec.snapshot import decode_sections
+from headgate.operators.base import Operator, OperatorContext, RestoredState
+from headgate.state.backend import Ownership, StateBackend
+from headgate.state.descriptors import KeyColumns
+from headgate.state.frozen import FrozenState
+
+
+class KeyedOperator(Operator):
+    """Asks for its backend in ``open``."""
+
+    _backend: StateBackend
+
+    def restore(self, states: Sequence[RestoredState]) -> None:
+        """Take over the state of the keys that this subtask owns (ST4)."""
+        self._restore_backend(states)
+
+    def _restore_backend(self, states: Sequence[RestoredState]) -> Sequence[Mapping[str, memoryview]]:
+        """Restore the backend; return the sections of each former subtask's snapshot."""
+        owner, found = owner_of(self.context), []
+        for state in states:
+            path = f"state of '{self.context.node}', subtask {state.subtask_index}"
+            sections = decode_sections(state.payload, path)
+            self._backend.restore(sections, path, owner)
+            found.append(sections)
+        return found
+
+    def freeze(self) -> FrozenState | None:
+        """See ``Operator``."""
+        return self._backend.freeze()
+
+
+def owner_of(context: OperatorContext) -> Ownership:
+    """Return which keys the subtask of this operator owns."""
+    return Ownership(context.max_parallelism, context.parallelism, context.subtask_index)
+
+
+def key_columns(schema: pa.Schema, keys: tuple[str, ...]) -> KeyColumns:
+    """Return the columns ``keys`` of ``schema``, with their types."""
+    return KeyColumns(keys, tuple(schema.field(key).type for key in keys))

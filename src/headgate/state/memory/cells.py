@@ -1,0 +1,113 @@
+"""Objects by key with copy-on-write freeze: what the backends that look at keys one by one are made of (ST5)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+_GONE = object()
+"""In an overlay: the key was removed since the barrier."""
+
+
+class FrozenCells:
+    """The objects of one state at a barrier. ``objects`` is not changed by anybody until ``is_released``."""
+
+    def __init__(self, objects: dict[Any, Any]) -> None:
+        self.objects = objects
+        self.is_released = False
+
+    def release(self) -> None:
+        """Nobody needs the snapshot any more: the objects may change again."""
+        self.objects = {}
+        self.is_released = True
+
+
+class MemoryCells:
+    """One state: see ``backend.RowCells``."""
+
+    def __init__(self) -> None:
+        self._base: dict[Any, Any] = {}
+        self._overlay: dict[Any, Any] | None = None
+        self._frozen: list[weakref.ref[FrozenCells]] = []
+
+    def get(self, key: Any) -> Any:
+        """See ``RowCells``."""
+        if self._overlay is not None:
+            value = self._overlay.get(key)
+            if value is not None:
+                return None if value is _GONE else value
+        return self._base.get(key)
+
+    def writable(self, key: Any) -> Any:
+        """See ``RowCells``."""
+        overlay = self._overlay
+        if overlay is None:
+            return self._base.get(key)
+        value = overlay.get(key)
+        if value is None:
+            value = self._base.get(key)
+            if value is not None:
+                value = overlay[key] = value.copy()
+        return None if value is _GONE else value
+
+    def put(self, key: Any, value: Any) -> None:
+        """See ``RowCells``."""
+        (self._base if self._overlay is None else self._overlay)[key] = value
+
+    def get_all(self, keys: Iterable[Any]) -> dict[Any, Any]:
+        """Return the objects of those of ``keys`` that have one."""
+        if self._overlay is None:
+            base = self._base
+            return {key: found for key in keys if (found := base.get(key)) is not None}
+        return {key: found for key in keys if (found := self.get(key)) is not None}
+
+    def put_all(self, objects: Mapping[Any, Any]) -> None:
+        """Set the objects of several keys."""
+        (self._base if self._overlay is None else self._overlay).update(objects)
+
+    def remove(self, key: Any) -> None:
+        """See ``RowCells``."""
+        if self._overlay is None:
+            self._base.pop(key, None)
+        elif key in self._base:
+            self._overlay[key] = _GONE
+        else:
+            self._overlay.pop(key, None)
+
+    def keys(self) -> Iterator[Any]:
+        """See ``RowCells``."""
+        overlay = self._overlay or {}
+        yield from (key for key in self._base if key not in overlay)
+        yield from (key for key, value in overlay.items() if value is not _GONE)
+
+    def absorb(self) -> None:
+        """Once all snapshots are released, or were dropped, put the overlay back.
+
+        All, not only the latest: an older one may share lists and dicts of keys that nobody changed in between.
+        """
+        if self._overlay is None:
+            return
+        self._frozen = [ref for ref in self._frozen if (cells := ref()) is not None and not cells.is_released]
+        if not self._frozen:
+            self._merge_into(self._base)
+            self._overlay = None
+
+    def freeze(self) -> FrozenCells:
+        """Put the objects aside. Copies the dict only when a snapshot before is still held (ST5)."""
+        self.absorb()
+        if self._overlay is not None:
+            self._base = dict(self._base)
+            self._merge_into(self._base)
+        frozen = FrozenCells(self._base)
+        self._overlay = {}
+        self._frozen.append(weakref.ref(frozen))
+        return frozen
+
+    def _merge_into(self, target: dict[Any, Any]) -> None:
+        assert self._overlay is not None
+        for key, value in self._overlay.items():
+            if value is _GONE:
+                target.pop(key, None)
+            else:
+                target[key] = value

@@ -1,0 +1,174 @@
+"""Rows by window and key in memory: see ``backend.WindowBackend``. Counterpart: ``operators.windows.window``.
+
+Two kinds: rows that are kept as they came, and partial results that are merged per key. What is frozen never changes:
+batches are immutable, and a table of accumulators is copied when it next changes (ST5).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import pyarrow as pa
+
+from headgate.codec.snapshot import Buffer, encode_sections
+from headgate.state.aggregate_table import AggTable, FrozenTable, Values
+from headgate.state.backend import META, Ownership, WindowRows, restored_batches
+from headgate.state.descriptors import KeyColumns, Section
+from headgate.state.frozen import FrozenState
+from headgate.state.ipc import encode_batches
+from headgate.state.key_hash import Words
+from headgate.state.key_index import FrozenKeys, KeyIndex, Slots, make_key_index
+from headgate.state.window_rows import only_window, partial_batch, partial_rows, partial_values, pick, split_by_window
+
+Held = TypeVar("Held")
+
+
+class _Windows(ABC, Generic[Held]):
+    """What both kinds share: what each window holds, and the restore."""
+
+    def __init__(self, rows: WindowRows) -> None:
+        self._rows = rows
+        self._held: dict[int, Held] = {}
+        self.meta = b""
+
+    @abstractmethod
+    def add(self, windows: Words, rows: pa.RecordBatch) -> None:
+        """See ``WindowBackend``."""
+
+    def windows(self) -> list[int]:
+        """See ``WindowBackend``."""
+        return sorted(self._held)
+
+    def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
+        """See ``StateBackend``."""
+        for batch in restored_batches(sections, self._rows.section, path, owner):
+            self.add(self._rows.window_of(batch), batch)
+
+
+class _FrozenRows(FrozenState):
+    """The batches of all windows at a barrier."""
+
+    def __init__(self, section: Section, meta: bytes, batches: tuple[pa.RecordBatch, ...]) -> None:
+        super().__init__()
+        self._section = section
+        self._meta = meta
+        self._batches = batches
+
+    def _rows(self) -> Mapping[str, int]:
+        return {self._section.name: sum(batch.num_rows for batch in self._batches)}
+
+    def _encode(self) -> Sequence[Buffer]:
+        found = encode_batches(self._section.schema, self._batches)
+        return encode_sections({META: [self._meta], self._section.name: found})
+
+    def _forget(self) -> None:
+        self._batches = ()
+
+
+class MemoryWindowRows(_Windows[list[pa.RecordBatch]]):
+    """Keeps every row."""
+
+    def add(self, windows: Words, rows: pa.RecordBatch) -> None:
+        """See ``WindowBackend``."""
+        window = only_window(windows)
+        if window is not None:
+            self._held.setdefault(window, []).append(rows)
+            return
+        for window, chosen in split_by_window(windows):
+            self._held.setdefault(window, []).append(rows.take(pa.array(chosen)))
+
+    def take(self, window: int) -> list[pa.RecordBatch]:
+        """See ``WindowBackend``."""
+        return self._held.pop(window)
+
+    def freeze(self) -> FrozenState:
+        """See ``StateBackend``."""
+        batches = tuple(batch for window in self.windows() for batch in self._held[window])
+        return _FrozenRows(self._rows.section, self.meta, batches)
+
+
+@dataclass(frozen=True, slots=True)
+class _FrozenPartials:
+    """The keys of a window and their accumulators."""
+
+    window: int
+    keys: FrozenKeys
+    table: FrozenTable
+
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """Return a row per key."""
+        return partial_batch(schema, self.keys(), self.window, self.table)
+
+
+class _FrozenMerged(FrozenState):
+    """The accumulators of all windows at a barrier."""
+
+    def __init__(self, section: Section, meta: bytes, windows: tuple[_FrozenPartials, ...]) -> None:
+        super().__init__()
+        self._section = section
+        self._meta = meta
+        self._windows = windows
+
+    def _rows(self) -> Mapping[str, int]:
+        return {self._section.name: sum(len(window.table.rows) for window in self._windows)}
+
+    def _encode(self) -> Sequence[Buffer]:
+        schema = self._section.schema
+        batches = [window.batch(schema) for window in self._windows]
+        return encode_sections({META: [self._meta], self._section.name: encode_batches(schema, batches)})
+
+    def _forget(self) -> None:
+        self._windows = ()
+
+
+@dataclass(slots=True)
+class _Partials:
+    """An index of the keys of one window, and a table by its slots."""
+
+    index: KeyIndex
+    table: AggTable
+
+
+class MemoryWindowPartials(_Windows[_Partials]):
+    """Merges partial results: one row per window and key."""
+
+    def __init__(self, keys: KeyColumns, rows: WindowRows) -> None:
+        super().__init__(rows)
+        assert rows.accumulators is not None
+        self._accumulators = rows.accumulators
+        self._key_types = keys.types
+
+    def add(self, windows: Words, rows: pa.RecordBatch) -> None:
+        """See ``WindowBackend``."""
+        keys = rows.columns[: len(self._key_types)]
+        counts, values = partial_rows(rows, self._accumulators), partial_values(rows, self._accumulators)
+        window = only_window(windows)
+        if window is not None:
+            self._merge(window, keys, counts, values)
+            return
+        for window, chosen in split_by_window(windows):
+            taken = pa.array(chosen)
+            self._merge(window, [key.take(taken) for key in keys], counts[chosen], pick(values, chosen))
+
+    def _merge(self, window: int, keys: Sequence[pa.Array], counts: Slots, values: Sequence[Values]) -> None:
+        held = self._held.get(window)
+        if held is None:
+            held = self._held[window] = _Partials(make_key_index(self._key_types), AggTable(self._accumulators))
+        slots = held.index.slots(keys)
+        held.table.update(len(held.index), slots, counts, values)
+
+    def take(self, window: int) -> list[pa.RecordBatch]:
+        """See ``WindowBackend``."""
+        return [_frozen(window, self._held.pop(window)).batch(self._rows.section.schema)]
+
+    def freeze(self) -> FrozenState:
+        """See ``StateBackend``."""
+        windows = tuple(_frozen(window, self._held[window]) for window in self.windows())
+        return _FrozenMerged(self._rows.section, self.meta, windows)
+
+
+def _frozen(window: int, held: _Partials) -> _FrozenPartials:
+    return _FrozenPartials(window, held.index.freeze(), held.table.freeze(len(held.index)))
