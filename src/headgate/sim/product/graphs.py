@@ -260,6 +260,7 @@ class Graph:
     net: Net
     sinks: dict[str, tuple[int, ...]]
     is_picky: bool
+    rising: frozenset[str] = frozenset()
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
         """Add everything behind ``sources``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import polars as pl
@@ -51,10 +51,14 @@ class Verdict:
         self._history.on_read(sink, files)
         storage = open_storage(f"sim://{sink}")
         found: Counter[Values] = Counter()
+        order = Order(sink)
         for file in files:
             if not self._history.is_repeated(file):
                 frame: pl.DataFrame = decode("jsonl", storage.get(file))
-                found.update(frame.select(columns).rows())
+                rows = frame.select(columns).rows()
+                found.update(rows)
+                if sink in self._settings.job.rising:
+                    order.follow(rows)
         return found
 
     def _read_inputs(self) -> list[list[dict[str, int]]]:
@@ -80,6 +84,25 @@ class Verdict:
         for name in self._listed_at.get(checkpoint, [positions] * (source + 1))[source]:
             if positions.get(name) != len(splits[name]):
                 raise Violation("I1", f"split {name} of {len(splits[name])} rows was read to {positions.get(name)}")
+
+
+class Order:
+    """The records of one key come in the order in which they were made: its second column rises (I1)."""
+
+    def __init__(self, sink: str) -> None:
+        self._sink = sink
+        self._last: dict[int, int] = {}
+
+    def follow(self, rows: Sequence[Values]) -> None:
+        """Look at the next records.
+
+        Raises:
+            Violation: one comes behind a later one of its key.
+        """
+        for key, number, *_ in rows:
+            if number <= self._last.get(key, 0):
+                raise Violation("I1", f"{self._sink} has number {number} of key {key} behind {self._last[key]}")
+            self._last[key] = number
 
 
 def _positions(log: CheckpointLog, manifest: Manifest, source: str) -> dict[str, int]:

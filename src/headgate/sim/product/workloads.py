@@ -30,6 +30,10 @@ class Job(Protocol):
         """The columns of each sink that are compared; a sink writes to ``sim://<its name>``."""
 
     @property
+    def rising(self) -> frozenset[str]:
+        """Sinks whose second column rises with every record of one key, the first column."""
+
+    @property
     def is_picky(self) -> bool:
         """Whether some records are refused, and go to the sink ``bad-records``."""
 
@@ -66,12 +70,14 @@ class Workload:
         columns: of the result that are compared.
         build: from the source's stream to the stream that is written.
         expected: what must come out.
+        rises: whether the second column rises with every record of one key, the first column.
     """
 
     name: str
     columns: tuple[str, ...]
     build: Callable[[hg.Stream], hg.Stream]
     expected: Callable[[Sequence[Row]], Counter[Values]]
+    rises: bool = False
 
 
 def _mapped(rows: hg.Stream) -> hg.Stream:
@@ -208,13 +214,14 @@ WORKLOADS = (
         _mapped,
         lambda rows: Counter((row["n"], row["v"] * 2) for row in rows if row["n"] % 3),
     ),
-    Workload("reduced", ("k", "n"), _reduced, _counted),
+    Workload("reduced", ("k", "n"), _reduced, _counted, rises=True),
     Workload("windowed", ("k", "n", "v"), _windowed, _sums),
     Workload(
         "numbered",
         ("k", "number", "kept", "entries"),
         _numbered,
         lambda rows: Counter((k, number, number, number) for k, number in _counted(rows)),
+        rises=True,
     ),
     Workload("once", ("n", "v"), _once, _all("n", "v")),
     Workload("circling", ("k", "n", "v"), _circling, _brought_home),
@@ -233,6 +240,11 @@ class Branches:
     def columns(self) -> dict[str, tuple[str, ...]]:
         """See ``Job``."""
         return {workload.name: workload.columns for workload in self.workloads}
+
+    @property
+    def rising(self) -> frozenset[str]:
+        """See ``Job``."""
+        return frozenset(workload.name for workload in self.workloads if workload.rises)
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
         """See ``Job``."""
