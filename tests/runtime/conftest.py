@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.launching import Zygote
+from tests.runtime.launching import FINGERPRINT, ProcessLauncher, Zygote
 from tests.runtime.running import Run
 
 from headgate.model.definition import PipelineDefinition
+from headgate.model.progress import SilentObserver
+from headgate.runtime.driver.driver import Driver
+from headgate.spark.session import SparkHandle
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +38,24 @@ def start(zygote: Zygote) -> Iterator[Callable[..., Run]]:
     yield begin
     for run in runs:
         run.close()
+
+
+@pytest.fixture
+def started(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PipelineDefinition]]:
+    """Run pipelines of the public API with workers in child processes; return what was started."""
+    definitions: list[PipelineDefinition] = []
+    launchers: list[ProcessLauncher] = []
+
+    def start(definition: PipelineDefinition, *, observer: Any = None, **_: Any) -> SparkHandle:
+        definitions.append(definition)
+        launchers.append(ProcessLauncher(zygote, definition))
+        driver = Driver(definition, launchers[-1], observer or SilentObserver(), FINGERPRINT)
+        driver.start()
+        return SparkHandle(driver, None, False)
+
+    monkeypatch.setattr("headgate.spark.session.start_pipeline", start)
+    yield definitions
+    assert not any(launcher.alive() for launcher in launchers)
 
 
 @pytest.fixture(scope="session")

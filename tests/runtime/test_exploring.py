@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
-from tests.runtime.launching import FINGERPRINT, ProcessLauncher, Zygote
 from tests.runtime.running import pipeline_at
 
 import headgate as hg
@@ -19,27 +17,8 @@ from headgate.api.running import loading_only
 from headgate.api.scratch import SCRATCH, ScratchDirectory
 from headgate.connectors.files.commit import read_committed
 from headgate.model.definition import PipelineDefinition
-from headgate.model.progress import SilentObserver
-from headgate.runtime.driver.driver import Driver
-from headgate.spark.session import SparkHandle
 
-
-@pytest.fixture(autouse=True)
-def started(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PipelineDefinition]]:
-    """Run pipelines of the public API with workers in child processes; return what was started."""
-    definitions: list[PipelineDefinition] = []
-    launchers: list[ProcessLauncher] = []
-
-    def start(definition: PipelineDefinition, *, observer: Any = None, **_: Any) -> SparkHandle:
-        definitions.append(definition)
-        launchers.append(ProcessLauncher(zygote, definition))
-        driver = Driver(definition, launchers[-1], observer or SilentObserver(), FINGERPRINT)
-        driver.start()
-        return SparkHandle(driver, None, False)
-
-    monkeypatch.setattr("headgate.spark.session.start_pipeline", start)
-    yield definitions
-    assert not any(launcher.alive() for launcher in launchers)
+pytestmark = pytest.mark.usefixtures("started")
 
 
 def numbers(pipeline: hg.Pipeline, count: int = 10) -> hg.Stream:

@@ -25,6 +25,7 @@ from headgate.api.config import (
     absolute_location,
 )
 from headgate.api.describe import describe_plan
+from headgate.api.homes import remember
 from headgate.api.not_yet import not_there_yet
 from headgate.api.placed import CapturableSource, PlacedSource
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
@@ -117,6 +118,7 @@ class Pipeline:
         )
         self._security = _instance(security or Security(), Security, "security").to_config()
         self._builder = GraphBuilder()
+        self._announces = True
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r}, {len(self._builder.nodes)} operators)"
@@ -206,6 +208,8 @@ class Pipeline:
                 spark = _captured(node.name, node.spec) or spark
         definition = _with_captured(definition)
         watcher = LoggingObserver(self.name) if observer is None else observer
+        if self._announces:
+            _announce(definition, watcher)
         handle: PipelineHandle = start_pipeline(definition, spark=spark, master=master, observer=watcher)
         return handle
 
@@ -239,6 +243,7 @@ class Pipeline:
         made = copy.copy(self)
         made._builder = self._builder.upstream_of(edge.upstream for edge in edges)
         made._checkpointing = checkpointing
+        made._announces = False
         made._bad_records = Fail() if isinstance(self._bad_records, Fail) else DeadLetter(Discard())
         return made
 
@@ -278,6 +283,18 @@ def _make_checkpoint_directory(config: PipelineConfig) -> None:
         raise UsageError(
             f"checkpoint directory {directory} cannot be created ({error.strerror}); choose a writable directory"
         ) from error
+
+
+def _announce(definition: PipelineDefinition, watcher: Observer) -> None:
+    """Say where everything is: the default places depend on the directory that one stands in."""
+    config = definition.config
+    stores = sorted({str(node.spec.store) for node in definition.graph.nodes if hasattr(node.spec, "store")})
+    streams = f", streams in {' and '.join(stores)}" if stores else ""
+    watcher.on_note(f"checkpoints in {config.checkpoint_root}{streams}")
+    others = remember(config.name, config.checkpoint_root)
+    if others:
+        places = " and in ".join(others)
+        watcher.on_note(f"a pipeline of the same name has its checkpoints in {places}; this run does not continue it")
 
 
 def _captured(name: NodeName, source: CapturableSource) -> Any:

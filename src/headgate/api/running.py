@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,7 +65,7 @@ def refuse_exploring_while_loading(call: str) -> None:
 
 
 class LoggingObserver:
-    """Logs what a user should know to the logger ``headgate``."""
+    """Logs what a user should know to the logger ``headgate``; what no handler would show goes to standard error."""
 
     def __init__(self, pipeline: str) -> None:
         self._log = logging.getLogger("headgate")
@@ -79,7 +80,10 @@ class LoggingObserver:
 
     def on_note(self, text: str) -> None:
         """Log it."""
-        self._log.info("pipeline '%s': %s", self._pipeline, text)
+        if self._log.hasHandlers():
+            self._log.info("pipeline '%s': %s", self._pipeline, text)
+        else:
+            print(f"{self._pipeline}: {text}", file=sys.stderr)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
         """Log at debug level."""

@@ -1,0 +1,37 @@
+"""Where the pipelines of this user have their checkpoints on this machine, so that a start can mention another place.
+
+One small file for each: ``<state>/headgate/pipelines/<name>/<digest of the place>``, holding the place as text, where
+``<state>`` is ``$XDG_STATE_HOME`` or ``~/.local/state``. Only a memory aid: what cannot be written or read is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import xxhash
+
+from headgate.runtime.driver.pipeline_lock import local_path
+
+
+def remember(pipeline: str, root: str) -> list[str]:
+    """Note that ``pipeline`` has its checkpoints in ``root``; return the other places where it has some."""
+    try:
+        directory = _state_directory() / "headgate" / "pipelines" / pipeline
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        mine = directory / xxhash.xxh3_64_hexdigest(root.encode())
+        mine.write_text(root, encoding="utf-8")
+        others = [path.read_text(encoding="utf-8") for path in directory.iterdir() if path != mine]
+    except (OSError, RuntimeError, UnicodeError):  # no home directory, or one that is read-only
+        return []
+    return sorted(other for other in others if _is_there(other, pipeline))
+
+
+def _state_directory() -> Path:
+    given = os.environ.get("XDG_STATE_HOME", "")
+    return Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"
+
+
+def _is_there(root: str, pipeline: str) -> bool:
+    local = local_path(root)
+    return local is None or (local / pipeline / "log").is_dir()
