@@ -167,7 +167,10 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     module = _HOME_OF.get(name)
     if module is None:
-        raise AttributeError(f"headgate has no name '{name}'")
+        from headgate.api.not_yet import NAMES_TO_COME
+
+        why = f": {NAMES_TO_COME[name]}" if name in NAMES_TO_COME else ""
+        raise AttributeError(f"headgate has no name '{name}'{why}")
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value

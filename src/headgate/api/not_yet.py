@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NoReturn
 
 from headgate.errors import UsageError
@@ -14,3 +15,58 @@ def not_there_yet(what: str, instead: str = "") -> NoReturn:
         UsageError: always.
     """
     raise UsageError(f"{what} is not there yet" + (f"; {instead}" if instead else ""))
+
+
+_BY_SPARK = "read it with Spark and give headgate.DataFrameSource(df)"
+_WRITE_FILES = "write with headgate.FileSink or headgate.StreamSink and load that"
+_PROCESS = "keep state in a headgate.ProcessFunction"
+_UNION = f"union them with a column that tells them apart, and {_PROCESS}"
+
+NAMES_TO_COME = {
+    "KafkaSource": f"Kafka is not there yet; {_BY_SPARK}",
+    "KafkaSink": f"Kafka is not there yet; {_WRITE_FILES}",
+    "JdbcSource": f"databases are not there yet; {_BY_SPARK}",
+    "JdbcSink": f"databases are not there yet; {_WRITE_FILES}",
+    "PostgresSource": f"databases are not there yet; {_BY_SPARK}",
+    "PostgresSink": f"databases are not there yet; {_WRITE_FILES}",
+    "CsvFiles": f"CSV is not there yet; {_BY_SPARK}",
+    "DeltaSource": f"Delta tables are not there yet; {_BY_SPARK}",
+    "DeltaSink": f"Delta tables are not there yet; {_WRITE_FILES}",
+    "IcebergSource": f"Iceberg tables are not there yet; {_BY_SPARK}",
+    "IcebergSink": f"Iceberg tables are not there yet; {_WRITE_FILES}",
+    "ParquetSource": "the source of Parquet files is called headgate.ParquetFiles",
+    "FileSource": "the sources of files are called headgate.TextFiles, headgate.JsonLines and headgate.ParquetFiles",
+    "ParquetSink": "the sink of Parquet files is headgate.FileSink(url, 'parquet')",
+    "RocksDB": "RocksDB as state backend is not there yet; state is kept in memory",
+    "CheckpointListener": "checkpoint listeners are not there yet",
+    "Timer": f"timers are not there yet; {_PROCESS} and look at it when the next record of the key comes",
+    "CoProcessFunction": f"functions of two streams are not there yet; {_UNION}",
+    "BroadcastState": "broadcast state is not there yet; join small tables with map_batches",
+}
+"""Names of the package that people try, and what to do today."""
+
+METHODS_TO_COME = {
+    "on_timer": "timers are not there yet",
+    "on_event_time": "timers are not there yet",
+    "on_processing_time": "timers are not there yet",
+    "notify_checkpoint_complete": "checkpoint listeners are not there yet",
+    "notify_checkpoint_aborted": "checkpoint listeners are not there yet",
+    "snapshot": "functions cannot write snapshots of their own yet; declare state in open()",
+    "restore": "functions cannot write snapshots of their own yet; declare state in open()",
+    "close": "functions are not told of their end yet",
+}
+"""Methods that people give their functions because other engines call them."""
+
+
+def refuse_methods_to_come(node: str, function: object, known: Iterable[str] = ()) -> None:
+    """Refuse a function with a method that would never be called.
+
+    Raises:
+        UsageError
+    """
+    for name, why in METHODS_TO_COME.items():
+        if name not in known and callable(getattr(type(function), name, None)):
+            raise UsageError(
+                f"operator '{node}': {type(function).__name__}.{name} would never be called: {why}; remove the method, "
+                "or give it another name if it is for your own use"
+            )

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
 
 from headgate.api.loops import Feedback, LoopOptions, Output, iterate
-from headgate.api.not_yet import not_there_yet
+from headgate.api.not_yet import not_there_yet, refuse_methods_to_come
 from headgate.api.records import Records, Row, expressions_of, function_of
 from headgate.api.results import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
 from headgate.api.stateless import StatelessVerbs
@@ -145,9 +145,66 @@ class Stream(StatelessVerbs):
         """Joins are not there yet."""
         not_there_yet("a join")
 
+    def group_by(self, *args: object, **options: object) -> NoReturn:
+        """It is called ``key_by``.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("group_by is called key_by: stream.key_by('column')")
+
+    def reduce(self, *args: object, **options: object) -> NoReturn:
+        """It needs a key: ``key_by(...).reduce(...)``.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("reduce needs a key, because it keeps one result for each; call key_by(...) first")
+
+    def window(self, *args: object, **options: object) -> NoReturn:
+        """It needs a key: ``key_by(...).window(...)``.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "window needs a key; call key_by(...) first, by a column that is the same everywhere for one key"
+        )
+
+    def agg(self, *args: object, **options: object) -> NoReturn:
+        """It needs a window: ``key_by(...).window(...).agg(...)``.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(_AGG)
+
+
+_AGG = (
+    "agg needs a window, which says when an aggregate is ready: "
+    "stream.key_by('column').window(headgate.Tumbling('1m')).agg(...); for a running result use reduce or process"
+)
+
 
 class KeyedStream(Records):
     """Records with equal keys come to the same subtask, in the order in which each upstream subtask sent them."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_") or not hasattr(Stream, name):
+                raise AttributeError(f"'KeyedStream' object has no attribute '{name}'")
+            raise AttributeError(
+                f"a keyed stream has no '{name}': call it before key_by, or behind reduce, process or window(...).agg"
+            )
+
+    def agg(self, *args: object, **options: object) -> NoReturn:
+        """It needs a window: ``window(...).agg(...)``.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(_AGG)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -202,6 +259,7 @@ class KeyedStream(Records):
             UsageError: no such instance, or a wrong declaration of state.
         """
         node = self._pipeline._builder.claim_name("process", name)
+        refuse_methods_to_come(str(node), function)
         spec = catalog.process_spec(str(node), self._keys, function, self._schema)
         output = self._add(node, spec, refuses=True)
         return Stream(self._pipeline, (Edge(node),), output, self._time_column_in(output))

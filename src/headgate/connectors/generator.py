@@ -283,7 +283,7 @@ def _splits_count(positions: Mapping[str, bytes]) -> int | None:
     for name in positions:
         _, _, count = name.partition(" of ")
         if not count.isdecimal() or not 0 < int(count) <= _SPLITS_MAX:
-            raise CorruptionError("position of a generator", 0, "a split '<index> of <count>'", repr(name))
+            raise CorruptionError("position of a generator", 0, "a split such as '0 of 4'", repr(name))
         return int(count)
     return None
 

@@ -82,7 +82,7 @@ class Transaction:
                 up with ``abort``.
         """
         if not self._is_open:
-            raise UsageError(f"transaction '{self.name}' of stream '{self.stream.name}' takes no more events (S12)")
+            raise UsageError(f"transaction '{self.name}' of stream '{self.stream.name}' takes no more events")  # S12
         check_same_schema(self.stream.name, self.stream.schema, batch.schema)
         check_event_sizes(self.stream.name, batch)
         if batch.num_rows == 0:

@@ -50,22 +50,35 @@ class Declarations(Generic[V, L, M]):
         self._is_closed = False
         self._maker = maker
 
-    def value(self, name: str, type: Any) -> V:
-        """Declare one value per key."""
+    def value(self, name: str, type: Any, *, ttl: object = None) -> V:
+        """Declare one value per key. ``ttl`` is not there yet."""
+        self._refuse_ttl(name, ttl)
         return self._maker.value(self._declared(name, StateKind.VALUE, type))
 
-    def list(self, name: str, type: Any) -> L:
-        """Declare a list of elements per key."""
+    def list(self, name: str, type: Any, *, ttl: object = None) -> L:
+        """Declare a list of elements per key. ``ttl`` is not there yet."""
+        self._refuse_ttl(name, ttl)
         return self._maker.list(self._declared(name, StateKind.LIST, type))
 
-    def map(self, name: str, key_type: Any, type: Any) -> M:
-        """Declare a map per key, from ``key_type`` (as for keys: numbers, booleans, times, text) to ``type``."""
+    def map(self, name: str, key_type: Any, type: Any, *, ttl: object = None) -> M:
+        """Declare a map per key, from ``key_type`` (as for keys: numbers, booleans, times, text) to ``type``.
+
+        ``ttl`` is not there yet.
+        """
+        self._refuse_ttl(name, ttl)
         return self._maker.map(self._declared(name, StateKind.MAP, type, key_type))
 
     def close(self) -> tuple[StateDescriptor, ...]:
         """End the declarations; for Headgate only."""
         self._is_closed = True
         return tuple(self._descriptors)
+
+    def _refuse_ttl(self, name: str, ttl: object) -> None:
+        if ttl is not None:
+            raise UsageError(
+                f"operator '{self._node}': time-to-live is not there yet, so state '{name}' cannot have ttl={ttl!r}; "
+                "keep a time beside the value, and clear() what is too old when the key's next record comes"
+            )
 
     def _declared(self, name: str, kind: StateKind, type: Any, key_type: Any = None) -> StateDescriptor:
         if self._is_closed:

@@ -157,7 +157,7 @@ def _on_prepare(request: Request, record: TransactionRecord | None) -> Decision:
         return Record(Status.PREPARED)
     if record.status is Status.PREPARED and record.content == request.content:
         return AlreadyDone("already prepared")
-    return RefuseContradiction(record.status, "it cannot be prepared with other content (S12)")
+    return RefuseContradiction(record.status, "it cannot be prepared with other content")  # S12
 
 
 def _on_commit(record: TransactionRecord | None) -> Decision:

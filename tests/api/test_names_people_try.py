@@ -1,0 +1,71 @@
+"""What is not there, or is called otherwise, is said in a sentence instead of an AttributeError without help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import polars as pl
+import pytest
+
+import headgate as hg
+from headgate.api.not_yet import METHODS_TO_COME, NAMES_TO_COME
+
+
+def rows() -> hg.Stream:
+    return hg.Pipeline("p").source(hg.FromRows([{"k": 1, "n": 1}]))
+
+
+@pytest.mark.parametrize("name", NAMES_TO_COME)
+def test_a_name_to_come_is_not_there_and_says_what_to_do(name: str) -> None:
+    assert not hasattr(hg, name), "it is there: take it off the list"
+    with pytest.raises(AttributeError, match=f"headgate has no name '{name}': .*(not there yet|headgate.)"):
+        getattr(hg, name)
+
+
+def test_any_other_name_is_not_there() -> None:
+    with pytest.raises(AttributeError, match=r"headgate has no name 'Nonsense'$"):
+        hg.Nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda s: s.agg(pl.len()), r"agg needs a window, .*key_by\('column'\)\.window"),
+        (lambda s: s.key_by("k").agg(pl.len()), "agg needs a window"),
+        (lambda s: s.reduce(max), "reduce needs a key"),
+        (lambda s: s.window(hg.Tumbling("1m")), "window needs a key"),
+        (lambda s: s.group_by("k"), "group_by is called key_by"),
+    ],
+)
+def test_a_verb_at_the_wrong_place_says_which_one_is_missing(call: Callable[[Any], object], problem: str) -> None:
+    with pytest.raises(hg.UsageError, match=problem):
+        call(rows())
+
+
+def test_what_a_keyed_stream_has_not_is_to_be_called_before() -> None:
+    keyed = rows().key_by("k")
+    for name in ("map", "filter", "sink", "collect"):
+        with pytest.raises(AttributeError, match=f"a keyed stream has no '{name}': call it before key_by"):
+            getattr(keyed, name)
+    with pytest.raises(AttributeError, match="'KeyedStream' object has no attribute 'nonsense'"):
+        keyed.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("method", METHODS_TO_COME)
+@pytest.mark.parametrize("kind", [hg.ProcessFunction, hg.BatchProcessFunction])
+def test_a_method_that_would_never_be_called_is_refused(method: str, kind: type) -> None:
+    function = type("Mine", (kind,), {method: lambda self, *args: None})()
+    with pytest.raises(hg.UsageError, match=rf"operator 'process': Mine\.{method} would never be called: "):
+        rows().key_by("k").process(function)
+
+
+def test_time_to_live_is_refused() -> None:
+    class Mine(hg.ProcessFunction):
+        def open(self, state: hg.StateHandle) -> None:
+            self.last = state.value("last", int, ttl="1h")
+
+    with pytest.raises(
+        hg.UsageError, match="operator 'process': time-to-live is not there yet, so state 'last' cannot"
+    ):
+        rows().key_by("k").process(Mine())
