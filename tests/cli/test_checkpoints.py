@@ -11,7 +11,7 @@ from headgate.cli.main import app
 from headgate.codec.log_entry import encode_log_entry
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
+from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, Gap
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.backends import open_storage
@@ -19,7 +19,7 @@ from headgate.storage.backends import open_storage
 
 def manifest(checkpoint: int, is_final: bool = False) -> Manifest:
     rows = None if checkpoint == 1 else {"window": {"windows": 250_000}, "sum": {"accumulators": 0}}
-    entry = SubtaskEntry(SubtaskId(VertexId("window"), 0), StateHandle(1_500, 7, inline=b"x", rows=rows))
+    entry = SubtaskEntry(SubtaskId(VertexId("window"), 0), (SnapshotPart(1_500, 7, inline=b"x", rows=rows),))
     return Manifest(
         CheckpointId(checkpoint),
         Generation(1),

@@ -11,15 +11,15 @@ from headgate.codec import messages as m
 from headgate.errors import ProtocolViolation
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 from headgate.model.metrics import Sample
 from headgate.model.options import CheckpointKind, CheckpointOptions
 from headgate.protocol.checkpoints.reasons import AbortReason
 
-HANDLE = StateHandle(10, (1 << 64) - 1, "3/a", b"x", {"window": {"sums": 3}})
+HANDLE = SnapshotPart(10, (1 << 64) - 1, "3/a", b"x", {"window": {"sums": 3}})
 ENTRY = SubtaskEntry(
     SubtaskId(VertexId("sink"), 1),
-    StateHandle(3, 9, "", b"abc"),
+    (SnapshotPart(3, 9, "", b"abc"),),
     (Committable("sink", CheckpointId(5), 1, Generation(2), b"p"),),
 )
 FROM_WORKER: list[m.FromWorker] = [
@@ -33,7 +33,7 @@ FROM_WORKER: list[m.FromWorker] = [
     m.Heartbeat(),
 ]
 TO_WORKER: list[m.ToWorker] = [
-    m.Deploy(4, [m.Address("h", 1)], [m.Restored(SubtaskId(VertexId("window"), 0), 2, HANDLE)], 1 << 22, 5, 20_480),
+    m.Deploy(4, [m.Address("h", 1)], [m.Restored(SubtaskId(VertexId("window"), 0), 2, (HANDLE,))], 1 << 22, 5, 20_480),
     m.TriggerCheckpoint(1, 2),
     m.TriggerCheckpoint(1, 2, CheckpointOptions(CheckpointKind.SAVEPOINT, target="/mnt/here")),
     m.Complete(1, 2),
@@ -130,7 +130,7 @@ def test_long_texts_of_a_failure_are_cut_so_that_it_can_be_reported() -> None:
 
 
 def test_a_message_beyond_the_limit_is_not_sent() -> None:
-    entry = SubtaskEntry(ENTRY.subtask, StateHandle(0, 0, "", bytes(m.MESSAGE_BYTES_MAX)))
+    entry = SubtaskEntry(ENTRY.subtask, (SnapshotPart(0, 0, "", bytes(m.MESSAGE_BYTES_MAX)),))
     with pytest.raises(ProtocolViolation, match="Acknowledge takes"):
         m.encode_message(m.Acknowledge(1, 1, entry))
 

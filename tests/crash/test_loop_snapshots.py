@@ -11,7 +11,6 @@ import pytest
 
 from crash.processes import STEP_S, Life, kill, until
 from headgate.codec.loop_log import decode_log
-from headgate.codec.snapshot import decode_sections
 from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.backends import open_storage
@@ -36,11 +35,11 @@ class Contents:
         self.checkpoint = newest.checkpoint
         self.state_bytes = self.log_bytes = self.log_rows = 0
         for entry in newest.entries:
-            sections = decode_sections(log.files.read(entry.handle), "the newest checkpoint")
-            self.state_bytes += len(sections.get("state/remember", b""))
-            if "state/loop" in sections:
-                self.log_bytes += len(sections["state/loop"])
-                self.log_rows += decode_log(sections["state/loop"], SCHEMA, "the newest checkpoint").rows
+            sections = log.files.sections(entry)
+            self.state_bytes += sum(len(part) for part in sections.get("state/remember", ()))
+            for part in sections.get("state/loop", ()):
+                self.log_bytes += len(part)
+                self.log_rows += decode_log(part, SCHEMA, "the newest checkpoint").rows
 
 
 def newest(root: Path, name: str, after: int = 0) -> Contents:

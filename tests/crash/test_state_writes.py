@@ -45,7 +45,7 @@ def last_manifest(root: Path, name: str) -> Manifest:
 
 
 def rows_of(manifest: Manifest, node: str, state: str) -> int:
-    return sum((entry.handle.rows or {}).get(node, {}).get(state, 0) for entry in manifest.entries)
+    return sum((entry.rows or {}).get(node, {}).get(state, 0) for entry in manifest.entries)
 
 
 def test_state_written_at_the_second_try_is_whole_when_workers_die(

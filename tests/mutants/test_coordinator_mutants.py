@@ -85,9 +85,9 @@ def the_old_checkpoint_goes_before_the_new_one_is_durable() -> AbstractContextMa
 def files_go_although_the_manifest_may_have_been_written() -> AbstractContextManager[None]:  # C12
     def on_manifest(call: Any, self: Any, event: Any) -> Any:
         acks = self.checkpoints.pending[event.checkpoint].acks
-        files = tuple(e.handle for e in acks.values() if e.handle.path)
+        files = tuple(part for e in acks.values() for part in e.parts if part.path)
         is_unknown = isinstance(event, coordinator.ManifestUnknown)
-        return [coordinator.DeleteHandles(files), *call(self, event)] if is_unknown else call(self, event)
+        return [coordinator.DeleteParts(files), *call(self, event)] if is_unknown else call(self, event)
 
     return around(Coordinator, "_on_manifest", on_manifest)
 

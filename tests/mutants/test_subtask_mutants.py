@@ -16,7 +16,7 @@ from tests.protocol.subtasks import test_subtask as subtask_tests
 from tests.sim.product.patching import around, skipped, without
 
 from headgate.model.ids import ChannelIndex
-from headgate.model.manifest import StateHandle
+from headgate.model.manifest import SnapshotPart
 from headgate.protocol import watermarks
 from headgate.protocol.checkpoints import align
 from headgate.protocol.checkpoints.align import Aligner
@@ -121,7 +121,7 @@ def a_write_that_failed_is_acknowledged() -> AbstractContextManager[None]:  # T3
         if not isinstance(effects[-1], Decline):
             return effects
         covered = self._precommit.covered_by(event.checkpoint)
-        return [Acknowledge(event.checkpoint, StateHandle(0, 0, "", b""), covered)]
+        return [Acknowledge(event.checkpoint, (SnapshotPart(0, 0, "", b""),), covered)]
 
     return around(Subtask, "_on_failed", on_failed)
 

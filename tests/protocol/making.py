@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Committable, StateHandle
+from headgate.model.manifest import Committable, SnapshotPart
 
 
 def ch(index: int) -> ChannelIndex:
@@ -22,12 +22,12 @@ def sub(vertex: str, index: int = 0) -> SubtaskId:
     return SubtaskId(VertexId(vertex), index)
 
 
-def file_handle(path: str) -> StateHandle:
-    return StateHandle(size_bytes=10, checksum=1, path=path)
+def file_part(path: str) -> tuple[SnapshotPart, ...]:
+    return (SnapshotPart(size_bytes=10, checksum=1, path=path),)
 
 
-def inline_handle(data: bytes = b"state") -> StateHandle:
-    return StateHandle(size_bytes=len(data), checksum=1, inline=data)
+def inline_part(data: bytes = b"state") -> tuple[SnapshotPart, ...]:
+    return (SnapshotPart(size_bytes=len(data), checksum=1, inline=data),)
 
 
 def committable(checkpoint: int, sink: str = "out", subtask_index: int = 0, payload: bytes = b"p") -> Committable:

@@ -8,7 +8,7 @@ from tests.protocol.making import cp, gen
 from headgate.errors import ProtocolViolation
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId, VertexId
-from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.coordinator import (
     Acknowledged,
     Coordinator,
@@ -26,8 +26,8 @@ def heavy(checkpoint: int) -> Acknowledged:
     """An acknowledgement with inline state, many states and much output."""
     rows = {f"node-{n}": {f"state-{n}": n} for n in range(100)}
     output = tuple(Committable("sink", cp(checkpoint), 3, gen(2), b"p" * 1_000) for _ in range(500))
-    handle = StateHandle(20_000, 1 << 63, "", b"s" * 20_000, rows)
-    return Acknowledged(gen(2), cp(checkpoint), SubtaskEntry(WINDOW, handle, output))
+    handle = SnapshotPart(20_000, 1 << 63, "", b"s" * 20_000, rows)
+    return Acknowledged(gen(2), cp(checkpoint), SubtaskEntry(WINDOW, (handle,), output))
 
 
 def test_the_story_of_a_machine_has_keys_and_causes_and_a_bounded_size() -> None:

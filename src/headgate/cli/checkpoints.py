@@ -15,7 +15,7 @@ from rich.table import Table
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
 from headgate.cli.text import duration_text, size_text, time_text
 from headgate.errors import UsageError
-from headgate.model.manifest import Claim, Manifest
+from headgate.model.manifest import Claim, Manifest, SnapshotPart
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_files import Aside
@@ -79,7 +79,7 @@ def discard(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove damaged checkpoints that were kept aside when a start went back behind them."""
-    _observed(directory, pipeline)
+    observed = _observed(directory, pipeline)
     log = CheckpointLog(open_storage(absolute_location(directory)), pipeline)
     found = log.files.aside()
     if not found:
@@ -88,7 +88,7 @@ def discard(
     _print_aside(found)
     if not yes:
         typer.confirm("Remove their files for good?", abort=True)
-    typer.echo(f"{log.files.discard_aside()} files removed")
+    typer.echo(f"{log.files.discard_aside(candidates(observed))} files removed")
 
 
 def _print_aside(found: list[Aside]) -> None:
@@ -166,7 +166,7 @@ def _rows_by_state(manifest: Manifest) -> dict[str, dict[str, int]]:
     """Return ``operator/state → subtask → rows``."""
     found: dict[str, dict[str, int]] = {}
     for entry in manifest.entries:
-        for node, states in (entry.handle.rows or {}).items():
+        for node, states in (entry.rows or {}).items():
             for state, count in states.items():
                 found.setdefault(f"{node}/{state}", {})[str(entry.subtask)] = count
     return found
@@ -208,10 +208,21 @@ def _subtask_fields(manifest: Manifest) -> list[dict[str, Any]]:
     return [
         {
             "subtask": str(entry.subtask),
-            "size_bytes": entry.handle.size_bytes,
-            "rows": entry.handle.rows,
+            "size_bytes": entry.size_bytes,
+            "rows": entry.rows,
             "committables": len(entry.committables),
-            "path": entry.handle.path,
+            "path": ", ".join(dict.fromkeys(part.path for part in entry.parts if part.path)),
+            "parts": [_part_fields(part) for part in entry.parts],
         }
         for entry in manifest.entries
     ]
+
+
+def _part_fields(part: SnapshotPart) -> dict[str, Any]:
+    keys = part.key_groups
+    return {
+        "section": part.section,
+        "size_bytes": part.size_bytes,
+        "key_groups": None if keys is None else [keys.first, keys.first + keys.count - 1],
+        "path": part.path,
+    }

@@ -1,7 +1,8 @@
 """Bytes of a checkpoint log entry: one header line, then JSON that a person can read.
 
 ``headgate-log <version> <kind> <xxh3-64 of the body, hex>\\n`` followed by the body. Counterpart:
-``runtime.checkpoints.log``. An entry that does not verify is damage, never a smaller entry.
+``runtime.checkpoints.log``. An entry that does not verify is damage, never a smaller entry. Entries of version 1 are
+read: the one snapshot of a subtask becomes its only part (SF2).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from headgate.errors import CorruptionError
 from headgate.model.manifest import MANIFEST_VERSION, Claim, LogEntry, Manifest
 
 _MAGIC = b"headgate-log"
+_VERSIONS = {str(version).encode(): version for version in (1, MANIFEST_VERSION)}
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 
 
@@ -34,16 +36,27 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
     words = head.split(b" ")
     if len(words) != 4 or words[0] != _MAGIC:
         raise CorruptionError(path, 0, "a checkpoint log entry", repr(data[:24]))
-    if words[1] != str(MANIFEST_VERSION).encode():
-        raise CorruptionError(path, len(_MAGIC) + 1, f"format version {MANIFEST_VERSION}", words[1].decode("latin-1"))
+    if words[1] not in _VERSIONS:
+        expected = f"format version {MANIFEST_VERSION} or less"
+        raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[3] or words[2] not in _KINDS:
         expected = f"{words[2].decode('latin-1')} with checksum {words[3].decode('latin-1')}"
         raise CorruptionError(path, len(head) + 1, expected, f"checksum {found}")
     try:
+        if _VERSIONS[words[1]] == 1 and words[2] == b"manifest":
+            return _manifest_of_version_1(body)
         return msgspec.json.decode(body, type=_KINDS[words[2]])
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
+
+
+def _manifest_of_version_1(body: bytes) -> Manifest:
+    """Return a manifest whose subtasks have one snapshot each: the fields of its handle are those of a part."""
+    fields = msgspec.json.decode(body)
+    for entry in fields["entries"]:
+        entry["parts"] = [entry.pop("handle")]
+    return msgspec.convert(fields, Manifest)
 
 
 def encode_hint(sequence: int) -> bytes:

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field
 from headgate.errors import ProtocolViolation
 from headgate.model.failure import Failure
 from headgate.model.ids import Generation, SubtaskId
-from headgate.model.manifest import StateHandle, SubtaskEntry
+from headgate.model.manifest import SnapshotPart, SubtaskEntry
 from headgate.model.metrics import Sample
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.model.progress import LoopProgress
@@ -37,11 +37,11 @@ Port: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
 
 
 class Restored(Struct, frozen=True, array_like=True):
-    """A snapshot to restore: written by ``subtask`` of ``parallelism`` in the checkpoint's time."""
+    """What to restore of a snapshot: written by ``subtask`` of ``parallelism`` in the checkpoint's time."""
 
     subtask: SubtaskId
     parallelism: Id
-    handle: StateHandle
+    parts: tuple[SnapshotPart, ...]
 
 
 class Address(Struct, frozen=True, array_like=True):

@@ -14,36 +14,68 @@ from typing import TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
+"""1: a subtask has one snapshot, which is read as one part (SF2)."""
+
+BUNDLE = ""
+"""Section of a part that holds several small ones: a container of ``codec.snapshot``."""
+
+Rows: TypeAlias = dict[str, dict[str, int]]
+"""How many rows each state has, by operator and state."""
 
 
 @dataclass(frozen=True, slots=True)
-class StateHandle:
-    """Where the snapshot of one subtask is: inline bytes, or a file with its size and checksum.
+class KeyGroups:
+    """The contiguous key groups from ``first``, ``count`` of them."""
+
+    first: int
+    count: int
+
+    def __post_init__(self) -> None:
+        """Refuse what no subtask owns."""
+        if self.first < 0 or self.count < 1:
+            raise ValueError("a range of key groups begins at 0 or later and is not empty")
+
+    def overlaps(self, other: KeyGroups) -> bool:
+        """Whether any key group is in both."""
+        return self.first < other.first + other.count and other.first < self.first + self.count
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPart:
+    """Some bytes of a checkpoint: inline, or a range of a file in its storage (SF1).
 
     ``path`` is relative to the pipeline's directory in the checkpoint storage; "" means inline.
-    ``checksum`` is xxh3-64 of the whole payload.
-    ``rows`` says how many rows each state had at the barrier, by node and state (U7); None in manifests of version 0.1.
+    ``checksum`` is xxh3-64 of the part's bytes.
+    ``rows`` says how many rows each state in it had at the barrier, by node and state (U7); None where nobody counted:
+    manifests of version 0.1, and files whose rows only their backend can count.
+    ``section`` says whose it is (``state/<node>``), or that it is a ``BUNDLE``; ``key_groups`` what keys are in it, if
+    it has keys.
     """
 
     size_bytes: int
     checksum: int
     path: str = ""
     inline: bytes = b""
-    rows: dict[str, dict[str, int]] | None = field(default=None, hash=False)
+    rows: Rows | None = field(default=None, hash=False)
+    section: str = BUNDLE
+    key_groups: KeyGroups | None = None
+    offset: int = 0
+    name: str = ""
+    """The operator's own word for it; nobody else reads it."""
 
     def __post_init__(self) -> None:
         """Refuse what no snapshot has; whoever decodes it says so."""
-        if self.size_bytes < 0 or self.checksum < 0:
-            raise ValueError("a snapshot has a size and a checksum, none of them negative")
+        if self.size_bytes < 0 or self.checksum < 0 or self.offset < 0:
+            raise ValueError("a part of a snapshot has an offset, a size and a checksum, none of them negative")
 
 
 @dataclass(frozen=True, slots=True)
 class Committable:
     """Output of one sink subtask for one checkpoint, prepared: durable and invisible.
 
-    ``payload`` is opaque to everybody but the sink. Its identity is (pipeline, sink, checkpoint, subtask,
-    generation): K8.
+    ``payload`` is opaque to everybody but the sink; a large one is in ``stored`` instead, until it is committed (SF9).
+    Its identity is (pipeline, sink, checkpoint, subtask, generation): K8.
     """
 
     sink: str
@@ -51,6 +83,7 @@ class Committable:
     subtask_index: int
     generation: Generation
     payload: bytes
+    stored: SnapshotPart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +91,26 @@ class SubtaskEntry:
     """What one subtask contributed to a checkpoint."""
 
     subtask: SubtaskId
-    handle: StateHandle
+    parts: tuple[SnapshotPart, ...]
     committables: tuple[Committable, ...] = ()
     """Everything prepared by this subtask and not yet known to belong to a completed checkpoint."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its snapshot, shared parts included."""
+        return sum(part.size_bytes for part in self.parts)
+
+    @property
+    def rows(self) -> Rows | None:
+        """How many rows each state of it had, by node and state; None if nothing was counted."""
+        counted = [part.rows for part in self.parts if part.rows is not None]
+        total: Rows = {}
+        for rows in counted:
+            for node, states in rows.items():
+                of_node = total.setdefault(node, {})
+                for state, count in states.items():
+                    of_node[state] = of_node.get(state, 0) + count
+        return total if counted else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +162,18 @@ class Manifest:
     @property
     def size_bytes(self) -> int:
         """Total size of the snapshots."""
-        return sum(entry.handle.size_bytes for entry in self.entries)
+        return sum(entry.size_bytes for entry in self.entries)
+
+    @property
+    def parts(self) -> tuple[SnapshotPart, ...]:
+        """All bytes that this checkpoint needs: the snapshots, and large output that is to be committed (SF9)."""
+        stored = tuple(c.stored for c in self.committables if c.stored is not None)
+        return tuple(part for entry in self.entries for part in entry.parts) + stored
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Paths of all files that this checkpoint needs, whoever wrote them (SF4)."""
+        return frozenset(part.path for part in self.parts if part.path)
 
 
 LogEntry: TypeAlias = Claim | Manifest

@@ -94,11 +94,21 @@ class OperatorContext:
 
 @dataclass(frozen=True, slots=True)
 class RestoredState:
-    """A snapshot of this node from the restored checkpoint (one per former subtask)."""
+    """A part of a snapshot of this node from the restored checkpoint; a former subtask may have left several."""
 
     subtask_index: int
     parallelism: int
-    payload: memoryview
+    source: memoryview | Callable[[], memoryview]
+
+    @property
+    def payload(self) -> memoryview:
+        """Its bytes, verified. They are read anew each time: do not keep them longer than needed (SF10).
+
+        Raises:
+            CorruptionError: they are not what was written.
+            StorageError
+        """
+        return self.source() if callable(self.source) else self.source
 
 
 class Operator:
@@ -110,7 +120,7 @@ class Operator:
         self.output = output
 
     def restore(self, states: Sequence[RestoredState]) -> None:
-        """Take over snapshots that ``freeze`` made. Not called when there is none."""
+        """Take over, one at a time, the parts that ``freeze`` wrote. Not called when there is none."""
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Process one non-empty batch; send results through ``self.output``."""

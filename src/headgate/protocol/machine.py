@@ -19,7 +19,7 @@ STORY_MAX = 64
 
 STORY_CHARS_MAX = 300
 """Of one event: its keys and causes. State and output that travel inside are told by their size."""
-_DEPTH_MAX = 4
+_DEPTH_MAX = 5
 _ITEMS_MAX = 4
 _TEXT_CHARS_MAX = 80
 

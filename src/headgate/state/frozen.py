@@ -1,21 +1,63 @@
 """What ``freeze`` returns: state as it was at a barrier, held until somebody says that it is not needed any more.
 
-Counterpart: ``runtime.checkpoints.uploads``, which encodes it beside processing, perhaps more than once, and releases
-it when the snapshot is durable or given up (ST15 of docs/spec/state.md, U6 of docs/spec/subtask.md).
+Counterparts: ``runtime.checkpoints.uploads``, which has it write itself beside processing, perhaps more than once, and
+releases it when the snapshot is durable or given up (ST15 of docs/spec/state.md, U6 of docs/spec/subtask.md);
+``runtime.checkpoints.targets``, which it writes itself to (SF5).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from headgate.codec.snapshot import Buffer
+from headgate.model.manifest import KeyGroups, SnapshotPart
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedKeys:
+    """The keys of a subtask: the key groups that it owns, of ``max_parallelism``."""
+
+    groups: KeyGroups
+    max_parallelism: int
+
+
+class SnapshotTarget(Protocol):
+    """Where the state of one operator goes. The order of its parts is kept."""
+
+    @property
+    def keys(self) -> OwnedKeys | None:
+        """Whose keys these are, for state that is cut by key group; None: write it in one part."""
+
+    def put(
+        self,
+        chunks: Iterable[Buffer],
+        rows: Mapping[str, int] | None,
+        key_groups: KeyGroups | None = None,
+        name: str = "",
+    ) -> SnapshotPart:
+        """Write one part; return the reference, to be shared once a checkpoint with it is completed.
+
+        Args:
+            chunks: its bytes.
+            rows: of each section of state in it; None if its bytes do not tell.
+            key_groups: all of its keys are in these; None: everybody who restores needs it.
+            name: for the operator itself.
+
+        Raises:
+            StorageError
+        """
+
+    def share(self, part: SnapshotPart) -> None:
+        """Refer to a part that the checkpoint's base has, instead of writing it again (SF6)."""
 
 
 class FrozenState(ABC):
     """State as it was at a barrier; later changes of its owner must not show in it.
 
-    ``rows`` and ``encode`` change nothing, so a write that failed can be repeated. They run in an upload thread, and
+    ``rows`` and ``write_to`` change nothing, so a write that failed can be repeated. They run in an upload thread, and
     so does ``release``.
     """
 
@@ -36,11 +78,20 @@ class FrozenState(ABC):
         self._assert_held()
         return self._encode()
 
+    def write_to(self, target: SnapshotTarget) -> None:
+        """Write the state, in as many parts as it likes; can be repeated until ``release``.
+
+        Raises:
+            StorageError
+        """
+        self._assert_held()
+        self._write(target)
+
     def release(self) -> None:
         """Give the state up: it is durable, or nobody will write it. The second time nothing happens.
 
         Afterwards:
-            The owner may change what it had frozen; ``encode`` raises, because it would find something else.
+            The owner may change what it had frozen; ``write_to`` raises, because it would find something else.
         """
         if not self.is_released:
             self._forget()
@@ -48,13 +99,18 @@ class FrozenState(ABC):
 
     def _assert_held(self) -> None:
         if self.is_released:
-            raise AssertionError(f"{type(self).__qualname__} was released: it has nothing to encode any more")
+            raise AssertionError(f"{type(self).__qualname__} was released: it has nothing to write any more")
 
     @abstractmethod
     def _rows(self) -> Mapping[str, int]: ...
 
+    def _write(self, target: SnapshotTarget) -> None:
+        """Write one part that everybody restores; state that is cut by key group writes more."""
+        target.put(self._encode(), self._rows())
+
     @abstractmethod
-    def _encode(self) -> Sequence[Buffer]: ...
+    def _encode(self) -> Sequence[Buffer]:
+        """Return the whole state as a container of ``codec.snapshot``."""
 
     @abstractmethod
     def _forget(self) -> None:

@@ -17,7 +17,7 @@ from headgate.connectors.files.sink import FileSink
 from headgate.connectors.files.writer import FileWriter
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Committable, Manifest, StateHandle, SubtaskEntry
+from headgate.model.manifest import Committable, Manifest, SnapshotPart, SubtaskEntry
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.recovery import incompatibility
@@ -260,8 +260,8 @@ def test_limits_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str
 
 def test_a_checkpoint_with_records_of_a_sink_that_is_gone_does_not_fit() -> None:
     # D15
-    handle = StateHandle(1, 1, rows={"out": {"records": 7}, "total": {"accumulators": 3}})
-    entries = tuple(SubtaskEntry(SubtaskId(VertexId("out"), index), handle) for index in (0, 1))
+    handle = SnapshotPart(1, 1, rows={"out": {"records": 7}, "total": {"accumulators": 3}})
+    entries = tuple(SubtaskEntry(SubtaskId(VertexId("out"), index), (handle,)) for index in (0, 1))
     texts = {"out": "", "total": "reduce"}
     manifest = Manifest(CheckpointId(4), Generation(1), 2, 16, entries, state_texts=texts)
     assert incompatibility(manifest, texts, 16) is None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.protocol.making import cp, file_handle, gen, inline_handle, sub
+from tests.protocol.making import cp, file_part, gen, inline_part, sub
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId
-from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.coordinator import (
     Acknowledged,
     ArmTimer,
@@ -52,8 +52,8 @@ def reserved(checkpoint: int) -> IdReserved:
     return IdReserved(cp(checkpoint))
 
 
-def handle_of(subtask: SubtaskId, checkpoint: int) -> StateHandle:
-    return file_handle(f"chk-{checkpoint}/{subtask}")
+def handle_of(subtask: SubtaskId, checkpoint: int) -> tuple[SnapshotPart, ...]:
+    return file_part(f"chk-{checkpoint}/{subtask}")
 
 
 def ack(subtask: SubtaskId, checkpoint: int, *committables: Committable, generation: int = 3) -> Acknowledged:
@@ -63,7 +63,7 @@ def ack(subtask: SubtaskId, checkpoint: int, *committables: Committable, generat
 
 
 def inline_ack(subtask: SubtaskId, checkpoint: int, generation: int = 3) -> Acknowledged:
-    return Acknowledged(gen(generation), cp(checkpoint), SubtaskEntry(subtask, inline_handle()))
+    return Acknowledged(gen(generation), cp(checkpoint), SubtaskEntry(subtask, inline_part()))
 
 
 def decline(

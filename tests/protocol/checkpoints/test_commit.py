@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.protocol.making import committable, cp, gen, inline_handle, sub
+from tests.protocol.making import committable, cp, gen, inline_part, sub
 
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
 from headgate.protocol.checkpoints.commit import Commit, CommitPermit, CommitQueue, Precommit, promised_from
@@ -103,7 +103,7 @@ def test_what_differs_in_any_part_of_its_identity_is_another_committable() -> No
 def test_a_manifest_promises_its_own_and_the_carried_output_once_and_in_order() -> None:  # K2
 
     late, early = committable(2), committable(1)
-    entries = (SubtaskEntry(sub("out"), inline_handle(), (late, early)),)
+    entries = (SubtaskEntry(sub("out"), inline_part(), (late, early)),)
     manifest = Manifest(cp(2), gen(1), 1, 128, entries, carried=(early,))
     assert manifest.committables == (early, late)
 
@@ -135,7 +135,7 @@ def test_every_committable_is_committed_in_order_whatever_fails(steps: list[str]
 
 def test_targets_forget_below_what_any_retained_manifest_promises() -> None:  # K20
     def manifest(checkpoint: int, own: tuple[int, ...], carried: tuple[int, ...] = ()) -> Manifest:
-        entry = SubtaskEntry(sub("sink"), inline_handle(), tuple(committable(c) for c in own))
+        entry = SubtaskEntry(sub("sink"), inline_part(), tuple(committable(c) for c in own))
         return Manifest(cp(checkpoint), gen(7), 1, 128, (entry,), tuple(committable(c) for c in carried))
 
     assert promised_from([]) is None

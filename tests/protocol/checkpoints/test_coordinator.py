@@ -32,7 +32,7 @@ from headgate.protocol.checkpoints.coordinator import (
     ArmTimer,
     CancelTimer,
     CheckpointRequested,
-    DeleteHandles,
+    DeleteParts,
     DropCheckpoint,
     Event,
     ExpiryTimer,
@@ -152,13 +152,13 @@ def test_a_repeated_acknowledgement_of_a_completed_checkpoint_keeps_its_file() -
 
 def test_a_late_acknowledgement_has_its_file_deleted() -> None:  # C10
     machine = coordinator(STARTED, *begin(10), decline(10))
-    assert machine.handle(ack(A, 10)) == [DeleteHandles((handle_of(A, 10),))]
+    assert machine.handle(ack(A, 10)) == [DeleteParts(handle_of(A, 10))]
     assert machine.handle(inline_ack(A, 10)) == [Ignored("late acknowledgement")]
 
 
 def test_an_acknowledgement_of_an_unknown_subtask_has_its_file_deleted() -> None:  # C10
     stranger = sub("c")
-    assert coordinator(STARTED, *begin(10)).handle(ack(stranger, 10)) == [DeleteHandles((handle_of(stranger, 10),))]
+    assert coordinator(STARTED, *begin(10)).handle(ack(stranger, 10)) == [DeleteParts(handle_of(stranger, 10))]
 
 
 @pytest.mark.parametrize("generation", [2, 4])
@@ -177,7 +177,7 @@ def test_a_decline_aborts_at_once_and_deletes_what_was_acknowledged() -> None:  
     machine = coordinator(STARTED, *begin(10), ack(B, 10))
     assert machine.handle(decline(10)) == [
         *ended(10, AbortReason.OVERTAKEN),
-        DeleteHandles((handle_of(B, 10),)),
+        DeleteParts(handle_of(B, 10)),
         NOT_NOW,
     ]
     assert machine.pending == ()
@@ -214,7 +214,7 @@ def test_a_completion_retains_subsumes_notifies_in_this_order() -> None:  # C12,
         CancelTimer(ExpiryTimer(cp(11))),
         DropCheckpoint(cp(7)),
         *ended(10, AbortReason.SUBSUMED),
-        DeleteHandles((handle_of(A, 10),)),
+        DeleteParts(handle_of(A, 10)),
         NotifyComplete(cp(11)),
     ]
     assert (machine.last_completed, machine.pending) == (11, ())
@@ -222,7 +222,7 @@ def test_a_completion_retains_subsumes_notifies_in_this_order() -> None:  # C12,
 
 def test_a_subsumed_checkpoint_never_completes() -> None:  # C15
     machine = coordinator(STARTED, *begin(10), *begin(11), ack(A, 10), *acked(11), written(11), max_concurrent=2)
-    assert machine.handle(ack(B, 10)) == [DeleteHandles((handle_of(B, 10),))]
+    assert machine.handle(ack(B, 10)) == [DeleteParts(handle_of(B, 10))]
 
 
 def test_one_manifest_is_written_at_a_time_and_the_newest_first() -> None:  # C15
@@ -257,7 +257,7 @@ def test_a_manifest_that_was_not_written_aborts_and_counts() -> None:  # C12, C2
     machine = coordinator(STARTED, *begin(10), *acked(10))
     assert machine.handle(ManifestFailed(cp(10))) == [
         *ended(10, AbortReason.MANIFEST_FAILED),
-        DeleteHandles((handle_of(A, 10), handle_of(B, 10))),
+        DeleteParts(handle_of(A, 10) + handle_of(B, 10)),
         lost("checkpoint 10 failed: its manifest could not be written"),
     ]
 

@@ -30,7 +30,7 @@ from headgate.protocol.checkpoints.coordinator import (
     CommitFailed,
     CommitRetryTimer,
     CommitSucceeded,
-    DeleteHandles,
+    DeleteParts,
     DrainRequested,
     DrainSources,
     DropCheckpoint,
@@ -120,9 +120,9 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 self.aborted.add(effect.checkpoint)
             case NotifyComplete():
                 assert effect.checkpoint == self.completed[-1]
-            case DeleteHandles():
-                owned = {handle_of(s, c) for c in self.retained for s in SUBTASKS}
-                assert not owned & set(effect.handles), "a file of a retained checkpoint is never deleted"
+            case DeleteParts():
+                owned = {part for c in self.retained for s in SUBTASKS for part in handle_of(s, c)}
+                assert not owned & set(effect.parts), "a file of a retained checkpoint is never deleted"
             case DropCheckpoint():
                 assert self.retained.pop(0) == effect.checkpoint
                 assert self.retained, "one is always left"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.making import cp, gen, inline_handle, sub
+from tests.protocol.making import cp, gen, inline_part, sub
 
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId
@@ -40,7 +40,7 @@ def claim(generation: int) -> Claim:
 
 
 def manifest(checkpoint: int, generation: int = 1, *, is_final: bool = False, **texts: str) -> Manifest:
-    entries = (SubtaskEntry(sub("a"), inline_handle()),)
+    entries = (SubtaskEntry(sub("a"), inline_part()),)
     return Manifest(cp(checkpoint), gen(generation), 2, 128, entries, state_texts=texts, is_final=is_final)
 
 

@@ -25,7 +25,7 @@ from tests.protocol.loops.loop_parts import (
     check_logs,
 )
 from tests.protocol.loops.loop_shapes import place_of
-from tests.protocol.making import inline_handle
+from tests.protocol.making import inline_part
 
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.plan import Plan
@@ -152,7 +152,7 @@ class World:
         if self.random.random() < 0.02:
             self._handle(name, machine.SnapshotFailed(checkpoint))
         else:
-            self._handle(name, machine.SnapshotWritten(checkpoint, inline_handle()))
+            self._handle(name, machine.SnapshotWritten(checkpoint, inline_part()))
 
     # -- records ------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.protocol.making import ch, committable, cp, file_handle, inline_handle
+from tests.protocol.making import ch, committable, cp, file_part, inline_part
 
 from headgate.errors import ProtocolViolation
 from headgate.model.manifest import Committable
@@ -38,7 +38,7 @@ from headgate.protocol.subtasks.subtask import (
     UnblockChannels,
 )
 
-HANDLE = file_handle("chk/a")
+HANDLE = file_part("chk/a")
 
 
 def trigger(checkpoint: int) -> TriggerReceived:
@@ -132,7 +132,7 @@ def test_output_prepared_for_an_aborted_checkpoint_travels_with_the_next() -> No
 
 def test_an_inline_snapshot_that_came_too_late_leaves_nothing_to_delete() -> None:  # T5
     source = after(Subtask(0), trigger(1), AbortReceived(cp(1)))
-    late = SnapshotWritten(cp(1), inline_handle(), (committable(1),))
+    late = SnapshotWritten(cp(1), inline_part(), (committable(1),))
     assert source.handle(late) == [Ignored("written after the checkpoint was aborted")]
     assert source.pending_committables == (committable(1),)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.protocol.making import ch, cp, file_handle
+from tests.protocol.making import ch, cp, file_part
 
 from headgate.errors import ProtocolViolation
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -47,7 +47,7 @@ from headgate.protocol.subtasks.subtask import (
     UnblockChannels,
 )
 
-HANDLE = file_handle("chk/a")
+HANDLE = file_part("chk/a")
 BACK = 2
 """A head's feedback channel; 0 and 1 are regular."""
 STILL_CIRCULATING = Ignored("records may still circulate")

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from tests.runtime.checkpoints.writing import write_snapshot
 
 from headgate.codec.log_entry import encode_log_entry
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Claim, Manifest, StateHandle, SubtaskEntry
+from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
-from headgate.runtime.checkpoints.snapshots import write_snapshot
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
@@ -30,12 +30,12 @@ def claimed(storage: FaultyStorage, owner: str = "one") -> tuple[CheckpointLog, 
     return log, log.claim(owner, 0).next.generation
 
 
-def manifest(checkpoint: int, generation: int = 1, handle: StateHandle | None = None) -> Manifest:
-    entries = () if handle is None else (SubtaskEntry(SUBTASK, handle, ()),)
+def manifest(checkpoint: int, generation: int = 1, handle: SnapshotPart | None = None) -> Manifest:
+    entries = () if handle is None else (SubtaskEntry(SUBTASK, (handle,)),)
     return Manifest(CheckpointId(checkpoint), Generation(generation), 1, 128, entries, (), {}, False, 0, 0)
 
 
-def snapshot(storage: FaultyStorage, checkpoint: int, data: bytes = b"state") -> StateHandle:
+def snapshot(storage: FaultyStorage, checkpoint: int, data: bytes = b"state") -> SnapshotPart:
     return write_snapshot(storage, "p", SUBTASK, CheckpointId(checkpoint), Generation(1), [data], 0)
 
 
@@ -164,9 +164,12 @@ def test_a_crash_while_dropping_leaves_no_gap(storage: FaultyStorage, crash_at: 
 
 def test_a_sweep_removes_only_old_files_of_checkpoints_that_are_not_kept(storage: FaultyStorage) -> None:
     log, _ = claimed(storage)
-    for checkpoint in (1, 2, 3, 4):
+    storage.put("p/chk-0000000004/window-0.g2", [b"of a later generation"])
+    for checkpoint in (1, 2, 3):
         snapshot(storage, checkpoint)
-    log.files.sweep([CheckpointId(2)], CheckpointId(4))
+    log.append(manifest(2, handle=snapshot(storage, 2)))
+    log = claimed(storage)[0]
+    log.files.sweep()
     assert [p.split("/")[1] for p in storage.list("p") if "/chk-" in p] == ["chk-0000000002", "chk-0000000004"]
 
 
@@ -175,7 +178,7 @@ def test_damaged_and_missing_files_are_named(storage: FaultyStorage) -> None:
     flipped, missing, sound = (snapshot(storage, checkpoint) for checkpoint in (1, 2, 3))
     storage.put(f"p/{flipped.path}", [b"stbte"])
     storage.delete(f"p/{missing.path}")
-    entries = tuple(SubtaskEntry(SUBTASK, handle, ()) for handle in (flipped, missing, sound))
+    entries = tuple(SubtaskEntry(SUBTASK, (handle,)) for handle in (flipped, missing, sound))
     whole = Manifest(CheckpointId(3), Generation(1), 1, 128, entries, (), {}, False, 0, 0)
     assert [damage.path for damage in log.files.verify(whole)] == [f"p/{flipped.path}", f"p/{missing.path}"]
 

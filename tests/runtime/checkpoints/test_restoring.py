@@ -7,16 +7,18 @@ from collections.abc import Mapping
 import msgspec
 import polars as pl
 import pytest
+from tests.runtime.checkpoints.writing import write_snapshot
 
 import headgate as hg
 from headgate.codec.snapshot import encode_sections
 from headgate.errors import CorruptionError, UsageError
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
-from headgate.model.manifest import Manifest, StateHandle, SubtaskEntry
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
+from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.plan import Plan
+from headgate.operators.base import RestoredState
 from headgate.protocol.loops.part import RoundProgress
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots, read_restored, restored_by
-from headgate.runtime.checkpoints.snapshots import write_snapshot
+from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
 from headgate.storage.memory import MemoryStorage
 
 
@@ -47,7 +49,7 @@ class Former:
                 sections["positions/in"] = [msgspec.msgpack.encode(self.positions(subtask.index))]
         parts = [bytes(memoryview(part)) for part in encode_sections(sections)]
         handle = write_snapshot(self.storage, "p", subtask, CheckpointId(1), Generation(1), parts, 0)
-        return SubtaskEntry(subtask, handle)
+        return SubtaskEntry(subtask, (handle,))
 
     def positions(self, index: int) -> dict[str, bytes]:
         return {f"split-{index}": bytes([index])}
@@ -62,6 +64,30 @@ def sums(former: Former, worker: int, parallelism: int) -> list[tuple[int, int, 
     vertex = next(v for v in plan_of(parallelism).vertices if not v.is_source)
     states = former.restored(worker, parallelism).states("sum", vertex)
     return [(state.subtask_index, state.parallelism, bytes(state.payload)) for state in states]
+
+
+def restored_of(
+    storage: MemoryStorage, parts: tuple[SnapshotPart, ...], worker: int = 0, parallelism: int = 1
+) -> list[RestoredState]:
+    """Return what the reduce of ``worker`` restores of the only former subtask, which left ``parts``."""
+    plan = plan_of(parallelism)
+    vertex = next(v for v in plan.vertices if not v.is_source)
+    manifest = Manifest(CheckpointId(1), Generation(1), 1, 128, (SubtaskEntry(SubtaskId(vertex.id, 0), parts),))
+    messages = restored_by(manifest, plan, WorkerIndex(worker))
+    return read_restored(storage, "p", WorkerIndex(worker), plan, messages).states("sum", vertex)
+
+
+@pytest.mark.parametrize(
+    ("after", "seen"), [(1, ["0123"]), (2, ["01", "23"]), (3, ["01", "12", "23"]), (4, list("0123"))]
+)
+def test_a_worker_is_sent_only_the_key_groups_that_it_owns(after: int, seen: list[str]) -> None:  # SF11
+    storage = MemoryStorage()
+    target = SubtaskTarget(Destination(storage, "p", Generation(1), 0), SubtaskId(VertexId("sum"), 0), CheckpointId(1))
+    for quarter in range(4):
+        target.put("state/sum", [b"%d" % quarter], key_groups=KeyGroups(quarter * 32, 32))
+    parts = target.finish()
+    found = ["".join(bytes(s.payload).decode() for s in restored_of(storage, parts, w, after)) for w in range(after)]
+    assert found == seen
 
 
 def test_a_first_start_restores_nothing() -> None:  # C37
@@ -121,7 +147,7 @@ def test_a_vertex_is_finished_only_if_all_former_subtasks_were(
 
 def test_a_snapshot_that_is_gone_names_its_file() -> None:
     former = Former(2)
-    handle: StateHandle = former.manifest.entries[0].handle
+    handle: SnapshotPart = former.manifest.entries[0].parts[0]
     former.storage.delete(f"p/{handle.path}")
     with pytest.raises(CorruptionError, match="no file") as caught:
         former.restored(0, 1)

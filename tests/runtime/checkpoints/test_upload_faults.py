@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from tests.runtime.checkpoints.frozen_cases import CASES, Live, joined, made, small
 
-from headgate.codec.snapshot import Buffer, decode_sections
+from headgate.codec.snapshot import Buffer
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Manifest, SubtaskEntry
+from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints import uploads
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.snapshots import read_snapshot
-from headgate.runtime.checkpoints.uploads import Destination, FrozenSubtask, SnapshotWriter
+from headgate.runtime.checkpoints.snapshots import read_part
+from headgate.runtime.checkpoints.targets import Destination
+from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
 from headgate.state.frozen import FrozenState
 from headgate.storage.base import Bytes
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
@@ -90,9 +91,12 @@ class Writing:
         return self.events
 
     def state_of(self, event: SnapshotWritten | SnapshotFailed) -> bytes:
-        assert isinstance(event, SnapshotWritten)
-        data = read_snapshot(self.storage, "p", event.handle)
-        return bytes(decode_sections(data, "test")["state/node"])
+        return b"".join(read_part(self.storage, "p", part) for part in state_parts(event))
+
+
+def state_parts(event: SnapshotWritten | SnapshotFailed) -> list[SnapshotPart]:
+    assert isinstance(event, SnapshotWritten)
+    return [part for part in event.parts if part.section == "state/node"]
 
 
 def check_written(name: str, faults: Sequence[Fault], failures: int = 0) -> list[tuple[str, str]]:
@@ -111,7 +115,7 @@ def check_written(name: str, faults: Sequence[Fault], failures: int = 0) -> list
     writing.storage.heal()
     assert live.contents(writing.state_of(event)) == contents
     assert isinstance(event, SnapshotWritten)
-    assert event.handle.rows == {"node": rows}
+    assert SubtaskEntry(SUBTASK, event.parts).rows == {"node": rows}
     assert frozen.forgotten == 1
     live.change()
     assert not live.is_holding()
@@ -226,17 +230,17 @@ def written(name: str) -> tuple[Writing, SnapshotWritten]:
 @pytest.mark.parametrize("change", [-1, 1])
 def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: str, change: int) -> None:  # R30
     writing, event = written(name)
-    assert event.handle.rows is not None
-    state, rows = next(iter(event.handle.rows["node"].items()))
-    recorded = {**event.handle.rows["node"], state: rows + change}
-    lying = dataclasses.replace(event.handle, rows={"node": recorded})
+    part = state_parts(event)[0]
+    assert part.rows is not None
+    state, rows = next(iter(part.rows["node"].items()))
+    lying = dataclasses.replace(part, rows={"node": {**part.rows["node"], state: rows + change}})
     with pytest.raises(CorruptionError) as caught:
-        read_snapshot(writing.storage, "p", lying)
+        read_part(writing.storage, "p", lying)
     assert str(caught.value) == (
         f"p/{lying.path} is damaged at byte 0: expected {rows + change} rows of state '{state}' of operator 'node', "
         f"as its manifest says, found {rows} rows"
     )
-    entries = (SubtaskEntry(SUBTASK, lying),)
+    entries = (SubtaskEntry(SUBTASK, (lying,)),)
     manifest = Manifest(CheckpointId(1), Generation(1), 1, 128, entries)
     (damage,) = CheckpointLog(writing.storage, "p").files.verify(manifest)
     assert f"expected {rows + change} rows" in damage.problem
@@ -244,12 +248,13 @@ def test_a_restore_that_finds_other_rows_than_the_manifest_says_refuses(name: st
 
 def test_a_restore_without_an_operator_that_the_manifest_names_refuses() -> None:  # R30
     writing, event = written("reduce")
-    lying = dataclasses.replace(event.handle, rows={"gone": {"accumulators": 3}})
+    lying = dataclasses.replace(state_parts(event)[0], rows={"gone": {"accumulators": 3}})
     with pytest.raises(CorruptionError, match="expected 3 rows of state 'accumulators' of operator 'gone'"):
-        read_snapshot(writing.storage, "p", lying)
+        read_part(writing.storage, "p", lying)
 
 
 def test_a_snapshot_of_version_0_1_has_no_rows_in_its_manifest_and_restores() -> None:
     writing, event = written("reduce")
-    old = dataclasses.replace(event.handle, rows=None)
-    assert read_snapshot(writing.storage, "p", old) == read_snapshot(writing.storage, "p", event.handle)
+    part = state_parts(event)[0]
+    old = dataclasses.replace(part, rows=None)
+    assert read_part(writing.storage, "p", old) == read_part(writing.storage, "p", part)

@@ -11,7 +11,8 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints import uploads
-from headgate.runtime.checkpoints.uploads import Destination, FrozenSubtask, SnapshotWriter
+from headgate.runtime.checkpoints.targets import Destination
+from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.runtime.checkpoints.writing import write_snapshot
 
 import headgate as hg
 from headgate.errors import FencedError
@@ -15,7 +16,6 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest, SubtaskEntry
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.checkpoints.snapshots import write_snapshot
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.claims import NewGeneration, begin_generation
 from headgate.runtime.driver.coordination import Coordination, Pools
@@ -44,7 +44,7 @@ class Place:
         here, oldest = CheckpointId(checkpoint), CheckpointId(checkpoint - retained + 1)
         subtasks = self.definition.plan.subtasks()
         entries = tuple(
-            SubtaskEntry(s, write_snapshot(self.storage, "p", s, here, Generation(generation), [b"state"], 0))
+            SubtaskEntry(s, (write_snapshot(self.storage, "p", s, here, Generation(generation), [b"state"], 0),))
             for s in subtasks
         )
         texts, groups = self.definition.plan.state_texts(), self.definition.plan.max_parallelism
@@ -77,7 +77,7 @@ def test_a_driver_replaced_between_its_claim_and_its_choice_does_not_report_dama
             place.complete(heir, found.generation, checkpoint)
 
     place.storage._wait = take_over
-    place.storage.inject(Fault(FaultKind.SLOW, operation="get", path_part="/chk-"))
+    place.storage.inject(Fault(FaultKind.SLOW, operation="get_range", path_part="/chk-"))
     with pytest.raises(FencedError) as fenced:
         place.begin("sleeper")
     assert (fenced.value.mine, fenced.value.newest) == (2, 3)
@@ -90,7 +90,7 @@ def test_a_damaged_newer_checkpoint_is_not_retained(tmp_path: Path) -> None:  # 
     log, found = place.begin("first")
     place.complete(log, found.generation, 1, retained=2)
     damaged = place.complete(log, found.generation, 2, retained=2)
-    place.storage.put(f"p/{damaged.entries[0].handle.path}", [b"garbage"])
+    place.storage.put(f"p/{damaged.entries[0].parts[0].path}", [b"garbage"])
     log, found = place.begin("second")
     assert found.retained == (1,)
     assert found.first_checkpoint == 3
@@ -165,7 +165,7 @@ def test_an_unexpected_error_while_a_manifest_is_written_leaves_its_outcome_open
     one = CheckpointId(1)
     for subtask in place.definition.plan.subtasks():
         handle = write_snapshot(place.storage, "p", subtask, one, begun.generation, [b"state"], 0)
-        coordination.handle(machine.Acknowledged(begun.generation, one, SubtaskEntry(subtask, handle)))
+        coordination.handle(machine.Acknowledged(begun.generation, one, SubtaskEntry(subtask, (handle,))))
     assert around.failed == ["nobody can tell whether the manifest of checkpoint 1 was written"]
     assert len(place.files()) == len(place.definition.plan.subtasks())
     _, found = place.begin("second")

@@ -18,7 +18,7 @@ from headgate.codec import messages
 from headgate.errors import PipelineFailed
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import StateHandle, SubtaskEntry
+from headgate.model.manifest import SnapshotPart, SubtaskEntry
 from headgate.model.progress import Observer, Progress, SilentObserver
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.control import ControlClient, Loss
@@ -105,7 +105,7 @@ class PlayedWorker:
         self.control.send(messages.Finished(generation or self.generation, vertex, self.index))
 
     def acknowledge(self, vertex: str, checkpoint: int, generation: int | None = None) -> None:
-        entry = SubtaskEntry(SubtaskId(VertexId(vertex), self.index), StateHandle(0, 0, "", b""), ())
+        entry = SubtaskEntry(SubtaskId(VertexId(vertex), self.index), (SnapshotPart(0, 0, "", b""),))
         found = Generation(self.generation if generation is None else generation)
         self.control.send(messages.Acknowledge(found, checkpoint, entry))
 

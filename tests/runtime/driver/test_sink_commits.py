@@ -48,7 +48,7 @@ def commits_to(root: Path, *sinks: Any) -> SinkCommits:
     stream = pipeline.source(hg.FromRows([{"id": 1}]))
     for index, sink in enumerate(sinks):
         stream.sink(sink, name=f"out{index}")
-    return SinkCommits(pipeline.definition(), Generation(1))
+    return SinkCommits(pipeline.definition(), Generation(1), lambda part: memoryview(part.inline))
 
 
 def output(checkpoint: int, sink: int = 0, subtask: int = 0) -> Committable:

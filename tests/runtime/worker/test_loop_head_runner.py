@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.runtime.checkpoints.writing import inlined_sections
 from tests.runtime.worker.test_outlets import CREDIT, Sent
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
-from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.codec.snapshot import Buffer, encode_sections
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
@@ -25,7 +26,8 @@ from headgate.protocol.loops.part import LoopPlace
 from headgate.protocol.loops.rounds import Probe
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.subtasks.subtask import SnapshotWritten
-from headgate.runtime.checkpoints.uploads import Destination, SnapshotWriter
+from headgate.runtime.checkpoints.targets import Destination
+from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.wire.feedback import FeedbackChannel
 from headgate.runtime.wire.spill import SpillBudget
@@ -175,7 +177,7 @@ class Made:
         return SnapshotWriter(SUBTASK, to, self._pool, lambda event, text: written((event, text)), errors)
 
     def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
-        self.reports.append(("acknowledged", checkpoint, decode_sections(entry.handle.inline, "test")))
+        self.reports.append(("acknowledged", checkpoint, inlined_sections(entry)))
         self.committables[checkpoint] = [c.checkpoint for c in entry.committables]
 
     def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:

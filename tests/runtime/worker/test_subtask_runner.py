@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.runtime.checkpoints.writing import inlined_sections
 from tests.runtime.worker.test_outlets import CREDIT, Sent
 
 from headgate.codec.frames import Barrier, BatchElement, Element, EndOfData, Watermark, batch_element
-from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, decode_sections
+from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX
 from headgate.connectors.base import SourceBatch
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
@@ -26,7 +27,8 @@ from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.loops.rounds import Probe
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import ChannelOrigin
-from headgate.runtime.checkpoints.uploads import Destination, SnapshotWriter
+from headgate.runtime.checkpoints.targets import Destination
+from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.deployment import SinkHead
@@ -198,7 +200,7 @@ class Made:
         self.runner.start()
 
     def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
-        self.reports.append(("acknowledged", checkpoint, decode_sections(entry.handle.inline, "test")))
+        self.reports.append(("acknowledged", checkpoint, inlined_sections(entry)))
         self.committables |= {c.checkpoint: list(c.payload) for c in entry.committables}
 
     def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: Any, text: str) -> None:

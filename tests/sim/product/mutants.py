@@ -19,6 +19,7 @@ from tests.sim.product.patching import Mutant
 from headgate.connectors.files.commit import FileCommitter
 from headgate.operators.process.by_row import ProcessOperator
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots
+from headgate.runtime.checkpoints.targets import SubtaskTarget
 from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.coordination import Coordination
@@ -37,12 +38,13 @@ def a_retried_snapshot_is_empty() -> AbstractContextManager[None]:
     """As version 0.1 was: what is encoded is forgotten, and nobody counts the rows."""
     from headgate.runtime.checkpoints import uploads
 
-    def encoded(job: Any) -> Any:
-        sections = {name: [data] for name, data in job.plain.items()}
+    def written(self: Any, job: Any) -> Any:
+        target = SubtaskTarget(self._to, self._subtask, job.checkpoint)
+        target.put_bundle(job.plain)
         for node, state in job.states.items():
-            sections[f"state/{node}"] = state.encode()
+            target.put(f"state/{node}", state._encode())
             state._forget()
-        return [memoryview(part) for part in uploads.encode_sections(sections)], {}
+        return target.finish()
 
     def write(self: Any, job: Any) -> None:
         for node, sealed in job.sealed:
@@ -50,9 +52,9 @@ def a_retried_snapshot_is_empty() -> AbstractContextManager[None]:
         if self._is_cancelled(job.checkpoint):
             return
         self._prepare_all()
-        handle = self._with_retries(lambda: self._write_state(job, *encoded(job)))
+        parts = self._with_retries(lambda: written(self, job))
         committables, self._prepared = tuple(self._prepared), []
-        self._report(uploads.SnapshotWritten(job.checkpoint, handle, committables), "")
+        self._report(uploads.SnapshotWritten(job.checkpoint, parts, committables), "")
 
     return patched(SnapshotWriter, "_write", write)
 

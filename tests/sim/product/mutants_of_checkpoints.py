@@ -20,11 +20,13 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life
 from headgate.operators.timestamps import WithTimestampsOperator
 from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints.retention import FileRetention
 from headgate.protocol.loops.part import NO_ROUNDS
-from headgate.runtime.checkpoints import log, uploads
+from headgate.runtime.checkpoints import log
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
+from headgate.runtime.checkpoints.targets import SubtaskTarget
 from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.driver import claims, sink_commits
 from headgate.runtime.driver.sink_commits import SinkCommits
@@ -80,11 +82,11 @@ def too_much_is_dropped() -> AbstractContextManager[None]:
 
 
 def the_restored_checkpoint_is_swept() -> AbstractContextManager[None]:
-    return around(SnapshotFiles, "sweep", lambda call, self, keep, below: call(self, (), below))
+    return around(FileRetention, "narrowed", lambda call, self, retained: call(self, ()))
 
 
 def nothing_is_dropped() -> AbstractContextManager[None]:
-    return skipped(SnapshotFiles, "_delete_snapshots")
+    return skipped(SnapshotFiles, "_remove_garbage")
 
 
 def a_failed_append_counts() -> AbstractContextManager[None]:
@@ -108,15 +110,11 @@ def a_replaced_driver_claims_again() -> AbstractContextManager[None]:
 
 
 def a_snapshot_that_was_not_stored_counts() -> AbstractContextManager[None]:
-    def write(call: Any, storage: Any, *arguments: Any, **options: Any) -> Any:
-        class Forgiving:
-            def put(self, path: str, parts: Any) -> None:
-                with contextlib.suppress(StorageError):
-                    storage.put(path, parts)
+    def write(call: Any, self: Any) -> None:
+        with contextlib.suppress(StorageError):
+            call(self)
 
-        return call(Forgiving(), *arguments, **options)
-
-    return around(uploads, "write_snapshot", write)
+    return around(SubtaskTarget, "_write_file", write)
 
 
 # -- claims -----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     ArmTimer,
     CancelTimer,
     Declined,
-    DeleteHandles,
+    DeleteParts,
     Effect,
     ExpiryTimer,
     FailGeneration,
@@ -82,7 +82,8 @@ class Completion:
         if event.checkpoint not in self.pending.ids or entry.subtask not in self._participants:
             if event.checkpoint in self.retention:  # its manifest owns this very file (C10)
                 return [Ignored("duplicate acknowledgement of a completed checkpoint")]
-            return [DeleteHandles((entry.handle,))] if entry.handle.path else [Ignored("late acknowledgement")]
+            files = tuple(part for part in entry.parts if part.path)
+            return [DeleteParts(files)] if files else [Ignored("late acknowledgement")]
         acks = self.pending[event.checkpoint].acks
         if entry.subtask in acks:
             return [Ignored("duplicate acknowledgement")]

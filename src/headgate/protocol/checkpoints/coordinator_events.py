@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.manifest import Committable, StateHandle, SubtaskEntry
+from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -240,10 +240,10 @@ class NotifyAbort:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteHandles:
-    """EFFECT: remove these snapshot files; nothing refers to them (C10)."""
+class DeleteParts:
+    """EFFECT: these parts belong to no checkpoint: remove their files, unless another one needs them (C10, SF5)."""
 
-    handles: tuple[StateHandle, ...]
+    parts: tuple[SnapshotPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +277,7 @@ Effect: TypeAlias = (
     | WriteManifest
     | NotifyComplete
     | NotifyAbort
-    | DeleteHandles
+    | DeleteParts
     | DropCheckpoint
     | Commit
     | FailGeneration

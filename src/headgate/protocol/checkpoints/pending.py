@@ -11,7 +11,7 @@ from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Committable, SubtaskEntry
 from headgate.protocol.checkpoints.coordinator_events import (
     CancelTimer,
-    DeleteHandles,
+    DeleteParts,
     Effect,
     ExpiryTimer,
     NotifyAbort,
@@ -117,9 +117,9 @@ class PendingCheckpoints:
     def abort(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
         """End ``checkpoint`` as if it had never been triggered (C17)."""
         pending = self._pending.pop(checkpoint)
-        files = tuple(entry.handle for entry in pending.acks.values() if entry.handle.path)
+        files = tuple(part for entry in pending.acks.values() for part in entry.parts if part.path)
         effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint)), NotifyAbort(checkpoint, reason)]
-        return [*effects, DeleteHandles(files)] if files else effects
+        return [*effects, DeleteParts(files)] if files else effects
 
     def check(self, last_completed: CheckpointId) -> None:
         """Assert the invariants."""

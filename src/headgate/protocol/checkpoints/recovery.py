@@ -333,7 +333,7 @@ def _held(manifest: Manifest) -> dict[str, int]:
     """Return how many records sinks hold back: rows of nodes without a declared state."""
     found: dict[str, int] = {}
     for entry in manifest.entries:
-        for name, rows in (entry.handle.rows or {}).items():
+        for name, rows in (entry.rows or {}).items():
             if not manifest.state_texts.get(name):
                 found[name] = found.get(name, 0) + sum(rows.values())
     return {name: count for name, count in found.items() if count}

@@ -1,11 +1,15 @@
-"""Which completed checkpoints stay in storage, and how many failures in a row are put up with (rules C22, C31, C35).
+"""Which completed checkpoints stay in storage, and which files that leaves nobody in need of (C22, C31, C35, SF4–SF8).
 
-Parts of the ``Coordinator``.
+``Retention`` and ``Tolerance`` are parts of the ``Coordinator``. ``FileRetention`` is beside the log, because it has to
+know what every retained manifest refers to. Counterpart: ``runtime.checkpoints.snapshot_files``, which removes files.
 """
 
 from __future__ import annotations
 
-from headgate.model.ids import CheckpointId
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from headgate.model.ids import CheckpointId, Generation
 from headgate.protocol.checkpoints.coordinator_events import DropCheckpoint, Effect
 from headgate.protocol.checkpoints.reasons import AbortReason
 
@@ -64,3 +68,90 @@ class Tolerance:
             return None
         many = f" ({self._count} in a row)" if self._count > 1 else ""
         return f"checkpoint {checkpoint} failed{many}: {reason.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that is there: the upload that wrote it. Only manifests say who needs it."""
+
+    path: str
+    checkpoint: CheckpointId
+    generation: Generation
+
+
+class FileRetention:
+    """Which files of snapshots may go, by reference.
+
+    A file stays while a retained checkpoint refers to it (SF4), while an upload that is under way may write it or share
+    it (SF5, SF6), and while it is of a time that was set aside (SF7). Everything else may go.
+    """
+
+    def __init__(
+        self, generation: Generation, first: CheckpointId, retained: Mapping[CheckpointId, frozenset[str]]
+    ) -> None:
+        """Judge for ``generation``, whose ids begin at ``first``.
+
+        ``retained`` are the files of each checkpoint that may be restored.
+        """
+        self._generation = generation
+        self._first = first
+        self._retained = dict(retained)
+        self._bases: dict[CheckpointId, frozenset[str]] = {}
+        self._aside_below = CheckpointId(0)
+
+    @property
+    def newest(self) -> CheckpointId:
+        """The newest checkpoint that is completed, 0 if there is none: the base of the next one."""
+        return max(self._retained, default=CheckpointId(0))
+
+    def narrowed(self, retained: Iterable[CheckpointId]) -> None:
+        """Only ``retained`` may be restored: the others were skipped, and are set aside or not needed (C35)."""
+        kept = set(retained)
+        self._retained = {checkpoint: files for checkpoint, files in self._retained.items() if checkpoint in kept}
+
+    def set_aside(self, below: CheckpointId) -> None:
+        """Somebody may need whatever was written for a checkpoint before ``below`` (SF7); 0: nobody does any more."""
+        self._aside_below = below
+
+    def began(self, checkpoint: CheckpointId) -> None:
+        """Uploads of ``checkpoint`` may run: they share files of the newest one, whatever is dropped meanwhile."""
+        assert checkpoint > self.newest, "ids rise (C2)"
+        self._bases[checkpoint] = self._retained.get(self.newest, frozenset())
+
+    def completed(self, checkpoint: CheckpointId, files: frozenset[str]) -> None:
+        """The manifest of ``checkpoint`` is durable; uploads of older ones are over (C15)."""
+        assert checkpoint > self.newest, "checkpoints complete in order (C15)"
+        self._retained[checkpoint] = files
+        self._bases = {pending: base for pending, base in self._bases.items() if pending > checkpoint}
+
+    def dropped(self, checkpoint: CheckpointId) -> None:
+        """Nobody goes back to ``checkpoint``, or to one before it, any more (C31)."""
+        assert not self._retained or checkpoint < self.newest, "the newest one always stays (C31)"
+        self._retained = {kept: files for kept, files in self._retained.items() if kept > checkpoint}
+
+    def garbage(self, files: Iterable[StoredFile]) -> tuple[str, ...]:
+        """Return which of ``files``, which are all that there are, may be removed."""
+        needed = self._needed()
+        return tuple(
+            file.path
+            for file in files
+            if file.path not in needed and not self._may_be_written(file) and file.checkpoint >= self._aside_below
+        )
+
+    def unneeded(self, paths: Iterable[str]) -> tuple[str, ...]:
+        """Return which files of a checkpoint that was given up may be removed: not those that it shares."""
+        needed = self._needed()
+        return tuple(path for path in dict.fromkeys(paths) if path not in needed)
+
+    def _needed(self) -> frozenset[str]:
+        return frozenset().union(*self._retained.values(), *self._bases.values())
+
+    def _may_be_written(self, file: StoredFile) -> bool:
+        """Whether an upload that may still be acknowledged wrote it: of a later generation, or after the newest one.
+
+        What was prepared for a checkpoint that was aborted belongs to the next one (C17), so it stays until that one
+        is completed and says what it needs.
+        """
+        if file.generation == self._generation:
+            return file.checkpoint >= self._first and file.checkpoint > self.newest
+        return file.generation > self._generation

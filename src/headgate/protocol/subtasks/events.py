@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.model.manifest import Committable, StateHandle
+from headgate.model.manifest import Committable, SnapshotPart
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.checkpoints import align
 from headgate.protocol.loops import head as loop_head
@@ -73,7 +73,7 @@ class SnapshotWritten:
     """
 
     checkpoint: CheckpointId
-    handle: StateHandle
+    parts: tuple[SnapshotPart, ...]
     committables: tuple[Committable, ...] = ()
 
 
@@ -134,7 +134,7 @@ class Acknowledge:
     """EFFECT: tell the coordinator that this subtask's part of ``checkpoint`` is durable."""
 
     checkpoint: CheckpointId
-    handle: StateHandle
+    parts: tuple[SnapshotPart, ...]
     committables: tuple[Committable, ...]
 
 

@@ -263,12 +263,12 @@ class Subtask(Machine):
         if event.checkpoint in self.open_logs:
             raise self._violation(f"the snapshot of {event.checkpoint} was written before its log was complete (L4)")
         self._precommit.prepared(event.committables)  # kept even when the checkpoint is gone (T5)
-        if event.checkpoint not in self._writing and not event.handle.path:
+        if event.checkpoint not in self._writing and not any(part.path for part in event.parts):
             return [Ignored("written after the checkpoint was aborted")]
         # Too late, with a file: acknowledged all the same, so that the coordinator deletes the file (C10).
         self._writing.discard(event.checkpoint)
         covered = self._precommit.covered_by(event.checkpoint)  # T3
-        return [Acknowledge(event.checkpoint, event.handle, covered)]
+        return [Acknowledge(event.checkpoint, event.parts, covered)]
 
     def _on_failed(self, event: SnapshotFailed) -> list[Effect]:
         if event.checkpoint not in self._writing:

@@ -7,7 +7,7 @@
     <pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
     <pipeline>/ids/0000000007          this checkpoint id has been used (R7)
     <pipeline>/aside/<above>-<below>/...   their files are kept: a start could not use them (R51)
-    <pipeline>/chk-0000000007/<vertex>-<subtask>.g<generation>    snapshots too large to be inlined
+    <pipeline>/chk-0000000007/<vertex>-<subtask>.g<generation>    parts too large to be inlined (snapshot_path)
 
 Reads and writes; what they mean is decided by ``protocol.checkpoints.recovery`` and the ``Coordinator``.
 """
@@ -30,6 +30,7 @@ from headgate.protocol.checkpoints.lineage import Lineage
 from headgate.protocol.checkpoints.recovery import (
     NextClaim,
     ObservedLog,
+    candidates,
     first_checkpoint,
     next_claim,
     replaced_by,
@@ -141,6 +142,7 @@ class CheckpointLog:
             first = first_checkpoint(log, self._entries.newest_id())  # looked up behind the claim (R42)
             self._next_sequence, self._generation = following.sequence + 1, following.generation
             self._lineage = Lineage.observed(log)
+            self.files.claimed(following.generation, first, candidates(log))
             self._entries.write_hint(following.sequence)
             with contextlib.suppress(StorageError):  # the next claim tries again
                 for passed in superseded(log, following):
@@ -151,6 +153,7 @@ class CheckpointLog:
     def restored(self, retained: Sequence[CheckpointId]) -> None:
         """Have what is appended descend from the newest of ``retained``: what was skipped is not gone back to."""
         self._lineage = self._lineage.of(retained)
+        self.files.restored(retained)
 
     def reserve(self, checkpoint: CheckpointId) -> None:
         """Record that ``checkpoint`` is in use, and forget what is far below it.
@@ -167,6 +170,7 @@ class CheckpointLog:
         newer = self.newer_generation()
         if newer is not None:
             raise FencedError(f"pipeline {self._pipeline}", self._generation, newer)
+        self.files.began(checkpoint)
         if checkpoint > 1:
             self._storage.delete(self._entries.id_path(CheckpointId(checkpoint - 1)))
 
@@ -226,6 +230,7 @@ class CheckpointLog:
             raise FencedError(f"pipeline {self._pipeline}", manifest.generation, newest)
         self._entries.write_hint(self._next_sequence)
         self._lineage = self._lineage.completed(manifest.checkpoint, self._next_sequence)
+        self.files.completed(manifest)
         self._next_sequence += 1
         return Outcome.WRITTEN
 

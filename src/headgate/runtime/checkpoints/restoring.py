@@ -1,6 +1,7 @@
 """What a worker restores: the snapshots of former subtasks, kept apart, and what of them a node gets.
 
-Counterparts: ``runtime.driver.live_generation`` sends the handles, ``runtime.worker.deployment`` builds the subtasks.
+Small sections are read at once, the state of a node part by part when its operator asks for it (SF10). Counterparts:
+``runtime.driver.live_generation`` sends the references, ``runtime.worker.deployment`` builds the subtasks.
 Source: rules R15–R17 of docs/spec/recovery.md. At the same parallelism subtask i continues from subtask i; only a
 source's chain sees the snapshots of all former subtasks, because a split may have another owner (N1). A subtask
 restored as finished goes on if there is more input (T10).
@@ -8,7 +9,9 @@ restored as finished goes on if there is more input (T10).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import msgspec
 
@@ -17,45 +20,77 @@ from headgate.codec.messages import Restored
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX, STATE_PREFIX, decode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import WorkerIndex
-from headgate.model.manifest import Manifest
+from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.manifest import BUNDLE, KeyGroups, Manifest, SnapshotPart
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import RestoredState
 from headgate.protocol.loops.part import NO_ROUNDS, RoundProgress
-from headgate.runtime.checkpoints.snapshots import read_snapshot
+from headgate.runtime.checkpoints.snapshots import read_part
 from headgate.storage.base import NotFound, Storage
 
 
 def restored_by(manifest: Manifest | None, plan: Plan, worker: WorkerIndex) -> list[Restored]:
-    """Return the snapshots that the subtasks of ``worker`` continue from (R15)."""
+    """Return the parts that the subtasks of ``worker`` continue from (R15), of keyed ones those it owns (SF11)."""
     if manifest is None:
         return []
     is_moved = manifest.parallelism != plan.parallelism
     sources = {vertex.id for vertex in plan.vertices if vertex.is_source}
+    owned = owned_key_groups(plan, worker)
     return [
-        Restored(entry.subtask, manifest.parallelism, entry.handle)
+        Restored(
+            entry.subtask,
+            manifest.parallelism,
+            tuple(part for part in entry.parts if part.key_groups is None or part.key_groups.overlaps(owned)),
+        )
         for entry in manifest.entries
         if is_moved or entry.subtask.index == worker or entry.subtask.vertex in sources
     ]
 
 
-class RestoredSnapshots:
-    """The sections of every snapshot that this worker was given, by former subtask."""
+def owned_key_groups(plan: Plan, worker: WorkerIndex) -> KeyGroups:
+    """Return the key groups that the subtasks of ``worker`` own (P6)."""
+    found = key_groups_of_subtask(int(worker), plan.max_parallelism, plan.parallelism)
+    return KeyGroups(found.start, len(found))
 
-    def __init__(self, worker: WorkerIndex, plan: Plan, formers: Mapping[int, Mapping[str, memoryview]], count: int):
-        """Use ``read_restored``. ``formers`` by index; ``count`` is the former parallelism (0: nothing to restore)."""
+
+Sections: TypeAlias = Mapping[str, memoryview]
+Readers: TypeAlias = Mapping[str, Sequence[Callable[[], memoryview]]]
+"""What reads each part of a section, in the order in which they were written."""
+
+
+class RestoredSnapshots:
+    """What this worker was given of the snapshots, by former subtask."""
+
+    def __init__(
+        self,
+        worker: WorkerIndex,
+        plan: Plan,
+        formers: Mapping[int, Sections],
+        count: int,
+        parts: Mapping[int, Readers] | None = None,
+    ) -> None:
+        """Use ``read_restored``. ``count`` is the former parallelism (0: nothing to restore).
+
+        Args:
+            formers: small sections by former index; all sections of a snapshot of version 1.
+            parts: the other ones, still to be read.
+        """
         self._worker = int(worker)
         self._is_moved = count != plan.parallelism
         self._formers = formers
         self._count = count
+        self._parts = parts or {}
 
     def states(self, node: str, vertex: Vertex) -> list[RestoredState]:
-        """Return the states of ``node`` for this worker's subtask of ``vertex``, by former subtask."""
+        """Return the parts of ``node``'s state for this worker's subtask of ``vertex``, by former subtask."""
         name = f"{STATE_PREFIX}{node}"
-        return [
-            RestoredState(index, self._count, sections[name])
-            for index, sections in self._seen_by(vertex)
-            if name in sections
-        ]
+        found: list[RestoredState] = []
+        for index, sections in self._seen_by(vertex):
+            if name in sections:
+                found.append(RestoredState(index, self._count, sections[name]))
+            readers = self._parts.get(index, {}).get(name, ())
+            found += [RestoredState(index, self._count, read) for read in readers]
+        return found
 
     def positions(self, node: str) -> dict[str, bytes] | None:
         """Return ``split → position`` of all former subtasks of a source (R16), or None on a first start.
@@ -121,21 +156,30 @@ class RestoredSnapshots:
 def read_restored(
     storage: Storage, pipeline: str, worker: WorkerIndex, plan: Plan, restored: Sequence[Restored]
 ) -> RestoredSnapshots:
-    """Read and verify every snapshot of ``restored``.
+    """Read the small sections of ``restored``, and find the other parts; all are verified when they are read.
 
     Raises:
         CorruptionError: one is damaged or gone (the coordinator verified it moments ago).
         StorageError
     """
     formers: dict[int, dict[str, memoryview]] = {}
+    parts: dict[int, dict[str, list[Callable[[], memoryview]]]] = {}
     for snapshot in restored:
-        fault_points.reach("in-restore")
-        handle = snapshot.handle
-        where = handle.path or f"inlined snapshot of {snapshot.subtask}"
-        try:
-            data = read_snapshot(storage, pipeline, handle)
-        except NotFound as error:
-            raise CorruptionError(where, 0, f"a snapshot of {handle.size_bytes} bytes", "no file") from error
         # Sections hold the node's name, so those of the vertices of one former subtask do not clash.
-        formers.setdefault(snapshot.subtask.index, {}).update(decode_sections(data, where))
-    return RestoredSnapshots(worker, plan, formers, restored[0].parallelism if restored else 0)
+        sections = formers.setdefault(snapshot.subtask.index, {})
+        others = parts.setdefault(snapshot.subtask.index, {})
+        for part in snapshot.parts:
+            read = partial(_read, storage, pipeline, part, f"inlined snapshot of {snapshot.subtask}")
+            if part.section == BUNDLE:
+                sections.update(decode_sections(read(), part.path or f"inlined snapshot of {snapshot.subtask}"))
+            else:
+                others.setdefault(part.section, []).append(read)
+    return RestoredSnapshots(worker, plan, formers, restored[0].parallelism if restored else 0, parts)
+
+
+def _read(storage: Storage, pipeline: str, part: SnapshotPart, inlined: str) -> memoryview:
+    fault_points.reach("in-restore")
+    try:
+        return read_part(storage, pipeline, part)
+    except NotFound as error:
+        raise CorruptionError(part.path or inlined, 0, f"a part of {part.size_bytes} bytes", "no file") from error

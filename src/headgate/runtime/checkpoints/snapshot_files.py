@@ -1,24 +1,26 @@
-"""The snapshot files of one pipeline: read, removed when nobody needs them, set aside (C10, C31, R51).
+"""The snapshot files of one pipeline: verified, removed when nobody needs them, set aside (C10, C31, R51).
 
-Counterparts: ``log``, which says what is completed, and ``snapshots``. Removes a file only when it was told that
-nothing refers to it.
+Counterparts: ``log``, which says what is completed, ``snapshots``, and ``protocol.checkpoints.retention``, which
+decides what may be removed. Lives in the driver's storage thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from headgate.codec.snapshot import decode_sections
+from headgate.codec.snapshot_path import stored_file
 from headgate.errors import CorruptionError
-from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Manifest, StateHandle
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import BUNDLE, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, Gap, ObservedLog
-from headgate.runtime.checkpoints.snapshots import read_snapshot
+from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
+from headgate.runtime.checkpoints.snapshots import read_part, verify_part
 from headgate.storage.base import AlreadyExists, NotFound, Storage
 
-_CHECKPOINT_OF = re.compile(r"/chk-(\d+)/")
 _ASIDE = re.compile(r"/aside/(\d{10,})-(\d{10,})/")
 _WHY = "why"
 
@@ -26,7 +28,7 @@ _WHY = "why"
 @dataclass(frozen=True, slots=True)
 class Aside:
     """The checkpoints after ``above`` and before ``below`` are kept: a start could not use them. ``why`` names the
-    damage."""
+    damage. They may share files of older ones, so those stay, too (SF7)."""
 
     above: CheckpointId
     below: CheckpointId
@@ -39,53 +41,101 @@ class SnapshotFiles:
     def __init__(self, storage: Storage, pipeline: str) -> None:
         self._storage = storage
         self._pipeline = pipeline
+        self._retention = FileRetention(Generation(0), CheckpointId(0), {})
 
-    def read(self, handle: StateHandle) -> bytes:
-        """Return the payload of a snapshot after checking it.
+    def read(self, part: SnapshotPart) -> memoryview:
+        """Return the bytes of ``part`` after checking them.
 
         Raises:
             CorruptionError, NotFound, StorageError
         """
-        return read_snapshot(self._storage, self._pipeline, handle)
+        return read_part(self._storage, self._pipeline, part)
+
+    def sections(self, entry: SubtaskEntry) -> dict[str, list[memoryview]]:
+        """Return everything that one subtask left in a checkpoint: the parts of each section, in their order.
+
+        Raises:
+            CorruptionError, NotFound, StorageError
+        """
+        found: dict[str, list[memoryview]] = {}
+        for part in entry.parts:
+            data = self.read(part)
+            inner = decode_sections(data, part.path) if part.section == BUNDLE else {part.section: data}
+            for name, section in inner.items():
+                found.setdefault(name, []).append(section)
+        return found
 
     def verify(self, manifest: Manifest) -> list[Damage]:
-        """Read every snapshot file of ``manifest`` and return what is wrong with them (I4)."""
+        """Read every part of ``manifest``, one at a time, and return what is wrong with them (I4)."""
         found = []
-        for entry in manifest.entries:
+        for part in manifest.parts:
             try:
-                self.read(entry.handle)
+                verify_part(self._storage, self._pipeline, part)
             except CorruptionError as error:
                 found.append(Damage(error.path, str(error)))
             except NotFound as error:
                 found.append(Damage(error.path, "the file is missing"))
         return found
 
-    def delete(self, handles: Sequence[StateHandle]) -> None:
-        """Remove snapshot files that nothing refers to."""
-        for handle in handles:
-            if handle.path:
-                self._storage.delete(f"{self._pipeline}/{handle.path}")
+    # -- what is needed ---------------------------------------------------------------------------------------------
+
+    def claimed(self, generation: Generation, first: CheckpointId, manifests: Iterable[Manifest]) -> None:
+        """``generation`` begins with ``first``, and finds the completed checkpoints ``manifests``."""
+        self._retention = FileRetention(generation, first, {m.checkpoint: m.files for m in manifests})
+
+    def restored(self, retained: Collection[CheckpointId]) -> None:
+        """Of what was found only ``retained`` may be restored again."""
+        self._retention.narrowed(retained)
+
+    def began(self, checkpoint: CheckpointId) -> None:
+        """Uploads of ``checkpoint`` may run from now on."""
+        self._retention.began(checkpoint)
+
+    def completed(self, manifest: Manifest) -> None:
+        """``manifest`` is durable."""
+        self._retention.completed(manifest.checkpoint, manifest.files)
+
+    # -- what is not ------------------------------------------------------------------------------------------------
+
+    def delete(self, parts: Sequence[SnapshotPart]) -> None:
+        """Remove the files of ``parts`` of a checkpoint that was given up, but not those that others need (SF5).
+
+        Raises:
+            StorageError
+        """
+        for path in self._retention.unneeded(part.path for part in parts if part.path):
+            self._storage.delete(f"{self._pipeline}/{path}")
 
     def drop(self, checkpoint: CheckpointId) -> None:
-        """Remove the snapshots up to a completed checkpoint (C31).
+        """Nobody goes back to ``checkpoint`` any more, or to one before: remove what nothing refers to now (C31).
 
-        Aborted checkpoints in between may have left files that nobody knows of: they go, too.
+        Raises:
+            StorageError
         """
-        self._delete_snapshots(lambda found: found <= checkpoint)
+        self._retention.dropped(checkpoint)
+        self._remove_garbage()
 
-    def sweep(self, keep: Sequence[CheckpointId], below: CheckpointId) -> None:
-        """Remove snapshot files of checkpoints below ``below`` that are not kept: leftovers of dead generations."""
+    def sweep(self) -> None:
+        """Remove what dead generations have left, and what they had begun to write.
+
+        Raises:
+            StorageError
+        """
         self._storage.sweep_unfinished(self._pipeline)
-        kept = {int(c) for c in keep}
-        self._delete_snapshots(lambda found: found < below and found not in kept)
+        self._remove_garbage()
 
-    def _delete_snapshots(self, is_garbage: Callable[[int], bool]) -> None:
+    def _remove_garbage(self) -> None:
         paths = self._storage.list(self._pipeline)
-        ranges = _ranges_aside(paths)
-        for path in paths:
-            match = _CHECKPOINT_OF.search(path)
-            if match and is_garbage(int(match.group(1))) and not _is_within(match, ranges):  # R51
-                self._storage.delete(path)
+        self._retention.set_aside(max((below for _, below in _ranges_aside(paths)), default=CheckpointId(0)))  # R51
+        for path in self._retention.garbage(self._files_of(paths)):
+            self._storage.delete(f"{self._pipeline}/{path}")
+
+    def _files_of(self, paths: Iterable[str]) -> list[StoredFile]:
+        prefix = f"{self._pipeline}/"
+        found = (stored_file(path.removeprefix(prefix)) for path in paths)
+        return [file for file in found if file is not None]
+
+    # -- what is kept aside -----------------------------------------------------------------------------------------
 
     def set_aside(self, log: ObservedLog, gaps: Sequence[Gap]) -> None:
         """Keep what a start cannot use, until somebody removes it (R51): snapshots and log entries.
@@ -115,15 +165,25 @@ class SnapshotFiles:
         paths = [path for path in self._storage.list(f"{self._pipeline}/aside") if path.endswith(f"/{_WHY}")]
         return [Aside(*_range_of(path), self._storage.get(path).decode("utf-8", "replace").strip()) for path in paths]
 
-    def discard_aside(self) -> int:
-        """Remove what was set aside; return how many files of checkpoints that were. Snapshots first, reasons last.
+    def discard_aside(self, manifests: Iterable[Manifest]) -> int:
+        """Remove what was set aside, but not what ``manifests``, which are all that there are, need (SF7).
+
+        Snapshots first, reasons last. What only stayed for their sake goes with the next sweep.
+
+        Returns:
+            How many files of checkpoints that were.
 
         Raises:
             StorageError
         """
+        needed = frozenset[str]().union(*(manifest.files for manifest in manifests))
         paths = self._storage.list(self._pipeline)
         ranges = _ranges_aside(paths)
-        files = [path for path in paths if (found := _CHECKPOINT_OF.search(path)) and _is_within(found, ranges)]
+        files = [
+            f"{self._pipeline}/{file.path}"
+            for file in self._files_of(paths)
+            if file.path not in needed and any(above < file.checkpoint < below for above, below in ranges)
+        ]
         for path in [*files, *sorted(p for p in paths if "/aside/" in p)]:
             self._storage.delete(path)
         return len(files)
@@ -137,7 +197,3 @@ def _range_of(path: str) -> tuple[CheckpointId, CheckpointId]:
 
 def _ranges_aside(paths: Sequence[str]) -> set[tuple[CheckpointId, CheckpointId]]:
     return {_range_of(path) for path in paths if _ASIDE.search(path)}
-
-
-def _is_within(match: re.Match[str], ranges: Collection[tuple[int, int]]) -> bool:
-    return any(above < int(match.group(1)) < below for above, below in ranges)

@@ -1,81 +1,96 @@
-"""One snapshot in the checkpoint storage: written with its checksum, and read again before it counts as damaged.
+"""Parts of snapshots in the checkpoint storage: read with their checksum, and read again before they count as damaged.
 
-Small ones travel in the manifest (C13). Counterparts: ``uploads`` writes, ``restoring`` and ``snapshot_files`` read.
+Counterparts: ``targets`` writes them, ``restoring`` and ``snapshot_files`` read them. At most one part is in memory
+at a time (SF10).
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 
 import xxhash
 
 from headgate.codec.snapshot import STATE_PREFIX, decode_sections
 from headgate.codec.state_rows import difference, stored_rows
 from headgate.errors import CorruptionError
-from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.manifest import StateHandle
-from headgate.storage.base import Bytes, Storage
+from headgate.model.manifest import BUNDLE, SnapshotPart
+from headgate.storage.base import Storage
 from headgate.storage.reading import read_again
 
-
-def write_snapshot(
-    storage: Storage,
-    pipeline: str,
-    subtask: SubtaskId,
-    checkpoint: CheckpointId,
-    generation: Generation,
-    parts: Sequence[Bytes],
-    inline_bytes_max: int,
-    rows: dict[str, dict[str, int]] | None = None,
-) -> StateHandle:
-    """Make the snapshot of one subtask durable and return its handle (C13: small ones travel in the manifest).
-
-    ``rows``: how many rows each state in it has, by operator and state.
-
-    Raises:
-        StorageError
-    """
-    digest = xxhash.xxh3_64()
-    size = 0
-    for part in parts:
-        digest.update(part)
-        size += len(part)
-    if size <= inline_bytes_max:
-        return StateHandle(size, digest.intdigest(), "", b"".join(bytes(part) for part in parts), rows)
-    name = re.sub(r"[^A-Za-z0-9_.-]", "_", str(subtask.vertex))
-    path = f"chk-{checkpoint:010d}/{name}-{subtask.index}.g{generation}"  # unique per generation (C33)
-    storage.put(f"{pipeline}/{path}", parts)
-    return StateHandle(size, digest.intdigest(), path, rows=rows)
+READ_BYTES_MAX = 8 << 20
+"""So much of a file is asked for at a time."""
 
 
-def read_snapshot(storage: Storage, pipeline: str, handle: StateHandle) -> bytes:
-    """Return the payload of ``handle`` after checking its size, its checksum, and the rows of each state (R30).
+def read_part(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryview:
+    """Return the bytes of ``part`` after checking their number, their checksum, and the rows of each state (R30).
 
     A read that does not fit is repeated: one bad read is not damage (R50).
 
     Raises:
         CorruptionError, NotFound, StorageError
     """
-    return read_again(lambda: _read_once(storage, pipeline, handle))
+    return read_again(lambda: _read_once(storage, pipeline, part))
 
 
-def _read_once(storage: Storage, pipeline: str, handle: StateHandle) -> bytes:
-    where = f"{pipeline}/{handle.path}" if handle.path else "an inlined snapshot"
-    data = storage.get(where) if handle.path else handle.inline
-    if len(data) != handle.size_bytes:
-        raise CorruptionError(where, len(data), f"{handle.size_bytes} bytes", f"{len(data)} bytes")
-    found = xxhash.xxh3_64_intdigest(data)
-    if found != handle.checksum:
-        raise CorruptionError(where, 0, f"checksum {handle.checksum:016x}", f"{found:016x}")
-    if handle.rows:
-        _check_rows(data, handle.rows, where)
+def verify_part(storage: Storage, pipeline: str, part: SnapshotPart) -> None:
+    """Read ``part`` and check it as ``read_part`` does; what has no rows to be counted is not kept in memory (SF10).
+
+    Raises:
+        CorruptionError, NotFound, StorageError
+    """
+    if part.rows is None:
+        read_again(lambda: _check_stream(storage, pipeline, part))
+    else:
+        read_part(storage, pipeline, part)
+
+
+def place_of(pipeline: str, part: SnapshotPart) -> str:
+    """Return where ``part`` is, for messages."""
+    return f"{pipeline}/{part.path}" if part.path else "an inlined snapshot"
+
+
+def _read_once(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryview:
+    where = place_of(pipeline, part)
+    chunks = list(_chunks(storage, pipeline, part))
+    data = memoryview(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+    _check_bytes(part, len(data), xxhash.xxh3_64_intdigest(data), where)
+    if part.rows:
+        _check_rows(part, data, where)
     return data
 
 
-def _check_rows(data: bytes, rows: Mapping[str, Mapping[str, int]], where: str) -> None:
-    sections = decode_sections(data, where)
-    for node, recorded in rows.items():
+def _check_stream(storage: Storage, pipeline: str, part: SnapshotPart) -> None:
+    digest, size_bytes = xxhash.xxh3_64(), 0
+    for chunk in _chunks(storage, pipeline, part):
+        digest.update(chunk)
+        size_bytes += len(chunk)
+    _check_bytes(part, size_bytes, digest.intdigest(), place_of(pipeline, part))
+
+
+def _chunks(storage: Storage, pipeline: str, part: SnapshotPart) -> Iterator[bytes]:
+    """Return the bytes of ``part`` piece by piece; fewer than it says if the file is shorter."""
+    if not part.path:
+        yield part.inline
+        return
+    at, end = part.offset, part.offset + part.size_bytes
+    while True:
+        chunk = storage.get_range(f"{pipeline}/{part.path}", at, min(READ_BYTES_MAX, end - at))
+        yield chunk
+        at += len(chunk)
+        if at >= end or not chunk:
+            return
+
+
+def _check_bytes(part: SnapshotPart, size_bytes: int, checksum: int, where: str) -> None:
+    if size_bytes != part.size_bytes:
+        raise CorruptionError(where, part.offset + size_bytes, f"{part.size_bytes} bytes", f"{size_bytes} bytes")
+    if checksum != part.checksum:
+        raise CorruptionError(where, part.offset, f"checksum {part.checksum:016x}", f"{checksum:016x}")
+
+
+def _check_rows(part: SnapshotPart, data: memoryview, where: str) -> None:
+    sections = decode_sections(data, where) if part.section == BUNDLE else {part.section: data}
+    for node, recorded in (part.rows or {}).items():
         state = sections.get(f"{STATE_PREFIX}{node}")
         inner = {} if state is None else decode_sections(state, f"{where}, state of '{node}'")
         problem = difference(recorded, stored_rows(inner, where))

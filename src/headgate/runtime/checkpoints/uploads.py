@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from headgate import fault_points
-from headgate.codec.snapshot import STATE_PREFIX, Buffer, encode_sections, section_views
-from headgate.codec.state_rows import difference, stored_rows
 from headgate.connectors.base import SealedTransaction
 from headgate.errors import CorruptionError, StorageError, UsageError
-from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.manifest import Committable, StateHandle
+from headgate.model.ids import CheckpointId, SubtaskId
+from headgate.model.manifest import Committable, SnapshotPart
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
-from headgate.runtime.checkpoints.snapshots import write_snapshot
+from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Pool, Surroundings
 from headgate.state.frozen import FrozenState
-from headgate.storage.base import Storage
 
 _T = TypeVar("_T")
 
 RETRY_PAUSES_S = (0.1, 0.3, 0.6)
 """Pauses between tries of one storage write; after them the checkpoint is declined (U4)."""
+
+PAYLOAD_BYTES_MAX = 64 << 10
+"""What a sink prepares beyond this size is a file of its own; a manifest holds only the reference to it (SF9)."""
 
 
 class PrepareRefused(Exception):  # noqa: N818 - what the target said
@@ -65,19 +65,6 @@ class FrozenSubtask:
             state.release()
 
 
-@dataclass(frozen=True, slots=True)
-class Destination:
-    """Where and as whom snapshots are written."""
-
-    storage: Storage
-    pipeline: str
-    generation: Generation
-    inline_bytes_max: int
-
-
-Rows: TypeAlias = dict[str, dict[str, int]]
-"""How many rows each state has, by operator and state."""
-
 Report = Callable[[SnapshotWritten | SnapshotFailed, str], None]
 """Called from the pool's threads with the outcome and, for a failure, its text."""
 
@@ -106,6 +93,7 @@ class SnapshotWriter:
         self._cancelled: set[CheckpointId] = set()
         self._unprepared: deque[tuple[str, CheckpointId, SealedTransaction]] = deque()
         self._prepared: list[Committable] = []
+        self._outputs_count = 0
         self._stop = around.event()
 
     def start(self, frozen: FrozenSubtask) -> None:
@@ -153,12 +141,12 @@ class SnapshotWriter:
         fault_points.reach("after-prepare")
         if self._is_cancelled(job.checkpoint):
             return
-        parts, rows = self._with_retries(lambda: _encoded(job))
-        handle = self._with_retries(lambda: self._write_state(job, parts, rows))
+        self._store_outputs()
+        parts = self._with_retries(lambda: self._write_state(job))
         job.release()  # U6: before anybody hears of it, so that the next barrier finds the state in one piece
         fault_points.reach("after-snapshot-before-ack")
         committables, self._prepared = tuple(self._prepared), []
-        self._report(SnapshotWritten(job.checkpoint, handle, committables), "")
+        self._report(SnapshotWritten(job.checkpoint, parts, committables), "")
 
     def _prepare_all(self) -> None:
         while self._unprepared:
@@ -172,11 +160,29 @@ class SnapshotWriter:
                 index = self._subtask.index
                 self._prepared.append(Committable(node, checkpoint, index, self._to.generation, payload))
 
-    def _write_state(self, job: FrozenSubtask, parts: Sequence[memoryview], rows: Rows) -> StateHandle:
-        to = self._to
-        return write_snapshot(
-            to.storage, to.pipeline, self._subtask, job.checkpoint, to.generation, parts, to.inline_bytes_max, rows
-        )
+    def _store_outputs(self) -> None:
+        """Put large payloads into files, each once (SF9); what fails is tried again by the next snapshot."""
+        for at, committable in enumerate(self._prepared):
+            if committable.stored is None and len(committable.payload) > PAYLOAD_BYTES_MAX:
+                number = self._outputs_count + 1
+                stored = self._with_retries(lambda c=committable, n=number: self._write_output(c, n))  # type: ignore[misc]
+                self._outputs_count = number
+                self._prepared[at] = replace(committable, payload=b"", stored=stored)
+
+    def _write_output(self, committable: Committable, number: int) -> SnapshotPart:
+        return write_output(self._to, self._subtask, committable.checkpoint, number, committable.payload)
+
+    def _write_state(self, job: FrozenSubtask) -> tuple[SnapshotPart, ...]:
+        """Write the snapshot of ``job``. Changes nothing of it, so it can be repeated (U6).
+
+        Raises:
+            AssertionError: what was written is not what was frozen; such a checkpoint must not complete (U7).
+        """
+        target = SubtaskTarget(self._to, self._subtask, job.checkpoint)
+        target.put_bundle(job.plain)
+        for node, state in job.states.items():
+            target.put_state(node, state)
+        return target.finish()
 
     def _with_retries(self, call: Callable[[], _T]) -> _T:
         for pause_s in RETRY_PAUSES_S:
@@ -190,21 +196,3 @@ class SnapshotWriter:
     def _is_cancelled(self, checkpoint: CheckpointId) -> bool:
         with self._lock:
             return checkpoint in self._cancelled
-
-
-def _encoded(job: FrozenSubtask) -> tuple[list[memoryview], Rows]:
-    """Return the snapshot of ``job``, and the rows that were frozen (U7). Changes nothing, so it can be repeated.
-
-    Raises:
-        AssertionError: what was encoded is not what was frozen; such a checkpoint must not complete.
-    """
-    sections: dict[str, Sequence[Buffer]] = {name: [data] for name, data in job.plain.items()}
-    rows: Rows = {}
-    for node, state in job.states.items():
-        rows[node] = dict(state.rows())
-        parts = state.encode()
-        problem = difference(rows[node], stored_rows(section_views(parts), f"the snapshot of '{node}'"))
-        if problem is not None:
-            raise AssertionError(f"the snapshot of operator '{node}' must have {problem[0]}, but has {problem[1]}")
-        sections[f"{STATE_PREFIX}{node}"] = parts
-    return [memoryview(part) for part in encode_sections(sections)], rows

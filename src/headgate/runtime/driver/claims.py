@@ -95,7 +95,7 @@ def begin_generation(
         if problem is not None:
             raise UsageError(problem)
     _retrying(lambda: make_targets(definition), around)
-    commits = SinkCommits(definition, generation)
+    commits = SinkCommits(definition, generation, log.files.read)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
     keep = () if restored is None else restored.committables  # R18: whatever the parallelism was
     try:
@@ -105,23 +105,17 @@ def begin_generation(
         raise
     retained = recovery.retained(claimed.log, restored)
     log.restored(retained)
-    _sweep(log, retained, claimed.first_checkpoint, around, note)
+    _sweep(log, around, note)
     if restored is not None and isinstance(choice, recovery.NothingLeft):
         commits.close()
         return Finished(restored)
     return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits)
 
 
-def _sweep(
-    log: CheckpointLog,
-    retained: tuple[CheckpointId, ...],
-    below: CheckpointId,
-    around: Surroundings,
-    note: Callable[[str], None],
-) -> None:
+def _sweep(log: CheckpointLog, around: Surroundings, note: Callable[[str], None]) -> None:
     """Tidy up; what cannot be removed now, a later generation removes."""
     try:
-        _retrying(lambda: log.files.sweep(retained, below), around)
+        _retrying(log.files.sweep, around)
     except StorageError as error:
         note(f"could not remove old checkpoint files: {error}")
 

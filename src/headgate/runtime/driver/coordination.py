@@ -149,8 +149,8 @@ class Coordination:
                 self._triggered.pop(effect.checkpoint, None)
                 self._reports.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
                 self._workers.broadcast(messages.Abort(self.generation, effect.checkpoint))
-            case machine.DeleteHandles():
-                self._pools.storage.submit(self._quietly, lambda: self._log.files.delete(effect.handles))
+            case machine.DeleteParts():
+                self._pools.storage.submit(self._quietly, lambda: self._log.files.delete(effect.parts))
             case machine.DropCheckpoint():
                 self._pools.storage.submit(self._quietly, lambda: self._drop(effect.checkpoint))
             case Commit():
@@ -158,10 +158,8 @@ class Coordination:
             case machine.FailGeneration():
                 self._reports.generation_failed(effect)
             case machine.GenerationDone():
-                retained = self.machine.retained
-                if retained:
-                    below = CheckpointId(retained[-1])
-                    self._pools.storage.submit(self._quietly, lambda: self._log.files.sweep(retained, below))
+                if self.machine.retained:
+                    self._pools.storage.submit(self._quietly, self._log.files.sweep)
                 self._reports.generation_done(effect)
             case Ignored():
                 return

@@ -7,23 +7,29 @@ Used from one thread of the driver at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import cast
 
 from headgate import fault_points
 from headgate.connectors.base import Committer, ForgettingCommitter, MakingSink, Sink
-from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError, UsageError
+from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Committable
+from headgate.model.manifest import Committable, SnapshotPart
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.storage.base import NotFound
 
 
 class SinkCommits:
     """Committers by sink node."""
 
-    def __init__(self, definition: PipelineDefinition, generation: Generation) -> None:
+    def __init__(
+        self, definition: PipelineDefinition, generation: Generation, read: Callable[[SnapshotPart], memoryview]
+    ) -> None:
+        """Open them; ``read`` reads what a manifest refers to (SF9)."""
+        self._read = read
         self._committers: dict[str, Committer] = {
             str(node.name): cast(Sink, node.spec).open_committer(definition.config.name, str(node.name), generation)
             for node in definition.graph.nodes
@@ -46,7 +52,7 @@ class SinkCommits:
         for name, committer in self._committers.items():
             fault_points.reach("in-recover")
             with _denials(name, checkpoint):
-                committer.recover([c for c in keep if c.sink == name])
+                committer.recover([self._with_payload(c) for c in keep if c.sink == name])
         if permit is not None:
             self.commit(permit, keep)
 
@@ -72,7 +78,17 @@ class SinkCommits:
             if mine:
                 fault_points.reach("in-commit")
                 with _denials(name, permit.checkpoint):
-                    committer.commit(permit, mine)
+                    committer.commit(permit, [self._with_payload(c) for c in mine])
+
+    def _with_payload(self, committable: Committable) -> Committable:
+        """Return ``committable`` as its sink prepared it."""
+        if committable.stored is None:
+            return committable
+        try:
+            return replace(committable, payload=bytes(self._read(committable.stored)), stored=None)
+        except NotFound as error:
+            expected = f"{committable.stored.size_bytes} bytes of prepared output"
+            raise CorruptionError(error.path, 0, expected, "no file") from error
 
     def forget(self, before: CheckpointId) -> None:
         """Let targets forget outcomes of checkpoints below ``before``, for which nobody can ask any more (K20)."""

@@ -317,7 +317,7 @@ class SubtaskRunner:
             case machine.Decline():
                 self._reports.decline(self.subtask, effect.checkpoint, effect.reason, text)
             case machine.Acknowledge():
-                entry = SubtaskEntry(self.subtask, effect.handle, effect.committables)
+                entry = SubtaskEntry(self.subtask, effect.parts, effect.committables)
                 self._reports.acknowledge(effect.checkpoint, entry)
             case machine.CancelWrite():
                 self._writer.cancel(effect.checkpoint)

@@ -24,7 +24,9 @@ from headgate.operators.user_function import UserFunctionError, user_traceback
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops.rounds import Probe
 from headgate.protocol.subtasks import subtask as machine
-from headgate.runtime.checkpoints.uploads import Destination, PrepareRefused, SnapshotWriter
+from headgate.runtime.checkpoints.restoring import owned_key_groups
+from headgate.runtime.checkpoints.targets import Destination
+from headgate.runtime.checkpoints.uploads import PrepareRefused, SnapshotWriter
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.connection import ConnectionLost
@@ -38,6 +40,7 @@ from headgate.runtime.worker.deployment import Deployment, edge_schemas
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.metrics import WorkerMetrics
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
+from headgate.state.frozen import OwnedKeys
 from headgate.storage.backends import open_storage
 
 EXIT_FENCED = 75
@@ -211,7 +214,8 @@ class Worker:
     def _deploy(self, deploy: messages.Deploy, exchange: Exchange) -> None:
         definition = self._task.definition
         storage = open_storage(definition.config.checkpoint_root)
-        to = Destination(storage, definition.config.name, self._generation, deploy.inline_bytes_max)
+        keys = OwnedKeys(owned_key_groups(definition.plan, self._task.worker), definition.plan.max_parallelism)
+        to = Destination(storage, definition.config.name, self._generation, deploy.inline_bytes_max, keys)
         exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
         deployment = Deployment(
             definition,

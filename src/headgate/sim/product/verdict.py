@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import polars as pl
 
-from headgate.codec.snapshot import POSITIONS_PREFIX, decode_sections
+from headgate.codec.snapshot import POSITIONS_PREFIX
 from headgate.connectors.encode import decode
 from headgate.connectors.files.commit import committed_files
 from headgate.model.manifest import Manifest
@@ -108,8 +108,7 @@ class Order:
 def _positions(log: CheckpointLog, manifest: Manifest, source: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for entry in manifest.entries:
-        stored = decode_sections(log.files.read(entry.handle), "a snapshot").get(f"{POSITIONS_PREFIX}{source}")
-        if stored is not None:
+        for stored in log.files.sections(entry).get(f"{POSITIONS_PREFIX}{source}", ()):
             positions = msgspec.msgpack.decode(stored, type=dict[str, bytes])
             found |= {name: POSITION.unpack(at)[0] for name, at in positions.items()}
     return found
