@@ -5,7 +5,7 @@ Freezing, encoding, restoring and choosing the keys that a subtask owns are the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -23,17 +23,17 @@ class KeyedOperator(Operator):
 
     def restore(self, states: Sequence[RestoredState]) -> None:
         """Take over the state of the keys that this subtask owns (ST4)."""
-        self._restore_backend(states)
+        for _ in self._restore_backend(states):
+            pass
 
-    def _restore_backend(self, states: Sequence[RestoredState]) -> Sequence[Mapping[str, memoryview]]:
-        """Restore the backend; return the sections of each former subtask's snapshot."""
-        owner, found = owner_of(self.context), []
+    def _restore_backend(self, states: Sequence[RestoredState]) -> Iterator[Mapping[str, memoryview]]:
+        """Restore the backend part by part; yield the sections of each, which are not kept (SF10)."""
+        owner = owner_of(self.context)
         for state in states:
             path = f"state of '{self.context.node}', subtask {state.subtask_index}"
             sections = decode_sections(state.payload, path)
             self._backend.restore(sections, path, owner)
-            found.append(sections)
-        return found
+            yield sections
 
     def freeze(self) -> FrozenState | None:
         """See ``Operator``."""

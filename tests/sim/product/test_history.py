@@ -7,7 +7,7 @@ import pytest
 from headgate.codec.log_entry import encode_log_entry
 from headgate.connectors.files.layout import StagedFile, encode_files
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Claim, Committable, Manifest, StateHandle, SubtaskEntry
+from headgate.model.manifest import Claim, Committable, Manifest, SnapshotPart, SubtaskEntry
 from headgate.sim.product.history import History
 
 
@@ -164,8 +164,8 @@ def test_a_checkpoint_has_every_subtask_once_with_a_snapshot_of_its_own(
     subtasks: list[int], path: str, verdict: str | None
 ) -> None:
     history = History(retained=1)
-    handle = StateHandle(1, 1, path, b"" if path else b"x")
-    entries = tuple(SubtaskEntry(SubtaskId(VertexId("v"), index), handle) for index in subtasks)
+    part = SnapshotPart(1, 1, path, b"" if path else b"x")
+    entries = tuple(SubtaskEntry(SubtaskId(VertexId("v"), index), (part,)) for index in subtasks)
     manifest = Manifest(CheckpointId(1), Generation(1), 2, 8, entries, follows=1, log_start=1)
     history.on_checkpoints_disk("p/log/0000000002", encode_log_entry(manifest))
     assert found(history) == verdict

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headgate.codec.log_entry import decode_log_entry
+from headgate.codec.snapshot_path import stored_file
 from headgate.connectors.files.layout import COMMITTED, decode_files
 from headgate.errors import CorruptionError
 from headgate.model.manifest import Claim, Committable, Manifest
@@ -17,8 +18,7 @@ from headgate.sim.world import Violation
 
 _ENTRY = re.compile(r"[^/]+/log/(\d{10,})")
 _SNAPSHOT = re.compile(r"[^/]+/chk-(\d+)/")
-_SNAPSHOT_OF = re.compile(r"chk-(\d+)/.*\.g(\d+)")
-"""The file of a snapshot: its checkpoint, and its generation."""
+"""The file of a snapshot: its checkpoint."""
 _FILE = re.compile(r"part-.*-(\d{10})-\d{5}-(\d{10})-\d{5}\.[a-z]+")
 """A committed file: the checkpoint that sealed it, and its generation."""
 
@@ -121,10 +121,11 @@ class History:
         found: dict[str, list[int]] = {}
         for entry in manifest.entries:
             found.setdefault(entry.subtask.vertex, []).append(entry.subtask.index)
-            written = _SNAPSHOT_OF.fullmatch(entry.handle.path)
-            of = None if written is None else (int(written.group(1)), int(written.group(2)))
-            if of not in (None, (manifest.checkpoint, manifest.generation)):
-                self.fail("I8", f"checkpoint {manifest.checkpoint} of generation {manifest.generation} has {written}")
+            for part in entry.parts:  # no backend shares files yet
+                wrote = stored_file(part.path)
+                of = None if wrote is None else (wrote.checkpoint, wrote.generation)
+                if of not in (None, (manifest.checkpoint, manifest.generation)):
+                    self.fail("I8", f"checkpoint {manifest.checkpoint} of generation {manifest.generation} has {wrote}")
         for vertex, indexes in found.items():
             if indexes != list(range(manifest.parallelism)):
                 self.fail("I4", f"checkpoint {manifest.checkpoint} has the subtasks {indexes} of {vertex}")

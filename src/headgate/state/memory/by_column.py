@@ -12,13 +12,11 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headgate.codec.snapshot import Buffer, encode_sections
 from headgate.state.backend import Ownership, restored_batches
 from headgate.state.columns import FrozenRows
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of, section_schema
-from headgate.state.frozen import FrozenState
-from headgate.state.ipc import encode_batches
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
+from headgate.state.keyed import KeyedState, Rows
 from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import MemoryMaps
 from headgate.state.memory.values import MemoryValues
@@ -29,7 +27,7 @@ _RENUMBER_MIN = 65_536
 _ENCODE_ROWS = 65_536
 
 
-class _Frozen(FrozenState):
+class _Frozen(KeyedState):
     """The slots of all states at a barrier."""
 
     def __init__(
@@ -43,16 +41,16 @@ class _Frozen(FrozenState):
     def _rows(self) -> Mapping[str, int]:
         return {descriptor.name: frozen.count() for descriptor, frozen in self._states}
 
-    def _encode(self) -> Sequence[Buffer]:
+    def _sections(self) -> Rows:
         key_columns = self._frozen_keys()
-        sections: dict[str, Sequence[Buffer]] = {}
+        found: list[tuple[Section, Sequence[pa.RecordBatch]]] = []
         for descriptor, frozen in self._states:
-            schema = section_schema(self._keys, descriptor)
+            section = section_of(self._keys, descriptor)
             slots, columns = frozen.rows()
             taken = [column.take(pa.array(slots)) for column in key_columns]
-            table = pa.Table.from_arrays([*taken, *columns], schema=schema)
-            sections[descriptor.name] = encode_batches(schema, table.to_batches(_ENCODE_ROWS))
-        return encode_sections(sections)
+            table = pa.Table.from_arrays([*taken, *columns], schema=section.schema)
+            found.append((section, table.to_batches(_ENCODE_ROWS)))
+        return found
 
     def _forget(self) -> None:
         self._frozen_keys, self._states = list, ()

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import Buffer, encode_sections
 from headgate.state.backend import Ownership, Record, restored_batches
 from headgate.state.descriptors import Section
 from headgate.state.frozen import FrozenState
-from headgate.state.ipc import encode_batches
+from headgate.state.keyed import KeyedState, Rows
 from headgate.state.memory.cells import FrozenCells, MemoryCells
 from headgate.state.row_values import python_values
 
 _ENCODE_ROWS = 16_384
 
 
-class _Frozen(FrozenState):
+class _Frozen(KeyedState):
     """The records at a barrier."""
 
     def __init__(self, section: Section, cells: FrozenCells) -> None:
@@ -31,9 +30,8 @@ class _Frozen(FrozenState):
     def _rows(self) -> Mapping[str, int]:
         return {self._section.name: len(self._cells.objects)}
 
-    def _encode(self) -> Sequence[Buffer]:
-        schema = self._section.schema
-        return encode_sections({self._section.name: encode_batches(schema, list(self._batches(schema)))})
+    def _sections(self) -> Rows:
+        return [(self._section, list(self._batches(self._section.schema)))]
 
     def _batches(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         records = iter(self._cells.objects.values())

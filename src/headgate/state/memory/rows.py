@@ -12,18 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import Buffer, encode_sections
 from headgate.state.backend import Ownership, restored_batches
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of, section_schema
-from headgate.state.frozen import FrozenState
-from headgate.state.ipc import encode_batches
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of
+from headgate.state.keyed import KeyedState, Rows
 from headgate.state.memory.cells import FrozenCells, MemoryCells
 from headgate.state.row_values import conversion, python_values
 
 _ENCODE_KEYS = 16_384
 
 
-class _Frozen(FrozenState):
+class _Frozen(KeyedState):
     """The objects of all states at a barrier."""
 
     def __init__(self, keys: KeyColumns, states: Sequence[tuple[StateDescriptor, FrozenCells]]) -> None:
@@ -34,12 +32,9 @@ class _Frozen(FrozenState):
     def _rows(self) -> Mapping[str, int]:
         return {descriptor.name: _count(descriptor, cells.objects) for descriptor, cells in self._states}
 
-    def _encode(self) -> Sequence[Buffer]:
-        sections: dict[str, Sequence[Buffer]] = {}
-        for descriptor, cells in self._states:
-            schema = section_schema(self._keys, descriptor)
-            sections[descriptor.name] = encode_batches(schema, list(_batches(schema, descriptor, cells.objects)))
-        return encode_sections(sections)
+    def _sections(self) -> Rows:
+        found = [(section_of(self._keys, descriptor), descriptor, cells) for descriptor, cells in self._states]
+        return [(one, list(_batches(one.schema, descriptor, cells.objects))) for one, descriptor, cells in found]
 
     def _forget(self) -> None:
         for _, cells in self._states:

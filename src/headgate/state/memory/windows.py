@@ -13,14 +13,13 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from headgate.codec.snapshot import Buffer, encode_sections
 from headgate.state.aggregate_table import AggTable, FrozenTable, Values
 from headgate.state.backend import META, Ownership, WindowRows, restored_batches
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.frozen import FrozenState
-from headgate.state.ipc import encode_batches
 from headgate.state.key_hash import Words
 from headgate.state.key_index import FrozenKeys, KeyIndex, Slots, make_key_index
+from headgate.state.keyed import KeyedState, Rows
 from headgate.state.window_rows import only_window, partial_batch, partial_rows, partial_values, pick, split_by_window
 
 Held = TypeVar("Held")
@@ -48,21 +47,23 @@ class _Windows(ABC, Generic[Held]):
             self.add(self._rows.window_of(batch), batch)
 
 
-class _FrozenRows(FrozenState):
+class _FrozenRows(KeyedState):
     """The batches of all windows at a barrier."""
 
     def __init__(self, section: Section, meta: bytes, batches: tuple[pa.RecordBatch, ...]) -> None:
         super().__init__()
         self._section = section
-        self._meta = meta
+        self._bytes = meta
         self._batches = batches
 
     def _rows(self) -> Mapping[str, int]:
         return {self._section.name: sum(batch.num_rows for batch in self._batches)}
 
-    def _encode(self) -> Sequence[Buffer]:
-        found = encode_batches(self._section.schema, self._batches)
-        return encode_sections({META: [self._meta], self._section.name: found})
+    def _sections(self) -> Rows:
+        return [(self._section, self._batches)]
+
+    def _meta(self) -> Mapping[str, bytes]:
+        return {META: self._bytes}
 
     def _forget(self) -> None:
         self._batches = ()
@@ -103,22 +104,23 @@ class _FrozenPartials:
         return partial_batch(schema, self.keys(), self.window, self.table)
 
 
-class _FrozenMerged(FrozenState):
+class _FrozenMerged(KeyedState):
     """The accumulators of all windows at a barrier."""
 
     def __init__(self, section: Section, meta: bytes, windows: tuple[_FrozenPartials, ...]) -> None:
         super().__init__()
         self._section = section
-        self._meta = meta
+        self._bytes = meta
         self._windows = windows
 
     def _rows(self) -> Mapping[str, int]:
         return {self._section.name: sum(len(window.table.rows) for window in self._windows)}
 
-    def _encode(self) -> Sequence[Buffer]:
-        schema = self._section.schema
-        batches = [window.batch(schema) for window in self._windows]
-        return encode_sections({META: [self._meta], self._section.name: encode_batches(schema, batches)})
+    def _sections(self) -> Rows:
+        return [(self._section, [window.batch(self._section.schema) for window in self._windows])]
+
+    def _meta(self) -> Mapping[str, bytes]:
+        return {META: self._bytes}
 
     def _forget(self) -> None:
         self._windows = ()
