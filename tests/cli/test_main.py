@@ -95,7 +95,8 @@ def test_describe_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     program.write_text(
         "import headgate as hg\np = hg.Pipeline('shown')\nlines = p.source(hg.StreamSource('lines', store='in'))\n"
         "lines.sink(hg.StreamSink('copies', store='in'), name='a')\n"
-        "lines.sink(hg.StreamSink('copies', store='elsewhere'), name='b')\np.run()\n",
+        "lines.sink(hg.StreamSink('copies', store='elsewhere'), name='b')\n"
+        "lines.sink(hg.FileSink('files'), name='c')\np.run()\n",
         encoding="utf-8",
     )
     assert run(monkeypatch, "run", str(program), "--describe") == 0

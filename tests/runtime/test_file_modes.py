@@ -88,8 +88,8 @@ def test_everything_that_a_pipeline_writes_is_its_owners_alone(permissive: Zygot
 def test_output_for_others_is_what_the_umask_says(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        hg.FileSink(tmp_path / "out").check(pa.schema([("id", pa.int64())]))
-        hg.FileSink(tmp_path / "shared", access="group").check(pa.schema([("id", pa.int64())]))
+        hg.FileSink(tmp_path / "out").make_target(pa.schema([("id", pa.int64())]))
+        hg.FileSink(tmp_path / "shared", access="group").make_target(pa.schema([("id", pa.int64())]))
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o750

@@ -34,6 +34,20 @@ def access_in(directory: Path) -> Access:
         directory = directory.parent
 
 
+def why_not_writable(directory: Path) -> str:
+    """Return why this process could not write to ``directory``, or make it where it is missing; "" if it could.
+
+    Looks only, so that a full or failing disk is not seen.
+    """
+    while not os.path.exists(directory):
+        if directory.is_symlink():
+            return f"{directory} is a link to nothing"
+        directory = directory.parent
+    if not directory.is_dir():
+        return f"{directory} is no directory"
+    return "" if os.access(directory, os.W_OK | os.X_OK) else f"no right to write in {directory}"
+
+
 def open_created(path: Path, flags: int, access: Access) -> int:
     """Open ``path`` with ``flags``, creating it with the mode of ``access`` where they say so (SE1)."""
     mode = FILE_MODES[access]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from headgate.errors import UsageError
@@ -50,6 +51,14 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
         return ObjectStorage(url)
     known = ", ".join(f"{name}://" for name in ("file", "memory", *OBJECT_SCHEMES))
     raise UsageError(f"storage URL {url} has the unknown scheme '{scheme}'; use a directory or one of {known}")
+
+
+def local_directory(url: str) -> Path | None:
+    """Return the local directory that ``url`` means, whether it is there or not; None where it means other storage."""
+    match = _SCHEME.match(url)
+    if match is None:
+        return Path(url).expanduser().absolute()
+    return Path(_file_path(url)) if match.group(1).lower() == "file" else None
 
 
 def _file_path(url: str) -> str:

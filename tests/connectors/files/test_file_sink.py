@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_fi
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import Life
+from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
 from headgate.storage.base import Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
+from headgate.storage.memory import MemoryStorage
 from headgate.testing.sink_kit import Target, check_sink
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.large_string())])
@@ -344,9 +346,53 @@ def test_wrong_use_is_refused_in_the_driver(tmp_path: Path) -> None:
     FileSink(tmp_path, "parquet").check(nested)
     with pytest.raises(UsageError, match="without columns"):
         FileSink(tmp_path, roll_interval=0).check(pa.schema([]))
+
+
+def test_a_check_writes_nothing_and_says_where_nothing_could_be_written(tmp_path: Path) -> None:  # SC7
+    sink = FileSink(tmp_path / "new" / "out")
+    sink.check(SCHEMA)
+    assert sink.owner("p", "out") == Owner()
+    FileSink("memory://unwritten").check(SCHEMA)
+    assert list(tmp_path.iterdir()) == [] == open_storage("memory://unwritten").list("")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UsageError, match=r"FileSink cannot write to .*/file"):
-        FileSink(tmp_path / "file").check(SCHEMA)
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for place, problem in (
+        ("file", "file is no directory"),
+        ("file/out", "file is no directory"),
+        ("link/out", "link to"),
+    ):
+        with pytest.raises(UsageError, match=rf"FileSink cannot write to .*/{place}: .*{problem}.*choose a writable"):
+            FileSink(tmp_path / place).check(SCHEMA)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_directory_of_somebody_else_is_refused_while_the_pipeline_is_built(tmp_path: Path) -> None:  # SC7
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="no right to write in"):
+        FileSink(tmp_path / "out").check(SCHEMA)
+
+
+def test_the_directory_is_made_once_the_run_has_begun(tmp_path: Path) -> None:  # SC7
+    sink = FileSink(tmp_path / "new" / "out")
+    for _ in range(2):
+        sink.make_target(SCHEMA)
+    assert [path.name for path in tmp_path.rglob("*")] == ["new", "out"], "nothing of the probe is left"
+
+
+@pytest.mark.parametrize(("is_transient", "expected"), [(True, StorageError), (False, UsageError)])
+def test_a_target_that_refuses_is_tried_again_or_says_what_to_do(
+    is_transient: bool, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:  # SC7
+    def refuse(*_: object) -> None:
+        raise StorageError("put", "x", "no rights", is_transient=is_transient)
+
+    monkeypatch.setattr(MemoryStorage, "put", refuse)
+    monkeypatch.setattr(MemoryStorage, "put_if_absent", refuse)
+    sink = FileSink("memory://refusing")
+    with pytest.raises(expected, match="no rights"):
+        sink.make_target(SCHEMA)
+    with pytest.raises(expected, match="no rights"):
+        sink.own("p", "out", Life("a" * 32, "here", "host", 1))
 
 
 def test_the_sink_is_configuration_that_travels(tmp_path: Path) -> None:

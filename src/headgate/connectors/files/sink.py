@@ -6,7 +6,9 @@ rules of docs/spec/connectors.md. Configuration only.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,8 +24,8 @@ from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.model.security import Access
-from headgate.storage.access import access_in
-from headgate.storage.backends import open_storage
+from headgate.storage.access import access_in, why_not_writable
+from headgate.storage.backends import local_directory, open_storage
 from headgate.storage.base import Storage
 from headgate.storage.roots import checked_access
 
@@ -109,18 +111,37 @@ class FileSink:
         return f"FileSink({self.url!r}, {self._format!r})"
 
     def check(self, schema: pa.Schema) -> None:
-        """Check the schema, and that the directory can be written to.
+        """Check the schema, and that a local directory may be written to as it is now. Writes nothing (SC7).
 
         Raises:
             UsageError
         """
         check_format(self._format, schema)
-        storage = self._storage()
-        try:
+        directory = local_directory(self.url)
+        if directory is not None:
+            problem = why_not_writable(directory)
+            if problem:
+                raise self._unwritable(problem)
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """See ``MakingSink``: make the directory when it is missing, and see that it takes a file (SC7)."""
+        with self._writing():
+            storage = self._storage()
             storage.put(_PROBE, [b""])
             storage.delete(_PROBE)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Say what to do where the target refuses to be written to for good."""
+        try:
+            yield
         except StorageError as error:
-            raise UsageError(f"FileSink cannot write to {self.url}: {error.cause}; choose a writable place") from error
+            if error.is_transient:
+                raise
+            raise self._unwritable(error.cause) from error
+
+    def _unwritable(self, why: str) -> UsageError:
+        return UsageError(f"FileSink cannot write to {self.url}: {why}; choose a writable place")
 
     def open(self, context: SinkContext) -> SinkWriter:
         """Return a live writer."""
@@ -140,12 +161,15 @@ class FileSink:
         return FileOwner(self._storage(), SinkIdentity(pipeline, node))
 
     def owner(self, pipeline: str, node: str) -> Owner:
-        """See ``OwnedSink``."""
-        return self.target(pipeline, node).owner()
+        """See ``OwnedSink``. A directory that is not there knows nobody, and is not made by being asked (LV2)."""
+        directory = local_directory(self.url)
+        is_missing = directory is not None and not directory.exists()
+        return Owner() if is_missing else self.target(pipeline, node).owner()
 
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
         """See ``OwnedSink``."""
-        return self.target(pipeline, node).own(life)
+        with self._writing():
+            return self.target(pipeline, node).own(life)
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
         """See ``OwnedSink``."""
