@@ -13,6 +13,7 @@ thread) makes it durable and invisible and returns the committable's payload, wh
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -65,7 +66,8 @@ class SourceReader(Protocol):
     def poll(self) -> SourceBatch | None:
         """Return the next records without blocking for more than a few milliseconds, or None if there are none.
 
-        Each call advances the positions past what it returns.
+        Each call advances the positions past what it returns. After a call that raised the reader is unusable: every
+        further one raises, too (N23, ``BreakingReader``).
         """
 
     def is_finished(self) -> bool:
@@ -79,6 +81,50 @@ class SourceReader(Protocol):
 
     def close(self) -> None:
         """Release resources."""
+
+
+class BreakingReader(ABC):
+    """A reader that is unusable after its first failure, and says so each time: it never seems to be at its end (N23).
+
+    What the failing call had taken is neither delivered nor put back; another reader begins at the last positions
+    that were asked for.
+    """
+
+    _failure: Exception | None = None
+
+    def poll(self) -> SourceBatch | None:
+        """See ``SourceReader``."""
+        self._refuse_if_broken()
+        try:
+            return self._poll()
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def is_finished(self) -> bool:
+        """See ``SourceReader``."""
+        return self._failure is None and self._has_ended()
+
+    def positions(self) -> dict[str, bytes]:
+        """See ``SourceReader``."""
+        self._refuse_if_broken()
+        return self._positions()
+
+    def _refuse_if_broken(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    @abstractmethod
+    def _poll(self) -> SourceBatch | None:
+        """Do what ``poll`` does."""
+
+    @abstractmethod
+    def _has_ended(self) -> bool:
+        """Return whether all input has ended, if nothing failed."""
+
+    @abstractmethod
+    def _positions(self) -> dict[str, bytes]:
+        """Return a position for each split owned, finished ones too."""
 
 
 class Source(Protocol):

@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.connectors.base import (
+    BreakingReader,
     SealedTransaction,
     SinkContext,
     SourceBatch,
@@ -98,7 +99,7 @@ class StreamSource:
         return Store.shared(self.store).describe(self.stream)
 
 
-class StreamSourceReader:
+class StreamSourceReader(BreakingReader):
     """Reads the segments of one subtask in turn."""
 
     def __init__(self, source: StreamSource, store: Store, context: SourceContext) -> None:
@@ -129,7 +130,7 @@ class StreamSourceReader:
         """Return the segments not read to their end."""
         return [split for split in self._readers if split not in self._finished]
 
-    def poll(self) -> SourceBatch | None:
+    def _poll(self) -> SourceBatch | None:
         """Return the next events of one segment."""
         version = self._store.version()
         if version == self._idle_version:
@@ -147,11 +148,11 @@ class StreamSourceReader:
         self._empty_polls += 1
         return None
 
-    def is_finished(self) -> bool:
+    def _has_ended(self) -> bool:
         """Whether every segment of this subtask is read to its end."""
         return len(self._finished) == len(self._readers)
 
-    def positions(self) -> dict[str, bytes]:
+    def _positions(self) -> dict[str, bytes]:
         """Return position (and end, when it does not follow) of every segment."""
         found = {}
         for split, reader in self._readers.items():

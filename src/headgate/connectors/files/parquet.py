@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import xxhash
 
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.connectors.files.listing import Paths, numbered, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.operators.types import canonical_schema, schema_text, to_canonical
@@ -237,7 +237,7 @@ class _File:
                         yield group, row, to_canonical(batch.slice(max(batch.num_rows - rest, 0)), schema)
 
 
-class ParquetReader:
+class ParquetReader(BreakingReader):
     """Reads the files of one subtask, a few of them in turn."""
 
     def __init__(
@@ -266,11 +266,11 @@ class ParquetReader:
         """Return the files not yet read to their ends."""
         return [file.path for file in (*self._active, *self._later)]
 
-    def is_finished(self) -> bool:
+    def _has_ended(self) -> bool:
         """Whether all files were read to their ends."""
         return not self._active and not self._later
 
-    def positions(self) -> dict[str, bytes]:
+    def _positions(self) -> dict[str, bytes]:
         """Return a position for each file owned, finished ones too."""
         return {file.path: file.position() for file in self._files}
 
@@ -283,7 +283,7 @@ class ParquetReader:
         self._active.clear()
         self._later.clear()
 
-    def poll(self) -> SourceBatch | None:
+    def _poll(self) -> SourceBatch | None:
         """Return the next records of one file."""
         while self._later and len(self._active) < ACTIVE_FILES_MAX:
             self._active.append(self._later.popleft())

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
+from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext, SourceReader
 from headgate.connectors.files.decode import Decoded, JsonDecoder, TextDecoder
 from headgate.connectors.files.lines import LINE_BYTES_MAX, FileMovedError, LineFile, Lines, OversizeLine
 from headgate.connectors.files.listing import PATTERN_DEFAULT, FileSelection, Paths, select_files
@@ -171,7 +171,7 @@ class JsonLines(_LineSource):
         return JsonDecoder(self._schema, self._required)
 
 
-class FileReader:
+class FileReader(BreakingReader):
     """Reads the files of one subtask in turn, a block each."""
 
     def __init__(
@@ -207,11 +207,11 @@ class FileReader:
             if id(file) not in self._ended and not (file.is_at_end and self._table.is_rotated(path))
         ]
 
-    def is_finished(self) -> bool:
+    def _has_ended(self) -> bool:
         """Whether all files of a fixed list were read to their ends."""
         return not self._options.follow and not self._active and not self._waiting
 
-    def positions(self) -> dict[str, bytes]:
+    def _positions(self) -> dict[str, bytes]:
         """Return a position for each file owned, finished ones too."""
         return {path: file.position().encode() for path, file in self._table.files.items()}
 
@@ -224,7 +224,7 @@ class FileReader:
         self._active.clear()
         self._waiting.clear()
 
-    def poll(self) -> SourceBatch | None:
+    def _poll(self) -> SourceBatch | None:
         """Return the lines of one block of one file."""
         if self._table.losses:
             return self._lost(self._table.losses.pop())
