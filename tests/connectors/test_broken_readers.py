@@ -30,6 +30,11 @@ def lines(where: Path) -> Source:
     return TextFiles(where)
 
 
+def single(where: Path) -> Source:
+    (where / "all.log").write_text("a1\na2\nb1\nb2\n")
+    return TextFiles(where)
+
+
 def followed(where: Path) -> Source:
     lines(where)
     return TextFiles(where, follow=True, discovery_interval="0s")
@@ -43,7 +48,7 @@ def parquet_files(where: Path) -> Source:
 
 def stream(where: Path) -> Source:
     with Store.open(where / "store") as store:
-        store.create_stream("s", pa.schema([("line", pa.large_string())]), segments=2)
+        store.create_stream("s", pa.schema([("line", pa.large_string())]), segments=2, routing_key="line")
         with store.writer("s") as writer:
             for line in ("a1", "a2", "b1", "b2"):
                 writer.append(pa.record_batch({"line": pa.array([line], pa.large_string())}))
@@ -54,6 +59,7 @@ CASES: dict[str, tuple[Callable[[Path], Source], type, str]] = {
     "lines that cannot be read": (lines, LineFile, "step"),
     "lines that were read and cannot be decoded": (lines, TextDecoder, "decode"),
     "a directory that cannot be listed": (followed, FileTable, "discover"),
+    "the only file": (single, LineFile, "step"),
     "parquet": (parquet_files, parquet._File, "next"),
     "stream": (stream, SegmentReader, "read"),
 }
