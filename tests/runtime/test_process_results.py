@@ -228,7 +228,7 @@ def slowly(gate: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_barrier_gets_through_a_slow_operator_under_back_pressure(start: Start, tmp_path: Path) -> None:
-    source = generator(30_000, splits=2, batch=10)
+    source = generator(30_000, splits=2, batch=50)
     pipeline, gate = pipeline_at(tmp_path), tmp_path / "gate"
     slow = pipeline.source(source).rebalance().map(partial(slowly, gate))
     slow.sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")

@@ -16,9 +16,9 @@ from headgate.sim.product.steps import Window
 from headgate.sim.product.workloads import WORKLOADS, Branches, Workload, draw_splits
 from headgate.sim.world import Violation
 
-SMOKE = (*range(40), 63, 67, 347, 1009, 1068, 2029, 2170, 4225, 10356)
-"""The first ones, and what was found: commits and owners that a power cut took, hints read wrongly, a
-replaced driver that ran on for ever, a stopped one that swept what its heir had prepared."""
+SMOKE = (63, 67, 347, 1009, 1068, 2029, 2170, 4225, 10356)
+"""What was found: commits and owners that a power cut took, hints read wrongly, a replaced driver that ran on for ever,
+a stopped one that swept what its heir had prepared. ``make check`` runs the first fifty seeds beside the tests."""
 
 
 def test_the_product_passes_every_smoke_seed() -> None:  # SM5
