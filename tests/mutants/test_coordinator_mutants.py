@@ -43,7 +43,7 @@ def a_checkpoint_completes_without_its_last_subtask() -> AbstractContextManager[
         for checkpoint in self.pending.ids:
             acks, missing = self.pending[checkpoint].acks, self.pending.missing(checkpoint)
             if len(missing) == 1 and acks:
-                acks[missing[0]] = SubtaskEntry(missing[0], next(iter(acks.values())).handle)
+                acks[missing[0]] = SubtaskEntry(missing[0], next(iter(acks.values())).parts)
         return call(self)
 
     return around(Completion, "_write_next", write_next)

@@ -144,7 +144,7 @@ def a_head_replays_the_log_that_was_written_last() -> Iterator[None]:  # L17
         return parts
 
     def replay_of(call: Any, states: Any, *others: Any) -> Any:
-        return call([dataclasses.replace(state, payload=memoryview(last[0])) for state in states], *others)
+        return call([dataclasses.replace(state, source=memoryview(last[0])) for state in states], *others)
 
     with around(SealedLog, "_encode", encode), around(log_tests, "replay_of", replay_of):
         yield
