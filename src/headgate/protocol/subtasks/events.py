@@ -1,6 +1,7 @@
 """What happens to one subtask and what it orders: events and effects of ``protocol.subtasks.subtask``.
 
-Those of the machines that it is composed of are in their own modules. Counterparts: the interpreter, which reports
+Those of the machines that it is composed of are in their own modules; what reaches one of them as it comes is one class
+(barriers, cancel markers, aborts, feedback, probes). Counterparts: the interpreter, which reports
 the events and runs the effects. Source: rules T1–T10 of docs/spec/subtask.md. Never decides anything.
 """
 
@@ -13,8 +14,10 @@ from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable, SnapshotPart
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.checkpoints import align
+from headgate.protocol.checkpoints.align import AbortReceived, BarrierReceived, CancelReceived
 from headgate.protocol.loops import head as loop_head
 from headgate.protocol.loops import part as loop_part
+from headgate.protocol.loops.head import FeedbackReceived
 from headgate.protocol.loops.part import FeedbackForwarded, ProbeOrdered
 from headgate.protocol.loops.rounds import ProbeReceived
 
@@ -25,23 +28,6 @@ class TriggerReceived:
 
     checkpoint: CheckpointId
     options: CheckpointOptions = ORDINARY
-
-
-@dataclass(frozen=True, slots=True)
-class BarrierReceived:
-    """EVENT: the barrier of ``checkpoint`` reached the head of input ``channel``."""
-
-    channel: ChannelIndex
-    checkpoint: CheckpointId
-    options: CheckpointOptions = ORDINARY
-
-
-@dataclass(frozen=True, slots=True)
-class CancelReceived:
-    """EVENT: the cancel marker of ``checkpoint`` reached the head of input ``channel``."""
-
-    channel: ChannelIndex
-    checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +71,8 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedbackReceived:
-    """EVENT (loop heads): records reached the head of feedback ``channel``."""
-
-    channel: ChannelIndex
-
-
-@dataclass(frozen=True, slots=True)
 class LoopEnded:
     """EVENT (loop heads): the driver found the nest of loops empty: end of data follows (L29)."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbortReceived:
-    """EVENT: the coordinator aborted ``checkpoint``."""
-
-    checkpoint: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,11 @@ from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints import align
 from headgate.protocol.checkpoints.align import (
+    AbortReceived,
     Aligner,
+    BarrierReceived,
     BlockChannel,
+    CancelReceived,
     Decline,
     EmitBarrier,
     EmitCancel,
@@ -26,7 +29,15 @@ from headgate.protocol.checkpoints.commit import Precommit
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops import head as loop_head
 from headgate.protocol.loops import part as loop_part
-from headgate.protocol.loops.head import DropLog, ForwardFeedback, LogFeedback, LoopHead, OpenLog, SealLog
+from headgate.protocol.loops.head import (
+    DropLog,
+    FeedbackReceived,
+    ForwardFeedback,
+    LogFeedback,
+    LoopHead,
+    OpenLog,
+    SealLog,
+)
 from headgate.protocol.loops.part import (
     NO_ROUNDS,
     AdvanceToEnd,
@@ -41,17 +52,13 @@ from headgate.protocol.loops.part import (
 from headgate.protocol.loops.rounds import CloseRound, PassProbe, ProbeReceived
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.subtasks.events import (
-    AbortReceived,
     Acknowledge,
-    BarrierReceived,
-    CancelReceived,
     CancelWrite,
     CompleteReceived,
     Effect,
     EmitEnd,
     EndReceived,
     Event,
-    FeedbackReceived,
     FinishOperators,
     InputResumed,
     LoopEnded,
@@ -139,11 +146,11 @@ class Subtask(Machine):
             case BarrierReceived() if event.channel in self._feedback:
                 effects = self._logged(loop_head.SentinelReceived(event.channel, event.checkpoint))
             case BarrierReceived():
-                effects = self._aligned(align.BarrierReceived(event.channel, event.checkpoint, event.options))
+                effects = self._aligned(event)
             case CancelReceived() if event.channel in self._feedback:
                 effects = [Ignored("whoever feeds back has told the coordinator")]  # L10
             case CancelReceived():
-                effects = self._aligned(align.CancelReceived(event.channel, event.checkpoint))
+                effects = self._aligned(event)
             case EndReceived():
                 effects = self._on_end(event)
             case SourceEnded():
@@ -174,7 +181,7 @@ class Subtask(Machine):
     def _on_trigger(self, event: TriggerReceived) -> list[Effect]:  # T1
         if not self._is_source:
             raise self._violation("only sources are triggered")
-        return self._aligned(align.BarrierReceived(ChannelIndex(0), event.checkpoint, event.options))
+        return self._aligned(BarrierReceived(ChannelIndex(0), event.checkpoint, event.options))
 
     def _aligned(self, event: align.Event) -> list[Effect]:
         """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""
@@ -204,7 +211,7 @@ class Subtask(Machine):
             raise self._violation(f"feedback on channel {event.channel}, where none can come")
         if self._is_finished:
             raise self._violation("records came back after the loop was found empty and its end had gone out")
-        return self._logged(loop_head.FeedbackReceived(event.channel))
+        return self._logged(event)
 
     def _on_end(self, event: EndReceived) -> list[Effect]:
         if event.channel in self._ended or self._is_source:
@@ -282,7 +289,7 @@ class Subtask(Machine):
         if event.checkpoint in self._writing:
             self._writing.remove(event.checkpoint)
             return [*released, CancelWrite(event.checkpoint)]
-        return released + self._aligned(align.AbortReceived(event.checkpoint))
+        return released + self._aligned(event)
 
     def _released(self, checkpoint: CheckpointId) -> list[Effect]:
         """Let the loop head drop what it holds for ``checkpoint`` (L5)."""
