@@ -6,12 +6,19 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import polars as pl
 import pytest
 from tests.mutants.harness import assert_caught, patched
+from tests.operators import test_reduce
+from tests.operators.windows import test_windows
 from tests.runtime.checkpoints import test_frozen_states, test_upload_faults
 from tests.runtime.checkpoints.frozen_cases import CASES, small
 
+from headgate.operators import reduce
+from headgate.operators.base import WATERMARK_MIN_MS
+from headgate.operators.windows.window import WindowOperator
 from headgate.runtime.checkpoints import snapshots, targets, uploads
+from headgate.state import backend
 from headgate.state.frozen import FrozenState
 from headgate.state.memory import records as memory_records
 from headgate.state.memory import rows as memory_rows
@@ -127,6 +134,43 @@ def objects_change_while_they_are_held() -> Iterator[None]:
 
     with patched(MemoryCells, "absorb", absorb):
         yield
+
+
+def rows_of_other_subtasks_are_restored() -> AbstractContextManager[None]:
+    return patched(backend, "owned_rows", lambda batch, *owner: batch)
+
+
+def the_own_watermark_counts_only_once_nobody_is_ahead() -> AbstractContextManager[None]:
+    original = WindowOperator._late
+
+    def late(self: Any, batch: Any, windows: Any) -> Any:
+        before = self._watermark_ms
+        self._watermark_ms = WATERMARK_MIN_MS if self._fired.is_any_ahead else before
+        try:
+            return original(self, batch, windows)
+        finally:
+            self._watermark_ms = before
+
+    return patched(WindowOperator, "_late", late)
+
+
+def test_restoring_rows_of_other_subtasks_is_caught() -> None:
+    named = test_reduce.test_a_restore_at_another_parallelism_moves_every_key_to_its_owner
+    assert_caught(rows_of_other_subtasks_are_restored, named)
+
+
+def test_windows_that_forget_their_own_watermark_are_caught() -> None:
+    named = test_windows.test_a_watermark_between_those_of_former_subtasks_makes_late_what_it_has_passed
+    assert_caught(the_own_watermark_counts_only_once_nobody_is_ahead, named, pl.len().alias("n"))
+
+
+def accumulators_are_shared_with_the_function() -> AbstractContextManager[None]:
+    return patched(reduce, "own_copy", lambda value: value)
+
+
+def test_sharing_accumulators_with_the_function_is_caught() -> None:
+    named = test_reduce.test_a_function_may_change_structs_and_lists_of_its_accumulator_in_place
+    assert_caught(accumulators_are_shared_with_the_function, named)
 
 
 def test_encoding_that_uses_accumulators_up_is_caught() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.operators.harness import Harness, encoded
 
 from headgate.errors import BadRecord, UsageError
+from headgate.operators.base import RestoredState
 from headgate.operators.partition import partition
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.user_function import UserFunctionError
@@ -87,6 +88,42 @@ def test_a_snapshot_holds_what_was_there_at_its_barrier() -> None:
         restored = Harness(SPEC, [type(run.snapshot())(0, 1, payload)])
         restored.send(batch(("a", 1)))
         assert pairs(restored) == [("a", expected)]
+
+
+NESTED = pa.schema(
+    [
+        ("key", pa.large_string()),
+        ("of", pa.struct([("n", pa.int64()), ("all", pa.large_list(pa.int64()))])),
+        ("all", pa.large_list(pa.struct([("n", pa.int64())]))),
+    ]
+)
+
+
+def nested(*numbers: int) -> pa.RecordBatch:
+    rows = [{"key": "a", "of": {"n": n, "all": [n]}, "all": [{"n": n}]} for n in numbers]
+    return pa.RecordBatch.from_pylist(rows, schema=NESTED)
+
+
+def add_within(accumulator: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    accumulator["of"]["n"] += record["of"]["n"]
+    accumulator["of"]["all"] += record["of"]["all"]
+    accumulator["all"][0]["n"] += record["all"][0]["n"]
+    return accumulator
+
+
+def test_a_function_may_change_structs_and_lists_of_its_accumulator_in_place() -> None:  # OP7
+    run = Harness(ReduceSpec(("key",), add_within, NESTED))
+    run.send(nested(1, 2))
+    frozen = run.operator.freeze()
+    run.send(nested(3))
+    expected = [(1, [1]), (3, [1, 2]), (6, [1, 2, 3])]
+    assert [(row["of"]["n"], row["of"]["all"]) for row in run.out.rows()] == expected
+    assert [row["all"] for row in run.out.rows()] == [[{"n": n}] for n, _ in expected]
+    assert frozen is not None
+    payload = memoryview(b"".join(bytes(memoryview(b)) for b in frozen.encode()))
+    restored = Harness(ReduceSpec(("key",), add_within, NESTED), [RestoredState(0, 1, payload)])
+    restored.send(nested(10))
+    assert [(row["of"]["n"], row["of"]["all"]) for row in restored.out.rows()] == [(13, [1, 2, 10])]
 
 
 def test_a_restore_at_another_parallelism_moves_every_key_to_its_owner() -> None:

@@ -1,7 +1,7 @@
 """``reduce``: a keyed Python function of (accumulator, record), emitting the accumulator after every record.
 
 The accumulator has the columns of the input; the first record of a key is its first accumulator, as in Flink (OP7).
-State holds immutable tuples per key, so that a function that changes its accumulator in place harms nothing.
+The function gets a copy of it, so that changing it in place harms neither state nor what was emitted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import KeyedOperator
 from headgate.operators.row_functions import divert_refused
-from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
+from headgate.operators.rows import Refused, Row, RowWriter, own_copy, paused_gc, rows_of
 from headgate.operators.types import schema_text
 from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.user_function import UserFunctionError, shortened, user_error
@@ -64,6 +64,7 @@ class ReduceOperator(KeyedOperator):
         self._schema = spec.schema
         self._keys = spec.keys
         self._names: list[str] = spec.schema.names
+        self._nested: list[str] = [field.name for field in spec.schema if pa.types.is_nested(field.type)]
         self._writer = RowWriter(spec.schema)
         self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
         self._key_of_values: Callable[[Record], Any] = itemgetter(*(self._names.index(k) for k in spec.keys))
@@ -102,7 +103,7 @@ class ReduceOperator(KeyedOperator):
         rows = rows_of(batch)
         keys = list(map(self._key_of_row, rows))
         accumulators = self._backend.load(dict.fromkeys(keys))
-        function, names, count = self._function, self._names, len(self._names)
+        function, names, nested, count = self._function, self._names, self._nested, len(self._names)
         values_of, key_of_values = self._writer.values, self._key_of_values
         results: list[Record] = []
         for key, row in zip(keys, rows):  # noqa: B905 (strict costs 10 %)
@@ -110,8 +111,11 @@ class ReduceOperator(KeyedOperator):
             if before is None:
                 after = values_of(row)
             else:
+                accumulator = dict(zip(names, before))  # noqa: B905 (strict costs 10 %)
+                for name in nested:  # what was emitted, or is frozen, must not change with it
+                    accumulator[name] = own_copy(accumulator[name])
                 try:
-                    result = function(dict(zip(names, before)), row)  # noqa: B905 (strict costs 10 %)
+                    result = function(accumulator, row)
                 except Exception as error:
                     raise user_error(self.context.node, row, error) from None
                 try:

@@ -44,6 +44,13 @@ def rows_of(batch: pa.RecordBatch) -> list[Row]:
     return [dict(zip(names, values)) for values in frame_of(batch).rows()]  # noqa: B905 (strict costs 10 %)
 
 
+def own_copy(value: Any) -> Any:
+    """Return a struct or list with all that is within, to be changed freely."""
+    if isinstance(value, dict):
+        return {name: own_copy(inner) for name, inner in value.items()}
+    return [own_copy(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """A row that does not fit the schema, and why."""
