@@ -34,5 +34,5 @@ def test_what_was_frozen_is_released_once_also_when_the_first_try_failed() -> No
     frozen.release()
     assert frozen.forgotten == 2
     for ask in (frozen.rows, frozen.encode):
-        with pytest.raises(AssertionError, match="Counted was released: it has nothing to encode any more"):
+        with pytest.raises(AssertionError, match="Counted was released: it has nothing to write any more"):
             ask()
