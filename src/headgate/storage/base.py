@@ -7,6 +7,7 @@ Used by checkpoints, by the chunks of the stream store and by the file sink.
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
@@ -93,6 +94,11 @@ class Storage(Protocol):
         """
 
 
+_PROBE = re.compile(r"probe-[0-9a-f]{16}")
+PROBES_MAX = 3
+"""Somebody may take a probe for a leftover and remove it between the two puts: then another one is tried."""
+
+
 def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
     """Put one object twice: a storage that accepts both does not honour put-if-absent (O12), and cannot be used.
 
@@ -100,17 +106,28 @@ def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
         UsageError: it does not.
         StorageError
     """
-    path = f"{directory}/probe-{secrets.token_hex(8)}"
-    storage.put_if_absent(path, [b"first\n"])
-    try:
-        storage.put_if_absent(path, [b"second\n"])
-    except AlreadyExists:
-        return
-    finally:
-        with contextlib.suppress(StorageError):
-            storage.delete(path)
+    for _ in range(PROBES_MAX):
+        if _is_exclusive(storage, f"{directory}/probe-{secrets.token_hex(8)}"):
+            return
     raise UsageError(
         f"storage {storage.url} replaces an object that was to be written only if absent, so two runs could overwrite "
         "each other's checkpoints and output; use a store that honours conditional writes (If-None-Match), or a "
         "directory"
     )
+
+
+def _is_exclusive(storage: Storage, path: str) -> bool:
+    try:
+        storage.put_if_absent(path, [b"first\n"])
+        storage.put_if_absent(path, [b"second\n"])
+    except AlreadyExists:
+        return True
+    finally:
+        with contextlib.suppress(StorageError):  # then a later start sweeps it
+            storage.delete(path)
+    return False
+
+
+def is_probe(path: str) -> bool:
+    """Whether an object is what ``refuse_unless_exclusive`` left because its process died; anybody may remove it."""
+    return _PROBE.fullmatch(path.rsplit("/", 1)[-1]) is not None

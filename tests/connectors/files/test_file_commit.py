@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.connectors.files.test_file_sink import context, faulty_committer, numbers_in, permit, prepared
 
+from headgate.connectors.files import commit as file_commit
 from headgate.connectors.files import ledger as file_ledger
 from headgate.connectors.files.commit import FileCommitter, committed_files
 from headgate.connectors.files.sink import FileSink
@@ -56,6 +57,18 @@ def test_what_the_manifest_lists_is_committed_whatever_a_consumer_did_to_the_fil
     for generation in (2, 3):
         begun(sink, generation, one).commit(permit(1, generation), one)
     assert (sorted(Path(sink.url).glob("*.jsonl")), [p.read_bytes() for p in Path(sink.url).glob("*.jsonl")]) == found
+
+
+def test_a_check_of_the_storage_that_was_cut_short_is_done_again_and_swept(tmp_path: Path) -> None:  # O12
+    sink = FileSink(tmp_path / "out", roll_interval=0)
+    storage = open_storage(sink.url)
+    storage.put("_claims/p.out/probe-0011223344556677", [b"first"])  # a driver died in it
+    with pytest.MonkeyPatch.context() as patch:
+        asked: list[str] = []
+        patch.setattr(file_commit, "refuse_unless_exclusive", lambda storage, directory: asked.append(directory))
+        begun(sink, 1, [])
+    assert asked == ["_claims/p.out"]
+    assert storage.list("_claims") == ["_claims/p.out/0000000001"]
 
 
 @pytest.mark.parametrize("merge_after", [1, 256])

@@ -329,6 +329,15 @@ def test_combine_holds_records_until_a_tick_a_barrier_or_the_end_of_their_window
     assert combine.out.rows()[-1]["__rows"] == 3
 
 
+def test_what_combine_holds_goes_out_at_the_end_whatever_the_watermark() -> None:  # WN9
+    operators = aggregated(pl.len().alias("n"))
+    assert operators.combine is not None
+    combine = Harness(operators.combine)
+    combine.send(batch_of([row(10), row(10)]))
+    combine.operator.finish()
+    assert combine.out.log == [("batch", 1)]
+
+
 def test_records_with_nearly_distinct_keys_pass_uncombined_until_the_next_trial() -> None:  # WN12
     operators = aggregated(pl.len().alias("n"), pl.col("i64").min())
     assert operators.combine is not None

@@ -137,6 +137,16 @@ def test_ids_are_remembered_and_only_the_newest_is_kept(storage: FaultyStorage) 
     assert CheckpointLog(storage, "p").claim("two", 0).first_checkpoint == 8
 
 
+def test_ids_that_a_crash_left_go_with_the_next_claim(storage: FaultyStorage) -> None:  # R7
+    log, _ = claimed(storage)
+    log.reserve(CheckpointId(5))
+    storage.inject(Fault(FaultKind.IO_ERROR, operation="delete"))
+    with pytest.raises(StorageError):
+        log.reserve(CheckpointId(6))
+    assert CheckpointLog(storage, "p").claim("two", 0).first_checkpoint == 7
+    assert storage.list("p/ids") == ["p/ids/0000000006"]
+
+
 def test_dropping_a_checkpoint_removes_its_files_and_the_entries_before_the_oldest_retained(
     storage: FaultyStorage,
 ) -> None:

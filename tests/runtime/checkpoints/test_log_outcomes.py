@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from tests.powercut import PowerCut
 
-from headgate.errors import UsageError
+from headgate.errors import StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
+from headgate.storage.base import is_probe
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
@@ -117,6 +118,34 @@ def test_a_sound_storage_is_asked_once_and_keeps_nothing_of_it() -> None:  # O12
         CheckpointLog(storage, "p").life("host", 0)
     assert storage.list("") == ["p/life"]
     assert sum("probe-" in path for _, path in storage.calls) == 3
+
+
+def test_a_check_of_the_storage_that_a_crash_cut_short_leaves_nothing_behind_the_next_start() -> None:  # O12
+    storage = FaultyStorage(MemoryStorage())
+    storage.inject(Fault(FaultKind.IO_ERROR, operation="delete"))
+    storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, operation="put_if_absent", path_part="probe-"))
+    with pytest.raises(StorageError):
+        CheckpointLog(storage, "p").life("host", 0)
+    assert [path[:8] for path in storage.list("p")] == ["p/probe-"]
+    log = CheckpointLog(storage, "p")
+    log.life("host", 0)
+    log.claim("one", 0)
+    log.files.sweep()
+    assert storage.list("p") == ["p/life", "p/log-hint", "p/log/0000000001"]
+    assert not is_probe("p/chk-0000000007/probe-0.g1"), "of an operator with that name"
+
+
+def test_a_check_of_the_storage_that_another_start_disturbs_is_repeated() -> None:  # O12
+    class Swept(MemoryStorage):
+        times = 1
+
+        def put_if_absent(self, path: str, parts: Any) -> None:
+            if "second" in str(bytes(parts[0])) and self.times:
+                self.times -= 1
+                self.delete(path)  # somebody takes it for what a crash left
+            super().put_if_absent(path, parts)
+
+    assert CheckpointLog(Swept("swept"), "p").life("host", 0).host == "host"
 
 
 def test_files_that_are_not_ours_are_passed_over() -> None:

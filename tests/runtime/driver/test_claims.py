@@ -211,6 +211,21 @@ def test_snapshots_of_an_older_checkpoint_whose_entry_is_unreadable_are_kept(pla
     assert place.log.files.verify(torn) == []
 
 
+def test_a_finished_pipeline_keeps_no_more_checkpoints_than_it_retains(place: Place) -> None:  # C31, I6
+    """The driver that completed the last one died before it had dropped the oldest."""
+    place.begin()
+    retained = place.definition.config.checkpoints.retained
+    for checkpoint in range(1, retained + 3):
+        place.complete(checkpoint, 1, is_final=checkpoint == retained + 2)
+    assert isinstance(place.begin(), Finished)
+    kept = [manifest.checkpoint for manifest in candidates(place.log.observe())]
+    assert kept == list(range(retained + 2, 2, -1))
+    assert {path.split("/")[1] for path in place.storage.list("p") if "/chk-" in path} == {
+        f"chk-{c:010d}" for c in kept
+    }
+    assert place.log.observe().lost() == ()
+
+
 def test_a_finished_pipeline_keeps_older_damage_aside(place: Place) -> None:  # R51
     place.begin()
     torn = place.complete(1, 1)

@@ -389,6 +389,16 @@ def test_what_operators_hold_back_goes_in_front_of_a_probe() -> None:  # L27
     assert made.into_body() == [[1], PROBE]
 
 
+def test_what_operators_hold_back_goes_in_front_of_the_sentinel() -> None:  # L8, U8
+    made = Made(holding=True)
+    made.body.outlet.edge = replace(made.body.outlet.edge, is_feedback=True)
+    made.feedback[0].put(batch(1))
+    made.step()
+    made.regular.put(Barrier(FIVE))
+    made.step()
+    assert made.into_body() == [[1], Barrier(FIVE)]
+
+
 def test_a_probe_does_not_leave_its_nest_and_counts_what_comes_back_behind_it() -> None:  # L32, L34
     made = Made()
     made.regular.put(batch(20))

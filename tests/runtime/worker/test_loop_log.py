@@ -224,6 +224,19 @@ def test_any_history_is_that_of_a_plain_list_per_checkpoint(
     assert (budget.memory_used_bytes, budget.disk_used_bytes) == (0, 0)
 
 
+def test_one_head_replays_the_logs_of_all_former_heads_of_a_loop_with_keys() -> None:  # L19
+    states, sent = [], list[Row]()
+    for index, part in enumerate(partition(batch([(key, key) for key in range(20)]), ("key",), GROUPS, 2)):
+        assert part is not None
+        log = LoopLog("x", SCHEMA, log_owner(("key",), GROUPS, 2, index), SpillBudget(PLENTY, PLENTY))
+        log.open(ONE)
+        log.append(part, (ONE,))
+        sent += rows_of(part)
+        states.append(RestoredState(index, 2, joined(log.seal(ONE).encode())))
+        log.close()
+    assert sorted(row for one in replay_of(states, SCHEMA, ALL, "x") for row in rows_of(one)) == sorted(sent)
+
+
 # L19, L21
 @pytest.mark.parametrize("former", [1, 2, 3, 5])
 @pytest.mark.parametrize("now", [1, 2, 3, 5])

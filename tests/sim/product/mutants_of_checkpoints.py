@@ -22,7 +22,7 @@ from headgate.operators.timestamps import WithTimestampsOperator
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.retention import FileRetention
 from headgate.protocol.loops.part import NO_ROUNDS
-from headgate.runtime.checkpoints import log
+from headgate.runtime.checkpoints import log, snapshot_files
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
@@ -87,6 +87,27 @@ def the_restored_checkpoint_is_swept() -> AbstractContextManager[None]:
 
 def nothing_is_dropped() -> AbstractContextManager[None]:
     return skipped(SnapshotFiles, "_remove_garbage")
+
+
+def ids_that_a_crash_left_stay() -> AbstractContextManager[None]:
+    def delete(call: Any, storage: Any, path: str) -> None:
+        if "/ids/" not in path:
+            call(storage, path)
+
+    def claim(call: Any, self: Any, *arguments: Any) -> Any:
+        with around(type(self._storage), "delete", delete):
+            return call(self, *arguments)
+
+    return around(CheckpointLog, "claim", claim)
+
+
+def what_a_check_of_the_storage_left_stays() -> AbstractContextManager[None]:
+    nothing = lambda path: False  # noqa: E731
+    return both(patched(file_commit, "is_probe", nothing), patched(snapshot_files, "is_probe", nothing))
+
+
+def a_finished_pipeline_keeps_what_it_did_not_drop() -> AbstractContextManager[None]:
+    return around(claims, "_sweep", lambda call, log, around, note, last, most: call(log, around, note, (), most))
 
 
 def a_failed_append_counts() -> AbstractContextManager[None]:

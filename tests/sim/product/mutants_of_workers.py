@@ -22,8 +22,11 @@ from headgate.runtime.driver import live_generation
 from headgate.runtime.driver.live_generation import LiveGeneration
 from headgate.runtime.driver.looping import RoundCallbacks
 from headgate.runtime.driver.replacement_watch import ReplacementWatch
+from headgate.runtime.driver.workers import Workers
 from headgate.runtime.wire.channels import InputChannel
-from headgate.runtime.worker import deployment, outlets
+from headgate.runtime.wire.exchange import Exchange
+from headgate.runtime.wire.feedback import FeedbackChannel
+from headgate.runtime.worker import loop_log, outlets
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.loop_log import LoopLog
@@ -219,10 +222,12 @@ def heads_pass_event_time_on() -> AbstractContextManager[None]:
 
 
 def a_head_replays_its_own_former_log_only() -> AbstractContextManager[None]:
-    def replay(call: Any, states: Sequence[Any], schema: Any, owner: Any, name: str) -> Any:
-        return call([s for s in states if s.subtask_index == owner.subtask_index], schema, owner, name)
+    def replay(call: Any, logs: Sequence[Any], schema: Any, owner: Any) -> Any:
+        return call(
+            [(path, log) for path, log in logs if log.owner.subtask_index == owner.subtask_index], schema, owner
+        )
 
-    return around(deployment, "replay_of", replay)
+    return around(loop_log, "_replay", replay)
 
 
 def what_comes_back_keeps_its_round() -> AbstractContextManager[None]:
@@ -277,6 +282,18 @@ def no_sentinels() -> AbstractContextManager[None]:
             call(self, element)
 
     return around(EdgeOutlet, "send_element", send)
+
+
+def what_came_back_is_never_given_back() -> AbstractContextManager[None]:
+    return both(skipped(FeedbackChannel, "close"), skipped(LoopLog, "close"))
+
+
+def a_worker_leaves_its_connections_open() -> AbstractContextManager[None]:
+    return skipped(Exchange, "close")
+
+
+def a_driver_leaves_its_port_open() -> AbstractContextManager[None]:
+    return skipped(Workers, "close")
 
 
 # -- the driver -------------------------------------------------------------------------------------------------------

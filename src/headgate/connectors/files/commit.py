@@ -22,7 +22,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
-from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive
+from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe, refuse_unless_exclusive
 from headgate.storage.reading import read_again
 
 _CLAIM = re.compile(r"\d{10,}")
@@ -46,7 +46,7 @@ class FileCommitter:
             FencedError: a newer generation claimed it.
         """
         self._refuse_if_fenced()
-        if not self._storage.list(self._identity.claims):
+        if not _claims(self._storage, self._identity):
             refuse_unless_exclusive(self._storage, self._identity.claims)
         with contextlib.suppress(AlreadyExists):  # this generation, in an earlier call
             self._storage.put_if_absent(self._identity.claim(self._generation), [b"claimed\n"])
@@ -62,9 +62,9 @@ class FileCommitter:
         for path in self._storage.list(identity.staging):
             if path not in kept and self._is_mine(path):
                 self._storage.delete(path)
-        for path, generation in _claims(self._storage, identity).items():
-            if generation < self._generation:
-                self._storage.delete(path)
+        older = [path for path, found in _claims(self._storage, identity).items() if found < self._generation]
+        for path in (*older, *filter(is_probe, self._storage.list(identity.claims))):
+            self._storage.delete(path)
 
     def _is_mine(self, name: str) -> bool:
         """Whether no newer generation prepared ``name``: one that was stopped meanwhile must not sweep its heir's."""

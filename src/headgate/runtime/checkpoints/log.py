@@ -139,7 +139,8 @@ class CheckpointLog:
                 continue
             if self._replaced_after(following.sequence) is not None:
                 continue
-            first = first_checkpoint(log, self._entries.newest_id())  # looked up behind the claim (R42)
+            ids = self._entries.numbers("ids")  # looked up behind the claim (R42)
+            first = first_checkpoint(log, CheckpointId(max(ids, default=0)))
             self._next_sequence, self._generation = following.sequence + 1, following.generation
             self._lineage = Lineage.observed(log)
             self.files.claimed(following.generation, first, candidates(log))
@@ -147,6 +148,8 @@ class CheckpointLog:
             with contextlib.suppress(StorageError):  # the next claim tries again
                 for passed in superseded(log, following):
                     self._storage.delete(passed.path)
+                for older in ids[:-1]:  # left by a crash
+                    self._storage.delete(self._entries.id_path(CheckpointId(older)))
             return Claimed(following, first, log)
         raise StorageError("claim", self.url, f"{CLAIM_TRIES_MAX} other drivers claimed it at the same time")
 

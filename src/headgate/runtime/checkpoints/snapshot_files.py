@@ -19,7 +19,7 @@ from headgate.model.manifest import BUNDLE, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, Gap, ObservedLog
 from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
 from headgate.runtime.checkpoints.snapshots import read_part, verify_part
-from headgate.storage.base import AlreadyExists, NotFound, Storage
+from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe
 
 _ASIDE = re.compile(r"/aside/(\d{10,})-(\d{10,})/")
 _WHY = "why"
@@ -122,6 +122,8 @@ class SnapshotFiles:
             StorageError
         """
         self._storage.sweep_unfinished(self._pipeline)
+        for path in filter(is_probe, self._storage.list(self._pipeline)):
+            self._storage.delete(path)
         self._remove_garbage()
 
     def _remove_garbage(self) -> None:

@@ -105,17 +105,32 @@ def begin_generation(
         raise
     retained = recovery.retained(claimed.log, restored)
     log.restored(retained)
-    _sweep(log, around, note)
-    if restored is not None and isinstance(choice, recovery.NothingLeft):
+    is_finished = restored is not None and isinstance(choice, recovery.NothingLeft)
+    _sweep(log, around, note, retained if is_finished else (), definition.config.checkpoints.retained)
+    if is_finished:
+        assert restored is not None
         commits.close()
         return Finished(restored)
     return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits)
 
 
-def _sweep(log: CheckpointLog, around: Surroundings, note: Callable[[str], None]) -> None:
-    """Tidy up; what cannot be removed now, a later generation removes."""
+def _sweep(
+    log: CheckpointLog,
+    around: Surroundings,
+    note: Callable[[str], None],
+    last: Sequence[CheckpointId],
+    retained_max: int,
+) -> None:
+    """Tidy up; what cannot be removed now, a later generation removes.
+
+    ``last``: all completed checkpoints of a pipeline that has finished. Nothing more will be completed that makes older
+    ones go, so only ``retained_max`` stay (C31).
+    """
     try:
         _retrying(log.files.sweep, around)
+        if last:
+            oldest = last[-retained_max:][0]
+            _retrying(lambda: log.drop(CheckpointId(oldest - 1), oldest), around)
     except StorageError as error:
         note(f"could not remove old checkpoint files: {error}")
 

@@ -99,6 +99,10 @@ class Worker:
         self._around = around
         self._task = task
         self._tls = Tls(task.definition.config.security)
+        limits = task.definition.config.runtime
+        directory = None if task.spill_directory is None else Path(task.spill_directory)
+        self.loop_budget = SpillBudget(limits.loop_memory_bytes, limits.loop_disk_bytes_max, directory)
+        """What the loops of this worker use together; nothing before it runs, and nothing afterwards."""
         self._mail: deque[messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException] = deque()
         self._wake = around.event()
         self._generation = Generation(0)
@@ -118,9 +122,6 @@ class Worker:
         sys.setswitchinterval(0.001)  # connection threads must not wait 5 ms for a busy mailbox
         pa.set_cpu_count(1)  # as many workers as cores share the machine
         task = self._task
-        limits = task.definition.config.runtime
-        directory = None if task.spill_directory is None else Path(task.spill_directory)
-        self._budget = SpillBudget(limits.loop_memory_bytes, limits.loop_disk_bytes_max, directory)
         callbacks = ExchangeCallbacks(
             lambda _: self._wake.set(), lambda _: self._wake.set(), self._on_peer_lost, self._post
         )
@@ -130,7 +131,7 @@ class Worker:
             edge_schemas(task.definition),
             task.secret,
             callbacks,
-            budget=self._budget,
+            budget=self.loop_budget,
             host=task.bind_host,
             tls=self._tls,
             around=self._around,
@@ -225,7 +226,7 @@ class Worker:
             exchange,
             lambda s: self._snapshot_writer(s, to),
             self,
-            self._budget,
+            self.loop_budget,
             self._around,
         )
         self._runners = deployment.runners()

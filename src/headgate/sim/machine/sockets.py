@@ -33,6 +33,11 @@ class Network:
         """Return the delay of what is sent now."""
         return self.tasks.world.random.randint(0, self.delay_ms_max)
 
+    def of(self, process: SimProcess) -> list[str]:
+        """Return what ``process`` has open."""
+        ports = [f"port {port}" for port, server in self.listening.items() if server.process is process]
+        return ports + [f"a connection to port {end.port}" for end in self.open if end.process is process]
+
     def listen(self, process: SimProcess) -> SimServer:
         """Open a port."""
         self._ports += 1

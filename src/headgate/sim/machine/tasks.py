@@ -109,6 +109,7 @@ class Tasks:
     @property
     def current(self) -> Task:
         """The task that makes its step now."""
+        self._check()  # what ends with the run may still want to wait
         assert self._current is not None, "only tasks can do this"
         return self._current
 
@@ -131,6 +132,10 @@ class Tasks:
         self._hub.switch()
         self._check()
         return task.was_woken
+
+    def of(self, process: SimProcess) -> list[str]:
+        """Return the names of the tasks of ``process`` that have not ended, but for the one that asks."""
+        return [t.name for t in self._all if t.process is process and not t.is_done and t is not self._current]
 
     def wake(self, task: Task) -> None:
         """Let a parked task go on; too late is fine."""

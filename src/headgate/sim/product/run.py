@@ -16,14 +16,16 @@ from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Progress
 from headgate.runtime.driver.driver import Driver
+from headgate.runtime.wire.spill import SpillBudget
 from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.sockets import Network
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Tasks
+from headgate.sim.product import leaks
 from headgate.sim.product.harm import Harm
 from headgate.sim.product.history import History
-from headgate.sim.product.settings import draw_settings
+from headgate.sim.product.settings import CHECKPOINTS, draw_settings
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
 from headgate.sim.product.strikes import Started, Strikes
 from headgate.sim.product.verdict import Verdict
@@ -40,6 +42,9 @@ LIVENESS_MS = 900_000
 DRIVERS_MAX = 60
 DRIVERS_AFTER_HEAL_MAX = 6
 """Drivers that may end without success when nothing fails any more: leftovers of what failed before."""
+
+LATE_MS = 1_000
+"""When nothing fails any more, what was put before and lands late has landed after so much virtual time."""
 
 _CONTINUES = re.compile(r"generation (\d+) continues from checkpoint (\d+)")
 _BUG = re.compile(r"\b(Assertion|Attribute|Index|Key|Type|Value|ZeroDivision)Error\b|ProtocolViolation")
@@ -111,7 +116,7 @@ class Run:
         self.clock_shift_ms = 0
         self.is_finished = False
         self._is_verified = False
-        self._looks_again = rng.random() < 0.3
+        self._looks_again = rng.random() < 0.7
         self._ended_after_heal = 0
         self._safety_ms = rng.choice((1_000, 3_000))
 
@@ -126,11 +131,13 @@ class Run:
             world.run(lambda: self.is_finished or self.history.finding is not None, self._safety_ms, self._events_max)
             self._heal()
             self._until(lambda: self.is_finished, "not finished")
+            self._until(lambda: not self._living(), "somebody does not end")
             if self._looks_again:  # what is left by what failed, the next start removes
+                world.run(lambda: False, world.now_ms + LATE_MS, self._events_max)
                 self.is_finished = False
-                self._until(lambda: not self._living(), "somebody does not end")
                 self.start()
                 self._until(lambda: self.is_finished and not self._living(), "not finished when started once more")
+                self._check_disks()
             self.tasks.spawn(SimProcess(self.tasks, "reader"), self._verify, "main")
             self._until(lambda: self._is_verified, "the output cannot be read")
         except Violation as violation:
@@ -140,6 +147,22 @@ class Run:
             self.tasks.take_down()
             del backends.OPENERS["sim"]
         return None
+
+    def _check_disks(self) -> None:
+        for name, disk in self.disks.items():
+            objects = {path: stored.data for path, stored in disk.objects.items()}
+            found: list[str] = []
+            if name in self.settings.job.columns:
+                found = list(leaks.of_sink(objects))
+            elif name == CHECKPOINTS:
+                found = list(leaks.of_checkpoints(objects, self.settings.checkpointing.retained))
+            if found:
+                raise Violation("I6", f"left on {name}: {'; '.join(found)}")
+
+    def _look_into(self, process: SimProcess, budget: SpillBudget | None = None) -> None:
+        found = list(leaks.of_process(process, self.tasks, self.network, budget))
+        if found:
+            self.history.fail("I6", f"left in {process.name}: {'; '.join(found)}")
 
     def _until(self, is_over: Callable[[], bool], problem: str) -> None:
         world = self.world
@@ -166,7 +189,7 @@ class Run:
         return around
 
     def _living(self) -> list[SimProcess]:
-        processes = [p for one in self.started for p in (one.process, *one.spark.workers)]
+        processes = [p for one in self.started for p in (one.process, *one.spark.workers, *one.spark.idle)]
         return [process for process in processes if process.is_alive]
 
     # -- the user ---------------------------------------------------------------------------------------------------
@@ -176,7 +199,8 @@ class Run:
         if len(self.started) >= DRIVERS_MAX:
             raise Violation("I5", f"{DRIVERS_MAX} drivers in a row did not finish the pipeline")
         process = SimProcess(self.tasks, f"d{len(self.started)}", self._on_driver_gone)
-        spark = SimSpark(process, self.network, self.faults, self.settings.attempts, self._surroundings)
+        attempts = self.settings.attempts
+        spark = SimSpark(process, self.network, self.faults, attempts, self._surroundings, self._look_into)
         started = Started(process, spark, self.settings.listed())
         self.started.append(started)
         self.tasks.spawn(process, lambda: self._drive(started), "main")
@@ -196,6 +220,9 @@ class Run:
             process.end(1)
         driver.start()
         driver.join()
+        if self.faults.is_healed:
+            self.tasks.park(LATE_MS)
+            self._look_into(process)
         error = driver.result.exception()
         if error is None:
             self.is_finished = self.is_finished or driver.result.result().is_finished

@@ -13,7 +13,8 @@ from headgate.sim.product.graphs import draw_graph
 from headgate.sim.product.source import Pace, PacedSplits
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, draw_splits
 
-ROOT = "sim://checkpoints"
+CHECKPOINTS = "checkpoints"
+ROOT = f"sim://{CHECKPOINTS}"
 NAME = "p"
 ROLL_INTERVALS: tuple[Duration, ...] = (0, 0, "100ms", "1m")
 

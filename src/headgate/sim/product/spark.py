@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import WorkerIndex
+from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.machine.sockets import HOST, Network
@@ -19,6 +20,8 @@ from headgate.sim.machine.tasks import SimProcess
 
 FINGERPRINT = "simulated"
 LINGER_MS = 2_500
+IDLE_MS = 5_000
+"""So long a process is kept for other tasks when its own has succeeded. Then nothing of that one is left (I6)."""
 TASK_FAILED = 1
 
 
@@ -47,8 +50,12 @@ class SimSpark:
         faults: Faults,
         attempts: int,
         surroundings: Callable[[SimProcess], SimSurroundings],
+        on_idle: Callable[[SimProcess, SpillBudget], None],
     ) -> None:
+        """``on_idle`` may look at a process some time after its task has succeeded."""
         self._surroundings = surroundings
+        self._on_idle = on_idle
+        self.idle: list[SimProcess] = []
         self._driver = driver
         self.definition: PipelineDefinition
         self._network = network
@@ -108,11 +115,17 @@ class SimSpark:
         stage.running[task.task_attempt] = process
 
         def main() -> None:
+            worker = Worker(task, self._surroundings(process))
             try:
-                Worker(task, self._surroundings(process)).run()
+                worker.run()
             except WorkerStopped as stopped:
                 tasks.world.tell(process.name, f"stopped: {stopped}")
                 process.end(TASK_FAILED)
+            self.idle.append(process)
+            self._gone(submission, stage, task.task_attempt, 0)
+            tasks.park(IDLE_MS)
+            self._on_idle(process, worker.loop_budget)
+            self.idle.remove(process)
             process.end(0)
 
         def begin() -> None:
@@ -122,7 +135,8 @@ class SimSpark:
         self._at(self._faults.delay_ms(40), begin)
 
     def _gone(self, submission: int, stage: Stage, number: int, code: int) -> None:
-        stage.running.pop(number, None)
+        if stage.running.pop(number, None) is None:
+            return  # its task has succeeded
         if code == 0:
             stage.returned += 1
         elif stage.error is None:

@@ -1,0 +1,117 @@
+"""What must not be left is found, and what may be there is not (SM13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from headgate.codec.log_entry import encode_log_entry
+from headgate.connectors.files.layout import StagedFile, encode_files
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Claim, Manifest
+from headgate.runtime.wire.spill import SpillBudget
+from headgate.sim.machine.sockets import Network
+from headgate.sim.machine.tasks import SimProcess, Tasks
+from headgate.sim.product import leaks
+from headgate.sim.world import World
+
+
+def claim(generation: int) -> bytes:
+    return encode_log_entry(Claim(Generation(generation), "somebody", 0))
+
+
+def manifest(checkpoint: int, generation: int) -> bytes:
+    return encode_log_entry(Manifest(CheckpointId(checkpoint), Generation(generation), 1, 8, ()))
+
+
+CHECKPOINTS = {
+    "p/life": b"",
+    "p/log-hint": b"",
+    "p/log/0000000002": claim(1),
+    "p/log/0000000003": manifest(3, 1),
+    "p/log/0000000004": manifest(4, 1),
+    "p/log/0000000005": claim(2),
+    "p/ids/0000000004": b"",
+    "p/chk-0000000003/v-0.g1": b"",
+    "p/chk-0000000004/v-0.g1": b"",
+    "p/aside/0000000000-0000000003/why": b"damaged",
+    "p/aside/0000000000-0000000003/log-0000000001": b"",
+    "p/chk-0000000002/v-0.g1": b"",
+}
+
+
+def test_what_two_retained_checkpoints_need_is_no_leak() -> None:
+    assert list(leaks.of_checkpoints(CHECKPOINTS, retained=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        ("p/chk-0000000005/v-0.g1", b""),
+        ("p/ids/0000000003", b""),
+        ("p/log/0000000001", manifest(1, 1)),
+        ("p/log/0000000006", claim(3)),
+        ("p/probe-0011223344556677", b""),
+        ("p/log/0000000007.tmp", b""),
+    ],
+)
+def test_what_no_retained_checkpoint_needs_is_a_leak(path: str, data: bytes) -> None:
+    assert len(list(leaks.of_checkpoints({**CHECKPOINTS, path: data}, retained=2))) == 1
+
+
+FILE = StagedFile("part-p.out-0000000001-00000-0000000001-00000.jsonl", 1, 1, "00")
+SINK = {
+    FILE.name: b"1",
+    "_committed/p.out/0000000001-00.json": encode_files([FILE]),
+    "_claims/p.out/0000000002": b"",
+    "_owners/p.out/0000000001": b"",
+}
+
+
+def test_what_was_committed_is_no_leak() -> None:
+    assert list(leaks.of_sink(SINK)) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "_staging/p.out/part.tmp",
+        "_publishing/p.out/0000000001-00.json",
+        "_claims/p.out/probe-0011223344556677",
+        "_owners/p.out/0000000002",
+        "_elsewhere/x",
+        FILE.name.replace("-00000.", "-00001."),
+    ],
+)
+def test_what_is_undecided_or_listed_nowhere_is_a_leak(path: str) -> None:
+    assert len(list(leaks.of_sink({**SINK, path: b""}))) == 1
+
+
+def parked(process: SimProcess, tasks: Tasks, network: Network, budget: SpillBudget) -> None:
+    tasks.spawn(process, tasks.park, "reader")
+
+
+def listening(process: SimProcess, tasks: Tasks, network: Network, budget: SpillBudget) -> None:
+    network.listen(process)
+
+
+def holding(process: SimProcess, tasks: Tasks, network: Network, budget: SpillBudget) -> None:
+    budget.take_memory(1)
+
+
+def spilling(process: SimProcess, tasks: Tasks, network: Network, budget: SpillBudget) -> None:
+    budget.take_disk(1)
+
+
+@pytest.mark.parametrize("leak", [parked, listening, holding, spilling])
+def test_what_a_process_still_has_is_a_leak(leak: Callable[..., None]) -> None:
+    tasks = Tasks(World(1))
+    network, budget = Network(tasks, 0), SpillBudget(9, 9)
+    process, other = SimProcess(tasks, "d0.w0"), SimProcess(tasks, "d0.w1")
+    around: Any = (tasks, network, budget)
+    leak(other, tasks, network, SpillBudget(9, 9))
+    assert list(leaks.of_process(process, *around)) == []
+    leak(process, *around)
+    assert len(list(leaks.of_process(process, *around))) == 1
