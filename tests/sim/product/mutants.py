@@ -1,6 +1,6 @@
 """Bugs planted in what surrounds the machines, with the seeds of the product that find them (SM6).
 
-More of them are in ``mutants_of_checkpoints`` and ``mutants_of_workers``. ``python -m
+More of them are in ``mutants_of_checkpoints``, ``mutants_of_files`` and ``mutants_of_workers``. ``python -m
 tests.sim.product.mutants [NAME...]`` looks for seeds anew, after workloads or faults have changed.
 """
 
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.mutants.harness import patched
-from tests.sim.product import mutants_of_checkpoints, mutants_of_workers
+from tests.sim.product import mutants_of_checkpoints, mutants_of_files, mutants_of_workers
 from tests.sim.product.patching import Mutant
 
 from headgate.connectors.files.commit import FileCommitter
@@ -219,7 +219,7 @@ SEEDS: dict[str, int] = {
 
 ALL: dict[str, Mutant] = {
     mutant.__name__: mutant  # type: ignore[attr-defined]
-    for mutant in (*HERE, *mutants_of_checkpoints.ALL, *mutants_of_workers.ALL)
+    for mutant in (*HERE, *mutants_of_checkpoints.ALL, *mutants_of_files.ALL, *mutants_of_workers.ALL)
 }
 
 MUTANTS: dict[Mutant, int] = {ALL[name]: seed for name, seed in SEEDS.items()}

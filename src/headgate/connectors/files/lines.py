@@ -6,7 +6,6 @@ Never returns a line twice and never part of a line that may continue.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.connectors.files.position import FilePosition
+from headgate.connectors.files.system import LOCAL, FileSystem, Status
 from headgate.errors import StorageError, UsageError
 
 BLOCK_BYTES = 1 << 20
@@ -67,8 +67,16 @@ class OversizeLine:
 class LineFile:
     """Reads one file from a position. The file is open only while it is read: thousands of them are fine (N8)."""
 
-    def __init__(self, path: str, position: FilePosition, follow: bool, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        path: str,
+        position: FilePosition,
+        follow: bool,
+        line_bytes_max: int = LINE_BYTES_MAX,
+        system: FileSystem = LOCAL,
+    ) -> None:
         self.path = path
+        self.system = system
         self.offset = position.offset
         self.is_finished = position.is_finished
         self.is_at_end = False
@@ -133,8 +141,8 @@ class LineFile:
     def is_at(self, path: str) -> bool:
         """Whether the file at ``path`` is this one, or a continued copy of it: it has what was read, and all of it."""
         try:
-            with open(path, "rb", buffering=0) as file:
-                self._check_same(file.fileno(), os.fstat(file.fileno()), is_elsewhere=True)
+            with self.system.opened(path) as descriptor:
+                self._check_same(descriptor, self.system.fstat(descriptor), is_elsewhere=True)
         except (OSError, FileMovedError):
             return False
         return True
@@ -150,7 +158,7 @@ class LineFile:
     def has_grown(self) -> bool:
         """Whether a file that was read to its end is there and has another size now, or is another file."""
         try:
-            status = os.stat(self.path)
+            status = self.system.stat(self.path)
         except FileNotFoundError:
             return False
         return status.st_size != self.offset or bool(self.inode and status.st_ino != self.inode)
@@ -245,8 +253,8 @@ class LineFile:
 
     def _read(self, at: int) -> bytes:
         try:
-            with open(self.path, "rb", buffering=0) as file:
-                return self._checked(file.fileno(), at)
+            with self.system.opened(self.path) as descriptor:
+                return self._checked(descriptor, at)
         except FileNotFoundError:
             raise self.gone() from None
         except OSError as error:
@@ -254,13 +262,13 @@ class LineFile:
 
     def _checked(self, descriptor: int, at: int) -> bytes:
         """Return the block at ``at``, unless what stands before it is not what was read (N6)."""
-        status = os.fstat(descriptor)
+        status = self.system.fstat(descriptor)
         if self.inode and status.st_ino not in (self.inode, self._accepted_inode):
             raise self._moved(status, "is another file now")
         before = self._check_same(descriptor, status)
         self._open_at(descriptor, status, before)
         expected = self._bytes_before_known()
-        data = os.pread(descriptor, len(expected) + BLOCK_BYTES, at - len(expected))
+        data = self.system.pread(descriptor, len(expected) + BLOCK_BYTES, at - len(expected))
         if not data.startswith(expected):
             raise self._moved(status, f"does not have the bytes before byte {at} any more that were read")
         return data[len(expected) :]
@@ -270,7 +278,7 @@ class LineFile:
             return self._skipped_before
         return (self._before + self._buffer[-HEAD_BYTES:])[-HEAD_BYTES:]
 
-    def _open_at(self, descriptor: int, status: os.stat_result, before: bytes) -> None:
+    def _open_at(self, descriptor: int, status: Status, before: bytes) -> None:
         """Note what the file is; a file that was finished and has grown goes on only behind a line end (N5)."""
         if self._inode is None:
             self._before = before
@@ -280,11 +288,11 @@ class LineFile:
                     "where the next line begins; run the pipeline under a new name, with follow=True if files grow"
                 )
         if self._inode is None or len(self._head) < HEAD_BYTES:
-            self._head = os.pread(descriptor, HEAD_BYTES, 0)
+            self._head = self.system.pread(descriptor, HEAD_BYTES, 0)
         self._seen_bytes = status.st_size
         self._inode = (status.st_dev, status.st_ino)
 
-    def _check_same(self, descriptor: int, status: os.stat_result, *, is_elsewhere: bool = False) -> bytes:
+    def _check_same(self, descriptor: int, status: Status, *, is_elsewhere: bool = False) -> bytes:
         """Refuse a file whose beginning, or whose bytes before the position, are not those that were read (N6).
 
         Returns the bytes before ``offset``.
@@ -294,9 +302,9 @@ class LineFile:
             raise self._moved(status, f"has {status.st_size} bytes")
         if self._inode is None:
             position = self._restored
-            head = _digest(os.pread(descriptor, position.head_bytes, 0))
+            head = _digest(self.system.pread(descriptor, position.head_bytes, 0))
             size = position.tail_bytes if position.tail_bytes else min(self.offset, HEAD_BYTES)
-            before = os.pread(descriptor, size, self.offset - size)
+            before = self.system.pread(descriptor, size, self.offset - size)
             if position.head_bytes and head != position.head_digest:
                 raise self._moved(status, "does not begin as it did")
             if position.tail_bytes and _digest(before) != position.tail_digest:
@@ -304,14 +312,14 @@ class LineFile:
             return before
         if self._inode != (status.st_dev, status.st_ino) or is_elsewhere:
             size = min(known, len(self._head))
-            if os.pread(descriptor, size, 0) != self._head[:size]:
+            if self.system.pread(descriptor, size, 0) != self._head[:size]:
                 raise self._moved(status, "does not begin as it did")
             expected = self._bytes_before_known()
-            if os.pread(descriptor, len(expected), known - len(expected)) != expected:
+            if self.system.pread(descriptor, len(expected), known - len(expected)) != expected:
                 raise self._moved(status, f"does not have the bytes before byte {known} any more that were read")
         return self._before
 
-    def _moved(self, status: os.stat_result, what: str) -> FileMovedError:
+    def _moved(self, status: Status, what: str) -> FileMovedError:
         text = (
             f"{self.path} {what} but was read to byte {self._known}: it was truncated or replaced; files that are "
             "read may grow and be renamed, but not change. Rotate by renaming, not by copying and truncating, or run "

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import xxhash
 
+from headgate.connectors.files.system import LOCAL, FileSystem
 from headgate.errors import UsageError
 
 PATTERN_DEFAULT = "**/*"
@@ -35,10 +36,12 @@ class FileSelection:
     Attributes:
         roots: absolute paths; one that contains ``*``, ``?`` or ``[`` is a glob.
         pattern: glob relative to a directory among the roots. Names that begin with "." or "_" are skipped (N4).
+        system: where the files are.
     """
 
     roots: tuple[str, ...]
     pattern: str = PATTERN_DEFAULT
+    system: FileSystem = LOCAL
 
     def find(self, *, skips_compressed: bool = False) -> list[str]:
         """Return the absolute paths of the files there are now, sorted; a link to another one of them is left out.
@@ -52,26 +55,32 @@ class FileSelection:
         found: set[str] = set()
         for root in self.roots:
             if glob.has_magic(root):
-                found.update(path for path in glob.iglob(root, recursive=True) if os.path.isfile(path))
-            elif os.path.isdir(root):
+                found.update(path for path in self.system.matching(root) if self.system.is_file(path))
+            elif self.system.is_directory(root):
                 found.update(self._below(root))
-            elif os.path.isfile(root):
+            elif self.system.is_file(root):
                 found.add(root)
             else:
                 raise UsageError(f"{root} does not exist; give a file, a directory or a glob that does")
         if skips_compressed:
             found = {path for path in found if not path.endswith(COMPRESSED)}
         for path in found:
-            _check_readable(path)
-        return sorted(path for path in found if not (os.path.islink(path) and os.path.realpath(path) in found))
+            self._check_readable(path)
+        return sorted(path for path in found if self.system.link_target(path) not in found)
 
     def _below(self, root: str) -> Iterable[str]:
-        if not os.access(root, os.R_OK | os.X_OK):
+        if not self.system.may_list(root):
             raise UsageError(f"directory {root} cannot be listed; allow this user to read it")
-        for path in Path(root).glob(self.pattern):
-            hidden = any(part[0] in "._" for part in path.relative_to(root).parts)
-            if not hidden and path.is_file():
-                yield str(path)
+        for path in self.system.below(root, self.pattern):
+            hidden = any(part[0] in "._" for part in Path(path).relative_to(root).parts)
+            if not hidden and self.system.is_file(path):
+                yield path
+
+    def _check_readable(self, path: str) -> None:
+        if path.endswith(COMPRESSED):
+            raise UsageError(f"{path} is compressed, which is not supported yet; uncompress it first")
+        if not self.system.may_read(path):
+            raise UsageError(f"{path} cannot be read; allow this user to read it")
 
     def key(self, path: str) -> str:
         """Return what ownership of ``path`` is computed from: its name relative to its directory (N2).
@@ -88,7 +97,7 @@ class FileSelection:
         return ", ".join(self.roots)
 
 
-def select_files(paths: Paths, pattern: str = PATTERN_DEFAULT) -> FileSelection:
+def select_files(paths: Paths, pattern: str = PATTERN_DEFAULT, system: FileSystem = LOCAL) -> FileSelection:
     """Return a selection; relative paths are relative to the working directory of this process (the driver).
 
     Raises:
@@ -98,7 +107,7 @@ def select_files(paths: Paths, pattern: str = PATTERN_DEFAULT) -> FileSelection:
     if not given or any(not str(path) for path in given):
         raise UsageError("no input path was given; give a file, a directory or a glob")
     roots = tuple(os.path.abspath(os.path.expanduser(str(path))) for path in given)
-    return FileSelection(roots, pattern)
+    return FileSelection(roots, pattern, system)
 
 
 def owner_of_file(key: str, parallelism: int) -> int:
@@ -138,10 +147,3 @@ def _before_magic(root: str) -> str:
     parts = root.split("/")
     first = next(i for i, part in enumerate(parts) if glob.has_magic(part))
     return "/".join(parts[:first]) or "/"
-
-
-def _check_readable(path: str) -> None:
-    if path.endswith(COMPRESSED):
-        raise UsageError(f"{path} is compressed, which is not supported yet; uncompress it first")
-    if not os.access(path, os.R_OK):
-        raise UsageError(f"{path} cannot be read; allow this user to read it")

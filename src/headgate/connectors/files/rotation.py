@@ -5,34 +5,31 @@ Counterparts: ``files``, which reads them, and ``lines``, which knows what was r
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import xxhash
 
 from headgate.connectors.files.lines import HEAD_BYTES, LineFile
 from headgate.connectors.files.listing import COMPRESSED, FileSelection, series_of
+from headgate.connectors.files.system import LOCAL, FileSystem
 
 
-def inode_of(path: str) -> int | None:
+def inode_of(path: str, system: FileSystem = LOCAL) -> int | None:
     """Return the inode of the file at ``path``, or None if there is none."""
     try:
-        return os.stat(path).st_ino
+        return system.stat(path).st_ino
     except OSError:
         return None
 
 
-def neighbours(path: str) -> Iterator[tuple[str, int]]:
-    """Yield the other files of the directory of ``path``, with their inodes; compressed ones left out (N4)."""
-    directory = os.path.dirname(path)
+def neighbours(path: str, system: FileSystem) -> list[tuple[str, int]]:
+    """Return the other files of the directory of ``path``, with their inodes; compressed ones left out (N4)."""
     try:
-        with os.scandir(directory) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                if entry.path != path and not entry.name.endswith(COMPRESSED) and entry.is_file():
-                    yield entry.path, entry.inode()
+        found = system.siblings(path)
     except OSError:
-        return
+        return []
+    return [(other, inode) for other, inode in found if other != path and not other.endswith(COMPRESSED)]
 
 
 def renamed_to(file: LineFile, is_free: Callable[[str], bool] = lambda _: True) -> str | None:
@@ -40,7 +37,7 @@ def renamed_to(file: LineFile, is_free: Callable[[str], bool] = lambda _: True) 
 
     A position of version 0.1 has no inode: then it is the only file in the directory that has what was read.
     """
-    others = [(path, inode) for path, inode in neighbours(file.path) if is_free(path)]
+    others = [(path, inode) for path, inode in neighbours(file.path, file.system) if is_free(path)]
     if file.inode:
         found = [path for path, inode in others if inode == file.inode and file.is_at(path)]
     else:
@@ -55,10 +52,10 @@ def missed(selection: FileSelection, path: str, moved_to: str) -> list[str]:
     """
     series = series_of(selection.key(path))
     found = []
-    for other, _ in neighbours(path):
+    for other, _ in neighbours(path, selection.system):
         if other != moved_to and series_of(selection.key(other)) == series:
-            found.append((os.stat(other).st_mtime_ns, other))
-    last_ns = os.stat(moved_to).st_mtime_ns
+            found.append((selection.system.stat(other).st_mtime_ns, other))
+    last_ns = selection.system.stat(moved_to).st_mtime_ns
     return [other for written_ns, other in sorted(found) if written_ns >= last_ns]
 
 
@@ -69,10 +66,14 @@ class SeenFile:
     path: str
     head_bytes: int
     head_digest: int
+    system: FileSystem = LOCAL
 
     def is_at(self, path: str) -> bool:
         """Whether the file at ``path`` begins like this one, so far as that is known."""
-        return self.head_bytes > 0 and xxhash.xxh3_64_intdigest(_head(path)[: self.head_bytes]) == self.head_digest
+        return (
+            self.head_bytes > 0
+            and xxhash.xxh3_64_intdigest(_head(path, self.system)[: self.head_bytes]) == self.head_digest
+        )
 
 
 @dataclass(slots=True)
@@ -80,13 +81,14 @@ class Others:
     """The files of other subtasks, by inode (N20)."""
 
     files: dict[int, SeenFile] = field(default_factory=dict)
+    system: FileSystem = LOCAL
 
     def note(self, path: str, inode: int) -> None:
         """Remember a file of another subtask under its name of today."""
         known = self.files.get(inode)
         if known is None or known.path != path or known.head_bytes < HEAD_BYTES:
-            head = _head(path)
-            self.files[inode] = SeenFile(path, len(head), xxhash.xxh3_64_intdigest(head))
+            head = _head(path, self.system)
+            self.files[inode] = SeenFile(path, len(head), xxhash.xxh3_64_intdigest(head), self.system)
 
     def has(self, path: str, inode: int) -> bool:
         """Whether the file at ``path`` is one of theirs that was renamed."""
@@ -94,9 +96,9 @@ class Others:
         return known is not None and known.path != path and known.is_at(path)
 
 
-def _head(path: str) -> bytes:
+def _head(path: str, system: FileSystem) -> bytes:
     try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read(HEAD_BYTES)
+        with system.opened(path) as descriptor:
+            return system.pread(descriptor, HEAD_BYTES, 0)
     except OSError:
         return b""

@@ -18,6 +18,7 @@ from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext,
 from headgate.connectors.files.decode import Decoded, JsonDecoder, TextDecoder
 from headgate.connectors.files.lines import LINE_BYTES_MAX, FileMovedError, LineFile, Lines, OversizeLine
 from headgate.connectors.files.listing import PATTERN_DEFAULT, FileSelection, Paths, select_files
+from headgate.connectors.files.system import LOCAL, FileSystem
 from headgate.connectors.files.table import FileTable
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
@@ -54,6 +55,9 @@ class FileOptions:
 class _LineSource:
     """Files of lines. Paths are made absolute where it is constructed, so that workers find the same files."""
 
+    system: FileSystem = LOCAL
+    """Where the files are; the simulator has its own."""
+
     def __init__(
         self,
         paths: Paths,
@@ -80,7 +84,7 @@ class _LineSource:
         """
         if encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
             raise UsageError(f"encoding '{encoding}' is not supported; convert the files to UTF-8")
-        self._selection = select_files(paths, pattern)
+        self._selection = select_files(paths, pattern, self.system)
         poll_ms = max(duration_ms(poll_interval, "poll_interval"), 1)
         discovery_ms = duration_ms(discovery_interval, "discovery_interval")
         self._options = FileOptions(follow, include_path, poll_ms, discovery_ms, line_bytes_max)

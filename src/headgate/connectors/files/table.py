@@ -29,7 +29,8 @@ class FileTable:
         self._selection = selection
         self._follow = follow
         self._line_bytes_max = line_bytes_max
-        self._others = Others()
+        self._system = selection.system
+        self._others = Others(system=self._system)
 
     # -- at the start -------------------------------------------------------------------------------------------
 
@@ -47,7 +48,9 @@ class FileTable:
             if self._owns(path, number):
                 own[path] = self._file(path, replace(position, number=number))
             elif position.inode:
-                self._others.files[position.inode] = SeenFile(path, position.head_bytes, position.head_digest)
+                self._others.files[position.inode] = SeenFile(
+                    path, position.head_bytes, position.head_digest, self._system
+                )
         self._place(list(own.values()))
         for path in files:
             if path not in self.files:
@@ -72,12 +75,12 @@ class FileTable:
             self._add_missed(before, file.path)
 
     def _is_in_place(self, file: LineFile) -> bool:
-        inode = inode_of(file.path)
+        inode = self._inode_of(file.path)
         return inode is not None and (inode == file.inode if file.inode else file.is_at(file.path))
 
     def _settle(self, file: LineFile) -> None:
         """Decide about a restored file that is not where it was and was not renamed."""
-        inode = inode_of(file.path)
+        inode = self._inode_of(file.path)
         if inode is not None and file.path not in self.files and file.is_at(file.path):
             file.accept(inode)
             self.files[file.path] = file
@@ -103,13 +106,13 @@ class FileTable:
                 self._reappeared(file)
             elif file is None:
                 self._consider(path, None)
-        present = {inode_of(path) for path in listed}
+        present = {self._inode_of(path) for path in listed}
         self._others.files = {inode: seen for inode, seen in self._others.files.items() if inode in present}
         return [file for file in self.files.values() if id(file) not in before]
 
     def _reappeared(self, file: LineFile) -> None:
         """A file is there again under the name of one that was removed: put back, or another one (N7)."""
-        inode = inode_of(file.path)
+        inode = self._inode_of(file.path)
         if inode is not None:
             is_same = file.has_fingerprint and file.is_at(file.path)
             position = replace(file.position(), is_finished=False) if is_same else FilePosition()
@@ -117,7 +120,7 @@ class FileTable:
 
     def _consider(self, path: str, number: int | None) -> None:
         """Add ``path`` if it is a new file, and ours."""
-        inode = inode_of(path)
+        inode = self._inode_of(path)
         if inode is None and self._follow:
             return
         if not self._owns(path, number):
@@ -126,7 +129,7 @@ class FileTable:
             return
         for file in self.files.values():
             if inode and file.inode == inode and file.path != path:
-                if inode_of(file.path) == inode:
+                if self._inode_of(file.path) == inode:
                     return  # one file with two names
                 if file.is_at(path):
                     self._rename(file, path)
@@ -162,7 +165,7 @@ class FileTable:
         file.move(path)
         self.files[path] = file
         if other is not None and not other.is_finished:
-            self.relocate(other, FileMovedError("", inode_of(path)))
+            self.relocate(other, FileMovedError("", self._inode_of(path)))
         self._add_missed(before, path)
 
     def _add_missed(self, before: str, now: str) -> None:
@@ -170,7 +173,7 @@ class FileTable:
             return
         inodes = {file.inode for file in self.files.values()}
         for path in missed(self._selection, before, now):
-            inode = inode_of(path)
+            inode = self._inode_of(path)
             if path not in self.files and inode not in inodes and inode is not None:
                 self.files[path] = self._file(path, FilePosition(inode=inode))
 
@@ -189,4 +192,7 @@ class FileTable:
         return owner_of_split(number, parallelism) == self._context.subtask_index
 
     def _file(self, path: str, position: FilePosition) -> LineFile:
-        return LineFile(path, position, self._follow, self._line_bytes_max)
+        return LineFile(path, position, self._follow, self._line_bytes_max, self._system)
+
+    def _inode_of(self, path: str) -> int | None:
+        return inode_of(path, self._system)

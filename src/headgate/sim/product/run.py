@@ -23,6 +23,7 @@ from headgate.sim.machine.sockets import Network
 from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.product import leaks
+from headgate.sim.product.files import FileInputs
 from headgate.sim.product.harm import Harm
 from headgate.sim.product.history import History
 from headgate.sim.product.settings import CHECKPOINTS, draw_settings
@@ -119,12 +120,17 @@ class Run:
         self._looks_again = rng.random() < 0.7
         self._ended_after_heal = 0
         self._safety_ms = rng.choice((1_000, 3_000))
+        self.files = FileInputs(seed, self.tasks, self.faults)
+        if self.files.is_drawn:
+            self.settings.use_files(self.files)
 
     def run(self) -> Violation | None:
         """Run both phases; return what was violated, if anything."""
         world = self.world
         backends.OPENERS["sim"] = lambda name: SimStorage(self._disk(name.split("/")[0]))
+        self.files.begin()
         try:
+            self.settings.update_files()
             self.start()
             world.at(10, self.strikes.strike)
             world.at(world.random.randint(50, 2_000), self._look)
@@ -145,6 +151,7 @@ class Run:
             return violation
         finally:
             self.tasks.take_down()
+            self.files.end()
             del backends.OPENERS["sim"]
         return None
 
@@ -257,6 +264,7 @@ class Run:
             return
         if self.history.standing:
             self.harm.strike(self.history)
+        self.settings.update_files()
         self.start()
 
     def _on_round(self, loop: str, number: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import headgate as hg
 from headgate.model.config import Duration
 from headgate.model.definition import PipelineDefinition
+from headgate.sim.product.files import FileInputs
 from headgate.sim.product.graphs import draw_graph
 from headgate.sim.product.source import Pace, PacedSplits
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, draw_splits
@@ -45,9 +46,25 @@ class Settings:
     roll_interval: Duration
     inline_bytes_max: int
     loop_memory_bytes: int
+    files: FileInputs | None = None
+    """Where the input is; None: the sources have it themselves."""
 
     def listed(self) -> list[Splits]:
         """Return what sources list now."""
+        return self._shown() if self.files is None else self.files.present(self._shown())
+
+    def use_files(self, files: FileInputs) -> None:
+        """Have the sources read files; each has one from the beginning."""
+        self.files = files
+        for splits in self.inputs:
+            self.hidden.discard(min(splits))
+
+    def update_files(self) -> None:
+        """Nobody runs the pipeline: something may happen to the input."""
+        if self.files is not None:
+            self.files.update(self._shown(), grows=self.grows)
+
+    def _shown(self) -> list[Splits]:
         return [{name: rows for name, rows in splits.items() if name not in self.hidden} for splits in self.inputs]
 
     def definition(
@@ -72,7 +89,10 @@ class Settings:
             loop_memory_bytes=self.loop_memory_bytes,
         )
         sources = [
-            p.source(PacedSplits(splits, self.pace, now_ms, trouble), name=f"source{i}")
+            p.source(
+                PacedSplits(splits, self.pace, now_ms, trouble) if self.files is None else self.files.source(i),
+                name=f"source{i}",
+            )
             for i, splits in enumerate(listed)
         ]
         self.job.build(sources, self._sink_to)

@@ -67,7 +67,9 @@ class StreamSettings(Settings):
 def _settings(drawn: Settings) -> StreamSettings:
     """Take over what was drawn, but for input and graph."""
     values = {field.name: getattr(drawn, field.name) for field in fields(Settings)}
-    return StreamSettings(**{**values, "job": Branches(()), "inputs": [], "hidden": set(), "grows": False})
+    return StreamSettings(
+        **{**values, "job": Branches(()), "inputs": [], "hidden": set(), "grows": False, "files": None}
+    )
 
 
 class Producer:

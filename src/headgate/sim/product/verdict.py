@@ -73,17 +73,33 @@ class Verdict:
             raise Violation("I1", f"the pipeline has finished, and checkpoint {final.checkpoint} is not final")
         read: list[list[dict[str, int]]] = []
         for index, splits in enumerate(self._settings.inputs):
-            positions = _positions(log, final, f"source{index}")
+            positions = self._rows_read(splits, _positions(log, final, f"source{index}"))
             if not final.is_draining:
                 self._check_complete(final.checkpoint, index, positions)
             read.append([row for name, at in positions.items() for row in splits[name][:at]])
         return read
 
+    def _rows_read(self, splits: Splits, positions: Mapping[str, bytes]) -> dict[str, int]:
+        """Return how many rows of each split were read."""
+        files = self._settings.files
+        if files is None:
+            return {name: POSITION.unpack(at)[0] for name, at in positions.items()}
+        found: dict[str, int] = {}
+        for path, at in positions.items():
+            name = files.split_of(path)
+            if name in found:
+                raise Violation("I1", f"two files are {name}: {sorted(positions)}")
+            found[name] = files.rows_read(path, at, splits[name])
+        return found
+
     def _check_complete(self, checkpoint: int, source: int, positions: Mapping[str, int]) -> None:
+        listed = self._listed_at.get(checkpoint)
+        if listed is None and self._settings.files is not None and self._settings.grows:
+            return  # its driver died before it could tell of it: nobody knows what was in the files
         splits = self._settings.inputs[source]
-        for name in self._listed_at.get(checkpoint, [positions] * (source + 1))[source]:
-            if positions.get(name) != len(splits[name]):
-                raise Violation("I1", f"split {name} of {len(splits[name])} rows was read to {positions.get(name)}")
+        for name, rows in (listed[source] if listed else {name: splits[name] for name in positions}).items():
+            if positions.get(name) != len(rows):
+                raise Violation("I1", f"split {name} of {len(rows)} rows was read to {positions.get(name)}")
 
 
 class Order:
@@ -105,12 +121,11 @@ class Order:
             self._last[key] = number
 
 
-def _positions(log: CheckpointLog, manifest: Manifest, source: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _positions(log: CheckpointLog, manifest: Manifest, source: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
     for entry in manifest.entries:
         for stored in log.files.sections(entry).get(f"{POSITIONS_PREFIX}{source}", ()):
-            positions = msgspec.msgpack.decode(stored, type=dict[str, bytes])
-            found |= {name: POSITION.unpack(at)[0] for name, at in positions.items()}
+            found |= msgspec.msgpack.decode(stored, type=dict[str, bytes])
     return found
 
 

@@ -1,0 +1,36 @@
+"""Pipelines that read files in the machine room: sound code passes, and what was read follows from bytes."""
+
+from __future__ import annotations
+
+from headgate.connectors.files import lines
+from headgate.connectors.files.position import FilePosition
+from headgate.sim.product.files import FileInputs
+from headgate.sim.product.run import Run, run_seed
+
+SMOKE = (8, 23, 30, 37, 38, 41)
+
+
+def test_seeds_that_read_files_pass() -> None:  # SM14
+    usual = lines.BLOCK_BYTES
+    assert [(seed, str(found)) for seed in SMOKE if (found := run_seed(seed).violation)] == []
+    assert usual == lines.BLOCK_BYTES
+
+
+def test_some_of_these_seeds_grow_and_some_are_killed_and_renamed() -> None:
+    runs = [Run(seed) for seed in SMOKE]
+    assert all(run.files.is_drawn for run in runs)
+    assert any(run.settings.grows for run in runs)
+    assert runs[0].run() is None
+    assert len(runs[0].started) > 2
+    assert any(not path.endswith(".jsonl") for path in runs[0].files.paths)
+
+
+def test_a_position_stands_behind_the_rows_of_its_bytes() -> None:
+    run = Run(8)
+    files = FileInputs(8, run.tasks, run.faults)
+    rows = [{"k": 1, "n": n} for n in range(3)]
+    files.update([{"s0-0": rows}], grows=False)
+    assert files.present([{"s0-0": rows, "s0-1": rows}]) == [{"s0-0": rows}]
+    for offset, count in ((0, 0), (17, 1), (33, 1), (34, 2), (51, 3)):
+        assert files.rows_read("/input/source0/s0-0.jsonl", FilePosition(offset).encode(), rows) == count
+    assert files.split_of("/input/source0/s0-0.jsonl.4") == "s0-0"
