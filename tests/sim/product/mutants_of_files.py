@@ -1,4 +1,4 @@
-"""Bugs planted in the sources of files."""
+"""Bugs planted in the sources of files; ``tests/mutants/test_files_mutants.py`` has those of rotation."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from tests.mutants.harness import patched
-from tests.sim.product.patching import around, both, planted, skipped
+from tests.sim.product.patching import around, both, planted
 
-from headgate.connectors.files import table
 from headgate.connectors.files.lines import LineFile
-from headgate.connectors.files.rotation import Others
 from headgate.connectors.files.source import FileReader
 
 
@@ -24,18 +22,6 @@ def positions_of_files_are_those_of_the_block_before() -> AbstractContextManager
         return replace(call(self), offset=getattr(self, "behind", self.offset), tail_bytes=0, head_bytes=0)
 
     return both(around(LineFile, "_take", take), around(LineFile, "position", position))
-
-
-def a_renamed_file_is_lost() -> AbstractContextManager[None]:
-    return skipped(table, "renamed_to")
-
-
-def files_that_others_own_are_read_under_their_new_names() -> AbstractContextManager[None]:
-    return skipped(Others, "has", False)
-
-
-def a_file_that_has_grown_stays_finished() -> AbstractContextManager[None]:
-    return skipped(LineFile, "has_grown", False)
 
 
 def finished_files_have_no_position() -> AbstractContextManager[None]:

@@ -26,9 +26,9 @@ from tests.runtime.checkpoints import (
 )
 from tests.runtime.driver import test_claims, test_live_generation, test_replacement_watch
 from tests.runtime.worker import test_loop_head_runner, test_loop_log, test_subtask_runner
+from tests.sim.product import mutants, stream_mutants, test_graphs, test_product_runs
 from tests.sim.product import mutants_of_checkpoints as checkpoints
 from tests.sim.product import mutants_of_workers as workers
-from tests.sim.product import stream_mutants, test_graphs, test_product_runs
 from tests.store import test_store_transactions
 from tests.store.storing import KEYED, STREAM
 
@@ -181,6 +181,11 @@ NAMED: tuple[tuple[Mutant, Callable[..., object], tuple[Given, ...]], ...] = (
         (directory, just(3), just(2)),
     ),
     # subtasks
+    (
+        mutants.a_batch_slips_in_between_the_positions_and_the_barrier,
+        runners.test_the_position_in_a_snapshot_is_exactly_what_was_sent_before_its_barrier,
+        (),
+    ),
     (
         workers.sinks_are_sealed_before_operators_flush,
         runners.test_sinks_are_sealed_after_operators_have_sent_what_belongs_before_the_barrier,

@@ -123,6 +123,20 @@ def test_what_was_published_neither_changes_nor_goes(after: bytes | None) -> Non
     assert found(history) == "I2"
 
 
+@pytest.mark.parametrize(("is_merged", "verdict"), [(True, None), (False, "I2")])
+def test_what_is_listed_may_move_to_another_manifest_and_no_further(is_merged: bool, verdict: str | None) -> None:
+    history = History(retained=1)
+    complete(history, 2, 1, 1, file(1, 1), file(1, 1, 1))
+    for number in range(2):
+        path = f"_committed/p.out/000000000{number}-00.json"
+        history.on_sink_disk("out", path, encode_files([file(1, 1, number)]))
+    if is_merged:
+        merged = "_committed/p.out/merged-0000000001-00.json"
+        history.on_sink_disk("out", merged, encode_files([file(1, 1), file(1, 1, 1)]))
+    history.on_sink_disk("out", "_committed/p.out/0000000000-00.json", None)
+    assert found(history) == verdict
+
+
 def test_what_readers_saw_stays() -> None:
     history = History(retained=1)
     history.on_read("out", [file(1, 1).name])

@@ -11,6 +11,7 @@ import pytest
 
 from headgate.sim.product import __main__ as command
 from headgate.sim.product.graphs import Graph, Net, Placed
+from headgate.sim.product.kept import KEPT
 from headgate.sim.product.run import Run, run_seed
 from headgate.sim.product.steps import Window
 from headgate.sim.product.workloads import WORKLOADS, Branches, Workload, draw_splits
@@ -26,7 +27,7 @@ def test_the_product_passes_every_smoke_seed() -> None:  # SM5
     assert [(result.seed, str(result.violation)) for result in results if result.violation] == []
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+@pytest.mark.parametrize("workload", [*WORKLOADS, *KEPT], ids=lambda workload: workload.name)
 def test_every_workload_ends_right_without_faults(workload: Workload) -> None:
     run = Run(1)
     run.faults.heal()

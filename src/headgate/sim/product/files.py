@@ -9,23 +9,30 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from posixpath import basename
+from types import ModuleType
 
 import headgate as hg
-from headgate.connectors.files import lines
+from headgate.connectors.files import ledger, lines
 from headgate.connectors.files.position import FilePosition
 from headgate.sim.machine.faults import Faults
 from headgate.sim.machine.files import SimFiles
 from headgate.sim.machine.tasks import Tasks
+from headgate.sim.product.kept import KEPT
 from headgate.sim.product.records import Row
 from headgate.sim.product.source import SCHEMA
-from headgate.sim.product.workloads import Splits
+from headgate.sim.product.workloads import Branches, Job, Splits
 
 FILES_RATE = 0.2
 """Of the seeds, so many read files."""
 
-BLOCK_BYTES = 160
-"""Read at a time, instead of ``lines.BLOCK_BYTES``: a few records, so that faults meet a file half read."""
+SMALL: tuple[tuple[ModuleType, str, int], ...] = (
+    (lines, "BLOCK_BYTES", 160),  # a few records, so that faults meet a file half read
+    (ledger, "MERGE_AFTER", 3),
+    (ledger, "MANIFEST_FILES_MAX", 5),
+)
+"""Bounds that seeds with files have instead of the usual ones, so that short runs reach them."""
 
 _SUFFIX = ".jsonl"
 
@@ -51,16 +58,25 @@ class FileInputs:
         """How many rows of each split are in its file."""
         self._names: dict[str, str] = {}
         """Where the file of each split is now."""
-        self._usual_block_bytes = lines.BLOCK_BYTES
+        self._usual: list[int] = []
+
+    def with_more(self, job: Job) -> Job:
+        """Return ``job`` with a branch that keeps values of all types, if it has branches."""
+        if not isinstance(job, Branches):
+            return job
+        return replace(job, workloads=[*job.workloads, self._rng.choice(KEPT)])
 
     def begin(self) -> None:
-        """Have blocks be small; see ``end``."""
+        """Have bounds be small; see ``end``."""
         if self.is_drawn:
-            lines.BLOCK_BYTES = BLOCK_BYTES
+            self._usual = [getattr(module, name) for module, name, _ in SMALL]
+            for module, name, value in SMALL:
+                setattr(module, name, value)
 
     def end(self) -> None:
-        """Have blocks be as usual."""
-        lines.BLOCK_BYTES = self._usual_block_bytes
+        """Have bounds be as usual."""
+        for (module, name, _), usual in zip(SMALL, self._usual, strict=False):
+            setattr(module, name, usual)
 
     def source(self, index: int) -> hg.JsonLines:
         """Return the source for the files of source ``index``."""

@@ -63,6 +63,8 @@ class History:
     _completed_at_claim: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _promised: dict[str, set[str]] = field(default_factory=dict)
     _published: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    _listed: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
+    """What each manifest of each sink lists."""
     _rounds: dict[tuple[str, str], int] = field(default_factory=dict)
     _owners: dict[int, str] = field(default_factory=dict)
     """Who claimed each generation."""
@@ -133,14 +135,18 @@ class History:
     def on_sink_disk(self, sink: str, path: str, data: bytes | None) -> None:
         """Something of a sink changed."""
         if path.startswith(f"{COMMITTED}/"):
-            if data is None:
-                self.fail("I2", f"{sink} withdraws what it lists in {path}")
-            for file in () if data is None else decode_files(path, data):
-                if file.name not in self._promised.get(sink, set()):
-                    self.fail("I1", f"{sink} commits {file.name}, which no completed checkpoint promises")
+            listed = self._listed.setdefault(sink, {})
+            before = listed.pop(path, frozenset())
+            if data is not None:
+                listed[path] = frozenset(file.name for file in decode_files(path, data))
+            gone = before.difference(*listed.values())  # a merge lists them elsewhere first
+            if gone:
+                self.fail("I2", f"{sink} withdraws {sorted(gone)}, which it listed in {path}")
+            for name in sorted(listed.get(path, frozenset()) - self._promised.get(sink, set())):
+                self.fail("I1", f"{sink} commits {name}, which no completed checkpoint promises")
         elif _FILE.fullmatch(path):
-            before = self._published.setdefault(sink, {}).get(path)
-            if data is None or (before is not None and before != data):
+            published = self._published.setdefault(sink, {}).get(path)
+            if data is None or (published is not None and published != data):
                 self.fail("I2", f"{sink} {'removes' if data is None else 'changes'} {path}, which was published")
             self._published[sink][path] = data or b""
 

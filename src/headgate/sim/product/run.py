@@ -123,6 +123,7 @@ class Run:
         self.files = FileInputs(seed, self.tasks, self.faults)
         if self.files.is_drawn:
             self.settings.use_files(self.files)
+            self.settings.job = self.files.with_more(self.settings.job)
 
     def run(self) -> Violation | None:
         """Run both phases; return what was violated, if anything."""
