@@ -186,8 +186,8 @@ def every_storage_is_trusted() -> AbstractContextManager[None]:  # O12
 
 
 def a_sweep_that_fails_ends_the_run() -> AbstractContextManager[None]:
-    def sweep(log: CheckpointLog, retained: Any, below: CheckpointId, *_: Any) -> None:
-        log.files.sweep(retained, below)
+    def sweep(log: CheckpointLog, *_: Any) -> None:
+        log.files.sweep()
 
     return patched(claims, "_sweep", sweep)
 
