@@ -32,6 +32,7 @@ def of_checkpoints(objects: Mapping[str, bytes], retained: int) -> Iterator[str]
     entries = {path: entry for path in objects if _ENTRY.fullmatch(path) if (entry := _entry(path, objects[path]))}
     manifests = [entry for entry in entries.values() if isinstance(entry, Manifest)]
     kept = {int(manifest.checkpoint) for manifest in manifests}
+    needed = {f"{NAME}/{path}" for manifest in manifests for path in manifest.files}  # perhaps of an older checkpoint
     if len(kept) > retained:
         yield f"the log has {len(kept)} manifests, and {retained} are retained"
     writers = {manifest.generation for manifest in manifests}
@@ -47,7 +48,11 @@ def of_checkpoints(objects: Mapping[str, bytes], retained: int) -> Iterator[str]
         snapshot = _SNAPSHOT.fullmatch(path)
         if snapshot is not None:
             checkpoint = int(snapshot[1])
-            if checkpoint not in kept and not any(above < checkpoint < below for above, below in aside):
+            if (
+                checkpoint not in kept
+                and path not in needed
+                and not any(above < checkpoint < below for above, below in aside)
+            ):
                 yield f"{path} belongs to no checkpoint of the log"
         elif path not in _NOTES and not any(form.fullmatch(path) for form in (_ENTRY, _ID, _ASIDE)):
             yield f"{path} is nothing that anybody needs"
