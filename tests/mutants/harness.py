@@ -15,6 +15,7 @@ Bugs that seeds of the simulator find are planted in ``tests/sim/product``.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -32,14 +33,35 @@ def patched(owner: object, name: str, replacement: object) -> Iterator[None]:
         yield
 
 
+_CLUMSY = (AttributeError, TypeError, NameError, ImportError)
+"""What code raises that does not know what it is about."""
+
+
+def _is_of_the_mutant(error: BaseException) -> bool:
+    """Whether the product called code of the tests, and that stumbled."""
+    frames = traceback.extract_tb(error.__traceback__)
+    in_tests = ["/tests/" in frame.filename for frame in frames]
+    is_called_by_product = any("/headgate/" in frame.filename and "/tests/" not in frame.filename for frame in frames)
+    return isinstance(error, _CLUMSY) and in_tests[-1] and is_called_by_product
+
+
 def assert_caught(mutant: Mutant, test: Callable[..., object], *args: object) -> None:
     """Expect ``test``, which passes without it, to fail under ``mutant``.
 
-    What counts as caught is any exception of the test: a failed assertion or an error of the product.
+    What counts as caught is any exception of the test: a failed assertion or an error of the product. A mutant whose
+    own code fails, because what it patches has changed, breaks no rule: it is out of date.
     """
+    caught = _caught(mutant, test, *args)
+    if caught is None:
+        raise AssertionError(f"mutant '{mutant.__name__}' survives {test.__name__}")  # type: ignore[attr-defined]
+    if _is_of_the_mutant(caught):
+        raise AssertionError(f"the mutant is out of date: its own code raised {caught!r}") from caught
+
+
+def _caught(mutant: Mutant, test: Callable[..., object], *args: object) -> BaseException | None:
     with mutant():
         try:
             test(*args)
-        except (Exception, pytest.fail.Exception):
-            return
-    raise AssertionError(f"mutant '{mutant.__name__}' survives {test.__name__}")  # type: ignore[attr-defined]
+        except (Exception, pytest.fail.Exception) as error:
+            return error
+    return None

@@ -3,6 +3,9 @@ import json
 import pytest
 from tests.mutants.harness import assert_caught, patched
 
+import headgate as hg
+from headgate.api import config
+
 
 def mutated():
     return patched(json, "dumps", lambda value: "[]")
@@ -29,3 +32,19 @@ def test_a_mutant_that_nobody_notices_survives_aloud():
 def test_a_mutant_of_something_that_is_gone_says_so():
     with pytest.raises(AssertionError, match="out of date"), patched(json, "no_such_thing", None):
         pass
+
+
+def counts_on_the_product():
+    hg.Checkpointing(timeout="1s")
+
+
+def test_a_mutant_that_stumbles_is_out_of_date():
+    with pytest.raises(AssertionError, match="the mutant is out of date: its own code raised AttributeError"):
+        assert_caught(stumbling, counts_on_the_product)
+
+
+def stumbling():
+    def positive(value_ms, what):
+        return value_ms.no_such_thing
+
+    return patched(config, "_positive", positive)
