@@ -12,7 +12,7 @@ from headgate.connectors.generator import Generator
 
 
 def test_a_generator_that_claims_to_end_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headgate.Pipeline.run", lambda self, **_: 1 / 0)
+    monkeypatch.setattr("headgate.Pipeline.start", lambda self, **_: 1 / 0)
     assert_caught(
         lambda: patched(Generator, "how_to_end", lambda self: None),
         results.test_results_of_input_without_end_are_refused,
