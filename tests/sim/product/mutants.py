@@ -182,7 +182,6 @@ SEEDS: dict[str, int] = {
     "after_a_rescale_nobody_is_sent_the_state_of_others": 49,
     "after_a_rescale_only_the_own_former_subtask_is_read": 4,
     "any_channel_moves_event_time": 17,
-    "damage_is_not_looked_for": 45,
     "everybody_is_restored_as_finished": 19,
     "finished_files_have_no_position": 8,
     "files_are_listed_before_they_are_published": 49,

@@ -115,6 +115,11 @@ NAMED: tuple[tuple[Mutant, Callable[..., object], tuple[Given, ...]], ...] = (
     ),
     # claims
     (
+        checkpoints.damage_is_not_looked_for,
+        test_claims.test_a_damaged_newest_checkpoint_is_told_and_the_one_before_restored,
+        (place,),
+    ),
+    (
         checkpoints.nothing_is_fenced_in_recovery,
         test_claims.test_a_first_start_aborts_whatever_is_prepared,
         (place,),
