@@ -121,7 +121,7 @@ def test_output_that_can_never_be_committed_stops_the_pipeline(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = CorruptionError("out/part-1", 0, "a prepared file", "nothing")
-    failing_commits(monkeypatch, lambda call: lost if call == 2 else None)
+    failing_commits(monkeypatch, lambda call: lost)  # the first one: on a slow machine there may be no second
     run = start(definition_of(windowed(tmp_path, SOURCE)))
     run.wait(run.driver.result.done, "the end, while there is input")
     with pytest.raises(PipelineFailed, match=r"cannot commit checkpoint \d+: sink 'out': out/part-1 is damaged"):
