@@ -168,9 +168,10 @@ class SnapshotFiles:
         return [Aside(*_range_of(path), self._storage.get(path).decode("utf-8", "replace").strip()) for path in paths]
 
     def discard_aside(self, manifests: Iterable[Manifest]) -> int:
-        """Remove what was set aside, but not what ``manifests``, which are all that there are, need (SF7).
+        """Remove what was set aside and what only stayed for its sake, but not what ``manifests`` need (SF7).
 
-        Snapshots first, reasons last. What only stayed for their sake goes with the next sweep.
+        ``manifests`` are all that there are. Whoever runs now writes for later checkpoints. Snapshots first, reasons
+        last.
 
         Returns:
             How many files of checkpoints that were.
@@ -180,11 +181,11 @@ class SnapshotFiles:
         """
         needed = frozenset[str]().union(*(manifest.files for manifest in manifests))
         paths = self._storage.list(self._pipeline)
-        ranges = _ranges_aside(paths)
+        until = max((below for _, below in _ranges_aside(paths)), default=CheckpointId(0))
         files = [
             f"{self._pipeline}/{file.path}"
             for file in self._files_of(paths)
-            if file.path not in needed and any(above < file.checkpoint < below for above, below in ranges)
+            if file.path not in needed and file.checkpoint < until
         ]
         for path in [*files, *sorted(p for p in paths if "/aside/" in p)]:
             self._storage.delete(path)
