@@ -46,6 +46,13 @@ def test_what_two_retained_checkpoints_need_is_no_leak() -> None:
     assert list(leaks.of_checkpoints(CHECKPOINTS, retained=2)) == []
 
 
+def test_what_was_set_aside_may_need_anything_older() -> None:  # SF7
+    older = {"p/chk-0000000001/v-0.g1": b""}
+    assert list(leaks.of_checkpoints({**CHECKPOINTS, **older}, retained=2)) == []
+    without = {path: data for path, data in CHECKPOINTS.items() if "/aside/" not in path}
+    assert len(list(leaks.of_checkpoints({**without, **older}, retained=2))) == 2
+
+
 @pytest.mark.parametrize(
     ("path", "data"),
     [

@@ -21,7 +21,7 @@ from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.product.settings import NAME
 
 _SNAPSHOT = re.compile(rf"{NAME}/chk-(\d+)/.+")
-_ASIDE = re.compile(rf"{NAME}/aside/(\d+)-(\d+)/(?:why|log-\d+)")
+_ASIDE = re.compile(rf"{NAME}/aside/\d+-(\d+)/(?:why|log-\d+)")
 _ENTRY = re.compile(rf"{NAME}/log/\d{{10,}}")
 _ID = re.compile(rf"{NAME}/ids/\d{{10,}}")
 _NOTES = (f"{NAME}/life", f"{NAME}/log-hint")
@@ -40,19 +40,15 @@ def of_checkpoints(objects: Mapping[str, bytes], retained: int) -> Iterator[str]
     idle = [generation for generation in sorted(idle) if generation not in writers]
     if len(idle) > 1:
         yield f"the log has claims of generations {idle}, which completed nothing"
-    aside = [(int(found[1]), int(found[2])) for path in objects if (found := _ASIDE.fullmatch(path))]
+    asides = [found for path in objects if (found := _ASIDE.fullmatch(path))]
+    until = max((int(aside[1]) for aside in asides), default=0)  # what is aside may need anything older (SF7)
     ids = [path for path in sorted(objects) if _ID.fullmatch(path)]
     if len(ids) > 1:
         yield f"more than one reserved id is there: {ids}"
     for path in sorted(objects):
         snapshot = _SNAPSHOT.fullmatch(path)
         if snapshot is not None:
-            checkpoint = int(snapshot[1])
-            if (
-                checkpoint not in kept
-                and path not in needed
-                and not any(above < checkpoint < below for above, below in aside)
-            ):
+            if int(snapshot[1]) not in kept and path not in needed and int(snapshot[1]) >= until:
                 yield f"{path} belongs to no checkpoint of the log"
         elif path not in _NOTES and not any(form.fullmatch(path) for form in (_ENTRY, _ID, _ASIDE)):
             yield f"{path} is nothing that anybody needs"
