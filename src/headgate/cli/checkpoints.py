@@ -79,7 +79,7 @@ def discard(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove damaged checkpoints that were kept aside when a start went back behind them."""
-    observed = _observed(directory, pipeline)
+    _observed(directory, pipeline)
     log = CheckpointLog(open_storage(absolute_location(directory)), pipeline)
     found = log.files.aside()
     if not found:
@@ -88,7 +88,7 @@ def discard(
     _print_aside(found)
     if not yes:
         typer.confirm("Remove their files for good?", abort=True)
-    typer.echo(f"{log.files.discard_aside(candidates(observed))} files removed")
+    typer.echo(f"{log.discard_aside()} files removed")
 
 
 def _print_aside(found: list[Aside]) -> None:

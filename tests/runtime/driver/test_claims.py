@@ -17,7 +17,7 @@ from headgate.model.config import DamagedCheckpoint
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
-from headgate.protocol.checkpoints.recovery import candidates
+from headgate.protocol.checkpoints.recovery import ObservedLog, candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
@@ -185,10 +185,32 @@ def test_what_a_start_goes_back_behind_is_kept_until_somebody_removes_it(place: 
     assert damaged <= set(place.storage.list("p")), "pruning leaves it alone"
     stayed = {f"p/{entry.parts[0].path}" for entry in older.entries}  # the damaged one might have shared it
     assert stayed <= set(place.storage.list("p"))
-    assert place.log.files.discard_aside(candidates(place.log.observe())) == len(damaged | stayed)
+    assert place.log.discard_aside() == len(damaged | stayed)
     assert not (damaged | stayed) & set(place.storage.list("p"))
     assert place.log.files.aside() == []
     assert [m.checkpoint for m in candidates(place.log.observe())] == [4]
+
+
+def test_discarding_beside_a_pipeline_takes_nothing_that_it_completes_meanwhile(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SF7
+    place.begin()
+    place.complete(1, 1)
+    place.damage(place.complete(2, 1))
+    place.begin()
+    observe, completed = place.log.observe, []
+
+    def and_meanwhile() -> ObservedLog:
+        found = observe()
+        monkeypatch.setattr(place.log, "observe", observe)
+        completed.append(place.complete(3, 2))
+        place.damage(place.complete(4, 2))
+        place.begin()  # back to checkpoint 3: what is set aside now ends behind it
+        return found
+
+    monkeypatch.setattr(place.log, "observe", and_meanwhile)
+    place.log.discard_aside()
+    assert [place.log.files.verify(manifest) for manifest in completed] == [[]]
 
 
 def test_snapshots_of_an_older_checkpoint_whose_entry_is_unreadable_are_kept(place: Place) -> None:  # R51

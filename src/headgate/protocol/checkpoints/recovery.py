@@ -184,12 +184,13 @@ def gaps(log: ObservedLog, restored: Manifest, below: CheckpointId, skipped: Seq
     One gap lies behind ``restored`` if anything does; ``skipped`` says what is wrong there. There is one before it
     wherever an entry is unreadable or lost: the sweep would take its snapshots for leftovers of a dead generation.
     """
+    end = max(log.hint_sequence, *(entry.sequence for entry in log.entries)) + 1
     at = next(e.sequence for e in log.counted() if e.content == restored)
     usable = [e for e in reversed(log.counted()) if isinstance(e.content, Manifest) and e.sequence <= at]
     bounds = [(0, CheckpointId(0)), *((e.sequence, e.content.checkpoint) for e in usable)]  # type: ignore[union-attr]
     unusable = _unusable_beside(log, {e.sequence for e in usable})
     found: list[Gap] = []
-    for (first, above), (last, until) in zip(bounds, [*bounds[1:], (_END, below)], strict=True):
+    for (first, above), (last, until) in zip(bounds, [*bounds[1:], (end, below)], strict=True):
         inside = {sequence: damage for sequence, damage in unusable.items() if first < sequence < last}
         if inside:
             damages = tuple(damage for damage in inside.values() if damage is not None)
@@ -197,9 +198,6 @@ def gaps(log: ObservedLog, restored: Manifest, below: CheckpointId, skipped: Seq
                 damages = tuple(damage for damage in skipped if not any(damage in gap.damages for gap in found))
             found.append(Gap(above, until, tuple(inside), damages))
     return tuple(found)
-
-
-_END = 2**63
 
 
 def _unusable_beside(log: ObservedLog, usable: Collection[int]) -> dict[int, Damage | None]:

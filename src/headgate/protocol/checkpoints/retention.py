@@ -6,7 +6,7 @@ know what every retained manifest refers to. Counterpart: ``runtime.checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headgate.model.ids import CheckpointId, Generation
@@ -17,7 +17,7 @@ from headgate.protocol.checkpoints.reasons import AbortReason
 class Retention:
     """Completed checkpoints, oldest first."""
 
-    def __init__(self, count_max: int, retained: tuple[CheckpointId, ...]) -> None:
+    def __init__(self, count_max: int, retained: Sequence[CheckpointId]) -> None:
         """``retained``: the sound ones in storage, the restored one included (C35), ascending."""
         self._count_max = max(count_max, 1)  # never the one just completed
         self._retained = list(retained)

@@ -257,6 +257,14 @@ class CheckpointLog:
         newest = self._entries.newest_generation(self._next_sequence - 1)
         return newest if newest is not None and newest > self._generation else None
 
+    def discard_aside(self) -> int:
+        """Remove what was set aside (R51); return how many files of checkpoints that were.
+
+        Raises:
+            StorageError
+        """
+        return self.files.discard_aside(lambda: candidates(self.observe()))
+
     def drop(self, checkpoint: CheckpointId, oldest_retained: CheckpointId) -> None:
         """Remove the snapshots up to a completed checkpoint, and the log entries before the oldest retained one (C31).
 

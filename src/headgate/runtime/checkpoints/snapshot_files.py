@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from headgate.codec.snapshot import decode_sections
@@ -167,11 +167,12 @@ class SnapshotFiles:
         paths = [path for path in self._storage.list(f"{self._pipeline}/aside") if path.endswith(f"/{_WHY}")]
         return [Aside(*_range_of(path), self._storage.get(path).decode("utf-8", "replace").strip()) for path in paths]
 
-    def discard_aside(self, manifests: Iterable[Manifest]) -> int:
-        """Remove what was set aside and what only stayed for its sake, but not what ``manifests`` need (SF7).
+    def discard_aside(self, manifests: Callable[[], Iterable[Manifest]]) -> int:
+        """Remove what was set aside and what only stayed for its sake, but not what any manifest needs (SF7).
 
-        ``manifests`` are all that there are. Whoever runs now writes for later checkpoints. Snapshots first, reasons
-        last.
+        ``manifests`` reads all that there are: behind the list of files, because a pipeline that runs meanwhile may
+        complete a checkpoint, and may go back once more. What it writes later is not on the list. Snapshots first,
+        reasons last.
 
         Returns:
             How many files of checkpoints that were.
@@ -179,8 +180,8 @@ class SnapshotFiles:
         Raises:
             StorageError
         """
-        needed = frozenset[str]().union(*(manifest.files for manifest in manifests))
         paths = self._storage.list(self._pipeline)
+        needed = frozenset[str]().union(*(manifest.files for manifest in manifests()))
         until = max((below for _, below in _ranges_aside(paths)), default=CheckpointId(0))
         files = [
             f"{self._pipeline}/{file.path}"

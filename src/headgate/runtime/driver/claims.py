@@ -17,6 +17,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
 from headgate.runtime.driver.lives import SinkOwners
@@ -82,14 +83,7 @@ def begin_generation(
         case recovery.Restore():
             restored = choice.manifest
     if restored is not None:
-        skipped = choice.skipped if isinstance(choice, recovery.Restore) else ()
-        gaps = recovery.gaps(claimed.log, restored, claimed.first_checkpoint, skipped)
-        if gaps:  # before anything is swept or aborted
-            _tell(restored, gaps, note)
-            if isinstance(choice, recovery.Restore) and choice.contradicts:
-                _tell_what_comes_again(choice, note)
-            _retrying(lambda: log.files.set_aside(claimed.log, gaps), around)
-            note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
+        _set_aside(log, claimed, choice, restored, note, around)
         plan = definition.plan
         problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
         if problem is not None:
@@ -105,34 +99,46 @@ def begin_generation(
         raise
     retained = recovery.retained(claimed.log, restored)
     log.restored(retained)
-    is_finished = restored is not None and isinstance(choice, recovery.NothingLeft)
-    _sweep(log, around, note, retained if is_finished else (), definition.config.checkpoints.retained)
-    if is_finished:
-        assert restored is not None
+    _tidy_up(log.files.sweep, around, note)
+    if restored is not None and isinstance(choice, recovery.NothingLeft):
+        _tidy_up(lambda: _drop_old(log, retained, definition.config.checkpoints.retained), around, note)
         commits.close()
         return Finished(restored)
     return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits)
 
 
-def _sweep(
+def _set_aside(
     log: CheckpointLog,
-    around: Surroundings,
+    claimed: Claimed,
+    choice: recovery.Choice,
+    restored: Manifest,
     note: Callable[[str], None],
-    last: Sequence[CheckpointId],
-    retained_max: int,
+    around: Surroundings,
 ) -> None:
-    """Tidy up; what cannot be removed now, a later generation removes.
+    """Keep what this start cannot use, before anything is swept or aborted (R51), and say so."""
+    restore = choice if isinstance(choice, recovery.Restore) else recovery.Restore(restored)
+    gaps = recovery.gaps(claimed.log, restored, claimed.first_checkpoint, restore.skipped)
+    if not gaps:
+        return
+    _tell(restored, gaps, note)
+    if restore.contradicts:
+        _tell_what_comes_again(restore, note)
+    _retrying(lambda: log.files.set_aside(claimed.log, gaps), around)
+    note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
 
-    ``last``: all completed checkpoints of a pipeline that has finished. Nothing more will be completed that makes older
-    ones go, so only ``retained_max`` stay (C31).
-    """
+
+def _tidy_up(call: Callable[[], None], around: Surroundings, note: Callable[[str], None]) -> None:
+    """Remove what nobody needs; what cannot be removed now, a later generation removes."""
     try:
-        _retrying(log.files.sweep, around)
-        if last:
-            oldest = last[-retained_max:][0]
-            _retrying(lambda: log.drop(CheckpointId(oldest - 1), oldest), around)
+        _retrying(call, around)
     except StorageError as error:
         note(f"could not remove old checkpoint files: {error}")
+
+
+def _drop_old(log: CheckpointLog, completed: Sequence[CheckpointId], count_max: int) -> None:
+    """Of a pipeline that has finished: no checkpoint will be completed any more that makes older ones go (C31)."""
+    oldest = Retention(count_max, completed[:-1]).oldest_with(completed[-1])
+    log.drop(CheckpointId(oldest - 1), oldest)
 
 
 def _claim(
