@@ -137,7 +137,9 @@ def test_a_second_driver_says_who_runs_and_stops(start: Start, tmp_path: Path) -
 def test_of_two_drivers_that_no_lock_keeps_apart_the_newer_wins(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headgate.runtime.driver.pipeline_lock.local_path", lambda root: None)  # as on an object store
+    monkeypatch.setattr(
+        "headgate.runtime.driver.pipeline_lock.local_directory", lambda root: None
+    )  # as on an object store
     source = generator(6_000, 3_000, batch=50)
     older = start(definition_of(windowed(tmp_path, source)))
     older.wait_checkpoints(2)

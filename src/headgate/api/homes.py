@@ -1,5 +1,7 @@
 """Where the pipelines of this user have their checkpoints on this machine, so that a start can mention another place.
 
+Of directories only: whether a pipeline is still in an object store is not asked.
+
 One small file for each: ``<state>/headgate/pipelines/<name>/<digest of the place>``, holding the place as text, where
 ``<state>`` is ``$XDG_STATE_HOME`` or ``~/.local/state``. Only a memory aid: what cannot be written or read is left out.
 """
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import xxhash
 
-from headgate.runtime.driver.pipeline_lock import local_path
+from headgate.storage.backends import local_directory
 
 
 def remember(pipeline: str, root: str) -> list[str]:
@@ -33,5 +35,5 @@ def _state_directory() -> Path:
 
 
 def _is_there(root: str, pipeline: str) -> bool:
-    local = local_path(root)
-    return local is None or (local / pipeline / "log").is_dir()
+    local = local_directory(root)
+    return local is not None and (local / pipeline / "log").is_dir()

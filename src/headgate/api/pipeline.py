@@ -50,7 +50,7 @@ from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
 from headgate.operators import bad_records
 from headgate.operators.types import canonical_schema
-from headgate.runtime.driver.pipeline_lock import local_path
+from headgate.storage.backends import local_directory
 from headgate.storage.roots import make_root
 
 PARALLELISM_DEFAULT = 2
@@ -274,7 +274,7 @@ def _make_checkpoint_directory(config: PipelineConfig) -> None:
     Raises:
         UsageError: it cannot be made, or exists and is not shared as the user wants.
     """
-    directory = local_path(config.checkpoint_root)
+    directory = local_directory(config.checkpoint_root)
     if directory is None:
         return
     try:

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from headgate.connectors.base import Source
 from headgate.errors import UsageError
+from headgate.storage.backends import local_directory
 
 
 @runtime_checkable
@@ -33,10 +34,10 @@ def place(root: str, pipeline: str, kind: str, node: str) -> str:
     Raises:
         UsageError: ``root`` is not a directory of this machine (or mounted on it).
     """
-    local = root.removeprefix("file://")
-    if "://" in local:
+    local = local_directory(root)
+    if local is None:
         raise UsageError(
             f"operator '{node}': DataFrames are exchanged through the checkpoint directory, which must be a directory "
             f"and not {root}; use ParquetFiles and FileSink with an object store"
         )
-    return f"{local.rstrip('/')}/{pipeline}/{kind}/{node}"
+    return str(local / pipeline / kind / node)

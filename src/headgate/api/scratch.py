@@ -12,13 +12,12 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 from headgate.errors import UsageError
 from headgate.model.security import Access
-from headgate.runtime.driver.pipeline_lock import local_path
 from headgate.storage.access import access_in, open_lock
+from headgate.storage.backends import local_directory
 from headgate.storage.local import make_directories
 
 SCRATCH = ".explored"
@@ -36,7 +35,7 @@ class ScratchDirectory:
         Raises:
             UsageError: ``root`` is not a directory of this machine (or mounted on it).
         """
-        local = local_path(root)
+        local = local_directory(root)
         if local is None:
             raise UsageError(
                 f"results are exchanged through the checkpoint directory, which must be a directory and not {root}; "
@@ -62,16 +61,6 @@ class ScratchDirectory:
     def remove_at_exit(self) -> None:
         """Keep it as long as this process lives."""
         atexit.register(self.remove)
-
-
-@contextlib.contextmanager
-def scratch_directory(root: str) -> Iterator[ScratchDirectory]:
-    """Make a directory that is removed at the end of the block, unless that fails to begin."""
-    made = ScratchDirectory(root)
-    try:
-        yield made
-    finally:
-        made.remove()
 
 
 def _locked(parent: Path) -> tuple[Path, int]:

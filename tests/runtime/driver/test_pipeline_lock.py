@@ -11,7 +11,7 @@ import pytest
 
 from headgate.codec.lock_holder import Ending
 from headgate.errors import UsageError
-from headgate.runtime.driver.pipeline_lock import PipelineLock, local_path, read_holder, taking_signals
+from headgate.runtime.driver.pipeline_lock import PipelineLock, read_holder, taking_signals
 
 
 def test_the_second_one_is_told_who_holds_it(tmp_path: Path) -> None:
@@ -71,7 +71,14 @@ def test_a_lock_file_that_is_being_written_or_of_another_version_says_nothing(tm
 
 
 def test_object_stores_have_no_lock() -> None:
-    assert local_path("s3://bucket/checkpoints") is None
     lock = PipelineLock.acquire("s3://bucket/checkpoints", "p", "one")
     PipelineLock.acquire("s3://bucket/checkpoints", "p", "two").release()
+    lock.release()
+
+
+def test_the_lock_is_where_the_checkpoints_are(tmp_path: Path) -> None:
+    directory = tmp_path / "with a space"
+    lock = PipelineLock.acquire(directory.as_uri(), "p", "one")
+    assert (directory / "p" / "lock").is_file()
+    assert read_holder(str(directory), "p") is not None
     lock.release()

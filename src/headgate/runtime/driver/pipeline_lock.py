@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from pathlib import Path
 from typing import IO
 
 from headgate.codec.lock_holder import Ending, LockHolder, decode_holder, encode_holder
 from headgate.errors import UsageError
 from headgate.model.security import Access
 from headgate.storage.access import access_in, open_lock
+from headgate.storage.backends import local_directory
 from headgate.storage.local import make_directories
 
 LOCK_NAME = "lock"
@@ -53,7 +53,7 @@ class PipelineLock:
         Raises:
             UsageError: another driver runs this pipeline.
         """
-        local = local_path(root)
+        local = local_directory(root)
         if local is None:
             return cls(None)
         directory = local / pipeline
@@ -91,15 +91,8 @@ class PipelineLock:
 
 def read_holder(root: str, pipeline: str) -> LockHolder | None:
     """Return who holds or last held the lock of a local pipeline; None when nobody did, or it is being written."""
-    local = local_path(root)
+    local = local_directory(root)
     try:
         return None if local is None else decode_holder((local / pipeline / LOCK_NAME).read_bytes())
     except OSError:
         return None
-
-
-def local_path(root: str) -> Path | None:
-    """Return the directory of a local checkpoint root, or None for an object store."""
-    if root.startswith("file://"):
-        return Path(root.removeprefix("file://"))
-    return None if "://" in root else Path(root)

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import UsageError
-from headgate.runtime.driver.pipeline_lock import LOCK_NAME, local_path, read_holder
+from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
+from headgate.storage.backends import local_directory
 
 STOP = signal.SIGTERM
 DRAIN = signal.SIGUSR1
@@ -36,7 +37,7 @@ class RunningPipeline:
         Raises:
             UsageError: it does not run, runs on another machine, or cannot be stopped from outside.
         """
-        local = local_path(root)
+        local = local_directory(root)
         if local is None:
             raise UsageError(
                 f"the checkpoints of '{pipeline}' are in {root}, which does not say which process runs the pipeline; "
@@ -72,7 +73,7 @@ class RunningPipeline:
 
         ``ending`` is ``NONE`` when it died without a word, and ``REPLACED`` when another run has overwritten it.
         """
-        local = local_path(self._root)
+        local = local_directory(self._root)
         assert local is not None
         is_there = _holds(self.holder.pid, local / self._pipeline / LOCK_NAME)  # first: it writes, then leaves
         found = read_holder(self._root, self._pipeline)
