@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import itertools
 import json
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ from headgate.storage.memory import MemoryStorage
 from headgate.testing.sink_kit import Target, check_sink
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.large_string())])
-_numbers = itertools.count()
 
 
 def batch(*numbers: int) -> pa.RecordBatch:
@@ -94,11 +93,11 @@ def target(url: str, file_format: Any, roll_interval: Any = 0) -> Target:
 @pytest.mark.parametrize("roll_interval", [0, "1h"])
 @pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
 def test_the_sink_survives_every_kill_point(file_format: str, roll_interval: Any) -> None:
-    check_sink(lambda: target(f"memory://kit-{next(_numbers)}", file_format, roll_interval))
+    check_sink(lambda: target(f"memory://kit-{secrets.token_hex(8)}", file_format, roll_interval))
 
 
 def test_the_sink_survives_kill_points_on_disk(tmp_path: Path) -> None:
-    fresh = lambda: target(str(tmp_path / str(next(_numbers))), "jsonl")  # noqa: E731
+    fresh = lambda: target(str(tmp_path / secrets.token_hex(8)), "jsonl")  # noqa: E731
     check_sink(fresh, rescales=[(2, 1)], overlaps=[2], rows=[3])
 
 

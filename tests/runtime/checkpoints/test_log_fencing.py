@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 
 from headgate.errors import FencedError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
-from headgate.storage.backends import open_storage
 from headgate.storage.base import Storage
-
-_numbers = itertools.count()
+from headgate.storage.memory import MemoryStorage
 
 
 def log(storage: Storage) -> CheckpointLog:
@@ -21,7 +17,7 @@ def log(storage: Storage) -> CheckpointLog:
 
 
 def memory() -> Storage:
-    return open_storage(f"memory://log-fencing-{next(_numbers)}")
+    return MemoryStorage("log-fencing")
 
 
 def manifest(checkpoint: int, generation: int) -> Manifest:
