@@ -18,8 +18,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import pytest
+
+import headgate
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
@@ -33,16 +36,17 @@ def patched(owner: object, name: str, replacement: object) -> Iterator[None]:
         yield
 
 
+_TESTS = Path(__file__).resolve().parents[1]
+_PRODUCT = Path(headgate.__file__).resolve().parent
 _CLUMSY = (AttributeError, TypeError, NameError, ImportError)
 """What code raises that does not know what it is about."""
 
 
 def _is_of_the_mutant(error: BaseException) -> bool:
     """Whether the product called code of the tests, and that stumbled."""
-    frames = traceback.extract_tb(error.__traceback__)
-    in_tests = ["/tests/" in frame.filename for frame in frames]
-    is_called_by_product = any("/headgate/" in frame.filename and "/tests/" not in frame.filename for frame in frames)
-    return isinstance(error, _CLUMSY) and in_tests[-1] and is_called_by_product
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    is_called_by_product = any(file.is_relative_to(_PRODUCT) for file in files)
+    return isinstance(error, _CLUMSY) and files[-1].is_relative_to(_TESTS) and is_called_by_product
 
 
 def assert_caught(mutant: Mutant, test: Callable[..., object], *args: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NoReturn
 
 from headgate.errors import UsageError
@@ -58,14 +57,14 @@ METHODS_TO_COME = {
 """Methods that people give their functions because other engines call them."""
 
 
-def refuse_methods_to_come(node: str, function: object, known: Iterable[str] = ()) -> None:
+def refuse_methods_to_come(node: str, function: object) -> None:
     """Refuse a function with a method that would never be called.
 
     Raises:
         UsageError
     """
     for name, why in METHODS_TO_COME.items():
-        if name not in known and callable(getattr(type(function), name, None)):
+        if callable(getattr(type(function), name, None)):
             raise UsageError(
                 f"operator '{node}': {type(function).__name__}.{name} would never be called: {why}; remove the method, "
                 "or give it another name if it is for your own use"

@@ -138,6 +138,7 @@ class _Watcher:
     def __init__(self, bound: Bound, where: Path) -> None:
         self._bound, self._where = bound, where
         self._pace = threading.Event()
+        self._rows: dict[str, int] = {}  # of each committed file: it does not change
         self.has_enough = False
 
     def watching(self, handle: PipelineHandle) -> PipelineHandle:
@@ -159,15 +160,18 @@ class _Watcher:
             self._pace.wait(LOOK_S)
             if handle.progress.state is PipelineState.FINISHED:
                 return False
-            if self._bound.limit is not None and _count(self._where) >= self._bound.limit:
+            if self._bound.limit is not None and self._count() >= self._bound.limit:
                 return True
             if left_s is not None and handle.progress.state is PipelineState.RUNNING:
                 left_s -= LOOK_S
         return True
 
-
-def _count(where: Path) -> int:
-    return sum(pq.read_metadata(file).num_rows for file in _files(where))
+    def _count(self) -> int:
+        """Return how many records are committed."""
+        for file in _files(self._where):
+            if file not in self._rows:
+                self._rows[file] = pq.read_metadata(file).num_rows
+        return sum(self._rows.values())
 
 
 def _files(where: Path) -> list[str]:
