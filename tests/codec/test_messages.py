@@ -8,26 +8,33 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.codec import messages as m
+from headgate.codec.bounds import TEXT_CHARS_MAX
 from headgate.errors import ProtocolViolation
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 from headgate.model.metrics import Sample
 from headgate.model.options import CheckpointKind, CheckpointOptions
+from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported
 from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.loops import rounds
 
 HANDLE = SnapshotPart(10, (1 << 64) - 1, "3/a", b"x", {"window": {"sums": 3}})
+SINK = SubtaskId(VertexId("sink"), 1)
 ENTRY = SubtaskEntry(
-    SubtaskId(VertexId("sink"), 1),
+    SINK,
     (SnapshotPart(3, 9, "", b"abc"),),
     (Committable("sink", CheckpointId(5), 1, Generation(2), b"p"),),
 )
 FROM_WORKER: list[m.FromWorker] = [
-    m.Register(1, 2, 3, 0, "127.0.0.1", 65_535, 77, "abc"),
+    m.Register(1, 2, 3, 0, m.Address("127.0.0.1", 65_535), 77, "abc"),
     m.Ready(1),
-    m.Acknowledge(1, 2, ENTRY),
-    m.Decline(1, 2, "window", 0, AbortReason.SNAPSHOT_FAILED, "disk full"),
-    m.Finished(1, "window", 1),
+    m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY)),
+    m.Decline(Declined(Generation(1), SINK, CheckpointId(2), AbortReason.SNAPSHOT_FAILED), "disk full"),
+    m.Finished(FinishReported(Generation(1), SINK)),
+    m.EntranceEnded(1, rounds.EntranceEnded(SINK, 3, 4)),
+    m.EntranceEnded(1, rounds.EntranceEnded(SINK)),
+    m.ProbeReturned(1, rounds.ProbeReturned(SINK, 2, 0, 5)),
     m.Failed(1, Failure(FailureKind.USER_CODE, "operator 'map': ValueError: 3", "Traceback")),
     m.Metrics(1, [Sample("late", (("node", "map"),), 1)], [m.AlignmentMetrics("w", 1, 5, 6)]),
     m.Heartbeat(),
@@ -39,6 +46,8 @@ TO_WORKER: list[m.ToWorker] = [
     m.Complete(1, 2),
     m.Abort(1, 2),
     m.Drain(1),
+    m.StartProbe(1, "loop", rounds.Probe(3, 4, is_closing=True)),
+    m.EndLoop(1, "loop"),
     m.Stop("finished", True),
     m.Refused("another plan"),
     m.HeartbeatReply(),
@@ -92,9 +101,7 @@ def test_damaged_messages_are_a_message_or_refused(message: m.FromWorker, data: 
         {"type": "ready", "generation": 1 << 63},
         {"type": "ready", "generation": "1"},
         {"type": "ready"},
-        {"type": "finished", "generation": 1, "vertex": "v" * 2_000, "index": 0},
         {"type": "failed", "generation": 1, "failure": {"kind": "it was silent", "reason": "x", "detail": ""}},
-        {"type": "decline", "generation": 1, "checkpoint": 1, "vertex": "v", "index": 0, "reason": "no", "text": ""},
         {"type": "nobody"},
         [1, 2],
     ],
@@ -103,6 +110,73 @@ def test_damaged_messages_are_a_message_or_refused(message: m.FromWorker, data: 
 def test_fields_out_of_bounds_are_refused(fields: object) -> None:
     with pytest.raises(ProtocolViolation, match="malformed"):
         m.decode_from_worker(msgspec.msgpack.encode(fields))
+
+
+AT = {"vertex": "v", "index": 0}
+LONG = {"vertex": "v" * 2_000, "index": 0}
+BELOW = {"vertex": "v", "index": -1}
+DECLINED = {"generation": 1, "checkpoint": 1, "subtask": AT, "reason": AbortReason.EXPIRED.value}
+ENDED = {"subtask": AT, "started_round": 0, "highest_round": 0}
+RETURNED = {"subtask": AT, "number": 1, "count": 0, "highest_round": 0}
+ENTRY_FIELDS = {"subtask": AT, "parts": []}
+ACKNOWLEDGED = {"generation": 1, "checkpoint": 1, "entry": ENTRY_FIELDS}
+
+
+# CN10
+@pytest.mark.parametrize(
+    ("kind", "event", "wrong"),
+    [
+        ("finished", {"generation": 1, "subtask": AT}, [{"generation": -1}, {"subtask": LONG}, {"subtask": BELOW}]),
+        (
+            "decline",
+            DECLINED,
+            [{"generation": 1 << 63}, {"checkpoint": -1}, {"subtask": LONG}, {"reason": "no"}, {"reason": None}],
+        ),
+        (
+            "acknowledge",
+            ACKNOWLEDGED,
+            [
+                {"generation": -1},
+                {"checkpoint": 1 << 63},
+                {"checkpoint": "1"},
+                {"entry": None},
+                {"entry": ENTRY_FIELDS | {"subtask": LONG}},
+                {"entry": ENTRY_FIELDS | {"subtask": BELOW}},
+            ],
+        ),
+        (
+            "entrance-ended",
+            ENDED,
+            [{"started_round": -2}, {"highest_round": 1 << 30}, {"subtask": LONG}, {"subtask": "v[0]"}],
+        ),
+        (
+            "probe-returned",
+            RETURNED,
+            [{"number": -1}, {"count": -1}, {"count": 1 << 63}, {"highest_round": -2}, {"subtask": BELOW}],
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_event_of_a_machine_is_as_bounded_as_any_field(
+    kind: str, event: dict[str, object], wrong: list[dict[str, object]]
+) -> None:
+    raw = msgspec.msgpack.encode({"type": kind, "generation": 1, "event": event})
+    m.decode_from_worker(raw)
+    for fields in wrong:
+        with pytest.raises(ProtocolViolation, match="malformed"):
+            m.decode_from_worker(msgspec.msgpack.encode({"type": kind, "generation": 1, "event": event | fields}))
+
+
+# CN10
+@pytest.mark.parametrize("wrong", [{}, {"number": -1}, {"round_": -2}, {"round_": 1 << 30}, {"is_closing": 1}], ids=str)
+def test_a_probe_is_as_bounded_as_any_field(wrong: dict[str, object]) -> None:
+    probe = {"number": 1, "round_": 0} | wrong
+    raw = msgspec.msgpack.encode({"type": "start-probe", "generation": 1, "nest": "loop", "probe": probe})
+    if not wrong:
+        assert m.decode_to_worker(raw) == m.StartProbe(1, "loop", rounds.Probe(1, 0))
+        return
+    with pytest.raises(ProtocolViolation, match="malformed"):
+        m.decode_to_worker(raw)
 
 
 def test_nesting_without_end_is_refused() -> None:
@@ -124,15 +198,15 @@ def test_long_texts_of_a_failure_are_cut_so_that_it_can_be_reported() -> None:
     received = m.decode_from_worker(m.encode_message(message))
     assert isinstance(received, m.Failed)
     assert received.failure.kind is FailureKind.LOST
-    assert len(received.failure.reason) == m.TEXT_CHARS_MAX
-    assert len(received.failure.detail) == m.TEXT_CHARS_MAX
+    assert len(received.failure.reason) == TEXT_CHARS_MAX
+    assert len(received.failure.detail) == TEXT_CHARS_MAX
     assert received.failure.detail.endswith("end")
 
 
 def test_a_message_beyond_the_limit_is_not_sent() -> None:
     entry = SubtaskEntry(ENTRY.subtask, (SnapshotPart(0, 0, "", bytes(m.MESSAGE_BYTES_MAX)),))
     with pytest.raises(ProtocolViolation, match="Acknowledge takes"):
-        m.encode_message(m.Acknowledge(1, 1, entry))
+        m.encode_message(m.Acknowledge(Acknowledged(Generation(1), CheckpointId(1), entry)))
 
 
 def test_a_number_beyond_64_bits_is_not_sent() -> None:

@@ -210,8 +210,8 @@ def the_last_watermark_is_not_awaited() -> AbstractContextManager[None]:  # L37
 def rounds_go_on_from_the_foremost_head() -> AbstractContextManager[None]:  # L36
     def on_ended(call: Any, self: Any, event: Any) -> Any:
         if len(self._entering) == 1:
-            self._start_rounds = [max([*self._start_rounds, event.round_])]
-            event = dataclasses.replace(event, round_=self._start_rounds[0])
+            self._start_rounds = [max([*self._start_rounds, event.started_round])]
+            event = dataclasses.replace(event, started_round=self._start_rounds[0])
         return call(self, event)
 
     return around(LoopProber, "_on_entrance_ended", on_ended)
@@ -227,9 +227,9 @@ def inner_loops_do_not_hold_up_the_end_of_a_round() -> AbstractContextManager[No
 
 def a_loop_ends_before_its_last_round() -> AbstractContextManager[None]:  # L35
     def on_complete(call: Any, self: Any) -> Any:
-        self._round_max -= 1
+        self._highest_round -= 1
         effects = call(self)
-        self._round_max += 1
+        self._highest_round += 1
         return effects
 
     return around(LoopProber, "_on_complete", on_complete)

@@ -7,13 +7,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.mutants.harness import assert_caught, patched
+import pytest
+from tests.codec import test_messages
+from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.operators import test_timestamps
 from tests.protocol import test_machine_stories
 from tests.protocol.supervision import test_supervisor
 from tests.runtime.wire import test_control
 from tests.storage import test_backends
 
+from headgate.codec import messages
 from headgate.model.failure import Failure, FailureKind
 from headgate.operators import timestamps
 from headgate.protocol import machine
@@ -61,6 +64,41 @@ def a_story_holds_everything() -> Iterator[None]:
 def a_wrapped_storage_is_not_swept() -> Iterator[None]:
     with patched(FaultyStorage, "sweep_unfinished", lambda self, prefix="": 0):
         yield
+
+
+@contextmanager
+def what_a_message_carries_has_any_number() -> Iterator[None]:
+    with patched(messages, "check_ids", lambda *numbers: None):
+        yield
+
+
+@contextmanager
+def what_a_message_carries_has_any_round() -> Iterator[None]:
+    with patched(messages, "check_rounds", lambda *rounds: None):
+        yield
+
+
+@contextmanager
+def what_a_message_carries_is_of_any_subtask() -> Iterator[None]:
+    with patched(messages, "check_subtask", lambda subtask: None):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("mutant", "kind", "event", "wrong"),
+    [
+        (what_a_message_carries_has_any_number, "probe-returned", test_messages.RETURNED, {"count": -1}),
+        (what_a_message_carries_has_any_round, "entrance-ended", test_messages.ENDED, {"highest_round": 1 << 30}),
+        (what_a_message_carries_is_of_any_subtask, "decline", test_messages.DECLINED, {"subtask": test_messages.LONG}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_message_that_carries_anything_is_caught(
+    mutant: Mutant, kind: str, event: dict[str, object], wrong: dict[str, object]
+) -> None:  # CN10
+    test = test_messages.test_an_event_of_a_machine_is_as_bounded_as_any_field
+    test(kind, event, [wrong])
+    assert_caught(mutant, test, kind, event, [wrong])
 
 
 def test_a_story_that_holds_everything_is_caught() -> None:

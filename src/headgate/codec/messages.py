@@ -2,7 +2,8 @@
 
 Counterpart: ``runtime.wire.control`` carries them in length-prefixed, checksummed records (docs/spec/connections.md,
 CN7–CN10). Every message is a tagged struct with bounded fields: anything else is refused by ``decode_*`` with a
-``ProtocolViolation``. Never constructs anything but these structs from bytes.
+``ProtocolViolation``. What a machine is told or orders is carried as the machine's own value, in a field ``event`` or
+under its name. Never constructs anything but these structs, and what they are declared to hold, from bytes.
 """
 
 from __future__ import annotations
@@ -13,27 +14,29 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Struct, field
 
+from headgate.codec.bounds import (
+    LIST_MAX,
+    TEXT_CHARS_MAX,
+    Id,
+    Name,
+    Port,
+    Text,
+    check_ids,
+    check_rounds,
+    check_subtask,
+)
 from headgate.errors import ProtocolViolation
 from headgate.model.failure import Failure
 from headgate.model.ids import Generation, SubtaskId
-from headgate.model.manifest import SnapshotPart, SubtaskEntry
+from headgate.model.manifest import SnapshotPart
 from headgate.model.metrics import Sample
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.model.progress import LoopProgress
-from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints import coordinator_events as checkpoints
+from headgate.protocol.loops import rounds
 
 MESSAGE_BYTES_MAX = 64 << 20
 """Largest control message: a deployment with the inline snapshots of a few thousand subtasks (CN8)."""
-NAME_CHARS_MAX = 1_024
-TEXT_CHARS_MAX = 65_536
-LIST_MAX = 1 << 20
-
-Id: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-Name: TypeAlias = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
-Text: TypeAlias = Annotated[str, Meta(max_length=TEXT_CHARS_MAX)]
-Round: TypeAlias = Annotated[int, Meta(ge=-1, le=(1 << 30) - 2)]
-"""Of a loop; -1: none."""
-Port: TypeAlias = Annotated[int, Meta(ge=0, le=65_535)]
 
 
 class Restored(Struct, frozen=True, array_like=True):
@@ -67,8 +70,7 @@ class Register(Struct, frozen=True, tag="register"):
     parallelism: Id
     submission: Id
     attempt: Id
-    host: Name
-    port: Port
+    address: Address
     pid: Id
     plan_fingerprint: Name
 
@@ -82,49 +84,60 @@ class Ready(Struct, frozen=True, tag="ready"):
 class Acknowledge(Struct, frozen=True, tag="acknowledge"):
     """The snapshot of one subtask is durable (or inline), and its transactions are prepared."""
 
-    generation: Id
-    checkpoint: Id
-    entry: SubtaskEntry
+    event: checkpoints.Acknowledged
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds."""
+        check_ids(self.event.generation, self.event.checkpoint)
+        check_subtask(self.event.entry.subtask)
 
 
 class Decline(Struct, frozen=True, tag="decline"):
     """One subtask will not take part; ``text`` is for people."""
 
-    generation: Id
-    checkpoint: Id
-    vertex: Name
-    index: Id
-    reason: AbortReason
+    event: checkpoints.Declined
     text: Text = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds."""
+        check_ids(self.event.generation, self.event.checkpoint)
+        check_subtask(self.event.subtask)
 
 
 class Finished(Struct, frozen=True, tag="finished"):
     """One subtask has processed the end of all its input."""
 
-    generation: Id
-    vertex: Name
-    index: Id
+    event: checkpoints.FinishReported
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds."""
+        check_ids(self.event.generation)
+        check_subtask(self.event.subtask)
 
 
 class EntranceEnded(Struct, frozen=True, tag="entrance-ended"):
-    """Nothing will enter a nest of loops at this subtask any more; rounds: of an outermost head."""
+    """Nothing will enter a nest of loops at this subtask any more."""
 
     generation: Id
-    vertex: Name
-    index: Id
-    started_round: Round
-    highest_round: Round
+    event: rounds.EntranceEnded
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds."""
+        check_subtask(self.event.subtask)
+        check_rounds(self.event.started_round, self.event.highest_round)
 
 
 class ProbeReturned(Struct, frozen=True, tag="probe-returned"):
-    """A probe has come back to a loop head with ``count`` batches, or has ended at a leaf."""
+    """A probe has come back to a loop head, or has ended at a leaf."""
 
     generation: Id
-    vertex: Name
-    index: Id
-    number: Id
-    count: Id
-    highest_round: Round
+    event: rounds.ProbeReturned
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds."""
+        check_subtask(self.event.subtask)
+        check_ids(self.event.number, self.event.count)
+        check_rounds(self.event.highest_round)
 
 
 class Failed(Struct, frozen=True, tag="failed"):
@@ -177,10 +190,12 @@ class StartProbe(Struct, frozen=True, tag="start-probe"):
 
     generation: Id
     nest: Name
-    number: Id
-    round: Round
-    is_closing: bool
-    is_last_watermark: bool
+    probe: rounds.Probe
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds."""
+        check_ids(self.probe.number)
+        check_rounds(self.probe.round_)
 
 
 class EndLoop(Struct, frozen=True, tag="end-loop"):

@@ -34,8 +34,8 @@ def start(number: int, round_: int = -1, *, closes: bool = False, flushes: bool 
     return StartProbe(Probe(number, round_, closes, flushes), pause)
 
 
-def returned(number: int, count: int = 0, *, round_max: int = -1, by: SubtaskId = HEAD) -> ProbeReturned:
-    return ProbeReturned(by, number, count, round_max)
+def returned(number: int, count: int = 0, *, highest_round: int = -1, by: SubtaskId = HEAD) -> ProbeReturned:
+    return ProbeReturned(by, number, count, highest_round)
 
 
 def prober(*inner: SubtaskId, leaves: tuple[SubtaskId, ...] = (), has_rounds: bool = False) -> LoopProber:
@@ -147,10 +147,10 @@ def test_an_answer_to_a_probe_that_was_never_started_is_refused(number: int) -> 
 def test_rounds_end_one_after_another_and_then_the_loop() -> None:  # L35
     rounds = prober(has_rounds=True)
     assert rounds.handle(EntranceEnded(HEAD)) == [start(1, 0, closes=True)]
-    assert rounds.handle(returned(1, 2, round_max=1)) == [RoundFinished(0), start(2, 1, closes=True)]
-    assert rounds.handle(returned(2, 1, round_max=2)) == [RoundFinished(1), start(3, 2, closes=True)]
-    assert rounds.handle(returned(3, round_max=2)) == [RoundFinished(2), start(4, 2, flushes=True)]
-    assert rounds.handle(returned(4, round_max=2)) == [EndLoop()]
+    assert rounds.handle(returned(1, 2, highest_round=1)) == [RoundFinished(0), start(2, 1, closes=True)]
+    assert rounds.handle(returned(2, 1, highest_round=2)) == [RoundFinished(1), start(3, 2, closes=True)]
+    assert rounds.handle(returned(3, highest_round=2)) == [RoundFinished(2), start(4, 2, flushes=True)]
+    assert rounds.handle(returned(4, highest_round=2)) == [EndLoop()]
 
 
 def test_a_round_with_a_loop_inside_ends_after_a_probe_that_found_that_empty() -> None:  # L35
@@ -158,7 +158,7 @@ def test_a_round_with_a_loop_inside_ends_after_a_probe_that_found_that_empty() -
     assert nest.handle(EntranceEnded(HEAD)) == [start(1, 0)]
     assert last(nest, returned(1), returned(1, 3, by=INNER)) == [start(2, 0)]
     assert last(nest, returned(2), returned(2, by=INNER)) == [start(3, 0, closes=True)]
-    found = last(nest, returned(3, 1, round_max=1), returned(3, by=INNER))
+    found = last(nest, returned(3, 1, highest_round=1), returned(3, by=INNER))
     assert found == [RoundFinished(0), start(4, 1)]
 
 
@@ -176,15 +176,15 @@ def test_rounds_go_on_from_the_lowest_that_any_head_was_in() -> None:  # L36
 def test_a_round_that_only_the_restored_log_holds_is_closed() -> None:  # L36
     restored = prober(has_rounds=True)
     restored.handle(EntranceEnded(HEAD, 1, 3))
-    assert restored.handle(returned(1, round_max=3)) == [RoundFinished(1), start(2, 2, closes=True)]
-    assert restored.handle(returned(2, round_max=3)) == [RoundFinished(2), start(3, 3, closes=True)]
+    assert restored.handle(returned(1, highest_round=3)) == [RoundFinished(1), start(2, 2, closes=True)]
+    assert restored.handle(returned(2, highest_round=3)) == [RoundFinished(2), start(3, 3, closes=True)]
 
 
 def test_no_round_is_left_out_that_the_last_watermark_began() -> None:  # L35, L37
     """What it set free came back to a head before the probe passed that: in no count, but in the highest round."""
     fires = prober(has_rounds=True)
-    last(fires, EntranceEnded(HEAD), returned(1, round_max=0), returned(2, round_max=0))
+    last(fires, EntranceEnded(HEAD), returned(1, highest_round=0), returned(2, highest_round=0))
     assert fires.phase is Phase.FLUSHING
-    effects = fires.handle(returned(3, round_max=1))
+    effects = fires.handle(returned(3, highest_round=1))
     assert effects == [start(4, 0)]
-    assert fires.handle(returned(4, round_max=1)) == [start(5, 1, closes=True)]
+    assert fires.handle(returned(4, highest_round=1)) == [start(5, 1, closes=True)]

@@ -20,6 +20,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import SnapshotPart, SubtaskEntry
 from headgate.model.progress import Observer, Progress, SilentObserver
+from headgate.protocol.checkpoints.coordinator_events import Acknowledged, FinishReported
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.control import ControlClient, Loss
 
@@ -90,7 +91,9 @@ class PlayedWorker:
         self.control = ControlClient(*address, secret, self.inbox.put, self.inbox.put)
         self.control.start()
         attempt = submission * 2 + index
-        self.control.send(messages.Register(index, 2, submission, attempt, "127.0.0.1", 1, 1, FINGERPRINT))
+        self.control.send(
+            messages.Register(index, 2, submission, attempt, messages.Address("127.0.0.1", 1), 1, FINGERPRINT)
+        )
 
     def expect(self, kind: type[_M]) -> _M:
         while True:
@@ -102,12 +105,13 @@ class PlayedWorker:
         self.control.send(messages.Ready(self.generation))
 
     def finished(self, vertex: str, generation: int | None = None) -> None:
-        self.control.send(messages.Finished(generation or self.generation, vertex, self.index))
+        event = FinishReported(Generation(generation or self.generation), SubtaskId(VertexId(vertex), self.index))
+        self.control.send(messages.Finished(event))
 
     def acknowledge(self, vertex: str, checkpoint: int, generation: int | None = None) -> None:
         entry = SubtaskEntry(SubtaskId(VertexId(vertex), self.index), (SnapshotPart(0, 0, "", b""),))
         found = Generation(self.generation if generation is None else generation)
-        self.control.send(messages.Acknowledge(found, checkpoint, entry))
+        self.control.send(messages.Acknowledge(Acknowledged(found, CheckpointId(checkpoint), entry)))
 
 
 @pytest.fixture

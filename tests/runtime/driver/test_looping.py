@@ -11,9 +11,10 @@ from headgate.codec import messages
 from headgate.model.config import PipelineConfig
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Edge, Graph, Node, Partitioner, Role
-from headgate.model.ids import Generation, NodeName
+from headgate.model.ids import Generation, NodeName, SubtaskId, VertexId
 from headgate.model.plan import make_plan
 from headgate.operators.loop_head import LoopHeadSpec
+from headgate.protocol.loops import rounds
 from headgate.runtime.driver.looping import Looping, RoundCallbacks
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -58,10 +59,11 @@ class Driver:
         self.armed.append((timer, after_ms, fire))
 
     def ended(self, loop: str, generation: int = NOW) -> None:
-        self.looping.on_message(messages.EntranceEnded(generation, loop, 0, -1, -1))
+        self.looping.on_message(entrance_ended(loop, generation=generation))
 
     def returned(self, loop: str, number: int, count: int, *, highest: int = -1, generation: int = NOW) -> None:
-        self.looping.on_message(messages.ProbeReturned(generation, loop, 0, number, count, highest))
+        event = rounds.ProbeReturned(head(loop), number, count, highest)
+        self.looping.on_message(messages.ProbeReturned(generation, event))
 
     def taken(self) -> list[messages.ToWorker]:
         sent, self.sent[:] = list(self.sent), []
@@ -75,7 +77,15 @@ class Driver:
 
 
 def probe(loop: str, number: int, *, is_last: bool = False) -> messages.StartProbe:
-    return messages.StartProbe(NOW, loop, number, -1, False, is_last)
+    return messages.StartProbe(NOW, loop, rounds.Probe(number, is_last_watermark=is_last))
+
+
+def head(loop: str) -> SubtaskId:
+    return SubtaskId(VertexId(loop), 0)
+
+
+def entrance_ended(loop: str, *, highest: int = -1, generation: int = NOW) -> messages.EntranceEnded:
+    return messages.EntranceEnded(generation, rounds.EntranceEnded(head(loop), -1, highest))
 
 
 def test_an_empty_loop_ends_after_the_last_watermark_went_round() -> None:  # L34, L37
@@ -136,7 +146,7 @@ def test_reports_of_other_generations_of_strangers_and_after_the_end_are_ignored
 def test_the_callback_hears_of_every_round_in_order() -> None:  # L35
     heard: list[int] = []
     driver = Driver(a=heard.append)
-    driver.looping.on_message(messages.EntranceEnded(NOW, "a", 0, -1, 2))
+    driver.looping.on_message(entrance_ended("a", highest=2))
     for number in (1, 2, 3):
         driver.returned("a", number, 1, highest=2)
     driver.wait()
@@ -152,7 +162,7 @@ def test_what_a_callback_raises_becomes_a_note_and_the_next_round_is_called() ->
             raise ValueError("no space on the board")
 
     driver = Driver(a=fail_first)
-    driver.looping.on_message(messages.EntranceEnded(NOW, "a", 0, -1, 1))
+    driver.looping.on_message(entrance_ended("a", highest=1))
     driver.returned("a", 1, 1, highest=1)
     driver.returned("a", 2, 1, highest=1)
     driver.wait()
@@ -169,7 +179,7 @@ def test_callbacks_that_wait_run_after_the_end_of_their_generation_and_before_th
         heard.append(f"old {round_}")
 
     driver = Driver(a=slow)
-    driver.looping.on_message(messages.EntranceEnded(NOW, "a", 0, -1, 1))
+    driver.looping.on_message(entrance_ended("a", highest=1))
     driver.returned("a", 1, 1, highest=1)
     driver.looping.close()
     driver.callbacks.submit(NodeName("a"), lambda round_: heard.append(f"new {round_}"), 0)

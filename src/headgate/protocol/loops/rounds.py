@@ -114,26 +114,26 @@ class ProbeAligner(Machine):
 class EntranceEnded:
     """EVENT: ``subtask`` has read everything that comes from outside the nest.
 
-    ``round_`` and ``round_max``: heads of the outermost loop only; what their snapshot held.
+    ``started_round`` and ``highest_round``: heads of the outermost loop only; what their snapshot held.
     """
 
     subtask: SubtaskId
-    round_: int = -1
-    round_max: int = -1
+    started_round: int = -1
+    highest_round: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReturned:
     """EVENT: the probe has come back to the head ``subtask`` on all its feedback channels, or ended at a leaf.
 
-    ``count`` batches came back to it since it passed the probe; ``round_max`` is the highest round of any record
+    ``count`` batches came back to it since it passed the probe; ``highest_round`` is that of any record
     that it ever forwarded. A leaf counts nothing.
     """
 
     subtask: SubtaskId
     number: int
     count: int
-    round_max: int = -1
+    highest_round: int = -1
 
 
 ProberEvent: TypeAlias = EntranceEnded | ProbeReturned
@@ -225,7 +225,7 @@ class LoopProber(Machine):
         self._answers = _Answers()
         self._start_rounds: list[int] = []
         self._round = -1
-        self._round_max = -1
+        self._highest_round = -1
         self._is_closed = False
 
     @property
@@ -255,8 +255,8 @@ class LoopProber(Machine):
             return [Ignored("reported before")]
         self._entering.remove(event.subtask)
         if event.subtask in self._outer_heads:
-            self._start_rounds.append(event.round_)
-            self._round_max = max(self._round_max, event.round_max)
+            self._start_rounds.append(event.started_round)
+            self._highest_round = max(self._highest_round, event.highest_round)
         if self._entering:
             return [Ignored("records may still come in elsewhere")]
         self._enter(Phase.PROBING)
@@ -272,7 +272,7 @@ class LoopProber(Machine):
         self._waiting.remove(event.subtask)
         if event.subtask in self._outer_heads:
             self._answers.outer_count += event.count
-            self._round_max = max(self._round_max, event.round_max)
+            self._highest_round = max(self._highest_round, event.highest_round)
         else:
             self._answers.inner_count += event.count
         return [Ignored("the probe is still under way")] if self._waiting else self._on_complete()
@@ -285,11 +285,11 @@ class LoopProber(Machine):
             self._is_closed = True
             effects.append(RoundFinished(self._round))
         if self._phase is Phase.FLUSHING:
-            if is_empty and (self._round >= self._round_max or not self._has_rounds):  # L35: none is left out
+            if is_empty and (self._round >= self._highest_round or not self._has_rounds):  # L35: none is left out
                 self._enter(Phase.ENDED)
                 return [*effects, EndLoop()]
             self._enter(Phase.PROBING)
-        elif self._has_rounds and answers.inner_count == 0 and self._is_closed and self._round < self._round_max:
+        elif self._has_rounds and answers.inner_count == 0 and self._is_closed and self._round < self._highest_round:
             self._round, self._is_closed = self._round + 1, False
             return effects + self._next_probe(is_closing=not self._has_inner)
         elif self._has_rounds and not self._is_closed:

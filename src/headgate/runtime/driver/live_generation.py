@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from headgate import fault_points
 from headgate.codec import messages
 from headgate.model.definition import PipelineDefinition
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.ids import Generation
 from headgate.protocol.checkpoints import coordinator
 from headgate.runtime.checkpoints.restoring import restored_by
 from headgate.runtime.driver.claims import NewGeneration
@@ -92,17 +92,13 @@ class LiveGeneration:
         match message:
             case messages.Acknowledge():
                 fault_points.reach("before-ack")
-                generation, checkpoint = Generation(message.generation), CheckpointId(message.checkpoint)
-                self.coordination.handle(coordinator.Acknowledged(generation, checkpoint, message.entry))
+                self.coordination.handle(message.event)
             case messages.Decline():
                 if message.text:
-                    self._note(f"{message.vertex}[{message.index}] declined: {message.text}")
-                subtask = SubtaskId(VertexId(message.vertex), message.index)
-                generation, checkpoint = Generation(message.generation), CheckpointId(message.checkpoint)
-                self.coordination.handle(coordinator.Declined(generation, subtask, checkpoint, message.reason))
+                    self._note(f"{message.event.subtask} declined: {message.text}")
+                self.coordination.handle(message.event)
             case messages.Finished():
-                subtask = SubtaskId(VertexId(message.vertex), message.index)
-                self.coordination.handle(coordinator.FinishReported(Generation(message.generation), subtask))
+                self.coordination.handle(message.event)
             case messages.EntranceEnded() | messages.ProbeReturned():
                 self._looping.on_message(message)
             case _:

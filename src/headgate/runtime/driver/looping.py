@@ -96,16 +96,10 @@ class Looping:
 
     def on_message(self, message: messages.EntranceEnded | messages.ProbeReturned) -> None:
         """Take a report of a worker of this generation."""
-        nest = self._nest_of.get(VertexId(message.vertex))
+        nest = self._nest_of.get(message.event.subtask.vertex)
         if self._is_closed or nest is None or message.generation != self._generation:
             return
-        subtask = SubtaskId(VertexId(message.vertex), message.index)
-        event: rounds.ProberEvent
-        if isinstance(message, messages.EntranceEnded):
-            event = rounds.EntranceEnded(subtask, message.started_round, message.highest_round)
-        else:
-            event = rounds.ProbeReturned(subtask, message.number, message.count, message.highest_round)
-        for effect in self._probers[nest].handle(event):
+        for effect in self._probers[nest].handle(message.event):
             self._run(nest, effect)
 
     def close(self) -> None:
@@ -117,7 +111,7 @@ class Looping:
             case rounds.StartProbe():
                 self._start(nest, effect)
             case rounds.EndLoop():
-                self._workers.broadcast(messages.EndLoop(self._generation, str(nest)))
+                self._workers.broadcast(messages.EndLoop(self._generation, nest))
             case rounds.RoundFinished():
                 callback = self._specs[nest].on_round
                 if callback is not None:
@@ -126,10 +120,7 @@ class Looping:
                 return
 
     def _start(self, nest: NodeName, effect: rounds.StartProbe) -> None:
-        probe = effect.probe
-        message = messages.StartProbe(
-            self._generation, str(nest), probe.number, probe.round_, probe.is_closing, probe.is_last_watermark
-        )
+        message = messages.StartProbe(self._generation, nest, effect.probe)
 
         def send() -> None:
             if not self._is_closed:

@@ -126,11 +126,10 @@ class Workers:
         if message.plan_fingerprint != self._fingerprint:
             connection.send(messages.Refused("it runs another version of the pipeline"))
             return
-        address = messages.Address(message.host, message.port)
         worker = WorkerIndex(message.worker)
         for attempt, member in self._attempts.register(message.submission, worker, message.attempt):
             if member == worker:
-                self._records[connection] = WorkerRecord(attempt, worker, connection, address, message.pid)
+                self._records[connection] = WorkerRecord(attempt, worker, connection, message.address, message.pid)
             else:  # carried over from an attempt that turned out to hold a stale worker
                 for record in self._records.values():
                     if record.worker == member and record.attempt.submission == attempt.submission:

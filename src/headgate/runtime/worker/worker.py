@@ -21,8 +21,9 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
 from headgate.operators.user_function import UserFunctionError, user_traceback
+from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported
 from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.loops.rounds import Probe
+from headgate.protocol.loops import rounds
 from headgate.protocol.subtasks import subtask as machine
 from headgate.runtime.checkpoints.restoring import owned_key_groups
 from headgate.runtime.checkpoints.targets import Destination
@@ -173,15 +174,14 @@ class Worker:
         )
 
     def _register(self, control: ControlClient, exchange: Exchange) -> None:
-        task, address = self._task, exchange.address
+        task = self._task
         control.send(
             messages.Register(
                 int(task.worker),
                 task.definition.plan.parallelism,
                 task.submission,
                 task.task_attempt,
-                address.host,
-                address.port,
+                exchange.address,
                 self._around.process_id,
                 task.fingerprint,
             )
@@ -293,10 +293,9 @@ class Worker:
                     elif isinstance(runner, LoopHeadRunner):
                         runner.expect(CheckpointId(mail.checkpoint))
             case messages.StartProbe() if mail.generation == self._generation:
-                probe = Probe(mail.number, mail.round, mail.is_closing, mail.is_last_watermark)
                 for runner in self._runners:
                     if runner.subtask.vertex == mail.nest:
-                        runner.handle(machine.ProbeOrdered(probe))
+                        runner.handle(machine.ProbeOrdered(mail.probe))
             case messages.EndLoop() if mail.generation == self._generation:
                 for runner in self._runners:
                     if isinstance(runner, LoopHeadRunner) and runner.chain.vertex.nest == mail.nest:
@@ -322,30 +321,27 @@ class Worker:
 
     def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
         """Send an acknowledgement."""
-        self._control.send(messages.Acknowledge(self._generation, checkpoint, entry))
+        self._control.send(messages.Acknowledge(Acknowledged(self._generation, checkpoint, entry)))
 
     def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:
         """Send a decline."""
-        self._control.send(messages.Decline(self._generation, checkpoint, subtask.vertex, subtask.index, reason, text))
+        declined = Declined(self._generation, subtask, checkpoint, reason)
+        self._control.send(messages.Decline(declined, text))
 
     def finished(self, subtask: SubtaskId) -> None:
         """Report that a subtask has processed all input, with its totals in front."""
         self._report_metrics()
-        self._control.send(messages.Finished(self._generation, subtask.vertex, subtask.index))
+        self._control.send(messages.Finished(FinishReported(self._generation, subtask)))
 
     def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
         """Report that nothing enters a nest of loops here any more."""
-        message = messages.EntranceEnded(
-            self._generation, subtask.vertex, subtask.index, effect.started_round, effect.highest_round
-        )
-        self._control.send(message)
+        event = rounds.EntranceEnded(subtask, effect.started_round, effect.highest_round)
+        self._control.send(messages.EntranceEnded(self._generation, event))
 
     def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
         """Report what came back with a probe."""
-        message = messages.ProbeReturned(
-            self._generation, subtask.vertex, subtask.index, effect.number, effect.count, effect.highest_round
-        )
-        self._control.send(message)
+        event = rounds.ProbeReturned(subtask, effect.number, effect.count, effect.highest_round)
+        self._control.send(messages.ProbeReturned(self._generation, event))
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
         """Note how long a snapshot held up processing."""
