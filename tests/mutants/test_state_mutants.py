@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from tests.mutants.harness import assert_caught, patched
@@ -13,6 +14,7 @@ from tests.operators import test_reduce
 from tests.operators.windows import test_windows
 from tests.runtime.checkpoints import test_frozen_states, test_upload_faults
 from tests.runtime.checkpoints.frozen_cases import CASES, small
+from tests.state.memory import test_memory_windows
 
 from headgate.operators import reduce
 from headgate.operators.base import WATERMARK_MIN_MS
@@ -23,6 +25,8 @@ from headgate.state.frozen import FrozenState
 from headgate.state.memory import records as memory_records
 from headgate.state.memory import rows as memory_rows
 from headgate.state.memory.cells import MemoryCells
+from headgate.state.memory.windows import MemoryMergedRows, _frozen
+from headgate.state.window_rows import MergedRows
 
 ROWS = [name for name in CASES if name.startswith("by-row")]
 
@@ -226,3 +230,30 @@ def test_overlays_that_are_put_back_too_early_are_caught() -> None:
     several = test_frozen_states.test_of_several_pending_snapshots_each_stays_as_it_was_until_its_own_release
     assert_caught(only_the_newest_snapshot_holds_the_objects, several, "by-row-list", (2, 1, 0))
     assert_caught(objects_change_while_they_are_held, several, "reduce", (2, 1, 0))
+
+
+def windows_are_copied_when_they_fire() -> AbstractContextManager[None]:
+    def take(self: Any, window: int) -> MergedRows:
+        held = self._held.pop(window)
+        slots = np.arange(len(held.index))
+        return MergedRows(held.index.columns(slots), held.table.take(slots))
+
+    return patched(MemoryMergedRows, "take", take)
+
+
+def windows_that_fired_are_kept() -> AbstractContextManager[None]:
+    def take(self: Any, window: int) -> MergedRows:
+        taken = _frozen(window, self._held[window])
+        return MergedRows(taken.keys(), taken.table)
+
+    return patched(MemoryMergedRows, "take", take)
+
+
+def test_copying_windows_when_they_fire_is_caught() -> None:
+    named = test_memory_windows.test_a_window_hands_over_the_arrays_in_which_it_merged
+    assert_caught(windows_are_copied_when_they_fire, named)
+
+
+def test_keeping_windows_that_fired_is_caught() -> None:
+    named = test_memory_windows.test_what_a_window_handed_over_stays_as_it_was_when_the_window_begins_again
+    assert_caught(windows_that_fired_are_kept, named)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots
 from headgate.state.ownership import owned_rows
 from headgate.state.slot_array import Mask
+from headgate.state.window_rows import MergedRows
+
+Taken = TypeVar("Taken", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +195,13 @@ class WindowRows:
     Attributes:
         section: their columns; the key's are among them.
         window_of: returns the number of the window that each row of a batch lies in.
-        accumulators: rows are partial results (``window_rows.partial_batch``), and those of one key and window are
-            merged with these. None: every row is kept.
     """
 
     section: Section
     window_of: Callable[[pa.RecordBatch], Words]
-    accumulators: tuple[Accumulator, ...] | None = None
 
 
-class WindowBackend(StateBackend, Protocol):
+class WindowBackend(StateBackend, Protocol[Taken]):
     """Rows by window and key, thousands at a time (``WindowRows``).
 
     Attributes:
@@ -217,8 +217,8 @@ class WindowBackend(StateBackend, Protocol):
     def windows(self) -> list[int]:
         """Return the numbers of the windows that have rows, ascending."""
 
-    def take(self, window: int) -> list[pa.RecordBatch]:
-        """Return the rows of ``window`` and forget them. Merged rows are one batch with one row per key."""
+    def take(self, window: int) -> Taken:
+        """Return what ``window`` holds, in the form in which it is kept, and forget it (ST18). Do not change it."""
 
 
 META = "meta"
@@ -239,8 +239,16 @@ class StateFactory(Protocol):
     def records(self, section: Section) -> RecordBackend:
         """Return state of one record per key."""
 
-    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend:
-        """Return state of a window operator."""
+    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
+        """Return state of a window operator that keeps every row as it came."""
+
+    def merged_by_window(
+        self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
+    ) -> WindowBackend[MergedRows]:
+        """Return state of a window operator whose rows are partial results (``window_rows.partial_batch``).
+
+        Those of one key and window are merged with ``accumulators``.
+        """
 
 
 def restored_batches(

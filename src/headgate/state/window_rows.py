@@ -7,6 +7,7 @@ accumulator, null where no record counted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,14 @@ from headgate.state.key_index import Slots
 
 _MASKS_MAX = 8
 """Up to so many windows in a batch, one pass for each is cheaper than a sort."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergedRows:
+    """What the partial results of one window came to: a row per key, its columns and its accumulators."""
+
+    keys: Sequence[pa.Array]
+    table: FrozenTable
 
 
 def only_window(windows: Words) -> int | None:
@@ -60,8 +69,8 @@ def partial_rows(batch: pa.RecordBatch, accumulators: Sequence[Accumulator]) -> 
 def partial_values(batch: pa.RecordBatch, accumulators: Sequence[Accumulator]) -> list[Values]:
     """Return the input of each accumulator from a batch of partial results."""
     values: list[Values] = []
-    first = batch.num_columns - len(accumulators)
-    for column, accumulator in zip(batch.columns[first:], accumulators, strict=True):
+    for i, accumulator in enumerate(accumulators, start=batch.num_columns - len(accumulators)):
+        column = batch.column(i)
         valid = column.is_valid().to_numpy(zero_copy_only=False) if column.null_count else None
         values.append(Values(wide_values(column, accumulator.dtype), valid))
     return values

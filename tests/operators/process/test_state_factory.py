@@ -19,9 +19,11 @@ from headgate.operators.catalog import process_spec
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.windows.choice import window_operators
 from headgate.operators.windows.plan import ROWS_COLUMN, WINDOW_COLUMN, TumblingAggregate
+from headgate.state.aggregate_table import Accumulator
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.memory.factory import MemoryStates
+from headgate.state.window_rows import MergedRows
 
 SCHEMA = pa.schema([("key", pa.int64())])
 OPERATORS = Path(headgate.operators.__file__).parent
@@ -50,9 +52,16 @@ class Asked:
         self.made.append(self._memory.records(section))
         return self.made[-1]
 
-    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend:
+    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
         self.calls.append(("by window", rows.section.key_names, [rows.section.name]))
         self.made.append(self._memory.by_window(keys, rows))
+        return self.made[-1]
+
+    def merged_by_window(
+        self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
+    ) -> WindowBackend[MergedRows]:
+        self.calls.append(("merged by window", rows.section.key_names, [rows.section.name]))
+        self.made.append(self._memory.merged_by_window(keys, rows, accumulators))
         return self.made[-1]
 
 
@@ -87,7 +96,7 @@ def window(may_combine: bool) -> OperatorSpec:
         (process_spec("node", ("key",), ByBatch(), SCHEMA), "by column", "count"),
         (ReduceSpec(("key",), lambda total, row: total, SCHEMA), "records", "accumulators"),
         (window(may_combine=False), "by window", "records"),
-        (window(may_combine=True), "by window", "windows"),
+        (window(may_combine=True), "merged by window", "windows"),
     ],
 )
 def test_an_operator_gets_its_state_from_the_factory_of_its_context(spec: OperatorSpec, kind: str, name: str) -> None:

@@ -5,7 +5,6 @@ For aggregates that do not decompose (medians, distinct counts, arithmetic betwe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -16,8 +15,8 @@ from headgate.operators.schemas import batch_of
 from headgate.operators.user_function import batch_error
 from headgate.operators.windows.plan import WindowShape, window_state_text
 from headgate.operators.windows.window import WindowOperator, bounds
-from headgate.state.backend import WindowRows
-from headgate.state.descriptors import Section
+from headgate.state.backend import StateFactory, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Words
 
 
@@ -42,12 +41,15 @@ class WindowBufferSpec:
         return window_state_text(self.shape, "window-buffer", [f"{f.name}: {f.type}" for f in self.kept])
 
 
-class WindowBufferOperator(WindowOperator):
+class WindowBufferOperator(WindowOperator[list[pa.RecordBatch]]):
     """Rows are records, of which only the needed columns are kept."""
 
     def __init__(self, spec: WindowBufferSpec) -> None:
         self._spec = spec
         super().__init__(spec.shape, WindowRows(Section("records", spec.kept, spec.shape.keys), self._window_of))
+
+    def _new_backend(self, states: StateFactory, keys: KeyColumns) -> WindowBackend[list[pa.RecordBatch]]:
+        return states.by_window(keys, self._rows)
 
     def _window_of(self, batch: pa.RecordBatch) -> Words:
         time = self._spec.shape.time
@@ -60,9 +62,9 @@ class WindowBufferOperator(WindowOperator):
     def _records_in(self, rows: pa.RecordBatch) -> int:
         return rows.num_rows  # type: ignore[no-any-return]
 
-    def _results(self, window: int, rows: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    def _results(self, window: int, held: list[pa.RecordBatch]) -> pa.RecordBatch:
         keys = list(self._shape.keys)
-        frame = pl.from_arrow(pa.Table.from_batches(rows))
+        frame = pl.from_arrow(pa.Table.from_batches(held))
         assert isinstance(frame, pl.DataFrame)
         try:
             result = frame.group_by(keys).agg(self._spec.aggregates).sort(keys)

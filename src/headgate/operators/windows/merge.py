@@ -13,10 +13,10 @@ from headgate.operators.base import Operator
 from headgate.operators.windows.plan import WindowPlan, window_state_text
 from headgate.operators.windows.values import results
 from headgate.operators.windows.window import WindowOperator, bounds
-from headgate.state.backend import WindowRows
-from headgate.state.descriptors import Section
+from headgate.state.backend import StateFactory, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Words, column_words, is_text
-from headgate.state.window_rows import partial_rows
+from headgate.state.window_rows import MergedRows, partial_rows
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,17 @@ class WindowMergeSpec:
         return window_state_text(self.plan.shape, "window-merge", aggregates)
 
 
-class WindowMergeOperator(WindowOperator):
+class WindowMergeOperator(WindowOperator[MergedRows]):
     """Rows are partial results; the backend merges those of a key."""
 
     def __init__(self, plan: WindowPlan) -> None:
         self._plan = plan
         self._accumulators = tuple(measure.accumulator for measure in plan.measures)
         section = Section("windows", plan.partial_schema(), plan.shape.keys)
-        super().__init__(plan.shape, WindowRows(section, self._window_of, self._accumulators))
+        super().__init__(plan.shape, WindowRows(section, self._window_of))
+
+    def _new_backend(self, states: StateFactory, keys: KeyColumns) -> WindowBackend[MergedRows]:
+        return states.merged_by_window(keys, self._rows, self._accumulators)
 
     def _window_of(self, batch: pa.RecordBatch) -> Words:
         windows: Words = batch.column(len(self._plan.shape.keys)).to_numpy()
@@ -59,10 +62,9 @@ class WindowMergeOperator(WindowOperator):
     def _records_in(self, rows: pa.RecordBatch) -> int:
         return int(partial_rows(rows, self._accumulators).sum())
 
-    def _results(self, window: int, rows: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        (merged,) = rows
-        keys = merged.columns[: len(self._shape.keys)]
-        arrays = [*keys, *bounds(self._shape, window, merged.num_rows), *results(self._plan, merged)]
+    def _results(self, window: int, held: MergedRows) -> pa.RecordBatch:
+        times = bounds(self._shape, window, len(held.table.rows))
+        arrays = [*held.keys, *times, *results(self._plan, held.table)]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._shape.output)
         return batch.take(key_order(batch, self._shape.keys))
 

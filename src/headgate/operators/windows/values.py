@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from headgate.operators.schemas import batch_of, frame_of, schema_of_frame
 from headgate.operators.windows.plan import Aggregate, Measure, Result, WindowPlan
-from headgate.state.aggregate_table import Values
-from headgate.state.key_index import Slots, words_to_array
-from headgate.state.window_rows import partial_rows, partial_values, wide_values
+from headgate.state.aggregate_table import FrozenTable, Values
+from headgate.state.key_index import words_to_array
+from headgate.state.window_rows import wide_values
 
 
 class InputReader:
@@ -59,22 +59,18 @@ def uncombined_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def results(plan: WindowPlan, partials: pa.RecordBatch) -> list[pa.Array]:
+def results(plan: WindowPlan, table: FrozenTable) -> list[pa.Array]:
     """Return the output columns after keys and window bounds, with Polars' nulls and types (WN6, WN7)."""
-    accumulators = [measure.accumulator for measure in plan.measures]
-    rows, values = partial_rows(partials, accumulators), partial_values(partials, accumulators)
-    return [_result(result, rows, values) for result in plan.results]
+    return [_result(result, table) for result in plan.results]
 
 
-def _result(result: Result, rows: Slots, found: Sequence[Values]) -> pa.Array:
+def _result(result: Result, table: FrozenTable) -> pa.Array:
     if result.aggregate is Aggregate.LEN:
-        return words_to_array(rows, result.dtype)
-    first = found[result.measures[0]]
-    values, seen = first.values, first.valid
-    assert not isinstance(values, int)
+        return words_to_array(table.rows, result.dtype)
+    first = result.measures[0]
+    values, seen = table.values[first], table.seen[first]
     if result.aggregate is Aggregate.MEAN:
-        counts = found[result.measures[1]].values
-        assert not isinstance(counts, int)
+        counts = table.values[result.measures[1]]
         seen = counts > 0
         values = values / np.maximum(counts, 1)
     if values.dtype == np.float64:

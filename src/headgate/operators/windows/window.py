@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,19 +17,21 @@ from headgate.operators.base import WATERMARK_MIN_MS, OperatorContext, Output, R
 from headgate.operators.keyed import KeyedOperator
 from headgate.operators.windows.fired_groups import FiredGroups
 from headgate.operators.windows.plan import WindowShape
-from headgate.state.backend import META, WindowBackend, WindowRows
+from headgate.state.backend import META, StateFactory, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns
 from headgate.state.frozen import FrozenState
 from headgate.state.key_hash import Words
 from headgate.state.slot_array import Mask
 
+Held = TypeVar("Held")
+
 _BATCH_ROWS_MAX = 65_536
 
 
-class WindowOperator(KeyedOperator):
+class WindowOperator(KeyedOperator, Generic[Held]):
     """Adds rows to their windows, drops late ones, and fires the windows that have ended."""
 
-    _backend: WindowBackend
+    _backend: WindowBackend[Held]
 
     def __init__(self, shape: WindowShape, rows: WindowRows) -> None:
         self._shape = shape
@@ -41,13 +44,17 @@ class WindowOperator(KeyedOperator):
         """Return how many records ``rows`` stand for."""
 
     @abstractmethod
-    def _results(self, window: int, rows: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-        """Return the results of a window that holds ``rows``, sorted by key (WN10)."""
+    def _new_backend(self, states: StateFactory, keys: KeyColumns) -> WindowBackend[Held]:
+        """Return empty state for ``self._rows``."""
+
+    @abstractmethod
+    def _results(self, window: int, held: Held) -> pa.RecordBatch:
+        """Return the results of a window with what it held, sorted by key (WN10)."""
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """See ``Operator``."""
         super().open(context, output)
-        self._backend = context.states.by_window(KeyColumns(self._shape.keys, self._shape.key_types), self._rows)
+        self._backend = self._new_backend(context.states, KeyColumns(self._shape.keys, self._shape.key_types))
 
     def restore(self, states: Sequence[RestoredState]) -> None:
         """See ``Operator``. Goes on with the lowest of the former watermarks (WN4)."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
+
+from headgate.state.aggregate_table import Accumulator
 from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.memory.by_column import MemoryColumnBackend
 from headgate.state.memory.records import MemoryRecords
 from headgate.state.memory.rows import MemoryRowBackend
-from headgate.state.memory.windows import MemoryWindowPartials, MemoryWindowRows
+from headgate.state.memory.windows import MemoryMergedRows, MemoryWindowRows
+from headgate.state.window_rows import MergedRows
 
 
 class MemoryStates:
@@ -27,6 +31,12 @@ class MemoryStates:
         """See ``StateFactory``."""
         return MemoryRecords(section)
 
-    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend:
+    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
         """See ``StateFactory``."""
-        return MemoryWindowRows(rows) if rows.accumulators is None else MemoryWindowPartials(keys, rows)
+        return MemoryWindowRows(rows)
+
+    def merged_by_window(
+        self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
+    ) -> WindowBackend[MergedRows]:
+        """See ``StateFactory``."""
+        return MemoryMergedRows(keys, rows, accumulators)

@@ -13,14 +13,22 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from headgate.state.aggregate_table import AggTable, FrozenTable, Values
+from headgate.state.aggregate_table import Accumulator, AggTable, FrozenTable, Values
 from headgate.state.backend import META, Ownership, WindowRows, restored_batches
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.frozen import FrozenState
 from headgate.state.key_hash import Words
 from headgate.state.key_index import FrozenKeys, KeyIndex, Slots, make_key_index
 from headgate.state.keyed import KeyedState, Rows
-from headgate.state.window_rows import only_window, partial_batch, partial_rows, partial_values, pick, split_by_window
+from headgate.state.window_rows import (
+    MergedRows,
+    only_window,
+    partial_batch,
+    partial_rows,
+    partial_values,
+    pick,
+    split_by_window,
+)
 
 Held = TypeVar("Held")
 
@@ -134,18 +142,17 @@ class _Partials:
     table: AggTable
 
 
-class MemoryWindowPartials(_Windows[_Partials]):
+class MemoryMergedRows(_Windows[_Partials]):
     """Merges partial results: one row per window and key."""
 
-    def __init__(self, keys: KeyColumns, rows: WindowRows) -> None:
+    def __init__(self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]) -> None:
         super().__init__(rows)
-        assert rows.accumulators is not None
-        self._accumulators = rows.accumulators
+        self._accumulators = tuple(accumulators)
         self._key_types = keys.types
 
     def add(self, windows: Words, rows: pa.RecordBatch) -> None:
         """See ``WindowBackend``."""
-        keys = rows.columns[: len(self._key_types)]
+        keys = [rows.column(i) for i in range(len(self._key_types))]
         counts, values = partial_rows(rows, self._accumulators), partial_values(rows, self._accumulators)
         window = only_window(windows)
         if window is not None:
@@ -162,9 +169,10 @@ class MemoryWindowPartials(_Windows[_Partials]):
         slots = held.index.slots(keys)
         held.table.update(len(held.index), slots, counts, values)
 
-    def take(self, window: int) -> list[pa.RecordBatch]:
-        """See ``WindowBackend``."""
-        return [_frozen(window, self._held.pop(window)).batch(self._rows.section.schema)]
+    def take(self, window: int) -> MergedRows:
+        """See ``WindowBackend``. Nothing is copied: only snapshots have these arrays afterwards, and read them."""
+        taken = _frozen(window, self._held.pop(window))
+        return MergedRows(taken.keys(), taken.table)
 
     def freeze(self) -> FrozenState:
         """See ``StateBackend``."""
