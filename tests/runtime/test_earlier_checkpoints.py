@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def added(total: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
 def golden(root: Path, parallelism: int) -> PipelineDefinition:
     """The pipeline that wrote them, at parallelism 2 and with 600 (0.1: 60) rows each second."""
     pipeline = pipeline_at(root, parallelism=parallelism, name="golden")
-    stream = pipeline.source(SOURCE, name="in").with_timestamps("ts", name="times")
+    stream = pipeline.source(replace(SOURCE, rows_per_second=3_000), name="in").with_timestamps("ts", name="times")
     keyed = stream.key_by("key")
     keyed.window(hg.Tumbling("1s")).agg(n=pl.len(), name="windows").sink(hg.Discard(), name="out1")
     keyed.reduce(added, name="sums").sink(hg.Discard(), name="out2")
@@ -94,6 +95,7 @@ def test_a_pipeline_goes_on_from_a_checkpoint_of_an_earlier_version(
     shutil.copytree(GOLDEN / directory, tmp_path / "checkpoints")
     before = newest(tmp_path)[1]
     run = start(golden(tmp_path, parallelism))
+    run.wait_checkpoints(2)  # as many as are retained beside the final one
     assert run.result().is_finished
     log, manifest = newest(tmp_path)
     assert (manifest.version, manifest.is_final) == (2, True)
