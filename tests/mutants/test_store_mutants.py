@@ -32,7 +32,7 @@ from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import transactions as store_transactions
-from headgate.store.catalogue import database, open_lock, opening, outcomes, sql
+from headgate.store.catalogue import database, open_lock, opening, outcomes, sql, versions
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue import transactions as recording
@@ -455,7 +455,7 @@ def test_a_commit_that_is_not_synced_is_caught(tmp_path: Path, test: Test) -> No
 
 @contextmanager
 def opening_always_takes_the_lock() -> Iterator[None]:
-    with patched(opening, "_is_up_to_date", lambda database: False), patched(open_lock, "LOCK_TIMEOUT_S", 0.05):
+    with patched(sql, "open_database", opening.open_to_write), patched(open_lock, "LOCK_TIMEOUT_S", 0.05):
         yield
 
 
@@ -529,7 +529,7 @@ def test_an_older_release_that_goes_on_in_a_raised_store_is_noticed(tmp_path: Pa
 
 @contextmanager
 def a_store_is_raised_in_two_transactions() -> Iterator[None]:
-    real = opening._from_2
+    real = versions._from_2
 
     def raised(connection: Connection) -> None:
         connection.exec_driver_sql("ALTER TABLE streams ADD COLUMN layout_epoch INTEGER DEFAULT '0' NOT NULL")
@@ -538,7 +538,7 @@ def a_store_is_raised_in_two_transactions() -> Iterator[None]:
         connection.exec_driver_sql("ALTER TABLE streams DROP COLUMN layout_epoch")
         real(connection)
 
-    with patched(opening, "_RAISES", {1: opening._from_1, 2: raised}):
+    with patched(versions, "_RAISES", {1: versions._from_1, 2: raised}):
         yield
 
 

@@ -17,7 +17,7 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.protocol.store.transactions import Status
-from headgate.store.catalogue import opening
+from headgate.store.catalogue import versions
 from headgate.store.routing import hash_column
 from headgate.store.store import Store
 from headgate.store.streams import first_layout
@@ -44,6 +44,12 @@ def tables_of(root: Path) -> Iterator[sqlite3.Connection]:
 def version_of(root: Path) -> str:
     with tables_of(root) as connection:
         return str(connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0])
+
+
+def raise_store(root: Path) -> None:
+    """Change something."""
+    with Store.open(root) as store:
+        store.fence("anybody", 1)
 
 
 def name(checkpoint: int, subtask: int, generation: int) -> str:
@@ -104,7 +110,7 @@ def shape(root: Path) -> dict[str, list[Any]]:
 
 
 def test_the_tables_of_a_raised_store_are_those_of_a_new_one(old: Path, tmp_path: Path) -> None:  # CT3
-    Store.open(old).close()
+    raise_store(old)
     Store.open(tmp_path / "new").close()
     assert shape(old) == shape(tmp_path / "new")
 
@@ -117,19 +123,21 @@ def test_raising_that_fails_half_way_changes_nothing_and_is_repeated(
     def fail(*_: object) -> None:
         raise StorageError("write", "catalogue", "no space left")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(opening, "insert_segments", fail)
-        with pytest.raises(StorageError):
-            Store.open(old)
-    assert shape(old) == before
     with Store.open(old) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(versions, "insert_segments", fail)
+            with pytest.raises(StorageError):
+                store.fence("anybody", 1)
+        assert shape(old) == before
+        store.fence("anybody", 1)
+        assert version_of(old) == "3"
         assert store.fsck() == []
 
 
 def test_an_older_release_that_has_a_raised_store_open_fails_instead_of_misreading_it(old: Path) -> None:  # CT6
     with tables_of(old) as of_an_older_release:
         of_an_older_release.execute("SELECT segment, end_position FROM segments").fetchall()
-        Store.open(old).close()
+        raise_store(old)
         for what in ("parts", "prepared_parts", "segments"):
             with pytest.raises(sqlite3.OperationalError, match="no such column"):
                 of_an_older_release.execute(f"SELECT segment FROM {what}")

@@ -48,6 +48,11 @@ def why_not_writable(directory: Path) -> str:
     return "" if os.access(directory, os.W_OK | os.X_OK) else f"no right to write in {directory}"
 
 
+def may(path: Path, rights: int) -> bool:
+    """Return whether this process has ``rights`` (``os.R_OK`` and so on) on ``path``, as the user that it is now."""
+    return os.access(path, rights, effective_ids=os.access in os.supports_effective_ids)
+
+
 def open_created(path: Path, flags: int, access: Access) -> int:
     """Open ``path`` with ``flags``, creating it with the mode of ``access`` where they say so (SE1)."""
     mode = FILE_MODES[access]

@@ -29,7 +29,10 @@ THIN = (
     "runtime/driver/stopping.py",  # signals between processes
     "store/catalogue/database.py",  # connections to SQLite's file
     "store/catalogue/open_lock.py",  # a lock of the file system
-    "store/catalogue/opening.py",  # tables of older versions, in files
+    "store/catalogue/looking.py",  # SQLite's file and its locks
+    "store/catalogue/opening.py",  # SQLite's file and its locks
+    "store/catalogue/untouched.py",  # files of older versions
+    "store/catalogue/versions.py",  # tables of older versions, in files
     "store/linger.py",  # a thread that waits for time to pass
 )
 """Beside ``spark/``, ``storage/local.py`` and ``storage/object_store.py``, which are in no room that is measured."""

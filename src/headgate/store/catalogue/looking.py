@@ -1,0 +1,130 @@
+"""Looking at the file of a catalogue without changing it: its version, a copy of it, whether it has changed.
+
+Counterpart: ``opening`` and ``untouched``. Source: rules CT8 and CT9 of docs/spec/stream-store.md. SQLite does the
+reading: its locks are those of the process, and closing another descriptor of the file would free them. Where nobody
+has the file open it reads it as one that does not change, which makes no files beside it; whether that was true is
+seen afterwards. Where somebody has it open it takes part in the locks, and the files beside it are there anyway.
+Never writes to the file, and never leaves a log or its index where none was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from headgate.errors import StorageError
+from headgate.storage.access import may
+from headgate.storage.local import storage_error
+from headgate.store.catalogue.database import BUSY_TIMEOUT_S
+
+TRIES_MAX = 10
+"""Who has come and gone while we read is rare; whoever stays is noticed."""
+
+_BESIDE = ("-wal", "-shm", "-journal")
+"""Files that SQLite keeps beside one that is open, or that a killed process left."""
+
+_T = TypeVar("_T")
+
+
+class Look:
+    """Looks at the file of a catalogue. One thread at a time."""
+
+    def __init__(self, path: Path, changes: int = 0) -> None:
+        """``changes``: no number that ``changes()`` returns is as low."""
+        self._path = path
+        self.last = changes
+        """What ``changes`` returned last."""
+        self._seen: object = None
+        self._watching: sqlite3.Connection | None = None
+
+    def version(self) -> int | None:
+        """Return the version of the tables; None: there are none yet.
+
+        Raises:
+            StorageError, sqlite3.Error
+        """
+        return self._read(_version)
+
+    def copy(self) -> sqlite3.Connection:
+        """Return a temporary database with everything that was in the file at one moment.
+
+        Raises:
+            StorageError, sqlite3.Error
+        """
+        return self._read(_copy)
+
+    def changes(self) -> int:
+        """Return a number that rises when the file has changed. Take it before what is to be kept.
+
+        Raises:
+            StorageError, sqlite3.Error
+        """
+        state = self._state()
+        if state != self._seen:
+            self._seen, self.last = state, self.last + 1
+        return self.last
+
+    def close(self) -> None:
+        """Let go of the file; it is looked at again when asked for."""
+        if self._watching is not None:
+            self._watching.close()
+            self._watching = None
+
+    def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+        for _ in range(TRIES_MAX):
+            changes = self.changes()
+            if self._watching is not None:
+                return read(self._watching)
+            with contextlib.closing(self._connect("immutable=1")) as file:
+                try:
+                    found = read(file)
+                except sqlite3.DatabaseError:
+                    if self.changes() == changes:
+                        raise
+                    continue
+            if self.changes() == changes:
+                return found
+        raise StorageError("read", str(self._path), "it changed whenever it was read", is_transient=True)
+
+    def _state(self) -> object:
+        if self._watching is None and any(os.path.exists(f"{self._path}{beside}") for beside in _BESIDE):
+            self._watching = self._connect("mode=ro")
+        if self._watching is None:
+            try:
+                file = os.stat(self._path)
+            except OSError as error:
+                raise storage_error("read", str(self._path), error) from error
+            return file.st_ino, file.st_size, file.st_mtime_ns
+        _version(self._watching)  # it notices changes when it reads
+        return self._watching.execute("PRAGMA data_version").fetchone()[0]
+
+    def _connect(self, how: str) -> sqlite3.Connection:
+        return sqlite3.connect(
+            f"{self._path.absolute().as_uri()}?{how}",
+            uri=True,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+
+
+def may_write(path: Path) -> bool:
+    """Return whether this process may change the catalogue at ``path``; SQLite then makes files beside it."""
+    return may(path, os.R_OK | os.W_OK) and may(path.parent, os.W_OK | os.X_OK)
+
+
+def _version(file: sqlite3.Connection) -> int | None:
+    if not file.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'meta'").fetchone():
+        return None
+    return int(file.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0])
+
+
+def _copy(file: sqlite3.Connection) -> sqlite3.Connection:
+    """Return a copy that only this process can see, and that goes with its connection."""
+    copy = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    file.backup(copy)
+    return copy

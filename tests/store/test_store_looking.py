@@ -1,0 +1,349 @@
+"""Whoever only looks at a store changes nothing, whichever version it has and whoever may write to it (CT8, CT9)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
+from tests.store.test_store_migration import GOLDEN, OWNER, tables_of, version_of
+
+from headgate.connectors.streams import StreamSink, StreamSource
+from headgate.errors import StorageError, UsageError
+from headgate.store.catalogue import looking
+from headgate.store.catalogue.looking import Look
+from headgate.store.store import Store
+
+NOBODY = 65_534
+OLDER = ["store_0_1", "store_2"]
+EVENTS_COUNT = 13
+
+
+@pytest.fixture(params=OLDER)
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / request.param, tmp_path / "store"))
+
+
+COMMITS = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute(sys.argv[2]); c.commit(); "
+
+
+def in_a_process_that(does: str, root: Path, statement: str) -> None:
+    subprocess.run([sys.executable, "-c", does, str(root / "catalogue.sqlite"), statement], check=True, timeout=120)
+
+
+def content(root: Path) -> dict[str, bytes]:
+    """Every file below ``root``, and what is in it."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def check_as_sink(store: Store) -> None:
+    StreamSink(STREAM, store.root).check(KEYED)
+
+
+def describe_as_source(store: Store) -> None:
+    source = StreamSource(STREAM, store.root)
+    assert (source.schema(), source.how_to_end() is None) == (KEYED, False)
+
+
+LOOKS: dict[str, Callable[[Store], object]] = {
+    "list": lambda store: store.list_streams("app"),
+    "describe": lambda store: store.describe(STREAM),
+    "layout": lambda store: store.layout(STREAM),
+    "transactions": lambda store: store.list_transactions(owner=OWNER),
+    "owner": lambda store: store.owner(OWNER),
+    "read": drained,
+    "version": Store.version,
+    "fsck": Store.fsck,
+    "sink": check_as_sink,
+    "source": describe_as_source,
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_looking_at_an_older_store_changes_no_file(old: Path, look: str) -> None:  # CT8, SC7
+    before = content(old)
+    with Store.open(old) as store:
+        LOOKS[look](store)
+        assert content(old) == before
+    assert content(old) == before
+
+
+def test_the_first_that_writes_raises_the_store_and_reads_what_it_wrote(old: Path) -> None:  # CT3, CT8
+    with Store.open(old) as store, Store.open(old) as looker:
+        assert len(drained(store)) == len(drained(looker)) == EVENTS_COUNT
+        assert version_of(old) in ("1", "2")
+        with store.writer(STREAM) as writer:
+            writer.append(keyed(("new", 1)))
+        assert version_of(old) == "3"
+        assert len(drained(store)) == len(drained(looker)) == EVENTS_COUNT + 1
+        looker.seal("app/done")
+        assert store.fsck() == looker.fsck() == []
+    with Store.open(old) as again:
+        assert len(drained(again)) == EVENTS_COUNT + 1
+
+
+def test_threads_that_write_first_at_the_same_time_raise_the_store_once(old: Path) -> None:  # CT3
+    with Store.open(old) as store:
+        ready = threading.Barrier(4)
+        failed: list[BaseException] = []
+
+        def fence(number: int) -> None:
+            try:
+                ready.wait(60)
+                store.fence(f"owner {number}", 1)
+            except BaseException as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=fence, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert failed == []
+        assert store.owner("owner 3").generation == 1
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["is open", "comes and goes"])
+def test_what_an_older_release_writes_meanwhile_is_seen(old: Path, stays: bool) -> None:  # CT8
+    with contextlib.ExitStack() as open_files, Store.open(old) as looker:
+        assert not looker.describe(STREAM).is_sealed
+        for is_sealed in (1, 0, 1):
+            seen = looker.version()
+            statement = f"UPDATE streams SET is_sealed = {is_sealed} WHERE name = '{STREAM}'"
+            if stays:
+                older = open_files.enter_context(contextlib.closing(sqlite3.connect(old / "catalogue.sqlite")))
+                with older:
+                    older.execute(statement)
+            else:
+                in_a_process_that(COMMITS + "c.close()", old, statement)
+            assert looker.version() != seen
+            assert looker.describe(STREAM).is_sealed == bool(is_sealed)
+            assert looker.version() == looker.version()
+    assert version_of(old) in ("1", "2")
+
+
+def test_what_a_newer_release_raised_meanwhile_is_refused_with_one_sentence(old: Path) -> None:  # CT8
+    with Store.open(old) as looker:
+        looker.describe(STREAM)
+        with tables_of(old) as newer:
+            newer.execute("UPDATE meta SET value = '4' WHERE key = 'version'")
+        with pytest.raises(UsageError, match=r"has version 4, this Headgate reads up to 3; upgrade Headgate"):
+            looker.describe(STREAM)
+        with pytest.raises(UsageError, match=r"has version 4"):
+            looker.fence("owner", 1)
+    assert version_of(old) == "4"
+
+
+def test_what_a_killed_writer_left_in_the_log_is_seen_and_stays_there(old: Path) -> None:  # CT8
+    in_a_process_that(COMMITS + "os._exit(0)", old, f"UPDATE streams SET is_sealed = 1 WHERE name = '{STREAM}'")
+    before = content(old)
+    assert before["catalogue.sqlite-wal"]
+    with Store.open(old) as looker:
+        assert looker.describe(STREAM).is_sealed
+    after = content(old)
+    for name in ("catalogue.sqlite", "catalogue.sqlite-wal"):
+        assert after[name] == before[name]
+
+
+def test_a_copy_is_of_one_moment_although_somebody_comes_and_goes(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # CT8
+    """A writer that was not there when the copy was begun, and is gone when it is ready."""
+    copy, left = looking._copy, [1]
+
+    def disturbed(file: sqlite3.Connection) -> sqlite3.Connection:
+        copied = copy(file)
+        if left[0]:
+            left[0] -= 1
+            with tables_of(old) as writer:
+                writer.execute("INSERT INTO meta VALUES (?, '')", (f"disturbed {left[0]}",))
+        return copied
+
+    monkeypatch.setattr(looking, "_copy", disturbed)
+    with contextlib.closing(Look(old / "catalogue.sqlite")) as look:
+        copied = look.copy()
+        keys = {key for (key,) in copied.execute("SELECT key FROM meta")}
+        copied.close()
+    assert keys == {"version", "disturbed 0"}
+
+
+def test_who_never_gets_a_copy_of_one_moment_says_so(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = iter(range(1_000_000))
+    monkeypatch.setattr(Look, "_state", lambda self: next(number))
+    with pytest.raises(StorageError, match="changed whenever it was read") as caught:
+        Store.open(old)
+    assert caught.value.is_transient
+
+
+def test_a_store_that_was_removed_meanwhile_is_named(old: Path) -> None:
+    with Store.open(old) as looker:
+        looker.describe(STREAM)
+        shutil.rmtree(old)
+        with pytest.raises(StorageError, match=r"catalogue\.sqlite: No such file"):
+            looker.describe(STREAM)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_looker_taken_through_a_fork_sees_what_comes(old: Path) -> None:  # CT4
+    with Store.open(old) as store:
+        seen = store.version()
+        count = len(drained(store))
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                assert store.version() != seen
+                assert len(drained(store)) == count
+                with store.writer(STREAM) as writer:
+                    writer.append(keyed(("child", 1)))
+                status = 0 if len(drained(store)) == count + 1 else 2
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert len(drained(store)) == count + 1
+
+
+# -- who may not write ------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_rights(root: Path) -> Iterator[None]:
+    """Nobody may write below ``root``, we neither: the superuser becomes somebody else for the time."""
+    paths = [root, *root.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    is_superuser = os.geteuid() == 0
+    if is_superuser:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_superuser:
+            os.seteuid(0)
+        for path in paths:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A directory that every user of this machine may enter and read."""
+    made = Path(tempfile.mkdtemp(prefix="headgate-public-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.mark.parametrize("kind", [*OLDER, "of this version"])
+def test_a_store_in_a_directory_that_cannot_be_written_to_can_be_looked_at(public: Path, kind: str) -> None:  # CT8
+    root = Path(shutil.copytree(GOLDEN / ("store_2" if kind == "of this version" else kind), public / "store"))
+    if kind == "of this version":
+        with Store.open(root) as raised:
+            raised.fence("somebody", 1)
+    before = content(root)
+    with without_rights(root), Store.open(root) as store:
+        assert len(drained(store)) == EVENTS_COUNT
+        assert store.fsck() == []
+        assert [info.name for info in store.list_streams()] == ["app/done", STREAM]
+        check_as_sink(store)
+        with pytest.raises(UsageError, match=r"stream store at .* cannot be written to: (Permission denied|Read-only)"):
+            store.create_stream("other", pa.schema([("a", pa.int64())]))
+        assert len(drained(store)) == EVENTS_COUNT
+    assert content(root) == before
+
+
+OWNER_PROCESS = """
+import sqlite3, sys
+catalogue = sqlite3.connect(sys.argv[1], isolation_level=None)
+for line in sys.stdin:
+    print(catalogue.execute(line).fetchall(), flush=True)
+"""
+
+
+def test_a_store_that_its_owner_has_open_is_looked_at_by_who_may_only_read(public: Path) -> None:  # CT8
+    root = public / "store"
+    with Store.open(root) as owner:
+        owner.create_stream(STREAM, KEYED, segments=1)
+    command = [sys.executable, "-c", OWNER_PROCESS, str(root / "catalogue.sqlite")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def tell(statement: str) -> str:
+            print(statement, file=process.stdin, flush=True)
+            return process.stdout.readline()
+
+        assert tell("SELECT name FROM streams") == f"[('{STREAM}',)]\n"
+        with without_rights(root):
+            with Store.open(root) as looker:
+                assert not looker.describe(STREAM).is_sealed
+                for is_sealed in (0, 1):
+                    tell(f"UPDATE streams SET is_sealed = {is_sealed}")
+                    assert looker.describe(STREAM).is_sealed == bool(is_sealed)
+                process.stdin.close()
+                process.wait(120)
+                assert looker.describe(STREAM).is_sealed
+            with Store.open(root) as later:  # what the owner left beside it is there still
+                assert later.describe(STREAM).is_sealed
+
+
+def test_a_catalogue_that_may_not_be_read_is_refused_with_one_sentence(public: Path) -> None:
+    root = Path(shutil.copytree(GOLDEN / "store_2", public / "store"))
+    with without_rights(root):
+        if os.getuid() == 0:
+            os.seteuid(0)
+        (root / "catalogue.sqlite").chmod(0o000)
+        if os.getuid() == 0:
+            os.seteuid(NOBODY)
+        with pytest.raises(UsageError, match=r"stream store at .* cannot be opened: Permission denied"):
+            Store.open(root)
+
+
+# -- locks of the process ----------------------------------------------------------------------------------------------
+
+
+def locks_on(path: Path) -> list[str]:
+    inode = f":{path.stat().st_ino} "
+    return [line.split(":", 1)[1] for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs to see the locks of files")
+@pytest.mark.parametrize("kind", [*OLDER, "of this version"])
+def test_opening_a_store_again_leaves_the_locks_of_the_process_alone(tmp_path: Path, kind: str) -> None:  # CT9
+    """Closing any descriptor of a file frees all locks that the process has on it, those of SQLite too."""
+    root = Path(shutil.copytree(GOLDEN / ("store_2" if kind == "of this version" else kind), tmp_path / "store"))
+    with Store.open(root) as store:
+        if kind == "of this version":
+            store.fence("somebody", 1)
+        with contextlib.closing(sqlite3.connect(root / "catalogue.sqlite")) as connection:
+            connection.execute("SELECT count(*) FROM meta").fetchone()
+            held = locks_on(root / "catalogue.sqlite")
+            assert held
+            with Store.open(root) as again:
+                drained(again)
+                drained(store)
+            assert set(held) <= set(locks_on(root / "catalogue.sqlite"))
+            database_of(store).close()
+            store.fence("another", 1)
+            assert set(held) <= set(locks_on(root / "catalogue.sqlite"))
+
+
+def test_what_is_acknowledged_is_seen_by_others_although_the_store_was_opened_twice(tmp_path: Path) -> None:  # CT9
+    """Without the locks of this process another one that leaves takes the log away, and what follows in it."""
+    counts = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); (n,), = c.execute(sys.argv[2]); c.close(); "
+    root, statement = tmp_path / "store", "SELECT count(*) FROM parts"
+    with Store.open(root) as store:
+        store.create_stream(STREAM, KEYED, segments=1)
+        Store.open(root).close()
+        in_a_process_that(counts + "assert n == 0", root, statement)
+        with store.writer(STREAM) as writer:
+            writer.append(keyed(("a", 1)))
+        in_a_process_that(counts + "assert n == 1", root, statement)
