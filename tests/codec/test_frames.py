@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from headgate.codec import frames
 from headgate.codec.frames import (
+    CONTROL_PAYLOAD_BYTES_MAX,
     HEADER_BYTES,
-    MESSAGE_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     Barrier,
     BatchEncoder,
@@ -181,7 +181,7 @@ def test_an_impossible_value_is_refused(kind: FrameKind, value: int) -> None:
 # CH2
 @pytest.mark.parametrize(
     ("kind", "payload"),
-    [(FrameKind.END, b"x"), (FrameKind.BARRIER, b""), (FrameKind.PROBE, bytes(MESSAGE_BYTES_MAX + 1))],
+    [(FrameKind.END, b"x"), (FrameKind.BARRIER, b""), (FrameKind.PROBE, bytes(CONTROL_PAYLOAD_BYTES_MAX + 1))],
 )
 def test_a_payload_that_its_kind_cannot_have_is_refused(kind: FrameKind, payload: bytes) -> None:
     with pytest.raises(ProtocolViolation, match=f"announced {len(payload)} payload bytes for kind {int(kind)}"):

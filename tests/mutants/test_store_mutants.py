@@ -32,7 +32,7 @@ from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import transactions as store_transactions
-from headgate.store.catalogue import database, open_lock, opening, outcomes, sql, versions
+from headgate.store.catalogue import database, making_lock, opening, outcomes, sql, versions
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue import transactions as recording
@@ -103,8 +103,8 @@ def a_child_keeps_the_buffer_of_its_parent() -> Iterator[None]:
 
 
 @contextmanager
-def versions_of_two_connections_are_compared() -> Iterator[None]:
-    with patched(database, "_VERSIONS_OF_A_TAIL", 0):
+def changes_of_two_connections_are_compared() -> Iterator[None]:
+    with patched(database, "_CHANGES_OF_A_TAIL", 0):
         yield
 
 
@@ -128,7 +128,7 @@ def versions_of_two_connections_are_compared() -> Iterator[None]:
             acknowledging.test_after_a_fork_the_parent_keeps_what_it_buffered,
         ),
         (
-            versions_of_two_connections_are_compared,
+            changes_of_two_connections_are_compared,
             acknowledging.test_a_reader_taken_through_a_fork_sees_what_came_meanwhile,
         ),
     ],
@@ -455,7 +455,7 @@ def test_a_commit_that_is_not_synced_is_caught(tmp_path: Path, test: Test) -> No
 
 @contextmanager
 def opening_always_takes_the_lock() -> Iterator[None]:
-    with patched(sql, "open_database", opening.open_to_write), patched(open_lock, "LOCK_TIMEOUT_S", 0.05):
+    with patched(sql, "open_database", opening.open_to_write), patched(making_lock, "LOCK_TIMEOUT_S", 0.05):
         yield
 
 

@@ -75,7 +75,7 @@ WRITES: dict[str, Call] = {
     "own": lambda c, s: c.own("r/sink", LIFE),
     "forget_owner": lambda c, s: c.forget_owner("q/sink"),
 }
-NO_TRANSACTION = {"path", "close", "version", "audit"}
+NO_TRANSACTION = {"path", "close", "changes", "audit"}
 """``audit`` is a transaction as well, which its caller ends."""
 
 
@@ -172,13 +172,13 @@ def test_an_append_whose_answer_was_lost_is_found(catalogue: Catalogue) -> None:
 
 
 def test_the_version_tells_that_another_one_changed_something(catalogue: Catalogue, tmp_path: Path) -> None:  # CT7
-    before = catalogue.version()
-    assert catalogue.version() == before
+    before = catalogue.changes()
+    assert catalogue.changes() == before
     catalogue.find_stream("s")
-    assert catalogue.version() == before
+    assert catalogue.changes() == before
     other = catalogue if catalogue.path == "memory" else sql.SqlCatalogue.open(tmp_path / "catalogue.sqlite")
     other.fence("another", 1)
-    assert catalogue.version() != before
+    assert catalogue.changes() != before
     other.close()
 
 

@@ -335,7 +335,7 @@ def test_locks_that_a_thread_of_the_parent_holds_do_not_stop_the_child(store: St
     database = database_of(store)
     assert isinstance(database, FileDatabase)
     with writer._buffer_lock, writer._flush_lock, database._write_lock, database._tail_lock:
-        in_a_child(lambda: [store.version(), writer.append(keyed(("a", 1))).result(60)])
+        in_a_child(lambda: [store.changes(), writer.append(keyed(("a", 1))).result(60)])
     assert drained(store) == [("a", 0), ("a", 1)]
 
 

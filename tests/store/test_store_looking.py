@@ -62,7 +62,7 @@ LOOKS: dict[str, Callable[[Store], object]] = {
     "transactions": lambda store: store.list_transactions(owner=OWNER),
     "owner": lambda store: store.owner(OWNER),
     "read": drained,
-    "version": Store.version,
+    "changes": Store.changes,
     "fsck": Store.fsck,
     "sink": check_as_sink,
     "source": describe_as_source,
@@ -113,12 +113,30 @@ def test_threads_that_write_first_at_the_same_time_raise_the_store_once(old: Pat
         assert store.owner("owner 3").generation == 1
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_processes_that_write_first_at_the_same_time_raise_the_store_once(old: Path) -> None:  # CT3
+    children = []
+    for number in range(4):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException), Store.open(old) as store:
+                store.fence(f"owner {number}", 1)
+                status = 0
+            os._exit(status)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0, 0]
+    with Store.open(old) as store:
+        assert [store.owner(f"owner {number}").generation for number in range(4)] == [1, 1, 1, 1]
+        assert store.fsck() == []
+
+
 @pytest.mark.parametrize("stays", [True, False], ids=["is open", "comes and goes"])
 def test_what_an_older_release_writes_meanwhile_is_seen(old: Path, stays: bool) -> None:  # CT8
     with contextlib.ExitStack() as open_files, Store.open(old) as looker:
         assert not looker.describe(STREAM).is_sealed
         for is_sealed in (1, 0, 1):
-            seen = looker.version()
+            seen = looker.changes()
             statement = f"UPDATE streams SET is_sealed = {is_sealed} WHERE name = '{STREAM}'"
             if stays:
                 older = open_files.enter_context(contextlib.closing(sqlite3.connect(old / "catalogue.sqlite")))
@@ -126,9 +144,9 @@ def test_what_an_older_release_writes_meanwhile_is_seen(old: Path, stays: bool) 
                     older.execute(statement)
             else:
                 in_a_process_that(COMMITS + "c.close()", old, statement)
-            assert looker.version() != seen
+            assert looker.changes() != seen
             assert looker.describe(STREAM).is_sealed == bool(is_sealed)
-            assert looker.version() == looker.version()
+            assert looker.changes() == looker.changes()
     assert version_of(old) in ("1", "2")
 
 
@@ -196,13 +214,13 @@ def test_a_store_that_was_removed_meanwhile_is_named(old: Path) -> None:
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_looker_taken_through_a_fork_sees_what_comes(old: Path) -> None:  # CT4
     with Store.open(old) as store:
-        seen = store.version()
+        seen = store.changes()
         count = len(drained(store))
         child = os.fork()
         if child == 0:
             status = 1
             with contextlib.suppress(BaseException):
-                assert store.version() != seen
+                assert store.changes() != seen
                 assert len(drained(store)) == count
                 with store.writer(STREAM) as writer:
                     writer.append(keyed(("child", 1)))

@@ -27,8 +27,8 @@ MAGIC = b"HG"
 FRAME_VERSION = 2
 PAYLOAD_BYTES_MAX = 256 << 20
 """Largest payload of one frame: bounds what a single length field can make a receiver allocate (CH2)."""
-MESSAGE_BYTES_MAX = 64 << 10
-"""Largest payload of a control frame."""
+CONTROL_PAYLOAD_BYTES_MAX = 64 << 10
+"""Largest payload of a control frame: a barrier or a probe."""
 
 _FIELDS = struct.Struct("<2sBBIQQqQQ")
 _CHECK = struct.Struct("<Q")
@@ -165,14 +165,15 @@ def decode_header(
         raise CorruptionError(source, 0, f"header check {check:016x}", f"{found_check:016x}")
     if kind not in _KINDS:
         raise ProtocolViolation("frame", f"{source} sent a frame of unknown kind {kind}")
-    limit = payload_bytes_max if kind == FrameKind.BATCH else MESSAGE_BYTES_MAX if kind in _MESSAGES else 0
+    of_control = CONTROL_PAYLOAD_BYTES_MAX if kind in _ELEMENTS else 0
+    limit = payload_bytes_max if kind == FrameKind.BATCH else of_control
     if size > limit or (size == 0 and limit > 0):
         raise ProtocolViolation("frame", f"{source} announced {size} payload bytes for kind {kind}; at most {limit}")
     return FrameHeader(_KINDS[kind], edge, generation, sequence, value, size, checksum)
 
 
 _KINDS = {int(kind): kind for kind in FrameKind}
-_MESSAGES: dict[FrameKind, type[Barrier] | type[Probe]] = {FrameKind.BARRIER: Barrier, FrameKind.PROBE: Probe}
+_ELEMENTS: dict[FrameKind, type[Barrier] | type[Probe]] = {FrameKind.BARRIER: Barrier, FrameKind.PROBE: Probe}
 
 
 def check_payload(header: FrameHeader, payload: Buffer, source: str = "frame") -> None:
@@ -216,7 +217,7 @@ def control_element(header: FrameHeader, payload: Buffer | None = None, source: 
     value = header.value
     match header.kind:
         case FrameKind.BARRIER | FrameKind.PROBE if value == 0 and payload is not None:
-            return _message(header, payload, source)
+            return _element(header, payload, source)
         case FrameKind.CANCEL if value >= 1:
             return Cancel(CheckpointId(value))
         case FrameKind.WATERMARK:
@@ -228,10 +229,10 @@ def control_element(header: FrameHeader, payload: Buffer | None = None, source: 
     raise ProtocolViolation("frame", f"{source} sent {header.kind.name} with the impossible value {value}")
 
 
-def _message(header: FrameHeader, payload: Buffer, source: str) -> Barrier | Probe:
+def _element(header: FrameHeader, payload: Buffer, source: str) -> Barrier | Probe:
     check_payload(header, payload, source)
     try:
-        element = msgspec.msgpack.decode(payload, type=_MESSAGES[header.kind])
+        element = msgspec.msgpack.decode(payload, type=_ELEMENTS[header.kind])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolViolation("frame", f"{source} sent an unreadable {header.kind.name}: {error}") from error
     number, round_ = (element.checkpoint, -1) if isinstance(element, Barrier) else (element.number, element.round_)

@@ -69,7 +69,7 @@ class Register(Struct, frozen=True, tag="register"):
     worker: Id
     parallelism: Id
     submission: Id
-    attempt: Id
+    task_attempt: Id
     address: Address
     pid: Id
     plan_fingerprint: Name

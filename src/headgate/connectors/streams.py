@@ -111,7 +111,7 @@ class StreamSourceReader(BreakingReader):
         self._finished: set[str] = set()
         self._store = store
         self._turn = 0
-        self._idle_version = -1
+        self._idle_changes = -1
         self._empty_polls = 0
         for segment in range(info.segments_count):
             if owner_of_split(segment, context.parallelism) != context.subtask_index:
@@ -132,8 +132,8 @@ class StreamSourceReader(BreakingReader):
 
     def _poll(self) -> SourceBatch | None:
         """Return the next events of one segment."""
-        version = self._store.version()
-        if version == self._idle_version:
+        changes = self._store.changes()
+        if changes == self._idle_changes:
             self._empty_polls += 1
             return None
         names = self.splits()
@@ -144,7 +144,7 @@ class StreamSourceReader(BreakingReader):
                 self._turn += step + 1
                 self._empty_polls = 0
                 return found
-        self._idle_version = version  # taken before looking: what came meanwhile is looked for again
+        self._idle_changes = changes  # taken before looking: what came meanwhile is looked for again
         self._empty_polls += 1
         return None
 

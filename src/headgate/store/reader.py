@@ -39,7 +39,7 @@ class SegmentReader:
         self._fetched = position
         self._batch: pa.RecordBatch | None = None
         self._batch_at = 0
-        self._tail_version = -1
+        self._tail_changes = -1
         self._is_sealed = False
         self.part_chunk = ""
         """File the last event came from, for messages."""
@@ -67,7 +67,7 @@ class SegmentReader:
 
     def _rewind(self) -> None:
         self._parts.clear()
-        self._batch, self._batch_at, self._fetched, self._tail_version = None, 0, self.position, -1
+        self._batch, self._batch_at, self._fetched, self._tail_changes = None, 0, self.position, -1
 
     def _collect(self, limit: int) -> pa.RecordBatch | None:
         """Return the next events, at most ``limit``; ``position`` is moved by the caller."""
@@ -110,8 +110,8 @@ class SegmentReader:
 
     def _fetch(self) -> bool:
         """Ask the catalogue for further parts; False at the tail."""
-        version = self._catalogue.version()
-        if version == self._tail_version:
+        changes = self._catalogue.changes()
+        if changes == self._tail_changes:
             return False
         found = self._catalogue.parts(self.stream, self.segment, self._fetched, PARTS_AT_A_TIME)
         if found.parts:
@@ -120,7 +120,7 @@ class SegmentReader:
             self._fetched = self._parts[-1].end
             return True
         self._is_sealed = found.is_at_end
-        self._tail_version = version
+        self._tail_changes = changes
         return False
 
     def _check_contiguous(self) -> None:

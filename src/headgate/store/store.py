@@ -221,12 +221,12 @@ class Store:
             )
         return SegmentReader(self._catalogue, self._storage, info, segment, position)
 
-    def version(self) -> int:
+    def changes(self) -> int:
         """Return a number that changes when another connection changed anything in the store (some µs).
 
         Compare it with one taken before looking at the streams.
         """
-        return self._catalogue.version()
+        return self._catalogue.changes()
 
     def begin(self, stream: str, *, owner: str, epoch: int, name: str = "") -> Transaction:
         """Begin a transaction; ``name`` may follow with ``Transaction.seal``. It leaves no trace until prepared.

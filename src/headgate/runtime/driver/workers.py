@@ -127,7 +127,7 @@ class Workers:
             connection.send(messages.Refused("it runs another version of the pipeline"))
             return
         worker = WorkerIndex(message.worker)
-        for attempt, member in self._attempts.register(message.submission, worker, message.attempt):
+        for attempt, member in self._attempts.register(message.submission, worker, message.task_attempt):
             if member == worker:
                 self._records[connection] = WorkerRecord(attempt, worker, connection, message.address, message.pid)
             else:  # carried over from an attempt that turned out to hold a stale worker

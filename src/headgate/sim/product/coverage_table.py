@@ -28,7 +28,7 @@ THIN = (
     "runtime/driver/pipeline_lock.py",  # a lock of the file system
     "runtime/driver/stopping.py",  # signals between processes
     "store/catalogue/database.py",  # connections to SQLite's file
-    "store/catalogue/open_lock.py",  # a lock of the file system
+    "store/catalogue/making_lock.py",  # a lock of the file system
     "store/catalogue/looking.py",  # SQLite's file and its locks
     "store/catalogue/opening.py",  # SQLite's file and its locks
     "store/catalogue/untouched.py",  # files of older versions

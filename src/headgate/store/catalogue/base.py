@@ -118,7 +118,7 @@ class Catalogue(Protocol):
     def close(self) -> None:
         """Let go of what is open."""
 
-    def version(self) -> int:
+    def changes(self) -> int:
         """Return a number that changes when another connection changed anything (about 5 µs).
 
         Compare it with one taken *before* the verb whose result is to be kept.

@@ -27,7 +27,7 @@ BUSY_TIMEOUT_S = 60.0
 SYNCHRONOUS = "FULL"
 """The WAL is synced before a commit returns: it survives a power cut (CT1). With NORMAL it is synced now and then."""
 
-_VERSIONS_OF_A_TAIL = 1 << 32
+_CHANGES_OF_A_TAIL = 1 << 32
 """More than one connection counts: numbers of two connections are never equal, so a new one always means to look."""
 
 _TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL")
@@ -51,8 +51,8 @@ class Database(Protocol):
             StorageError: nothing was changed (or, after an I/O error, perhaps everything: look it up).
         """
 
-    def version(self) -> int:
-        """See ``base.Catalogue.version``."""
+    def changes(self) -> int:
+        """See ``base.Catalogue.changes``."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -91,16 +91,14 @@ class FileDatabase:
             with connection.begin():
                 yield connection
 
-    def version(self) -> int:
+    def changes(self) -> int:
         """See ``Database``."""
         self._notice_fork()
         with errors_of(self.path, "read"), self._tail_lock:
             if self._tail is None:
                 self._tail = self._connect_tail()
                 self._tails_count += 1
-            return self._tails_count * _VERSIONS_OF_A_TAIL + int(
-                self._tail.execute("PRAGMA data_version").fetchone()[0]
-            )
+            return self._tails_count * _CHANGES_OF_A_TAIL + int(self._tail.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
         """See ``Database``."""

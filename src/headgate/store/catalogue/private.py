@@ -50,7 +50,7 @@ class PrivateDatabase:
                 yield connection
             self._writes_count += 1
 
-    def version(self) -> int:
+    def changes(self) -> int:
         """See ``Database``."""
         return self._writes_count
 

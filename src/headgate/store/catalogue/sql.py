@@ -48,9 +48,9 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         self._database.close()
 
-    def version(self) -> int:
+    def changes(self) -> int:
         """See ``Catalogue``."""
-        return self._database.version()
+        return self._database.changes()
 
     # -- streams -----------------------------------------------------------------------------------------------------
 

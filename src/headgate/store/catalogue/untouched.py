@@ -56,11 +56,11 @@ class UntouchedDatabase:
         with self._raised().write() as connection:
             yield connection
 
-    def version(self) -> int:
+    def changes(self) -> int:
         """See ``Database``. Those of a ``FileDatabase`` are higher."""
         self._notice_fork()
         with self._lock, errors_of(self.path, "read"):
-            return self._look.changes() if self._file is None else self._file.version()
+            return self._look.changes() if self._file is None else self._file.changes()
 
     def close(self) -> None:
         """See ``Database``."""
