@@ -45,7 +45,7 @@ def a_copy_is_believed_whoever_came_and_went() -> Iterator[None]:
 
 @contextmanager
 def the_log_of_a_killed_writer_is_not_looked_at() -> Iterator[None]:
-    with patched(looking, "_BESIDE", ()):
+    with patched(looking, "_BESIDE", {}):
         yield
 
 

@@ -313,6 +313,27 @@ def test_a_store_that_its_owner_has_open_is_looked_at_by_who_may_only_read(publi
                 assert later.describe(STREAM).is_sealed
 
 
+@pytest.mark.parametrize("kept", ["log and index", "log", "empty log"])
+def test_what_a_killed_writer_left_is_seen_by_who_may_only_read_or_refused_with_one_sentence(
+    public: Path, kept: str
+) -> None:  # CT8
+    """Without the index of the log SQLite must write a new one."""
+    root = Path(shutil.copytree(GOLDEN / "store_2", public / "store"))
+    in_a_process_that(COMMITS + "os._exit(0)", root, "UPDATE streams SET is_sealed = 1")
+    if kept != "log and index":
+        (root / "catalogue.sqlite-shm").unlink()
+    if kept == "empty log":
+        (root / "catalogue.sqlite-wal").write_bytes(b"")
+    with without_rights(root):
+        if kept == "log":
+            with pytest.raises(StorageError, match=r"left beside it cannot be read without the right") as caught:
+                Store.open(root)
+            assert not caught.value.is_transient
+        else:
+            with Store.open(root) as store:
+                assert store.describe(STREAM).is_sealed == (kept == "log and index")
+
+
 def test_a_catalogue_that_may_not_be_read_is_refused_with_one_sentence(public: Path) -> None:
     root = Path(shutil.copytree(GOLDEN / "store_2", public / "store"))
     with without_rights(root):

@@ -24,8 +24,8 @@ from headgate.store.catalogue.database import BUSY_TIMEOUT_S
 TRIES_MAX = 10
 """Who has come and gone while we read is rare; whoever stays is noticed."""
 
-_BESIDE = ("-wal", "-shm", "-journal")
-"""Files that SQLite keeps beside one that is open, or that a killed process left."""
+_BESIDE = {"-shm": 0, "-wal": 1, "-journal": 1}
+"""Files that SQLite keeps beside one that is open, or that a killed process left, and the size that counts."""
 
 _T = TypeVar("_T")
 
@@ -91,8 +91,8 @@ class Look:
         raise StorageError("read", str(self._path), "it changed whenever it was read", is_transient=True)
 
     def _state(self) -> object:
-        if self._watching is None and any(os.path.exists(f"{self._path}{beside}") for beside in _BESIDE):
-            self._watching = self._connect("mode=ro")
+        if self._watching is None and any(self._is_beside(suffix, size) for suffix, size in _BESIDE.items()):
+            self._watching = self._watch()
         if self._watching is None:
             try:
                 file = os.stat(self._path)
@@ -101,6 +101,23 @@ class Look:
             return file.st_ino, file.st_size, file.st_mtime_ns
         _version(self._watching)  # it notices changes when it reads
         return self._watching.execute("PRAGMA data_version").fetchone()[0]
+
+    def _is_beside(self, suffix: str, bytes_min: int) -> bool:
+        with contextlib.suppress(OSError):
+            return os.stat(f"{self._path}{suffix}").st_size >= bytes_min
+        return False
+
+    def _watch(self) -> sqlite3.Connection:
+        watching = self._connect("mode=ro")
+        try:
+            _version(watching)
+        except sqlite3.OperationalError as error:
+            watching.close()
+            if may_write(self._path) or not self._is_beside("-wal", _BESIDE["-wal"]):  # who had it open has gone
+                raise
+            left = f"what a killed process left beside it cannot be read without the right to write there ({error})"
+            raise StorageError("read", str(self._path), left, is_transient=False) from error
+        return watching
 
     def _connect(self, how: str) -> sqlite3.Connection:
         return sqlite3.connect(
