@@ -10,10 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from crash.processes import STARTED_S, Child
 from crash.results import assert_clean, assert_standard
+from headgate.spark.session import QUICK_COMPILER
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
 
@@ -36,6 +38,11 @@ def checkpoints(child: Child, count: int) -> None:
         start = 1 + child.wait_event(lambda e: e["event"] == "checkpoint", start, STARTED_S, "a checkpoint")
 
 
+def command_of_jvm(child: Child) -> list[str]:
+    (found,) = [p.cmdline() for p in psutil.Process(child.pid).children(recursive=True) if p.name() == "java"]
+    return found
+
+
 def test_ctrl_c_and_sigterm_keep_the_last_checkpoint_and_the_next_run_continues(
     spec: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -49,6 +56,7 @@ def test_ctrl_c_and_sigterm_keep_the_last_checkpoint_and_the_next_run_continues(
             children.append(child)
             if number is not None:
                 checkpoints(child, 2)
+                assert QUICK_COMPILER in command_of_jvm(child)
             if number is signal.SIGINT:
                 os.killpg(child.pid, number)  # a terminal tells the whole foreground group, the JVM too
             elif number is not None:

@@ -13,7 +13,8 @@ from headgate.cli.load import load_pipeline
 from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, Quiet, ShownObserver
 from headgate.cli.text import count_text, duration_text
 from headgate.errors import UsageError
-from headgate.model.progress import RunResult
+from headgate.model.progress import PipelineHandle, RunResult
+from headgate.spark.session import quick_jvm
 
 
 def run(
@@ -47,9 +48,14 @@ def run(
         typer.echo(pipeline.describe())
         return
     with _observer(pipeline, quiet, as_json) as observer:
-        result = run_to_end(lambda: pipeline.start(master, observer=observer))
+        result = run_to_end(lambda: _started(pipeline, master, observer))
     if not quiet and not as_json:
         typer.echo(f"{pipeline.name}: {result_text(result)}", err=True)
+
+
+def _started(pipeline: Pipeline, master: str | None, observer: ShownObserver) -> PipelineHandle:
+    with quick_jvm():  # this process does nothing else with Spark
+        return pipeline.start(master, observer=observer)
 
 
 def result_text(result: RunResult) -> str:

@@ -1,0 +1,65 @@
+"""``headgate run``: how its process starts Spark."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import headgate as hg
+from headgate.cli.main import app
+from headgate.errors import UsageError
+from headgate.model.progress import PipelineState, Progress, RunResult
+from headgate.spark.session import JVM_OPTIONS, QUICK_COMPILER
+
+PROGRAM = "import headgate as hg\np = hg.Pipeline('quick')\np.source(hg.FromRows([{'a': 1}])).sink(hg.Discard())\n"
+
+
+class Ended:
+    """A handle of a run that is over."""
+
+    progress = Progress(PipelineState.FINISHED)
+
+    def wait(self, timeout_s: float | None = None) -> RunResult:
+        return RunResult(is_finished=True)
+
+
+def options_of_jvm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_refused: bool = False) -> str | None:
+    """Run the program with a pipeline that starts nothing; return what a JVM would have been given."""
+    seen: list[str | None] = []
+
+    def start(self: hg.Pipeline, *given: Any, **options: Any) -> Ended:
+        seen.append(os.environ.get(JVM_OPTIONS))
+        if is_refused:
+            raise UsageError("another driver runs this pipeline")
+        return Ended()
+
+    monkeypatch.setattr(hg.Pipeline, "start", start)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    result = CliRunner().invoke(app, ["run", str(tmp_path / "program.py"), "--quiet"])
+    assert (result.exception is None) is not is_refused, result.output
+    (found,) = seen
+    return found
+
+
+def test_the_jvm_of_the_command_starts_quickly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(JVM_OPTIONS, raising=False)
+    assert options_of_jvm(monkeypatch, tmp_path) == QUICK_COMPILER
+    assert JVM_OPTIONS not in os.environ, "other programs that this process starts are not meant"
+
+
+def test_options_of_the_user_come_later_and_so_win(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(JVM_OPTIONS, "-XX:TieredStopAtLevel=4 -Dlog4j=mine")
+    assert options_of_jvm(monkeypatch, tmp_path) == f"{QUICK_COMPILER} -XX:TieredStopAtLevel=4 -Dlog4j=mine"
+    assert os.environ[JVM_OPTIONS] == "-XX:TieredStopAtLevel=4 -Dlog4j=mine"
+
+
+def test_a_start_that_is_refused_leaves_the_options_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(JVM_OPTIONS, "-Dmine")
+    options_of_jvm(monkeypatch, tmp_path, is_refused=True)
+    assert os.environ[JVM_OPTIONS] == "-Dmine"
