@@ -176,7 +176,7 @@ def test_describe_shows_chains_and_what_flows_between_them() -> None:
         (lambda: hg.Checkpointing(interval="often"), "checkpointing interval must look like"),
         (lambda: hg.Checkpointing(retained=0), "retained must be an integer of at least 1"),
         (lambda: hg.Checkpointing(timeout=0), "timeout must be longer than zero"),
-        (lambda: hg.Checkpointing(mode="twice"), "mode must be 'exactly-once'"),
+        (lambda: hg.Checkpointing(mode="twice"), "mode must be one of 'exactly_once'"),
         (lambda: hg.ExponentialDelay(multiplier=0.5).to_config(), "multiplier must be at least 1"),
         (lambda: hg.ExponentialDelay(jitter=2).to_config(), "jitter must be between 0 and 1"),
         (lambda: hg.FixedDelay(attempts=-1).to_config(), "attempts must be an integer of at least 0"),

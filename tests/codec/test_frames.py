@@ -77,7 +77,7 @@ def test_a_control_element_survives_the_wire(element: Element) -> None:
 
 def test_a_control_frame_carries_a_message_not_packed_bits() -> None:
     _, value, parts = control_frame(Barrier(CheckpointId(7), SAVEPOINT))
-    options = {"kind": "savepoint", "alignment": "aligned", "target": "s3://bucket/before the change"}
+    options = {"kind": "savepoint", "alignment": "aligned", "target": "s3://bucket/before the change", "is_last": False}
     assert (value, msgspec.msgpack.decode(joined(parts))) == (0, {"checkpoint": 7, "options": options})
 
 

@@ -14,6 +14,7 @@ from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint,
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Claim, Committable, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.options import Guarantee
 
 CLAIM = Claim(Generation(3), "process 1 on host ä", 1_700_000_000_000)
 ENTRY = SubtaskEntry(
@@ -95,3 +96,15 @@ def test_other_fields_under_a_right_checksum_are_refused(kind: str, body: bytes)
     data = b" ".join([*head[:3], xxhash.xxh3_64_hexdigest(body).encode()]) + b"\n" + body
     with pytest.raises(CorruptionError, match=r"log/1 is damaged at byte \d+: expected the fields of this version"):
         decode_log_entry(data, "log/1")
+
+
+# GM4
+def test_a_manifest_without_a_mode_was_exactly_once() -> None:
+    lax = dataclasses.replace(MANIFEST, mode=Guarantee.AT_LEAST_ONCE)
+    written = encode_log_entry(lax)
+    assert decode_log_entry(written, "log/1") == lax
+    fields = json.loads(written.partition(b"\n")[2])
+    assert fields.pop("mode") == "at_least_once"
+    old = json.dumps(fields).encode()
+    head = b"headgate-log 2 manifest " + xxhash.xxh3_64_hexdigest(old).encode()
+    assert decode_log_entry(head + b"\n" + old, "log/1") == MANIFEST

@@ -126,6 +126,6 @@ def test_a_mutant_of_damage_is_caught(
 def test_going_back_unasked_is_caught() -> None:
     a_sink_with_transactions_matters()
     assert_caught(
-        lambda: patched(pipeline_module, "_policy_for", lambda graph: DamagedCheckpoint.PREVIOUS),
+        lambda: patched(pipeline_module, "policy_for", lambda graph, mode: DamagedCheckpoint.PREVIOUS),
         a_sink_with_transactions_matters,
     )

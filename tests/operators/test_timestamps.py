@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -243,3 +244,16 @@ def test_wrong_keys_are_refused(keys: tuple[Any, ...], message: str) -> None:
     schema = pa.schema([("a", pa.int64()), ("l", pa.large_list(pa.int64()))])
     with pytest.raises(UsageError, match=f"operator 'k': .*{message}"):
         KeyCheckSpec(keys).output_schema(schema, "k")
+
+
+# GM20
+def test_a_channel_that_was_read_on_behind_its_barrier_holds_nobody_elses_records_to_be_late() -> None:
+    ahead, behind = (Harness(WithTimestampsSpec("ts"), subtask=(i, 2)) for i in range(2))
+    ahead.send(times(900), CHANNELS[0])
+    behind.send(times(450), CHANNELS[0])
+    states = [replace(one.snapshot(), is_exact=False) for one in (ahead, behind)]
+    restored = Harness(WithTimestampsSpec("ts"), states, subtask=(0, 2))
+    restored.operator.on_splits([CHANNELS[0], CHANNELS[1]])
+    restored.send(times(500), CHANNELS[0])
+    restored.advance(10)
+    assert max(restored.out.watermarks()) < 500, "what went to the other subtask before may come here now"

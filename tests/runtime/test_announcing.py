@@ -44,10 +44,13 @@ def run(root: Path) -> list[str]:
 
 def test_a_start_says_where_everything_is_and_whether_the_name_is_known_elsewhere(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    assert run(one)[0] == f"checkpoints in {one}/checkpoints, streams in {one}/store"
+    assert run(one)[0] == f"checkpoints in {one}/checkpoints, streams in {one}/store; records count exactly once"
     assert not any("of the same name" in note for note in run(one))
     elsewhere = f"a pipeline of the same name has its checkpoints in {one}/checkpoints; this run does not continue it"
-    assert run(two)[:2] == [f"checkpoints in {two}/checkpoints, streams in {two}/store", elsewhere]
+    assert run(two)[:2] == [
+        f"checkpoints in {two}/checkpoints, streams in {two}/store; records count exactly once",
+        elsewhere,
+    ]
     (one / "checkpoints" / "counts" / "log").rename(one / "removed")
     assert not any("of the same name" in note for note in run(two)), "it is not there any more"
 
@@ -64,7 +67,10 @@ def test_a_program_hears_that_everything_is_processed(
     for _ in range(2):
         assert made(tmp_path).run().is_finished
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"counts: checkpoints in {tmp_path}/checkpoints, streams in {tmp_path}/store"
+    assert (
+        told[0]
+        == f"counts: checkpoints in {tmp_path}/checkpoints, streams in {tmp_path}/store; records count exactly once"
+    )
     assert "counts: pipeline 'counts' has already processed all its input" in told[-1]
 
 

@@ -12,12 +12,13 @@ from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model import config as model
 from headgate.model.config import CheckpointConfig, Duration, duration_ms
+from headgate.model.options import Guarantee
 
 CHECKPOINT_DIR_DEFAULT = ".headgate/checkpoints"
 """Below the working directory of the driver."""
 
 _URL = re.compile(r"^[a-z][a-z0-9+.-]*://")
-_LATER_MODES = ("at-least-once", "at-most-once")
+_MODES = ", ".join(f"'{mode.value}'" for mode in Guarantee)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Checkpointing:
         max_concurrent: checkpoints under way at a time.
         tolerable_failures: consecutive failed checkpoints that are forgiven before the pipeline restarts.
         retained: completed checkpoints that are kept.
-        mode: ``"exactly-once"``; other modes are not there yet.
+        mode: ``"exactly_once"``, ``"at_least_once"`` or ``"at_most_once"``; docs/guarantees.md says which to pick.
     """
 
     interval: Duration | None = "1s"
@@ -42,7 +43,7 @@ class Checkpointing:
     max_concurrent: int = 1
     tolerable_failures: int = 0
     retained: int = 2
-    mode: str = "exactly-once"
+    mode: str = "exactly_once"
 
     def __post_init__(self) -> None:
         self.to_config()
@@ -51,22 +52,23 @@ class Checkpointing:
         """Return it in milliseconds.
 
         Raises:
-            UsageError: a value is out of range, or a mode is not there yet.
+            UsageError: a value is out of range, or the values do not fit together.
         """
-        if self.mode == "unaligned":  # refused before there can be a loop, so the sentence covers both
-            instead = "use mode='exactly-once' (unaligned checkpoints cannot cross a loop)"
-            not_there_yet("checkpointing mode 'unaligned'", instead)
-        if self.mode in _LATER_MODES:
-            not_there_yet(f"checkpointing mode '{self.mode}'", "use mode='exactly-once'")
-        if self.mode != "exactly-once":
-            raise UsageError(f"checkpointing mode must be 'exactly-once', not {self.mode!r}")
+        mode = _mode(self.mode)
+        interval_ms = 0 if self.interval is None else duration_ms(self.interval, "checkpointing interval")
+        if mode is Guarantee.AT_MOST_ONCE and not interval_ms:
+            raise UsageError(
+                "mode='at_most_once' processes what was read when a checkpoint has recorded that, so it needs an "
+                "interval; give Checkpointing(interval='1s', mode='at_most_once')"
+            )
         return CheckpointConfig(
-            interval_ms=0 if self.interval is None else duration_ms(self.interval, "checkpointing interval"),
+            interval_ms=interval_ms,
             timeout_ms=_positive(duration_ms(self.timeout, "checkpointing timeout"), "checkpointing timeout"),
             min_pause_ms=duration_ms(self.min_pause, "checkpointing min_pause"),
             max_concurrent=_count(self.max_concurrent, 1, "checkpointing max_concurrent"),
             tolerable_failures=_count(self.tolerable_failures, 0, "checkpointing tolerable_failures"),
             retained=_count(self.retained, 1, "checkpointing retained"),
+            mode=mode,
         )
 
     def root(self) -> str:
@@ -173,6 +175,19 @@ class DeadLetter:
 
 
 BadRecords: TypeAlias = Fail | DeadLetter
+
+
+def _mode(text: str) -> Guarantee:
+    """Return the mode of that name; words may be joined by hyphens, too."""
+    if text == "unaligned":  # refused before there can be a loop, so the sentence covers both
+        instead = "use mode='exactly_once' (unaligned checkpoints cannot cross a loop)"
+        not_there_yet("checkpointing mode 'unaligned'", instead)
+    if str(text).replace("-", "_") == Guarantee.AT_MOST_ONCE.value:
+        not_there_yet("checkpointing mode 'at_most_once'", "use mode='exactly_once'")
+    try:
+        return Guarantee(text.replace("-", "_") if isinstance(text, str) else text)
+    except ValueError:
+        raise UsageError(f"checkpointing mode must be one of {_MODES}, not {text!r}") from None
 
 
 def absolute_location(location: str | os.PathLike[str]) -> str:

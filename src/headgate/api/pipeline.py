@@ -25,6 +25,7 @@ from headgate.api.config import (
     absolute_location,
 )
 from headgate.api.describe import describe_plan
+from headgate.api.guarantees import check_guarantee, policy_for
 from headgate.api.homes import remember
 from headgate.api.not_yet import not_there_yet
 from headgate.api.placed import CapturableSource, PlacedSource
@@ -155,14 +156,17 @@ class Pipeline:
         subtasks = self._parallelism or parallelism or PARALLELISM_DEFAULT
         sink = self._bad_records.sink if isinstance(self._bad_records, DeadLetter) else None
         graph, outputs = self._builder.finished(sink)
+        checkpoints = self._checkpointing.to_config()
+        mode = checkpoints.mode
+        check_guarantee(graph, mode, self._on_damaged)
         config = PipelineConfig(
             name=self.name,
             parallelism=self._checked_parallelism(subtasks),
             checkpoint_root=self._checkpointing.root(),
             max_parallelism=self._max_parallelism,
-            checkpoints=self._checkpointing.to_config(),
+            checkpoints=checkpoints,
             restart=self._restart,
-            on_damaged=self._on_damaged or _policy_for(graph),
+            on_damaged=self._on_damaged or policy_for(graph, mode),
             runtime=self._runtime,
             security=self._security,
         )
@@ -251,13 +255,6 @@ class Pipeline:
         return _whole(parallelism, self._max_parallelism, "parallelism")
 
 
-def _policy_for(graph: Graph) -> DamagedCheckpoint:
-    """Return what happens to a damaged checkpoint when nobody said (R52): output is not repeated unasked."""
-    sinks = [node.spec for node in graph.nodes if node.role is Role.SINK]
-    matters = any(getattr(sink, "is_transactional", True) for sink in sinks)
-    return DamagedCheckpoint.FAIL if matters else DamagedCheckpoint.PREVIOUS
-
-
 def _placed(graph: Graph, config: PipelineConfig) -> Graph:
     """Tell sources that live in the pipeline's own directory where that is."""
     nodes = []
@@ -290,7 +287,8 @@ def _announce(definition: PipelineDefinition, watcher: Observer) -> None:
     config = definition.config
     stores = sorted({str(node.spec.store) for node in definition.graph.nodes if hasattr(node.spec, "store")})
     streams = f", streams in {' and '.join(stores)}" if stores else ""
-    watcher.on_note(f"checkpoints in {config.checkpoint_root}{streams}")
+    mode = config.checkpoints.mode.value.replace("_", " ")
+    watcher.on_note(f"checkpoints in {config.checkpoint_root}{streams}; records count {mode}")
     others = remember(config.name, config.checkpoint_root)
     if others:
         places = " and in ".join(others)

@@ -16,6 +16,7 @@ from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
 from headgate.cli.text import duration_text, size_text, time_text
 from headgate.errors import UsageError
 from headgate.model.manifest import Claim, Manifest, SnapshotPart
+from headgate.model.options import Guarantee
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_files import Aside
@@ -122,6 +123,7 @@ def _print_entries(log: ObservedLog) -> None:
         match entry.content:
             case Manifest() as m:
                 remark = ("final" if m.is_final else "") + (" (draining)" if m.is_draining else "")
+                remark += "" if m.mode is Guarantee.EXACTLY_ONCE else f" {m.mode.value}"
                 remark += "" if entry in counted else " (left behind)"
                 moment, size = time_text(m.trigger_wall_ms), size_text(m.size_bytes)
                 duration = duration_text(m.duration_ms)
@@ -197,6 +199,7 @@ def _manifest_fields(manifest: Manifest) -> dict[str, Any]:
         "size_bytes": manifest.size_bytes,
         "parallelism": manifest.parallelism,
         "key_groups": manifest.max_parallelism,
+        "mode": manifest.mode.value,
         "is_final": manifest.is_final,
         "is_draining": manifest.is_draining,
         "committables": len(manifest.committables),

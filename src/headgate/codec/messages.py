@@ -45,6 +45,7 @@ class Restored(Struct, frozen=True, array_like=True):
     subtask: SubtaskId
     parallelism: Id
     parts: tuple[SnapshotPart, ...]
+    is_exact: bool = True
 
 
 class Address(Struct, frozen=True, array_like=True):

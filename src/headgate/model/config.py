@@ -9,6 +9,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from headgate.errors import UsageError
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT
+from headgate.model.options import Guarantee
 from headgate.model.security import SecurityConfig
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
@@ -70,6 +71,7 @@ class CheckpointConfig:
             current generation (the restart strategy then decides).
         retained: completed checkpoints kept.
         inline_bytes_max: state up to this size travels inside the manifest (C13).
+        mode: what is guaranteed.
     """
 
     interval_ms: int = 1_000
@@ -79,6 +81,7 @@ class CheckpointConfig:
     tolerable_failures: int = 0
     retained: int = 2
     inline_bytes_max: int = 20_480
+    mode: Guarantee = Guarantee.EXACTLY_ONCE
 
 
 @dataclass(frozen=True, slots=True)

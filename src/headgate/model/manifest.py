@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.options import Guarantee
 
 MANIFEST_VERSION = 2
 """1: a subtask has one snapshot, which is read as one part (SF2)."""
@@ -152,6 +153,8 @@ class Manifest:
     """Sequence of the manifest that this checkpoint descends from, 0 if none. None: written by version 0.1."""
     log_start: int = 0
     """Sequence of the oldest manifest that is retained with this one: what lies before it counts for nothing."""
+    mode: Guarantee = Guarantee.EXACTLY_ONCE
+    """Of the run that took it (GM4). Version 0.1 knew no other and did not write it."""
 
     @property
     def committables(self) -> tuple[Committable, ...]:

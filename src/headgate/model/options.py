@@ -1,6 +1,6 @@
-"""What a checkpoint is to be: it travels with its trigger, its barriers and every order to take a snapshot.
+"""What a pipeline guarantees, and what a checkpoint is to be: it travels with its trigger and its barriers.
 
-Source: Flink's ``CheckpointOptions``. Today every checkpoint is an aligned one of the pipeline's own.
+Source: Flink's ``CheckpointOptions``; rules GM1–GM3 of docs/spec/guarantees.md.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ class Alignment(Enum):
 
     ALIGNED = "aligned"
     """It reads nothing more from them until the barrier has come on all."""
+    TRACKED = "tracked"
+    """It reads on, so its snapshot may hold records from behind the barrier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,34 @@ class CheckpointOptions:
 
     Attributes:
         target: where its snapshots go, if not below the pipeline's checkpoint directory.
+        is_last: no source sends a record behind its barrier (GM3).
     """
 
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
     alignment: Alignment = Alignment.ALIGNED
     target: str | None = None
+    is_last: bool = False
 
 
 ORDINARY = CheckpointOptions()
+
+
+class Guarantee(Enum):
+    """How often the effect of a record is in what a pipeline committed, whatever failed (GM1)."""
+
+    EXACTLY_ONCE = "exactly_once"
+    AT_LEAST_ONCE = "at_least_once"
+    """Never less; what overtook a barrier may count again after a failure (GM18)."""
+    AT_MOST_ONCE = "at_most_once"
+    """Never more; what was on its way when something failed is lost, and nothing is processed again."""
+
+    @property
+    def alignment(self) -> Alignment:
+        """What its subtasks do with barriers (GM2)."""
+        return Alignment.TRACKED if self is Guarantee.AT_LEAST_ONCE else Alignment.ALIGNED
+
+    def options(self, *, is_last: bool) -> CheckpointOptions:
+        """Return what its checkpoints are to be; ``is_last``: a stop waits for this one (GM3)."""
+        if self is Guarantee.EXACTLY_ONCE:  # what is sent behind the last barrier is in no snapshot
+            return ORDINARY
+        return CheckpointOptions(alignment=self.alignment, is_last=is_last)

@@ -99,6 +99,8 @@ class RestoredState:
     subtask_index: int
     parallelism: int
     source: memoryview | Callable[[], memoryview]
+    is_exact: bool = True
+    """False: it may hold what some channels brought from behind the barrier, and will bring again (GM20)."""
 
     @property
     def payload(self) -> memoryview:

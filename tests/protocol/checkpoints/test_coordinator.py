@@ -27,17 +27,21 @@ from tests.protocol.checkpoints.coordinating import (
 from tests.protocol.making import committable, cp, gen, sub
 
 from headgate.errors import ProtocolViolation
+from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
+from headgate.model.options import Alignment, CheckpointOptions, Guarantee
 from headgate.protocol.checkpoints.coordinator import (
     ArmTimer,
     CancelTimer,
     CheckpointRequested,
+    Coordinator,
     DeleteParts,
     DropCheckpoint,
     Event,
     ExpiryTimer,
     FailGeneration,
     GenerationReplaced,
+    IdReserved,
     IntervalTimer,
     ManifestFailed,
     ManifestUnknown,
@@ -48,6 +52,8 @@ from headgate.protocol.checkpoints.coordinator import (
     ReserveFailed,
     ReserveId,
     Started,
+    StopRequested,
+    TriggerSources,
 )
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
@@ -326,3 +332,18 @@ def test_after_the_end_everything_is_ignored_and_no_file_deleted() -> None:
     machine = coordinator(STARTED, *begin(10), expiry(10))
     for event in (ack(A, 10, committable(10)), decline(10), INTERVAL, CheckpointRequested(), finish(A), STARTED):
         assert machine.handle(event) == [Ignored(f"{type(event).__name__} after the end of the generation")]
+
+
+# GM2, GM3
+@pytest.mark.parametrize("mode", list(Guarantee))
+def test_checkpoints_are_triggered_as_the_mode_wants_them(mode: Guarantee) -> None:
+    exact = mode is Guarantee.EXACTLY_ONCE
+    alignment = Alignment.TRACKED if mode is Guarantee.AT_LEAST_ONCE else Alignment.ALIGNED
+    machine = Coordinator(gen(3), (A, B), CheckpointConfig(mode=mode), cp(10))
+    machine.handle(STARTED)
+    machine.handle(INTERVAL)
+    triggered = [e.options for e in machine.handle(IdReserved(cp(10))) if isinstance(e, TriggerSources)]
+    assert triggered == [CheckpointOptions(alignment=alignment)]
+    machine.handle(StopRequested())
+    last = [e.options for e in machine.handle(IdReserved(cp(11))) if isinstance(e, TriggerSources)]
+    assert last == [CheckpointOptions(alignment=alignment, is_last=not exact)]

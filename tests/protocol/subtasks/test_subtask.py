@@ -9,6 +9,7 @@ from tests.protocol.making import ch, committable, cp, file_part, inline_part
 
 from headgate.errors import ProtocolViolation
 from headgate.model.manifest import Committable
+from headgate.model.options import Alignment, CheckpointOptions
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 from headgate.protocol.subtasks.subtask import (
@@ -263,3 +264,31 @@ def test_no_prepared_output_is_ever_lost(data: st.DataObject) -> None:  # T3, T5
                     assert prepared - owned_by_manifests <= set(effect.committables)
             unprepared = []
         assert prepared <= owned_by_manifests | set(source.pending_committables)
+
+
+# GM2
+@pytest.mark.parametrize("alignment", list(Alignment))
+def test_a_barrier_of_another_alignment_than_the_runs_is_a_violation(alignment: Alignment) -> None:
+    (other,) = set(Alignment) - {alignment}
+    with pytest.raises(ProtocolViolation, match="a barrier of 1 is"):
+        Subtask(2, alignment=alignment).handle(BarrierReceived(ch(0), cp(1), CheckpointOptions(alignment=other)))
+
+
+# GM10
+def test_a_subtask_that_tracks_reads_on_and_takes_its_snapshot_with_the_last_barrier() -> None:
+    options = CheckpointOptions(alignment=Alignment.TRACKED)
+    subtask = Subtask(2, alignment=Alignment.TRACKED)
+    subtask.handle(BarrierReceived(ch(0), cp(1), options))
+    assert subtask.blocked == frozenset()
+    effects = subtask.handle(BarrierReceived(ch(1), cp(1), options))
+    assert effects == [TakeSnapshot(cp(1), options), EmitBarrier(cp(1), options)]
+
+
+# GM3
+def test_a_source_is_suspended_behind_the_last_barrier_and_stays_so() -> None:
+    source = Subtask(0)
+    source.handle(TriggerReceived(cp(1)))
+    assert not source.is_suspended
+    source.handle(TriggerReceived(cp(2), CheckpointOptions(is_last=True)))
+    source.handle(AbortReceived(cp(2)))
+    assert source.is_suspended, "another last one follows"

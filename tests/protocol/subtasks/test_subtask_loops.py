@@ -6,6 +6,7 @@ import pytest
 from tests.protocol.making import ch, cp, file_part
 
 from headgate.errors import ProtocolViolation
+from headgate.model.options import Alignment, CheckpointOptions
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops.rounds import Probe
 from headgate.protocol.machine import Ignored
@@ -294,3 +295,19 @@ def test_rounds_are_part_of_the_snapshot() -> None:  # L36
     circling = head(FeedbackForwarded(3), ProbeOrdered(Probe(1, 2, is_closing=True)), closed=1)
     assert circling.rounds == RoundProgress(closed=2, started=2, highest=3)
     assert Subtask(1).rounds == RoundProgress()
+
+
+# GM22
+def test_a_head_that_tracks_begins_its_log_with_its_barrier() -> None:
+    options = CheckpointOptions(alignment=Alignment.TRACKED)
+    place = LoopPlace(inside=frozenset(), outside=frozenset({ch(0), ch(1)}), feedback=frozenset({ch(2)}))
+    head = Subtask(2, place=place, alignment=Alignment.TRACKED)
+    assert head.handle(BarrierReceived(ch(0), cp(1), options))[0] == Ignored("barriers are missing on other channels")
+    assert head.handle(FeedbackReceived(ch(2))) == [ForwardFeedback()], "it is in front of the barrier"
+    assert head.handle(BarrierReceived(ch(1), cp(1), options)) == [
+        TakeSnapshot(cp(1), options),
+        EmitBarrier(cp(1), options),
+        OpenLog(cp(1)),
+    ]
+    assert head.handle(FeedbackReceived(ch(2))) == [LogFeedback((cp(1),)), ForwardFeedback()]
+    assert head.handle(BarrierReceived(ch(2), cp(1), options)) == [SealLog(cp(1))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 import polars as pl
@@ -14,6 +15,7 @@ from headgate.codec.snapshot import encode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.options import Guarantee
 from headgate.model.plan import Plan
 from headgate.operators.base import RestoredState
 from headgate.protocol.loops.part import RoundProgress
@@ -197,3 +199,13 @@ def test_a_vertex_with_an_operator_that_the_snapshot_does_not_know_has_not_finis
         assert [vertex.is_source for vertex in plan.vertices] == [True, False]
         assert not any(restored.is_finished(vertex) for vertex in plan.vertices)
         assert all(former.restored(worker, after).is_finished(vertex) for vertex in plan_of(after).vertices)
+
+
+# GM20
+def test_a_checkpoint_that_is_not_exact_is_restored_from_all_former_subtasks() -> None:
+    former = Former(2)
+    vertex = next(v for v in plan_of(2).vertices if any(n.name == "sum" for n in v.nodes))
+    assert [state.subtask_index for state in former.restored(1, 2).states("sum", vertex)] == [1]
+    former.manifest = replace(former.manifest, mode=Guarantee.AT_LEAST_ONCE)
+    found = former.restored(1, 2).states("sum", vertex)
+    assert [(state.subtask_index, state.is_exact) for state in found] == [(0, False), (1, False)]

@@ -456,3 +456,13 @@ def test_closing_closes_the_source() -> None:
     assert made.reader is not None
     assert made.reader.is_closed
     made.upload()
+
+
+# GM3
+def test_a_source_sends_nothing_behind_the_last_barrier_before_a_stop() -> None:
+    made = Made(reader=Reader([batch(1), batch(2)]))
+    made.runner.step()
+    made.runner.handle(machine.TriggerReceived(CheckpointId(7), CheckpointOptions(is_last=True)))
+    assert not made.runner.step()
+    assert made.runner.wakeup_ms(0) is None, "and does not ask for turns"
+    assert made.out() == [[1], Barrier(CheckpointId(7), CheckpointOptions(is_last=True))]

@@ -64,7 +64,10 @@ class Completion:
         if not self.triggering.reservation_over(checkpoint):
             return [Ignored("an id that is not wanted any more")]
         self.pending.begin(checkpoint, self.triggering.begun(is_draining=is_draining))
-        return [ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms), TriggerSources(checkpoint)]
+        return [
+            ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms),
+            TriggerSources(checkpoint, self.triggering.options()),
+        ]
 
     def reserve_failed(self, checkpoint: CheckpointId) -> list[Effect]:
         """The id could not be recorded."""

@@ -10,6 +10,7 @@ from enum import Enum
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import CheckpointId
+from headgate.model.options import CheckpointOptions
 from headgate.protocol.checkpoints.coordinator_events import ArmTimer, Effect, PauseTimer, ReserveId
 from headgate.protocol.checkpoints.pending import Pending, PendingCheckpoints
 from headgate.protocol.machine import Ignored
@@ -101,6 +102,10 @@ class Triggering:
         Final only if everybody had finished *before* that (C26, E3): decided here.
         """
         return Pending(self.wanted is Wanted.FINAL, self.wanted.is_last, is_draining)
+
+    def options(self) -> CheckpointOptions:
+        """Return what a checkpoint that begins now is to be (GM2, GM3)."""
+        return self._config.mode.options(is_last=self.wanted is Wanted.LAST)
 
     def again(self) -> list[Effect]:
         """A last checkpoint that failed is wanted again, after a pause in which storage may recover (E5)."""

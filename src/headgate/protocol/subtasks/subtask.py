@@ -12,6 +12,7 @@ from typing import assert_never
 
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable
+from headgate.model.options import Alignment
 from headgate.protocol.checkpoints import align
 from headgate.protocol.checkpoints.align import (
     AbortReceived,
@@ -27,6 +28,7 @@ from headgate.protocol.checkpoints.align import (
 )
 from headgate.protocol.checkpoints.commit import Precommit
 from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints.track import Tracker
 from headgate.protocol.loops import head as loop_head
 from headgate.protocol.loops import part as loop_part
 from headgate.protocol.loops.head import (
@@ -81,6 +83,7 @@ class Subtask(Machine):
         is_restored_finished: bool = False,
         place: LoopPlace | None = None,
         rounds: RoundProgress = NO_ROUNDS,
+        alignment: Alignment = Alignment.ALIGNED,
     ) -> None:
         """Make the machine of a subtask with ``channels_count`` inputs, feedback channels aside (0: a source).
 
@@ -90,11 +93,14 @@ class Subtask(Machine):
                 unless more input comes (T10).
             place: where the subtask stands in its nest of loops, if it is in one.
             rounds: from the restored snapshot.
+            alignment: of every barrier of this run (GM2).
         """
         super().__init__()
         self._is_source = channels_count == 0
         self._channels_count = channels_count
-        self._aligner = Aligner(max(channels_count, 1))
+        self._alignment = alignment
+        self._aligner = (Tracker if alignment is Alignment.TRACKED else Aligner)(max(channels_count, 1))
+        self._is_suspended = False
         self._precommit = Precommit()
         self._ended: set[ChannelIndex] = set()
         self._is_finished = False
@@ -112,6 +118,11 @@ class Subtask(Machine):
     def is_finished(self) -> bool:
         """Whether all input has ended and been processed. Part of the snapshot."""
         return self._were_operators_finished
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether this source sends no more records: the last barrier before a stop has gone out (GM3)."""
+        return self._is_suspended
 
     @property
     def blocked(self) -> frozenset[ChannelIndex]:
@@ -181,10 +192,15 @@ class Subtask(Machine):
     def _on_trigger(self, event: TriggerReceived) -> list[Effect]:  # T1
         if not self._is_source:
             raise self._violation("only sources are triggered")
+        self._is_suspended = self._is_suspended or event.options.is_last
         return self._aligned(BarrierReceived(ChannelIndex(0), event.checkpoint, event.options))
 
     def _aligned(self, event: align.Event) -> list[Effect]:
         """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""
+        if isinstance(event, BarrierReceived) and event.options.alignment is not self._alignment:
+            raise self._violation(
+                f"a barrier of {event.checkpoint} is {event.options.alignment}, not {self._alignment}"
+            )
         effects: list[Effect] = []
         for effect in self._aligner.handle(event):
             effects.append(effect)
@@ -193,7 +209,7 @@ class Subtask(Machine):
                     assert effect.checkpoint > self._last_snapshot, "snapshot ids increase (T2)"
                     self._last_snapshot = effect.checkpoint
                     self._writing.add(effect.checkpoint)
-                case EmitBarrier() if self._head is not None:  # L1: the log begins where the barrier went out
+                case EmitBarrier() if self._head is not None:  # L1, GM22: the log begins where it went out
                     effects += self._logged(loop_head.SnapshotTaken(effect.checkpoint))
                 case EmitCancel() if self._head is not None:
                     effects += self._logged(loop_head.GivenUp(effect.checkpoint))

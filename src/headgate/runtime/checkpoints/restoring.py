@@ -22,6 +22,7 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import WorkerIndex
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.model.manifest import BUNDLE, KeyGroups, Manifest, SnapshotPart
+from headgate.model.options import Alignment
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import RestoredState
 from headgate.protocol.loops.part import NO_ROUNDS, RoundProgress
@@ -30,10 +31,13 @@ from headgate.storage.base import NotFound, Storage
 
 
 def restored_by(manifest: Manifest | None, plan: Plan, worker: WorkerIndex) -> list[Restored]:
-    """Return the parts that the subtasks of ``worker`` continue from (R15), of keyed ones those it owns (SF11)."""
+    """Return the parts that the subtasks of ``worker`` continue from (R15), of keyed ones those it owns (SF11).
+
+    Whatever mode the checkpoint was taken in (GM5).
+    """
     if manifest is None:
         return []
-    is_moved = manifest.parallelism != plan.parallelism
+    is_moved = manifest.parallelism != plan.parallelism or not is_exact(manifest)
     sources = {vertex.id for vertex in plan.vertices if vertex.is_source}
     owned = owned_key_groups(plan, worker)
     return [
@@ -41,10 +45,16 @@ def restored_by(manifest: Manifest | None, plan: Plan, worker: WorkerIndex) -> l
             entry.subtask,
             manifest.parallelism,
             tuple(part for part in entry.parts if part.key_groups is None or part.key_groups.overlaps(owned)),
+            is_exact=is_exact(manifest),
         )
         for entry in manifest.entries
         if is_moved or entry.subtask.index == worker or entry.subtask.vertex in sources
     ]
+
+
+def is_exact(manifest: Manifest) -> bool:
+    """Whether nothing from behind a barrier is in it (GM20)."""
+    return manifest.mode.alignment is Alignment.ALIGNED
 
 
 def owned_key_groups(plan: Plan, worker: WorkerIndex) -> KeyGroups:
@@ -68,18 +78,22 @@ class RestoredSnapshots:
         formers: Mapping[int, Sections],
         count: int,
         parts: Mapping[int, Readers] | None = None,
+        *,
+        is_exact: bool = True,
     ) -> None:
         """Use ``read_restored``. ``count`` is the former parallelism (0: nothing to restore).
 
         Args:
             formers: small sections by former index; all sections of a snapshot of version 1.
             parts: the other ones, still to be read.
+            is_exact: none holds what came from behind the barrier (GM20).
         """
         self._worker = int(worker)
-        self._is_moved = count != plan.parallelism
+        self._is_moved = count != plan.parallelism or not is_exact
         self._formers = formers
         self._count = count
         self._parts = parts or {}
+        self._is_exact = is_exact
 
     def states(self, node: str, vertex: Vertex) -> list[RestoredState]:
         """Return the parts of ``node``'s state for this worker's subtask of ``vertex``, by former subtask."""
@@ -87,9 +101,9 @@ class RestoredSnapshots:
         found: list[RestoredState] = []
         for index, sections in self._seen_by(vertex):
             if name in sections:
-                found.append(RestoredState(index, self._count, sections[name]))
+                found.append(RestoredState(index, self._count, sections[name], self._is_exact))
             readers = self._parts.get(index, {}).get(name, ())
-            found += [RestoredState(index, self._count, read) for read in readers]
+            found += [RestoredState(index, self._count, read, self._is_exact) for read in readers]
         return found
 
     def positions(self, node: str) -> dict[str, bytes] | None:
@@ -174,7 +188,9 @@ def read_restored(
                 sections.update(decode_sections(read(), part.path or f"inlined snapshot of {snapshot.subtask}"))
             else:
                 others.setdefault(part.section, []).append(read)
-    return RestoredSnapshots(worker, plan, formers, restored[0].parallelism if restored else 0, parts)
+    count = restored[0].parallelism if restored else 0
+    exact = all(snapshot.is_exact for snapshot in restored)
+    return RestoredSnapshots(worker, plan, formers, count, parts, is_exact=exact)
 
 
 def _read(storage: Storage, pipeline: str, part: SnapshotPart, inlined: str) -> memoryview:

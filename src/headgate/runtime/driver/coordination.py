@@ -184,6 +184,7 @@ class Coordination:
             wall_ms,
             self._around.monotonic_ms() - begun_ms,
             is_draining=effect.is_draining,
+            mode=self._definition.config.checkpoints.mode,
         )
 
     # -- in the storage thread ------------------------------------------------------------------------------------

@@ -143,6 +143,7 @@ class Deployment:
             place=loop_place(plan, subtask),
             rounds=restored.rounds(vertex),
             input_names=[channel.edge.input for channel in plan.inputs(subtask)],
+            mode=self._definition.config.checkpoints.mode,
         )
         if vertex.is_loop_head:
             return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))

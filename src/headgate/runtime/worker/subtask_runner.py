@@ -21,6 +21,7 @@ from headgate.errors import UsageError
 from headgate.model.graph import MAIN_INPUT, InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.manifest import SubtaskEntry
+from headgate.model.options import Guarantee
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.loops.rounds import Probe, ProbeReceived
@@ -89,6 +90,7 @@ class SubtaskParts:
         is_restored_finished: its restored snapshot says that all input had ended.
         is_draining: its source is not read on (E9).
         place, rounds: where it stands in a nest of loops, and how far rounds had come.
+        mode: what the pipeline guarantees.
     """
 
     subtask: SubtaskId
@@ -104,6 +106,7 @@ class SubtaskParts:
     place: LoopPlace | None = None
     rounds: RoundProgress = NO_ROUNDS
     input_names: Sequence[InputName] | None = None
+    mode: Guarantee = Guarantee.EXACTLY_ONCE
 
 
 class SubtaskRunner:
@@ -121,7 +124,11 @@ class SubtaskRunner:
         self._reports = parts.reports
         regular_count = len(self._inputs) - (0 if parts.place is None else len(parts.place.feedback))
         self._machine = machine.Subtask(
-            regular_count, is_restored_finished=parts.is_restored_finished, place=parts.place, rounds=parts.rounds
+            regular_count,
+            is_restored_finished=parts.is_restored_finished,
+            place=parts.place,
+            rounds=parts.rounds,
+            alignment=parts.mode.alignment,
         )
         self._merger = WatermarkMerger(max(regular_count, 1))
         self._origins = [ChannelOrigin(ChannelIndex(index)) for index in range(regular_count)]
@@ -192,7 +199,7 @@ class SubtaskRunner:
             return None
         due_ms = self.chain.next_tick_ms()
         waits_ms = [] if due_ms is None else [max(due_ms - now_ms, 0)]
-        if self._source is not None:
+        if self._source is not None and not self._machine.is_suspended:
             waits_ms.append(self._source.reader.wakeup_ms())
         return min(waits_ms, default=None)
 
@@ -213,7 +220,7 @@ class SubtaskRunner:
     # -- input --------------------------------------------------------------------------------------------------
 
     def _step_source(self, source: Source) -> bool:
-        if self._has_ended or not self.can_send:
+        if self._has_ended or self._machine.is_suspended or not self.can_send:
             return False
         polled = None if source.is_over else source.reader.poll()
         if polled is not None:

@@ -1,0 +1,44 @@
+"""Which pipelines a guarantee is possible for, and what damage means under it (rules of docs/spec/guarantees.md)."""
+
+from __future__ import annotations
+
+from headgate.errors import UsageError
+from headgate.model.config import DamagedCheckpoint
+from headgate.model.graph import Graph, Role
+from headgate.model.options import Guarantee
+from headgate.operators.loop_head import LoopHeadSpec
+
+
+def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint | None) -> None:
+    """Refuse what cannot hold.
+
+    Raises:
+        UsageError
+    """
+    for node in graph.nodes:
+        if node.role is not Role.LOOP_HEAD:
+            continue
+        if mode is Guarantee.AT_MOST_ONCE:
+            raise UsageError(
+                f"loop '{node.name}': what circulates is in the checkpoint and is processed again after a failure, "
+                "which mode='at_most_once' excludes; use mode='exactly_once'"
+            )
+        counts = isinstance(node.spec, LoopHeadSpec) and node.spec.round_column is not None
+        if mode is Guarantee.AT_LEAST_ONCE and counts:  # GM21
+            raise UsageError(
+                f"loop '{node.name}' counts rounds, which begin when all input has ended; with mode='at_least_once' "
+                "input may come once more after that, and belongs to no round; use mode='exactly_once', or a loop "
+                "without rounds"
+            )
+    if mode is Guarantee.AT_MOST_ONCE and on_damaged is DamagedCheckpoint.PREVIOUS:
+        raise UsageError(
+            "on_damaged_checkpoint='previous' reads again what was read since the earlier checkpoint, which "
+            "mode='at_most_once' excludes; leave it out, or use mode='at_least_once'"
+        )
+
+
+def policy_for(graph: Graph, mode: Guarantee) -> DamagedCheckpoint:
+    """Return what happens to a damaged checkpoint when nobody said (R52): output is not repeated unasked."""
+    sinks = [node.spec for node in graph.nodes if node.role is Role.SINK]
+    matters = mode is Guarantee.AT_MOST_ONCE or any(getattr(sink, "is_transactional", True) for sink in sinks)
+    return DamagedCheckpoint.FAIL if matters else DamagedCheckpoint.PREVIOUS

@@ -1,0 +1,47 @@
+"""Which guarantee a pipeline asks for, and what is refused under it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import headgate as hg
+from headgate.model.options import Guarantee
+
+
+def made(mode: str, **options: Any) -> hg.Pipeline:
+    return hg.Pipeline("p", checkpointing=hg.Checkpointing(mode=mode), **options)
+
+
+# GM1
+@pytest.mark.parametrize("mode", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
+def test_the_mode_of_a_pipeline_is_configured_by_name(mode: Guarantee) -> None:
+    for text in (mode.value, mode.value.replace("_", "-")):
+        pipeline = made(text)
+        pipeline.source(hg.Generator(rows=1)).sink(hg.Discard())
+        assert pipeline.definition().config.checkpoints.mode is mode
+    assert hg.Checkpointing().to_config().mode is Guarantee.EXACTLY_ONCE
+
+
+def test_another_mode_is_refused_with_those_there_are() -> None:
+    for wrong in ("twice", 1, None):
+        with pytest.raises(hg.UsageError, match="must be one of 'exactly_once', 'at_least_once', 'at_most_once', not"):
+            hg.Checkpointing(mode=wrong)  # type: ignore[arg-type]
+
+
+def looped(mode: str, **rounds: Any) -> hg.Pipeline:
+    pipeline = made(mode)
+    stream = pipeline.source(hg.Generator(rows=1))
+    stream.iterate(lambda loop: (loop.filter(lambda row: False), loop), **rounds).sink(hg.Discard())
+    return pipeline
+
+
+# GM21
+@pytest.mark.parametrize("rounds", [{"max_rounds": 3}, {"round_column": "r"}, {"on_round": print}])
+def test_a_loop_that_counts_rounds_is_refused_at_least_once(rounds: dict[str, Any]) -> None:
+    looped("exactly_once", **rounds).definition()
+    looped("at_least_once").definition()
+    with pytest.raises(hg.UsageError, match="counts rounds, which begin when all input has ended") as refused:
+        looped("at_least_once", **rounds).definition()
+    assert "\n" not in str(refused.value)
