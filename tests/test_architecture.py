@@ -26,6 +26,7 @@ SPECS = [
     "subtask",
     "coordinator",
     "recovery",
+    "listeners",
     "lives",
     "supervision",
     "two-phase-commit",

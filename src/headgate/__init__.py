@@ -41,6 +41,14 @@ if TYPE_CHECKING:
     from headgate.connectors.memory import Discard, FromRows, Print
     from headgate.connectors.streams import StreamSink, StreamSource
     from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
+    from headgate.operators.checkpointed.functions import (
+        CheckpointedFunction,
+        CheckpointListener,
+        RestoreContext,
+        SnapshotContext,
+    )
+    from headgate.operators.checkpointed.lists import OperatorList, UnionList
+    from headgate.operators.checkpointed.publishing import PublishOnCheckpoint
     from headgate.operators.process.batch_states import (
         BatchListState,
         BatchMapState,
@@ -83,6 +91,14 @@ _HOMES = {
     "headgate.connectors.files.parquet": ("ParquetFiles",),
     "headgate.connectors.streams": ("StreamSink", "StreamSource"),
     "headgate.model.progress": ("PipelineHandle", "PipelineState", "Progress", "RunResult"),
+    "headgate.operators.checkpointed.functions": (
+        "CheckpointListener",
+        "CheckpointedFunction",
+        "RestoreContext",
+        "SnapshotContext",
+    ),
+    "headgate.operators.checkpointed.lists": ("OperatorList", "UnionList"),
+    "headgate.operators.checkpointed.publishing": ("PublishOnCheckpoint",),
     "headgate.operators.process.batch_states": (
         "BatchListState",
         "BatchMapState",
@@ -111,6 +127,8 @@ __all__ = [
     "BatchProcessFunction",
     "BatchStateHandle",
     "BatchValueState",
+    "CheckpointListener",
+    "CheckpointedFunction",
     "Checkpointing",
     "Choice",
     "CorruptionError",
@@ -132,6 +150,7 @@ __all__ = [
     "ListState",
     "MapState",
     "NoRestart",
+    "OperatorList",
     "ParquetFiles",
     "Pipeline",
     "PipelineFailed",
@@ -142,11 +161,14 @@ __all__ = [
     "ProcessFunction",
     "Progress",
     "ProtocolViolation",
+    "PublishOnCheckpoint",
+    "RestoreContext",
     "RowNumber",
     "RunResult",
     "Security",
     "Session",
     "Sliding",
+    "SnapshotContext",
     "StateHandle",
     "StorageError",
     "Store",
@@ -156,6 +178,7 @@ __all__ = [
     "TextFiles",
     "Tumbling",
     "Uniform",
+    "UnionList",
     "UsageError",
     "ValueState",
     "WindowedStream",

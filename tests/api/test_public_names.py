@@ -9,11 +9,12 @@ import headgate
 
 NAMES = """
 BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchStateHandle BatchValueState
-Checkpointing Choice CorruptionError DataFrameSource DeadLetter Discard ExponentialDelay Fail FailureRate FencedError
-FileSink FixedDelay FromRows Generator HeadgateError JsonLines KeyedStream Keys ListState MapState NoRestart
-ParquetFiles Pipeline PipelineFailed PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress
-ProtocolViolation RowNumber RunResult Security Session Sliding StateHandle StorageError Store Stream StreamSink
-StreamSource TextFiles Tumbling Uniform UsageError ValueState WindowedStream __version__
+CheckpointListener CheckpointedFunction Checkpointing Choice CorruptionError DataFrameSource DeadLetter Discard
+ExponentialDelay Fail FailureRate FencedError FileSink FixedDelay FromRows Generator HeadgateError JsonLines
+KeyedStream Keys ListState MapState NoRestart OperatorList ParquetFiles Pipeline PipelineFailed PipelineHandle
+PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint RestoreContext
+RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store Stream StreamSink
+StreamSource TextFiles Tumbling UnionList Uniform UsageError ValueState WindowedStream __version__
 """
 
 

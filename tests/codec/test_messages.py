@@ -29,6 +29,8 @@ ENTRY = SubtaskEntry(
 FROM_WORKER: list[m.FromWorker] = [
     m.Register(1, 2, 3, 0, m.Address("127.0.0.1", 65_535), 77, "abc"),
     m.Ready(1),
+    m.Ready(1, is_listening=True),
+    m.Told(1, 2),
     m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY)),
     m.Decline(Declined(Generation(1), SINK, CheckpointId(2), AbortReason.SNAPSHOT_FAILED), "disk full"),
     m.Finished(FinishReported(Generation(1), SINK)),

@@ -56,6 +56,20 @@ def example() -> Iterator[Callable[[str], ModuleType]]:
 
 
 @pytest.fixture
+def start(zygote: Zygote) -> Iterator[Callable[[hg.Pipeline], Run]]:
+    """Start a pipeline; after the test it has ended and left nothing behind."""
+    runs: list[Run] = []
+
+    def begin(pipeline: hg.Pipeline) -> Run:
+        runs.append(Run(zygote, definition_of(pipeline)))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture
 def results(zygote: Zygote, tmp_path: Path) -> Callable[..., list[pl.DataFrame]]:
     """Run what ``build(pipeline)`` makes, on two workers, to the end; return the records of its streams."""
 

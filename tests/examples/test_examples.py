@@ -13,10 +13,12 @@ from headgate.store.store import Store
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KNOWN = {
+    "acknowledge_messages.py",
     "connected_components.py",
     "log_errors.py",
     "online_learning.py",
     "pagerank.py",
+    "publish_files.py",
     "reachability.py",
     "row_functions.py",
     "shortest_paths.py",
@@ -28,6 +30,8 @@ def arguments(example: str, tmp_path: Path) -> list[str]:
     if example == "row_functions.py":
         (tmp_path / "payments.txt").write_text('{"user": "ann", "amount": 3}\n', encoding="utf-8")
         return [str(tmp_path / "payments.txt")]
+    if example == "publish_files.py":
+        return [str(tmp_path / "published")]
     if example == "log_errors.py":
         with Store.open(str(tmp_path / "store")) as store:
             store.create_stream("app/logs", TEXT_SCHEMA)

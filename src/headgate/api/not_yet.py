@@ -37,7 +37,6 @@ NAMES_TO_COME = {
     "FileSource": "the sources of files are called headgate.TextFiles, headgate.JsonLines and headgate.ParquetFiles",
     "ParquetSink": "the sink of Parquet files is headgate.FileSink(url, 'parquet')",
     "RocksDB": "RocksDB as state backend is not there yet; state is kept in memory",
-    "CheckpointListener": "checkpoint listeners are not there yet",
     "Timer": f"timers are not there yet; {_PROCESS} and look at it when the next record of the key comes",
     "CoProcessFunction": f"functions of two streams are not there yet; {_UNION}",
     "BroadcastState": "broadcast state is not there yet; join small tables with map_batches",
@@ -48,10 +47,6 @@ METHODS_TO_COME = {
     "on_timer": "timers are not there yet",
     "on_event_time": "timers are not there yet",
     "on_processing_time": "timers are not there yet",
-    "notify_checkpoint_complete": "checkpoint listeners are not there yet",
-    "notify_checkpoint_aborted": "checkpoint listeners are not there yet",
-    "snapshot": "functions cannot write snapshots of their own yet; declare state in open()",
-    "restore": "functions cannot write snapshots of their own yet; declare state in open()",
     "close": "functions are not told of their end yet",
 }
 """Methods that people give their functions because other engines call them."""
@@ -63,6 +58,20 @@ def refuse_methods_to_come(node: str, function: object) -> None:
     Raises:
         UsageError
     """
+    from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener
+
+    mixins = {
+        "notify_checkpoint_complete": CheckpointListener,
+        "notify_checkpoint_aborted": CheckpointListener,
+        "snapshot": CheckpointedFunction,
+        "restore": CheckpointedFunction,
+    }
+    for name, mixin in mixins.items():
+        if callable(getattr(type(function), name, None)) and not isinstance(function, mixin):
+            raise UsageError(
+                f"operator '{node}': {type(function).__name__}.{name} would never be called: derive the class from "
+                f"headgate.{mixin.__name__}, too, or give the method another name if it is for your own use"
+            )
     for name, why in METHODS_TO_COME.items():
         if callable(getattr(type(function), name, None)):
             raise UsageError(

@@ -77,9 +77,20 @@ class Register(Struct, frozen=True, tag="register"):
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """Restored and connected: may be triggered."""
+    """Restored and connected: may be triggered.
+
+    ``is_listening``: something here hears of checkpoints, so ``Told`` will follow each ``Complete``.
+    """
 
     generation: Id
+    is_listening: bool = False
+
+
+class Told(Struct, frozen=True, tag="told"):
+    """Whoever listens here has heard that ``checkpoint`` is completed, and did what it does then."""
+
+    generation: Id
+    checkpoint: Id
 
 
 class Acknowledge(Struct, frozen=True, tag="acknowledge"):
@@ -262,7 +273,17 @@ class DataRefused(Struct, frozen=True, tag="data-refused"):
 
 
 FromWorker: TypeAlias = (
-    Register | Ready | Acknowledge | Decline | Finished | EntranceEnded | ProbeReturned | Failed | Metrics | Heartbeat
+    Register
+    | Ready
+    | Told
+    | Acknowledge
+    | Decline
+    | Finished
+    | EntranceEnded
+    | ProbeReturned
+    | Failed
+    | Metrics
+    | Heartbeat
 )
 ToWorker: TypeAlias = (
     Deploy | TriggerCheckpoint | Complete | Abort | Drain | StartProbe | EndLoop | Stop | Refused | HeartbeatReply

@@ -27,7 +27,12 @@ FINISHED_PREFIX = "finished/"
 POSITIONS_PREFIX = "positions/"
 ROUNDS_PREFIX = "rounds/"
 STATE_PREFIX = "state/"
+LISTS_PREFIX = "lists/"
+UNION_PREFIX = "union/"
 """What the section of a node holds: the prefix stands before the node's name."""
+
+OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX)
+"""Those whose rows are counted. Lists and unions are operator state: dealt out at a restore, or seen by everybody."""
 
 _PREFIX = struct.Struct("<8sIIQ")
 _NAME = struct.Struct("<H")

@@ -114,7 +114,14 @@ class RestoredState:
 
 
 class Operator:
-    """One live operator in one subtask. The defaults make a stateless operator that does nothing."""
+    """One live operator in one subtask. The defaults make a stateless operator that does nothing.
+
+    Attributes:
+        user_object: what a user gave: a function, reader or writer, which may listen to checkpoints or keep state
+            of its own (``operators.checkpointed``). The runtime calls it then.
+    """
+
+    user_object: object = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """Prepare. Called once, before ``restore``. Keep ``context`` and ``output``."""

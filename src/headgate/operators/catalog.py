@@ -10,6 +10,8 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.operators.base import OperatorSpec
+from headgate.operators.checkpointed.exploring import lists_text
+from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.key_check import KeyCheckSpec
 from headgate.operators.map_batches import MapBatchesSpec
@@ -43,7 +45,9 @@ __all__ = [
     "WindowOperators",
     "WithTimestampsSpec",
     "filter_spec",
+    "function_in",
     "fuse",
+    "is_listening",
     "output_schema",
     "output_schemas",
     "process_spec",
@@ -120,6 +124,21 @@ def process_spec(node: str, keys: tuple[str, ...], function: object, schema: pa.
     )
 
 
-def state_text(spec: OperatorSpec) -> str:
-    """Return the identity of the operator's state for ``model.graph.Node.state_text`` ("" when stateless)."""
-    return spec.state_text() if isinstance(spec, StatefulSpec) else ""
+def state_text(spec: OperatorSpec, node: str = "") -> str:
+    """Return the identity of the state of operator ``node`` for ``model.graph.Node.state_text`` ("" when stateless).
+
+    Raises:
+        UsageError: its function declares wrong operator state.
+    """
+    texts = [spec.state_text() if isinstance(spec, StatefulSpec) else "", lists_text(node, function_in(spec))]
+    return "; ".join(text for text in texts if text)
+
+
+def function_in(spec: object) -> object:
+    """Return the user's function of an operator, or None."""
+    return getattr(spec, "function", None)
+
+
+def is_listening(spec: object) -> bool:
+    """Whether what an operator, source or sink is made of hears of checkpoints, as far as can be told here (HL8)."""
+    return isinstance(function_in(spec), CheckpointListener) or bool(getattr(spec, "is_listening", False))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
 from headgate.errors import UsageError
-from headgate.operators.base import Operator
+from headgate.operators.base import Operator, OperatorContext, Output
+from headgate.operators.checkpointed.exploring import own_copy_of
 from headgate.operators.schemas import SchemaLike, as_schema, batch_of, frame_of, schema_of_frame
 from headgate.operators.types import canonical_schema, schema_text, to_canonical
 from headgate.operators.user_function import UserFunctionError, batch_error, user_traceback
@@ -71,6 +73,12 @@ class MapBatchesOperator(Operator):
         self._wants_arrow = spec.wants_arrow()
         self._schema: pa.Schema | None = None
 
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``."""
+        super().open(context, output)
+        self.user_object = own_copy_of(context.node, self._spec.function)
+        self._spec = replace(self._spec, function=self.user_object)
+
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
         if self._schema is None:
@@ -102,8 +110,9 @@ class MapBatchesOperator(Operator):
 
 
 def _hints_arrow(function: Callable[[Any], Any]) -> bool:
+    called = function if inspect.isroutine(function) else type(function).__call__
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(called)
     except (NameError, TypeError, AttributeError):
         return False
     hints.pop("return", None)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.operators.base import Operator, OperatorContext, Output
+from headgate.operators.checkpointed.exploring import own_copy_of
 from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import KeyedOperator
 from headgate.operators.row_functions import divert_refused
@@ -72,6 +73,7 @@ class ReduceOperator(KeyedOperator):
     def open(self, context: OperatorContext, output: Output) -> None:
         """See ``Operator``."""
         super().open(context, output)
+        self.user_object = self._function = own_copy_of(context.node, self._function)
         self._backend = context.states.records(Section("accumulators", self._schema, self._keys))
 
     def process(self, batch: pa.RecordBatch) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import pyarrow as pa
 
 from headgate.operators.bad_records import bad_records
-from headgate.operators.base import Operator
+from headgate.operators.base import Operator, OperatorContext, Output
+from headgate.operators.checkpointed.exploring import own_copy_of
 from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.unreadable import divert_unreadable
@@ -56,6 +57,12 @@ class RowFunctionOperator(Operator):
     def __init__(self, spec: RowFunctionSpec) -> None:
         self._spec = spec
         self._writer: RowWriter | None = None
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        """See ``Operator``."""
+        super().open(context, output)
+        self.user_object = own_copy_of(context.node, self._spec.function)
+        self._spec = replace(self._spec, function=self.user_object)
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, UsageError
 
 _RECORD_CHARS_MAX = 1_000
 _OWN_CODE = str(Path(__file__).resolve().parents[1])
@@ -29,6 +31,37 @@ class UserFunctionError(HeadgateError):
 
     def __str__(self) -> str:
         return f"the function of operator '{self.node}' failed on {self.record}\n{self.traceback_text}"
+
+
+class HookError(UserFunctionError):
+    """A method that a checkpoint calls failed; ``record`` names it, with the checkpoint if there is one.
+
+    Attributes:
+        may_pass: it acts outside, where things may be in order later (HL6).
+    """
+
+    def __init__(self, node: str, record: str, traceback_text: str, may_pass: bool = True) -> None:
+        super().__init__(node, record, traceback_text)
+        self.args = (node, record, traceback_text, may_pass)
+        self.may_pass = may_pass
+
+    def __str__(self) -> str:
+        return f"{self.record} of operator '{self.node}' failed\n{self.traceback_text}"
+
+
+def copied(node: str, function: Any) -> Any:
+    """Return a copy of a user's function object: neither subtasks nor the driver share one (ST1).
+
+    Raises:
+        UsageError: it cannot be copied, hence not be sent to a worker either.
+    """
+    try:
+        return copy.deepcopy(function)
+    except Exception as error:
+        raise UsageError(
+            f"operator '{node}': {type(function).__name__} cannot be copied to the workers ({error}); make what "
+            "cannot travel in open()"
+        ) from None
 
 
 def shortened(value: object) -> str:

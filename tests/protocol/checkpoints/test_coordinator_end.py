@@ -10,6 +10,7 @@ from tests.protocol.checkpoints.coordinating import (
     A,
     B,
     acked,
+    after,
     begin,
     completed,
     coordinator,
@@ -24,6 +25,7 @@ from tests.protocol.checkpoints.coordinating import (
 from tests.protocol.making import committable, cp, gen
 
 from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import WorkerIndex
 from headgate.protocol.checkpoints.commit import Commit, CommitPermit
 from headgate.protocol.checkpoints.coordinator import (
     ArmTimer,
@@ -31,11 +33,14 @@ from headgate.protocol.checkpoints.coordinator import (
     CommitFailed,
     CommitRetryTimer,
     CommitSucceeded,
+    CompletionTold,
     Coordinator,
+    Event,
     ExpiryTimer,
     FailGeneration,
     GenerationDone,
     IntervalTimer,
+    ListenerFound,
     ManifestFailed,
     NotifyAbort,
     NotifyComplete,
@@ -248,3 +253,56 @@ def test_input_that_ends_during_a_stop_still_gets_its_final_checkpoint() -> None
     for event in acked(11):
         machine.handle(event)
     assert machine.handle(written(11))[-1] == GenerationDone(cp(11), is_final=True)
+
+
+# -- listeners ------------------------------------------------------------------------------------------------------
+
+
+def listening(worker: int, generation: int = 3) -> ListenerFound:
+    return ListenerFound(gen(generation), WorkerIndex(worker))
+
+
+def told(worker: int, checkpoint: int, generation: int = 3) -> CompletionTold:
+    return CompletionTold(gen(generation), WorkerIndex(worker), cp(checkpoint))
+
+
+@pytest.mark.parametrize("end", [FINISHED, (StopRequested(),)], ids=["finished", "stopped"])
+def test_the_end_waits_until_listeners_have_heard_of_the_last_checkpoint(end: tuple[Event, ...]) -> None:  # HL7
+    machine = coordinator(listening(0), listening(1), STARTED, *completed(10), told(0, 10), told(1, 10), *end)
+    after(machine, reserved(11), *acked(11))
+    is_final = end is FINISHED
+    assert GenerationDone(cp(11), is_final) not in machine.handle(written(11))
+    assert machine.handle(told(1, 11)) == [Ignored("noted")]
+    assert machine.handle(told(0, 10)) == [Ignored("noted")], "of an earlier one"
+    assert machine.handle(told(0, 11, generation=2)) == [Ignored("of another generation")]
+    assert machine.handle(told(0, 11)) == [GenerationDone(cp(11), is_final)]
+    assert machine.phase is Phase.DONE
+
+
+def test_the_end_waits_for_commits_and_for_listeners_whichever_is_last() -> None:  # HL7, E4
+    machine = coordinator(listening(0), STARTED, *FINISHED, reserved(10), *acked(10, committable(10)), written(10))
+    assert machine.handle(told(0, 10)) == [Ignored("noted")]
+    assert machine.handle(committed(10)) == [GenerationDone(cp(10), is_final=True)]
+
+
+def test_a_generation_without_listeners_does_not_wait() -> None:  # HL7
+    machine = coordinator(STARTED, *FINISHED, reserved(10), *acked(10))
+    assert GenerationDone(cp(10), is_final=True) in machine.handle(written(10))
+
+
+def test_every_checkpoint_that_began_ends_with_a_message_to_all() -> None:  # HL5
+    ends: dict[str, tuple[Event, ...]] = {
+        "declined": (decline(10),),
+        "expired": (expiry(10),),
+        "not written": (*acked(10), ManifestFailed(cp(10))),
+        "completed": (*acked(10), written(10)),
+    }
+    for name, events in ends.items():
+        machine = coordinator(STARTED, *begin(10), tolerable_failures=9)
+        effects = [effect for event in events for effect in machine.handle(event)]
+        said = [e for e in effects if isinstance(e, NotifyAbort | NotifyComplete)]
+        assert [e.checkpoint for e in said] == [cp(10)], name
+    overlapping = coordinator(STARTED, *begin(10), max_concurrent=2)
+    after(overlapping, INTERVAL, reserved(11), *acked(11))
+    said = [e for e in overlapping.handle(written(11)) if isinstance(e, NotifyAbort | NotifyComplete)]
+    assert said == [NotifyAbort(cp(10), AbortReason.SUBSUMED), NotifyComplete(cp(11))], "the older one ends before"

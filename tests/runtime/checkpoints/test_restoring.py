@@ -8,18 +8,21 @@ from dataclasses import replace
 import msgspec
 import polars as pl
 import pytest
+import xxhash
 from tests.runtime.checkpoints.writing import write_snapshot
 
 import headgate as hg
-from headgate.codec.snapshot import encode_sections
+from headgate.codec.snapshot import LISTS_PREFIX, encode_sections
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.options import Guarantee
 from headgate.model.plan import Plan
 from headgate.operators.base import RestoredState
+from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.protocol.loops.part import RoundProgress
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots, read_restored, restored_by
+from headgate.runtime.checkpoints.snapshots import read_part
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
 from headgate.storage.memory import MemoryStorage
 
@@ -209,3 +212,56 @@ def test_a_checkpoint_that_is_not_exact_is_restored_from_all_former_subtasks() -
     former.manifest = replace(former.manifest, mode=Guarantee.AT_LEAST_ONCE)
     found = former.restored(1, 2).states("sum", vertex)
     assert [(state.subtask_index, state.is_exact) for state in found] == [(0, False), (1, False)]
+
+
+def with_lists(kind: str, parallelism: int) -> Former:
+    """Return a checkpoint in which each subtask of the reduce left a part ``kind`` of operator state, too."""
+    former = Former(parallelism)
+    entries = []
+    for entry in former.manifest.entries:
+        part = SnapshotPart(1, 0, "", b"%d" % entry.subtask.index, section=f"{kind}/sum")
+        part = replace(part, checksum=xxhash.xxh3_64_intdigest(part.inline))
+        is_reduce = entry.subtask.vertex == "sum"
+        entries.append(replace(entry, parts=(*entry.parts, part)) if is_reduce else entry)
+    former.manifest = replace(former.manifest, entries=tuple(entries))
+    return former
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (3, 2), (2, 3)])
+@pytest.mark.parametrize("kind", ["lists", "union"])
+def test_the_parts_of_a_union_are_sent_to_every_worker(kind: str, before: int, after: int) -> None:  # HL13, HL12
+    former = with_lists(kind, before)
+    vertex = next(v for v in plan_of(after).vertices if not v.is_source)
+    for worker in range(after):
+        restored = former.restored(worker, after)
+        found = [(state.subtask_index, bytes(state.payload)) for state in restored.lists("sum", vertex)]
+        everybody = [(index, b"%d" % index) for index in range(before)]
+        assert found == (everybody if kind == "union" or before != after else [everybody[worker]])
+        own = [(i, before, f"sum of {i}".encode()) for i in range(before) if before != after or i == worker]
+        assert [(s.subtask_index, s.parallelism, bytes(s.payload)) for s in restored.states("sum", vertex)] == own
+
+
+def test_finished_flags_of_others_are_not_taken_for_ones_own_when_unions_come_with_them() -> None:  # R17, HL13
+    former = with_lists("union", 2)
+    plan = plan_of(2)
+    for vertex in plan.vertices:
+        restored = former.restored(0, 2)
+        assert not restored.is_finished(vertex)
+        assert not restored.is_partly_finished(vertex)
+
+
+def test_lists_are_parts_of_their_own_with_rows_that_are_counted() -> None:  # HL10, R30
+    lists = OperatorLists("sum")
+    lists.declare("kept", int).put([1, 2, 3])
+    frozen = lists.freeze(is_union=False)
+    assert frozen is not None
+    storage = MemoryStorage()
+    target = SubtaskTarget(
+        Destination(storage, "p", Generation(1), 1 << 20), SubtaskId(VertexId("sum"), 0), CheckpointId(1)
+    )
+    target.put_state("sum", frozen, LISTS_PREFIX)
+    (part,) = target.finish()
+    assert (part.section, part.rows) == ("lists/sum", {"sum": {"kept": 3}})
+    read_part(storage, "p", part)
+    with pytest.raises(CorruptionError, match="4 rows of state 'kept'"):
+        read_part(storage, "p", replace(part, rows={"sum": {"kept": 4}}))

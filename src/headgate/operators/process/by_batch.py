@@ -18,11 +18,11 @@ from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import KeyedOperator, key_columns, owner_of
 from headgate.operators.process.batch_states import BatchCursor, BatchStateHandle, BatchStates, Keys
-from headgate.operators.process.by_row import copied, opened
+from headgate.operators.process.by_row import opened
 from headgate.operators.process.declaring import Declarations
 from headgate.operators.schemas import SchemaLike, as_schema, batch_of, frame_of
 from headgate.operators.types import schema_text
-from headgate.operators.user_function import UserFunctionError, batch_error, user_traceback
+from headgate.operators.user_function import UserFunctionError, batch_error, copied, user_traceback
 from headgate.state.backend import ColumnBackend, Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
 from headgate.state.frozen import FrozenState
@@ -163,6 +163,7 @@ class BatchProcessOperator(KeyedOperator):
         node, spec = context.node, self._spec
         self._backend = context.states.by_column(key_columns(spec.schema, spec.keys), spec.descriptors)
         self._function: BatchProcessFunction = copied(node, spec.function)
+        self.user_object = self._function
         found = opened(
             node, self._function, Declarations(node, BatchStates(node, self._cursor, lambda _: self._backend))
         )

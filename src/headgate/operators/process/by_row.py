@@ -5,7 +5,6 @@ Counterpart: ``operators.process.functions`` is what users see, a ``state.backen
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
@@ -23,7 +22,7 @@ from headgate.operators.row_functions import divert_refused
 from headgate.operators.rows import Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import as_schema
 from headgate.operators.unreadable import divert_unreadable
-from headgate.operators.user_function import UserFunctionError, shortened, user_error, user_traceback
+from headgate.operators.user_function import UserFunctionError, copied, shortened, user_error, user_traceback
 from headgate.state.backend import RowBackend
 from headgate.state.descriptors import StateDescriptor, state_identity
 from headgate.state.frozen import FrozenState
@@ -58,21 +57,6 @@ class ProcessSpec:
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
         return state_identity(key_columns(self.schema, self.keys), self.descriptors)
-
-
-def copied(node: str, function: Any) -> Any:
-    """Return a copy of a user's function object: neither subtasks nor the driver share one (ST1).
-
-    Raises:
-        UsageError: it cannot be copied, hence not be sent to a worker either.
-    """
-    try:
-        return copy.deepcopy(function)
-    except Exception as error:
-        raise UsageError(
-            f"operator '{node}': {type(function).__name__} cannot be copied to the workers ({error}); make what "
-            "cannot travel in open()"
-        ) from None
 
 
 def opened(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:
@@ -117,6 +101,7 @@ class ProcessOperator(KeyedOperator):
         node = context.node
         self._backend = context.states.by_row(key_columns(self._spec.schema, self._spec.keys), self._spec.descriptors)
         self._function: ProcessFunction = copied(node, self._spec.function)
+        self.user_object = self._function
         states = Declarations(node, RowStates(node, self._cursor, self._backend.cells))
         found = opened(node, self._function, states)
         assert found == self._spec.descriptors

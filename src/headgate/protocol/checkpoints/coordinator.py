@@ -12,7 +12,7 @@ from typing import assert_never
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.protocol.checkpoints.commit import Commit, CommitQueue
 from headgate.protocol.checkpoints.completion import Completion, failure_in
 from headgate.protocol.checkpoints.coordinator_events import (
@@ -23,6 +23,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     CommitFailed,
     CommitRetryTimer,
     CommitSucceeded,
+    CompletionTold,
     Declined,
     DeleteParts,
     DrainRequested,
@@ -37,6 +38,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     GenerationReplaced,
     IdReserved,
     IntervalTimer,
+    ListenerFound,
     ManifestFailed,
     ManifestUnknown,
     ManifestWritten,
@@ -113,6 +115,8 @@ class Coordinator(Machine):
         self._is_draining = False
         self._commits = CommitQueue(generation)
         self._commit_tries = 0
+        self._told: dict[WorkerIndex, CheckpointId] = {}
+        """Workers in which somebody hears of completed checkpoints, and the newest that they confirmed (HL7)."""
         self._checkpoints = Completion(generation, participants, config, first_checkpoint, retained, self._commits)
 
     # -- what can be asked ------------------------------------------------------------------------------------------
@@ -192,6 +196,8 @@ class Coordinator(Machine):
                 return self._on_manifest(event)
             case GenerationReplaced():
                 return self._on_replaced(event)
+            case ListenerFound() | CompletionTold():
+                return self._on_listener(event)
             case CommitSucceeded():
                 return self._on_commit_succeeded(event)
             case CommitFailed():
@@ -287,10 +293,20 @@ class Coordinator(Machine):
             return [Ignored("remembered until every participant runs")]
         return [DrainSources()]
 
+    def _on_listener(self, event: ListenerFound | CompletionTold) -> list[Effect]:
+        if event.generation != self._generation:
+            return [Ignored("of another generation")]
+        told = event.checkpoint if isinstance(event, CompletionTold) else CheckpointId(0)
+        self._told[event.worker] = max(told, self._told.get(event.worker, CheckpointId(0)))
+        return self._end_if_done() or [Ignored("noted")]
+
     def _end_if_done(self) -> list[Effect]:
-        """Done when the last checkpoint is completed and nothing of it is left to commit (C27, E4)."""
+        """Done when the last checkpoint is completed, nothing of it is left to commit, and listeners have heard of it
+        (C27, E4, HL7)."""
         triggering = self._checkpoints.triggering
         if self._phase is Phase.DONE or not triggering.has_last or not self._commits.is_empty:
+            return []
+        if any(told < self.last_completed for told in self._told.values()):
             return []
         self._enter(Phase.DONE)
         return [GenerationDone(triggering.last_done, triggering.is_last_done_final)]
@@ -334,6 +350,7 @@ __all__ = [
     "CommitFailed",
     "CommitRetryTimer",
     "CommitSucceeded",
+    "CompletionTold",
     "Coordinator",
     "Declined",
     "DeleteParts",
@@ -350,6 +367,7 @@ __all__ = [
     "IdReserved",
     "Ignored",
     "IntervalTimer",
+    "ListenerFound",
     "ManifestFailed",
     "ManifestUnknown",
     "ManifestWritten",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headgate.model.failure import Failure
-from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.checkpoints.commit import Commit
@@ -114,6 +114,23 @@ class FinishReported:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenerFound:
+    """EVENT: something in ``worker`` of ``generation`` hears of completed checkpoints; ``CompletionTold`` follows."""
+
+    generation: Generation
+    worker: WorkerIndex
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionTold:
+    """EVENT: who listens in ``worker`` of ``generation`` has heard that ``checkpoint`` is completed."""
+
+    generation: Generation
+    worker: WorkerIndex
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestWritten:
     """EVENT: the manifest is durable under its final name: the checkpoint is completed (C12)."""
 
@@ -168,6 +185,8 @@ Event: TypeAlias = (
     | Acknowledged
     | Declined
     | FinishReported
+    | ListenerFound
+    | CompletionTold
     | ManifestWritten
     | ManifestFailed
     | ManifestUnknown

@@ -17,7 +17,15 @@ import msgspec
 
 from headgate import fault_points
 from headgate.codec.messages import Restored
-from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX, STATE_PREFIX, decode_sections
+from headgate.codec.snapshot import (
+    FINISHED_PREFIX,
+    LISTS_PREFIX,
+    POSITIONS_PREFIX,
+    ROUNDS_PREFIX,
+    STATE_PREFIX,
+    UNION_PREFIX,
+    decode_sections,
+)
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import WorkerIndex
 from headgate.model.key_groups import key_groups_of_subtask
@@ -33,23 +41,23 @@ from headgate.storage.base import NotFound, Storage
 def restored_by(manifest: Manifest | None, plan: Plan, worker: WorkerIndex) -> list[Restored]:
     """Return the parts that the subtasks of ``worker`` continue from (R15), of keyed ones those it owns (SF11).
 
-    Whatever mode the checkpoint was taken in (GM5).
+    Whatever mode the checkpoint was taken in (GM5). Unions go to everybody (HL13).
     """
     if manifest is None:
         return []
     is_moved = manifest.parallelism != plan.parallelism or not is_exact(manifest)
     sources = {vertex.id for vertex in plan.vertices if vertex.is_source}
     owned = owned_key_groups(plan, worker)
-    return [
-        Restored(
-            entry.subtask,
-            manifest.parallelism,
-            tuple(part for part in entry.parts if part.key_groups is None or part.key_groups.overlaps(owned)),
-            is_exact=is_exact(manifest),
-        )
-        for entry in manifest.entries
-        if is_moved or entry.subtask.index == worker or entry.subtask.vertex in sources
-    ]
+    found: list[Restored] = []
+    for entry in manifest.entries:
+        if is_moved or entry.subtask.index == worker or entry.subtask.vertex in sources:
+            parts = tuple(part for part in entry.parts if part.key_groups is None or part.key_groups.overlaps(owned))
+        else:
+            parts = tuple(part for part in entry.parts if part.section.startswith(UNION_PREFIX))
+            if not parts:
+                continue
+        found.append(Restored(entry.subtask, manifest.parallelism, parts, is_exact=is_exact(manifest)))
+    return found
 
 
 def is_exact(manifest: Manifest) -> bool:
@@ -102,9 +110,22 @@ class RestoredSnapshots:
         for index, sections in self._seen_by(vertex):
             if name in sections:
                 found.append(RestoredState(index, self._count, sections[name], self._is_exact))
-            readers = self._parts.get(index, {}).get(name, ())
-            found += [RestoredState(index, self._count, read, self._is_exact) for read in readers]
+            found += self._parts_of(index, name)
         return found
+
+    def lists(self, node: str, vertex: Vertex) -> list[RestoredState]:
+        """Return the parts of ``node``'s operator state, by former subtask: its own lists, and everybody's unions."""
+        own = [part for index, _ in self._seen_by(vertex) for part in self._parts_of(index, f"{LISTS_PREFIX}{node}")]
+        return own + [part for index in sorted(self._parts) for part in self._parts_of(index, f"{UNION_PREFIX}{node}")]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the pipeline starts without a checkpoint."""
+        return self._count == 0
+
+    def _parts_of(self, index: int, section: str) -> list[RestoredState]:
+        readers = self._parts.get(index, {}).get(section, ())
+        return [RestoredState(index, self._count, read, self._is_exact) for read in readers]
 
     def positions(self, node: str) -> dict[str, bytes] | None:
         """Return ``split → position`` of all former subtasks of a source (R16), or None on a first start.

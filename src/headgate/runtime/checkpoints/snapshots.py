@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import xxhash
 
-from headgate.codec.snapshot import STATE_PREFIX, decode_sections
+from headgate.codec.snapshot import OF_ROWS, decode_sections
 from headgate.codec.state_rows import difference, stored_rows
 from headgate.errors import CorruptionError
 from headgate.model.manifest import BUNDLE, SnapshotPart
@@ -91,7 +91,7 @@ def _check_bytes(part: SnapshotPart, size_bytes: int, checksum: int, where: str)
 def _check_rows(part: SnapshotPart, data: memoryview, where: str) -> None:
     sections = decode_sections(data, where) if part.section == BUNDLE else {part.section: data}
     for node, recorded in (part.rows or {}).items():
-        state = sections.get(f"{STATE_PREFIX}{node}")
+        state = next((sections[f"{prefix}{node}"] for prefix in OF_ROWS if f"{prefix}{node}" in sections), None)
         inner = {} if state is None else decode_sections(state, f"{where}, state of '{node}'")
         problem = difference(recorded, stored_rows(inner, where))
         if problem is not None:

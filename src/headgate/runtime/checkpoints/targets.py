@@ -55,15 +55,15 @@ class SubtaskTarget:
         """
         self.put(BUNDLE, encode_sections({name: [data] for name, data in sections.items()}))
 
-    def put_state(self, node: str, state: FrozenState) -> None:
-        """Have ``state`` write itself.
+    def put_state(self, node: str, state: FrozenState, prefix: str = STATE_PREFIX) -> None:
+        """Have ``state`` write itself, to sections of ``node`` that begin with ``prefix``.
 
         Raises:
             AssertionError: what it wrote is not what was frozen; such a checkpoint must not complete (U7).
             StorageError
         """
         expected = dict(state.rows())
-        target = _NodeTarget(self, node, self._to.keys)
+        target = _NodeTarget(self, node, self._to.keys, prefix)
         state.write_to(target)
         _refuse_difference(node, expected, target.rows)
 
@@ -133,10 +133,11 @@ class SubtaskTarget:
 class _NodeTarget:
     """See ``state.frozen.SnapshotTarget``: the target of one operator's state. ``rows``: what was written so far."""
 
-    def __init__(self, target: SubtaskTarget, node: str, keys: OwnedKeys | None) -> None:
+    def __init__(self, target: SubtaskTarget, node: str, keys: OwnedKeys | None, prefix: str) -> None:
         self._target = target
         self._node = node
         self.keys = keys
+        self._section = f"{prefix}{node}"
         self.rows: dict[str, int] = {}
 
     def put(
@@ -152,7 +153,7 @@ class _NodeTarget:
             _refuse_difference(self._node, rows, stored_rows(section_views(written), f"the snapshot of '{self._node}'"))
         self._count(rows or {})
         of_node = None if rows is None else {self._node: dict(rows)}
-        return self._target.put(f"{STATE_PREFIX}{self._node}", written, of_node, key_groups, name)
+        return self._target.put(self._section, written, of_node, key_groups, name)
 
     def share(self, part: SnapshotPart) -> None:
         """See ``SnapshotTarget``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from headgate import fault_points
@@ -51,17 +51,19 @@ class PrepareRefused(Exception):  # noqa: N818 - what the target said
 class FrozenSubtask:
     """What the synchronous part leaves behind: references only.
 
-    ``plain`` are sections that are bytes already (source positions, flags).
+    ``plain`` are sections that are bytes already (source positions, flags); ``lists`` is operator state, by the prefix
+    of its section and by node.
     """
 
     checkpoint: CheckpointId
     states: Mapping[str, FrozenState]
     plain: Mapping[str, bytes]
     sealed: Sequence[tuple[str, SealedTransaction]]
+    lists: Mapping[tuple[str, str], FrozenState] = field(default_factory=dict)
 
     def release(self) -> None:
         """Give the frozen states up: they are durable, or nobody will write them (U6). Idempotent."""
-        for state in self.states.values():
+        for state in (*self.states.values(), *self.lists.values()):
             state.release()
 
 
@@ -182,6 +184,8 @@ class SnapshotWriter:
         target.put_bundle(job.plain)
         for node, state in job.states.items():
             target.put_state(node, state)
+        for (prefix, node), state in job.lists.items():
+            target.put_state(node, state, prefix)
         return target.finish()
 
     def _with_retries(self, call: Callable[[], _T]) -> _T:

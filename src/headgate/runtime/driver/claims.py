@@ -15,6 +15,7 @@ from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
+from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.retention import Retention
@@ -100,11 +101,18 @@ def begin_generation(
     retained = recovery.retained(claimed.log, restored)
     log.restored(retained)
     _tidy_up(log.files.sweep, around, note)
-    if restored is not None and isinstance(choice, recovery.NothingLeft):
+    if isinstance(choice, recovery.NothingLeft) and is_listening(definition):
+        note("all input has been processed; whoever listens to checkpoints is told once more")
+    elif restored is not None and isinstance(choice, recovery.NothingLeft):
         _tidy_up(lambda: _drop_old(log, retained, definition.config.checkpoints.retained), around, note)
         commits.close()
         return Finished(restored)
     return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits)
+
+
+def is_listening(definition: PipelineDefinition) -> bool:
+    """Whether somebody may have missed the completion of the final checkpoint (HL8)."""
+    return any(catalog.is_listening(node.spec) for vertex in definition.plan.vertices for node in vertex.nodes)
 
 
 def _set_aside(

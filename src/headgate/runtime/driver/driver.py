@@ -135,7 +135,7 @@ class Driver:
         if isinstance(message, messages.Metrics):
             self.book.add(int(worker), message)
         elif self.supervision.live is not None:
-            self.supervision.live.on_report(message)
+            self.supervision.live.on_report(worker, message)
 
     def _look_for_another(self) -> None:
         if self.supervision.live is not None:

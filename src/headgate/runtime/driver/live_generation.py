@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from headgate import fault_points
 from headgate.codec import messages
 from headgate.model.definition import PipelineDefinition
-from headgate.model.ids import Generation
+from headgate.model.ids import CheckpointId, Generation, WorkerIndex
 from headgate.protocol.checkpoints import coordinator
 from headgate.runtime.checkpoints.restoring import restored_by
 from headgate.runtime.driver.claims import NewGeneration
@@ -66,7 +66,7 @@ class LiveGeneration:
                 config.runtime.credit_bytes,
                 config.runtime.flush_ms,
                 config.checkpoints.inline_bytes_max,
-                restored is not None and restored.is_draining,
+                restored is not None and (restored.is_draining or restored.is_final),  # HL8: what was added is not read
             )
             record.connection.send(deployment)
 
@@ -87,8 +87,8 @@ class LiveGeneration:
         if self.number < newer:
             self.coordination.handle(coordinator.GenerationReplaced(newer))
 
-    def on_report(self, message: messages.FromWorker) -> None:
-        """Take what a worker says about its subtasks. What is of another generation, the machines ignore."""
+    def on_report(self, worker: WorkerIndex, message: messages.FromWorker) -> None:
+        """Take what ``worker`` says about its subtasks. What is of another generation, the machines ignore."""
         match message:
             case messages.Acknowledge():
                 fault_points.reach("before-ack")
@@ -99,6 +99,14 @@ class LiveGeneration:
                 self.coordination.handle(message.event)
             case messages.Finished():
                 self.coordination.handle(message.event)
+            case messages.Ready():
+                if message.is_listening:
+                    self.coordination.handle(coordinator.ListenerFound(Generation(message.generation), worker))
+            case messages.Told():
+                told = coordinator.CompletionTold(
+                    Generation(message.generation), worker, CheckpointId(message.checkpoint)
+                )
+                self.coordination.handle(told)
             case messages.EntranceEnded() | messages.ProbeReturned():
                 self._looping.on_message(message)
             case _:

@@ -114,6 +114,7 @@ class Workers:
             return
         match message:
             case messages.Ready():
+                self._on_report(record.worker, message)
                 self._on_event(supervisor.WorkerReady(Generation(message.generation), record.worker))
             case messages.Failed():
                 now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()

@@ -322,6 +322,9 @@ class Chain:
 class SourceHead(Operator):
     """Stands for the source in its chain: the runner hands it what the reader polled."""
 
+    def __init__(self, reader: object = None) -> None:
+        self.user_object = reader
+
     def process(self, batch: pa.RecordBatch) -> None:
         """Pass records on."""
         self.output.emit(batch)

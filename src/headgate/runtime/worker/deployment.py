@@ -28,6 +28,7 @@ from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.wire.exchange import Exchange
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker.chain import Chain, SourceHead
+from headgate.runtime.worker.hooks import Hooks
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner, LoopState
 from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
 from headgate.runtime.worker.outlets import EdgeOutlet
@@ -41,6 +42,7 @@ class SinkHead(Operator):
 
     def __init__(self, writer: SinkWriter) -> None:
         self._writer = writer
+        self.user_object = writer
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Write records."""
@@ -129,6 +131,8 @@ class Deployment:
         chain.restore({name: found for name, found in states.items() if found})
         if restored.is_partly_finished(vertex):
             chain.resume()
+        hooks = Hooks(chain)
+        hooks.restore(lambda node: restored.lists(node, vertex), is_restored=not restored.is_empty)
         parts = SubtaskParts(
             subtask,
             chain,
@@ -144,6 +148,7 @@ class Deployment:
             rounds=restored.rounds(vertex),
             input_names=[channel.edge.input for channel in plan.inputs(subtask)],
             mode=self._definition.config.checkpoints.mode,
+            hooks=hooks,
         )
         if vertex.is_loop_head:
             return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))
@@ -175,7 +180,8 @@ class Deployment:
             case Role.SOURCE:
                 parallelism, positions = self._definition.plan.parallelism, restored.positions(str(node.name))
                 context = SourceContext(config.name, str(node.name), subtask.index, parallelism, positions)
-                return SourceHead(), cast(Source, node.spec).open(context)
+                reader = cast(Source, node.spec).open(context)
+                return SourceHead(reader), reader
             case Role.SINK:
                 writer = cast(Sink, node.spec).open(self._sink_context(node, subtask))
                 sinks[str(node.name)] = writer

@@ -39,6 +39,7 @@ from headgate.protocol.watermarks import (
 from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
 from headgate.runtime.wire.feedback import ReceivingChannel
 from headgate.runtime.worker.chain import Chain
+from headgate.runtime.worker.hooks import Hooks
 from headgate.runtime.worker.outlets import EdgeOutlet
 
 """Sections of a snapshot are named by node, not by vertex: chaining may differ when the pipeline is edited."""
@@ -89,6 +90,7 @@ class SubtaskParts:
         make_writer: makes what writes its snapshots.
         is_restored_finished: its restored snapshot says that all input had ended.
         is_draining: its source is not read on (E9).
+        hooks: what of the user's has to do with checkpoints; None: nothing.
         place, rounds: where it stands in a nest of loops, and how far rounds had come.
         mode: what the pipeline guarantees.
     """
@@ -107,6 +109,7 @@ class SubtaskParts:
     rounds: RoundProgress = NO_ROUNDS
     input_names: Sequence[InputName] | None = None
     mode: Guarantee = Guarantee.EXACTLY_ONCE
+    hooks: Hooks | None = None
 
 
 class SubtaskRunner:
@@ -136,6 +139,7 @@ class SubtaskRunner:
         self._next_input = 0
         self._has_ended = False
         self._may_resume = parts.is_restored_finished
+        self._hooks = parts.hooks or Hooks(parts.chain)
         place, rounds = parts.place, parts.rounds
         has_rounds = max(rounds.started, rounds.closed) >= 0  # L39: they are about input that had ended
         self._entrances_closed = place.outside if place is not None and has_rounds else frozenset()
@@ -168,6 +172,11 @@ class SubtaskRunner:
     def is_source(self) -> bool:
         """Whether the coordinator triggers this subtask."""
         return self._source is not None
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether something of the user's hears of checkpoints."""
+        return self._hooks.is_listening
 
     @property
     def can_send(self) -> bool:
@@ -207,6 +216,11 @@ class SubtaskRunner:
         """Give the machine an event from the coordinator or from the snapshot writer; carry out its effects."""
         for effect in self._machine.handle(event):
             self._run(effect, text)
+        match event:  # HL9: whether or not it has finished
+            case machine.CompleteReceived():
+                self._hooks.completed(event.checkpoint)
+            case machine.AbortReceived():
+                self._hooks.aborted(event.checkpoint)
 
     def close(self) -> None:
         """Release everything; never commits or aborts prepared output."""
@@ -377,7 +391,8 @@ class SubtaskRunner:
                 self._source.reader.positions()
             )
         sealed = [(node, sink.seal(checkpoint)) for node, sink in self._sinks.items()]
-        self._frozen = FrozenSubtask(checkpoint, self.chain.freeze(), plain, sealed)
+        lists = self._hooks.snapshot(checkpoint)  # HL11: it may still change what the chain freezes
+        self._frozen = FrozenSubtask(checkpoint, self.chain.freeze(), plain, sealed, lists)
         align_us = (begun_ns - self._align_started.pop(checkpoint, begun_ns)) // 1000
         freeze_us = (time.perf_counter_ns() - flushed_ns) // 1000
         self._reports.snapshot_taken(self.subtask, checkpoint, align_us, freeze_us)

@@ -20,7 +20,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
-from headgate.operators.user_function import UserFunctionError, user_traceback
+from headgate.operators.user_function import HookError, UserFunctionError, user_traceback
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops import rounds
@@ -111,6 +111,7 @@ class Worker:
         self._by_subtask: dict[SubtaskId, SubtaskRunner] = {}
         self._pool = around.pool(UPLOAD_THREADS, "headgate-upload")
         self._stopping: messages.Stop | None = None
+        self._is_listening = False
         self._metrics = WorkerMetrics()
         self._peer_lost: tuple[int, PeerLost] | None = None
 
@@ -193,7 +194,7 @@ class Worker:
             return
         self._generation = Generation(deploy.generation)
         self._deploy(deploy, exchange)
-        control.send(messages.Ready(deploy.generation))
+        control.send(messages.Ready(deploy.generation, self._is_listening))
         for runner in self._runners:
             runner.start()
         self._loop()
@@ -231,6 +232,7 @@ class Worker:
         )
         self._runners = deployment.runners()
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
+        self._is_listening = any(runner.is_listening for runner in self._runners)
 
     def _snapshot_writer(self, subtask: SubtaskId, to: Destination) -> SnapshotWriter:
         def report(event: machine.SnapshotWritten | machine.SnapshotFailed, text: str) -> None:
@@ -303,6 +305,8 @@ class Worker:
             case messages.Complete() if mail.generation == self._generation:
                 for runner in self._runners:
                     runner.handle(machine.CompleteReceived(CheckpointId(mail.checkpoint)))
+                if self._is_listening:  # HL7
+                    self._control.send(messages.Told(mail.generation, mail.checkpoint))
             case messages.Abort() if mail.generation == self._generation:
                 for runner in self._runners:
                     runner.handle(machine.AbortReceived(CheckpointId(mail.checkpoint)))
@@ -381,6 +385,9 @@ def failure_of(error: BaseException) -> Failure:
     match error:
         case PeerLost() | FencedError():  # fenced: the driver learns from the log whether it is, too
             return Failure(FailureKind.LOST, str(error))
+        case HookError():
+            kind = FailureKind.LOST if error.may_pass else FailureKind.USER_CODE  # HL6
+            return Failure(kind, f"{error.record} of operator '{error.node}' failed", error.traceback_text)
         case UserFunctionError():
             reason = f"the function of operator '{error.node}' failed on the record {error.record}"
             return Failure(FailureKind.USER_CODE, reason, error.traceback_text)

@@ -1,0 +1,262 @@
+"""Operator state: lists of a subtask, which a restore deals out again (HL10–HL14 of docs/spec/listeners.md).
+
+Counterparts: ``operators.checkpointed.functions`` is what users see; ``runtime.worker.hooks`` has lists frozen and
+restored. Values are stored as keyed state stores them (``state.row_values``), so that nobody changes them from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
+from headgate.errors import CorruptionError, UsageError
+from headgate.operators.base import RestoredState
+from headgate.operators.schemas import as_schema
+from headgate.state.frozen import FrozenState
+from headgate.state.row_values import Conversion, conversion, mismatch, python_values
+
+_COLUMN = "value"
+
+
+@dataclass(frozen=True)
+class ListDescriptor:
+    """One declared list. ``is_union``: after a restore every subtask sees the elements of all."""
+
+    name: str
+    type: pa.DataType
+    is_union: bool = False
+
+    def text(self) -> str:
+        """Return its part of the identity of the operator's state."""
+        return f"{'union' if self.is_union else 'list'} {self.name}: {self.type}"
+
+
+class OperatorList:
+    """A list of one subtask. What it holds when a checkpoint is taken is in the checkpoint."""
+
+    def __init__(self, node: str, descriptor: ListDescriptor, stored: list[Any], values: Conversion) -> None:
+        """For Headgate only; declare lists with ``RestoreContext``."""
+        self._node = node
+        self._descriptor = descriptor
+        self._stored = stored
+        self._values = values
+
+    def get(self) -> list[Any]:
+        """Return a new list of the elements; changing it does not change the state."""
+        return [self._values.loaded(element) for element in self._stored]
+
+    def put(self, values: Iterable[Any]) -> None:
+        """Replace all elements; if one does not fit the type, none is.
+
+        Raises:
+            UsageError: an element does not fit, or is None.
+        """
+        self._stored = [self._checked(value) for value in values]
+
+    def append(self, value: Any) -> None:
+        """Add one element at the end.
+
+        Raises:
+            UsageError: it does not fit, or is None.
+        """
+        self._stored.append(self._checked(value))
+
+    def clear(self) -> None:
+        """Forget all elements."""
+        self._stored = []
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def frozen(self) -> FrozenList:
+        """Return the elements as they are now; for Headgate only."""
+        return FrozenList(self._descriptor.type, self._values, list(self._stored))
+
+    def _checked(self, value: Any) -> Any:
+        try:
+            if value is None:
+                raise ValueError("an element cannot be null")
+            return self._values.store(value)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise UsageError(
+                f"list '{self._descriptor.name}' of operator '{self._node}' holds {self._descriptor.type}, "
+                f"but was given {mismatch(value, error)}"
+            ) from None
+
+
+class UnionList(OperatorList):
+    """A list of one subtask, with what the lists of all subtasks held in the restored checkpoint."""
+
+    def __init__(
+        self, node: str, descriptor: ListDescriptor, stored: list[Any], values: Conversion, everybodys: list[Any]
+    ) -> None:
+        """For Headgate only; declare lists with ``RestoreContext``."""
+        super().__init__(node, descriptor, stored, values)
+        self._everybodys = everybodys
+
+    @property
+    def restored(self) -> list[Any]:
+        """What all subtasks had, in their order, in a new list. It never changes; ``get`` returns this one's own."""
+        return [self._values.loaded(element) for element in self._everybodys]
+
+
+@dataclass(frozen=True)
+class FrozenList:
+    """The elements of a list at a barrier."""
+
+    type: pa.DataType
+    values: Conversion
+    stored: list[Any]
+
+    def encode(self) -> Buffer:
+        """Return them as an Arrow stream of one column."""
+        column = pa.array([self.values.loaded(element) for element in self.stored], self.type)
+        sink = pa.BufferOutputStream()
+        schema = pa.schema([pa.field(_COLUMN, self.type)])
+        with pa.ipc.new_stream(sink, schema) as writer:
+            writer.write_batch(pa.RecordBatch.from_arrays([column], schema=schema))
+        return sink.getvalue()
+
+
+class FrozenLists(FrozenState):
+    """Lists of one operator at a barrier."""
+
+    def __init__(self, lists: Mapping[str, FrozenList]) -> None:
+        super().__init__()
+        self._lists = dict(lists)
+
+    def _rows(self) -> Mapping[str, int]:
+        return {name: len(frozen.stored) for name, frozen in self._lists.items()}
+
+    def _encode(self) -> Sequence[Buffer]:
+        return encode_sections({name: [frozen.encode()] for name, frozen in self._lists.items()})
+
+    def _forget(self) -> None:
+        self._lists = {}
+
+
+@dataclass(frozen=True)
+class RestoredElements:
+    """What one former subtask had in one list."""
+
+    subtask_index: int
+    elements: pa.Array
+
+
+L = TypeVar("L", bound=OperatorList)
+
+
+@dataclass
+class OperatorLists:
+    """All lists of one operator in one subtask. ``formers_count``: the former parallelism, 0 without a checkpoint."""
+
+    node: str
+    subtask_index: int = 0
+    parallelism: int = 1
+    restored: dict[str, list[RestoredElements]] = field(default_factory=dict)
+    formers_count: int = 0
+    _declared: dict[str, tuple[ListDescriptor, OperatorList]] = field(default_factory=dict)
+    _is_closed: bool = False
+
+    def take(self, states: Sequence[RestoredState]) -> None:
+        """Take what ``FrozenLists`` wrote, by former subtask. Before anything is declared.
+
+        Raises:
+            CorruptionError: a part is not what was written.
+        """
+        for state in states:
+            self.formers_count = state.parallelism
+            path = f"operator state of '{self.node}', subtask {state.subtask_index}"
+            for name, data in decode_sections(state.payload, path).items():
+                found = RestoredElements(state.subtask_index, _decoded(data, path))
+                self.restored.setdefault(name, []).append(found)
+
+    def declare(self, name: str, type: Any) -> OperatorList:
+        """See ``RestoreContext.list``."""
+        descriptor, values, own, _ = self._described(name, type, is_union=False)
+        return self._kept(descriptor, OperatorList(self.node, descriptor, own, values))
+
+    def declare_union(self, name: str, type: Any) -> UnionList:
+        """See ``RestoreContext.union``."""
+        descriptor, values, own, everybodys = self._described(name, type, is_union=True)
+        return self._kept(descriptor, UnionList(self.node, descriptor, own, values, everybodys))
+
+    def close(self) -> None:
+        """End the declarations.
+
+        Raises:
+            UsageError: the checkpoint has a list that was not declared (HL14).
+        """
+        self._is_closed = True
+        for name in self.restored:
+            if name not in self._declared:
+                raise UsageError(
+                    f"the restored checkpoint holds a list '{name}' of operator '{self.node}', which its function does "
+                    "not declare any more; declare it again, or run under another pipeline name"
+                )
+        self.restored = {}
+
+    def text(self) -> str:
+        """Return the identity of the state, "" when nothing is declared (HL14)."""
+        texts = [descriptor.text() for _, (descriptor, _) in sorted(self._declared.items())]
+        return f"operator state({'; '.join(texts)})" if texts else ""
+
+    def freeze(self, *, is_union: bool) -> FrozenLists | None:
+        """Return all lists of one kind as they are now; None when they are empty."""
+        found = {
+            name: kept.frozen()
+            for name, (descriptor, kept) in self._declared.items()
+            if descriptor.is_union == is_union and len(kept)
+        }
+        return FrozenLists(found) if found else None
+
+    def _kept(self, descriptor: ListDescriptor, made: L) -> L:
+        self._declared[descriptor.name] = (descriptor, made)
+        return made
+
+    def _described(
+        self, name: str, type: Any, *, is_union: bool
+    ) -> tuple[ListDescriptor, Conversion, list[Any], list[Any]]:
+        where = f"operator '{self.node}'"
+        if self._is_closed:
+            raise UsageError(f"{where}: list '{name}' must be declared in restore()")
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"{where}: a list's name must be text, not {name!r}")
+        if name in self._declared:
+            raise UsageError(f"{where}: two lists are named '{name}'; give each a name of its own")
+        try:
+            dtype = as_schema(self.node, {name: type}).field(0).type
+        except UsageError as error:
+            raise UsageError(f"{where}: list '{name}': {error.message}") from None
+        descriptor, values = ListDescriptor(name, dtype, is_union), conversion(dtype)
+        own, everybodys = self._shares(descriptor, values)
+        return descriptor, values, own, everybodys
+
+    def _shares(self, descriptor: ListDescriptor, values: Conversion) -> tuple[list[Any], list[Any]]:
+        """Return this subtask's elements, and those of all subtasks if they are known (HL12, HL13)."""
+        parts = sorted(self.restored.get(descriptor.name, []), key=lambda part: part.subtask_index)
+        by_former: list[tuple[int, list[Any]]] = []
+        for part in parts:
+            if not part.elements.type.equals(descriptor.type):
+                raise UsageError(
+                    f"list '{descriptor.name}' of operator '{self.node}' holds {part.elements.type} in the restored "
+                    f"checkpoint, but is declared as {descriptor.type} now; restore the old declaration, or give the "
+                    "list, the operator or the pipeline another name"
+                )
+            by_former.append((part.subtask_index, [values.store(value) for value in python_values(part.elements)]))
+        everybodys = [element for _, elements in by_former for element in elements]
+        if self.formers_count == self.parallelism:
+            return [e for index, elements in by_former if index == self.subtask_index for e in elements], everybodys
+        return everybodys[self.subtask_index :: self.parallelism], everybodys
+
+
+def _decoded(data: memoryview, path: str) -> pa.Array:
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            return reader.read_all().column(_COLUMN).combine_chunks()
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise CorruptionError(path, 0, "a list of operator state", str(error)) from error

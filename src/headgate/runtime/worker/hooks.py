@@ -1,0 +1,118 @@
+"""What users' functions, readers and writers of one subtask have to do with checkpoints: HL1–HL14.
+
+Found once, when the subtask is built: where nobody listens or keeps operator state, nothing is called. Everything
+happens in the mailbox thread. Counterparts: ``runtime.worker.subtask_runner``, which says when;
+``operators.checkpointed``, which users derive from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from headgate.codec.snapshot import LISTS_PREFIX, UNION_PREFIX
+from headgate.connectors.base import HoldingWriter
+from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId
+from headgate.operators.base import RestoredState
+from headgate.operators.checkpointed.exploring import restored
+from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener, SnapshotContext
+from headgate.operators.checkpointed.lists import OperatorLists
+from headgate.operators.user_function import HookError, user_traceback
+from headgate.runtime.worker.chain import Chain, NodeError
+from headgate.state.frozen import FrozenState
+
+
+class Hooks:
+    """The objects of one subtask that listen or keep lists, each in the order of the chain (HL4)."""
+
+    def __init__(self, chain: Chain) -> None:
+        """Find them; ``chain`` is open."""
+        objects = [(str(link.node.name), link.operator.user_object, link.context) for link in chain.links]
+        self._listeners = [(node, found) for node, found, _ in objects if isinstance(found, CheckpointListener)]
+        self._functions = [
+            (found, OperatorLists(node, context.subtask_index, context.parallelism))
+            for node, found, context in objects
+            if isinstance(found, CheckpointedFunction)
+        ]
+        self._others = [node for node, found, _ in objects if not isinstance(found, CheckpointedFunction)]
+        self._completed = CheckpointId(0)
+        for function, lists in self._functions:
+            if isinstance(function, HoldingWriter):
+                raise UsageError(
+                    f"the writer of sink '{lists.node}' is a CheckpointedFunction, and has freeze() and finish() of a "
+                    "writer that holds records back: restore() cannot mean both; keep what it holds in lists"
+                )
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether anybody hears of checkpoints."""
+        return bool(self._listeners)
+
+    def restore(self, states_of: Callable[[str], Sequence[RestoredState]], *, is_restored: bool) -> None:
+        """Have functions declare their lists, with what the checkpoint has of them; behind keyed state.
+
+        Raises:
+            NodeError: naming who failed.
+            UsageError: there are lists of an operator that keeps none any more.
+        """
+        for node in self._others:
+            if states_of(node):
+                raise UsageError(
+                    f"the restored checkpoint holds operator state of '{node}', which keeps none any more; make it a "
+                    "headgate.CheckpointedFunction again, or run under another pipeline name"
+                )
+        for function, lists in self._functions:
+            lists.take(states_of(lists.node))
+            try:
+                restored(function, lists, is_restored=is_restored)
+            except Exception as error:
+                raise NodeError(lists.node, error) from error
+
+    def snapshot(self, checkpoint: CheckpointId) -> dict[tuple[str, str], FrozenState]:
+        """Call ``snapshot`` of all functions, and freeze their lists.
+
+        Raises:
+            NodeError: naming who failed.
+        """
+        frozen: dict[tuple[str, str], FrozenState] = {}
+        for function, lists in self._functions:
+            try:
+                function.snapshot(SnapshotContext(int(checkpoint)))
+            except Exception as error:
+                raise _error(lists.node, f"snapshot() for checkpoint {checkpoint}", error, may_pass=False) from error
+            for prefix, is_union in ((LISTS_PREFIX, False), (UNION_PREFIX, True)):
+                state = lists.freeze(is_union=is_union)
+                if state is not None:
+                    frozen[prefix, lists.node] = state
+        return frozen
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """Tell all listeners; ids rise, and nothing is said twice (HL5).
+
+        Raises:
+            NodeError: naming who failed.
+        """
+        if checkpoint <= self._completed:
+            return
+        self._completed = checkpoint
+        for node, listener in self._listeners:
+            try:
+                listener.notify_checkpoint_complete(int(checkpoint))
+            except Exception as error:
+                raise _error(node, f"notify_checkpoint_complete({checkpoint})", error) from error
+
+    def aborted(self, checkpoint: CheckpointId) -> None:
+        """Tell all listeners.
+
+        Raises:
+            NodeError: naming who failed.
+        """
+        for node, listener in self._listeners:
+            try:
+                listener.notify_checkpoint_aborted(int(checkpoint))
+            except Exception as error:
+                raise _error(node, f"notify_checkpoint_aborted({checkpoint})", error) from error
+
+
+def _error(node: str, call: str, error: Exception, *, may_pass: bool = True) -> NodeError:
+    return NodeError(node, HookError(node, call, user_traceback(error), may_pass))
