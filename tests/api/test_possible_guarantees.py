@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import headgate as hg
+from headgate.model.config import DamagedCheckpoint
 from headgate.model.options import Guarantee
 
 
@@ -15,7 +16,7 @@ def made(mode: str, **options: Any) -> hg.Pipeline:
 
 
 # GM1
-@pytest.mark.parametrize("mode", [Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE])
+@pytest.mark.parametrize("mode", list(Guarantee))
 def test_the_mode_of_a_pipeline_is_configured_by_name(mode: Guarantee) -> None:
     for text in (mode.value, mode.value.replace("_", "-")):
         pipeline = made(text)
@@ -45,3 +46,27 @@ def test_a_loop_that_counts_rounds_is_refused_at_least_once(rounds: dict[str, An
     with pytest.raises(hg.UsageError, match="counts rounds, which begin when all input has ended") as refused:
         looped("at_least_once", **rounds).definition()
     assert "\n" not in str(refused.value)
+
+
+# GM33
+@pytest.mark.parametrize("interval", [None, 0])
+def test_at_most_once_needs_an_interval(interval: Any) -> None:
+    with pytest.raises(hg.UsageError, match="needs an interval; give"):
+        hg.Checkpointing(mode="at_most_once", interval=interval)
+
+
+# GM34
+def test_a_loop_is_refused_at_most_once() -> None:
+    with pytest.raises(hg.UsageError, match="what circulates is in the checkpoint and is processed again"):
+        looped("at_most_once").definition()
+
+
+# GM35
+def test_going_back_is_refused_at_most_once() -> None:
+    going_back = made("at_most_once", on_damaged_checkpoint="previous")
+    going_back.source(hg.Generator(rows=1)).sink(hg.Discard())
+    with pytest.raises(hg.UsageError, match="reads again what was read since the earlier checkpoint"):
+        going_back.definition()
+    unsaid = made("at_most_once")
+    unsaid.source(hg.Generator(rows=1)).sink(hg.Discard())
+    assert unsaid.definition().config.on_damaged is DamagedCheckpoint.FAIL, "though nothing is committed"

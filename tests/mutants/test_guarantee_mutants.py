@@ -12,8 +12,10 @@ from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.operators import test_timestamps as timestamp_tests
 from tests.protocol.checkpoints import test_coordinator as coordinator_tests
 from tests.protocol.checkpoints import test_track as track_tests
+from tests.protocol.subtasks import test_read_ahead as ahead_tests
 from tests.protocol.subtasks import test_subtask as subtask_tests
 from tests.runtime.checkpoints import test_restoring as restoring_tests
+from tests.runtime.worker import test_ahead_reader as reader_tests
 from tests.runtime.worker import test_subtask_runner as runner_tests
 from tests.sim.product.patching import around, skipped, without
 
@@ -25,8 +27,10 @@ from headgate.protocol.checkpoints.align import Decline, EmitCancel
 from headgate.protocol.checkpoints.track import Tracker
 from headgate.protocol.checkpoints.triggering import Triggering
 from headgate.protocol.machine import Ignored
+from headgate.protocol.subtasks.read_ahead import ReadAhead
 from headgate.protocol.subtasks.subtask import Subtask
 from headgate.runtime.checkpoints import restoring
+from headgate.runtime.worker.ahead_reader import AheadReader
 
 
 def the_first_barrier_completes() -> AbstractContextManager[None]:  # GM11
@@ -98,6 +102,56 @@ def every_guarantee_is_possible() -> AbstractContextManager[None]:  # GM21
     return skipped(pipeline_module, "check_guarantee")
 
 
+def what_is_read_is_processed_at_once() -> AbstractContextManager[None]:  # GM30
+    return patched(ReadAhead, "may_take", property(lambda self: self.held > 0))
+
+
+def a_snapshot_that_is_not_completed_covers_what_was_read() -> AbstractContextManager[None]:  # GM30
+    def cut(call: Any, self: Any, checkpoint: Any, *, is_last: bool) -> Any:
+        is_ahead = call(self, checkpoint, is_last=is_last)
+        self._released = self._read
+        return is_ahead
+
+    return around(ReadAhead, "cut", cut)
+
+
+def a_completion_covers_what_was_read_since_its_snapshot() -> AbstractContextManager[None]:  # GM30
+    def completed(call: Any, self: Any, checkpoint: Any) -> None:
+        call(self, checkpoint)
+        self._released = self._read
+
+    return around(ReadAhead, "completed", completed)
+
+
+def processing_goes_on_behind_the_last_checkpoint() -> AbstractContextManager[None]:  # GM32
+    def cut(call: Any, self: Any, checkpoint: Any, *, is_last: bool) -> Any:
+        is_ahead = call(self, checkpoint, is_last=is_last)
+        self._is_over = False
+        return is_ahead
+
+    return around(ReadAhead, "cut", cut)
+
+
+def positions_are_in_front_of_what_is_held() -> AbstractContextManager[None]:  # GM31
+    return around(ReadAhead, "cut", lambda call, self, *a, **options: call(self, *a, **options) and False)
+
+
+def a_stop_skips_what_is_held() -> AbstractContextManager[None]:  # GM32
+    return around(ReadAhead, "cut", lambda call, self, *a, **options: call(self, *a, **options) or True)
+
+
+def a_reader_holds_any_amount() -> AbstractContextManager[None]:  # GM36
+    return patched(AheadReader, "_is_full", property(lambda self: False))
+
+
+def a_source_ends_with_its_input() -> AbstractContextManager[None]:  # GM37
+    return around(AheadReader, "is_finished", lambda call, self: self._inner.is_finished())
+
+
+def a_drain_reads_on() -> AbstractContextManager[None]:  # GM37
+    return skipped(AheadReader, "end")
+
+
 LEAST = Guarantee.AT_LEAST_ONCE
 CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (the_first_barrier_completes, track_tests.test_the_last_barrier_takes_the_snapshot_and_goes_on, ()),
@@ -151,6 +205,32 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
         api_tests.test_a_loop_that_counts_rounds_is_refused_at_least_once,
         ({"max_rounds": 3},),
     ),
+    (every_guarantee_is_possible, api_tests.test_a_loop_is_refused_at_most_once, ()),
+    (every_guarantee_is_possible, api_tests.test_going_back_is_refused_at_most_once, ()),
+    (
+        what_is_read_is_processed_at_once,
+        ahead_tests.test_a_batch_is_handed_over_when_a_completed_checkpoint_covers_it,
+        (),
+    ),
+    (
+        a_snapshot_that_is_not_completed_covers_what_was_read,
+        ahead_tests.test_a_batch_is_handed_over_when_a_completed_checkpoint_covers_it,
+        (),
+    ),
+    (
+        a_completion_covers_what_was_read_since_its_snapshot,
+        ahead_tests.test_a_batch_is_handed_over_when_a_completed_checkpoint_covers_it,
+        (),
+    ),
+    (
+        processing_goes_on_behind_the_last_checkpoint,
+        ahead_tests.test_nothing_is_taken_behind_the_last_checkpoint_before_a_stop,
+        (),
+    ),
+    (positions_are_in_front_of_what_is_held, reader_tests.test_positions_of_a_snapshot_are_behind_what_is_held, ()),
+    (a_stop_skips_what_is_held, reader_tests.test_the_last_positions_before_a_stop_are_in_front_of_what_is_held, ()),
+    (a_source_ends_with_its_input, reader_tests.test_a_source_ends_when_everything_it_holds_is_handed_over, ()),
+    (a_drain_reads_on, reader_tests.test_a_drain_reads_no_more_and_hands_over_what_is_held, ()),
 ]
 
 
@@ -159,3 +239,7 @@ def test_a_broken_guarantee_is_caught(
     mutant: Mutant, test: Callable[..., object], arguments: tuple[object, ...]
 ) -> None:
     assert_caught(mutant, test, *arguments)
+
+
+def test_a_reader_that_holds_any_amount_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_caught(a_reader_holds_any_amount, reader_tests.test_a_reader_that_holds_enough_reads_no_more, monkeypatch)

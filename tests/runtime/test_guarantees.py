@@ -119,7 +119,8 @@ def overtake_and_kill(run: Run, gate: Gate) -> None:
 
 
 def committed(root: Path) -> Counter[int]:
-    return Counter(read_committed(str(root / "out"))["id"].to_list())
+    found = read_committed(str(root / "out"))
+    return Counter(found["id"].to_list() if found.height else [])
 
 
 EVERY = Counter(range(ROWS))
@@ -166,7 +167,51 @@ def test_at_least_once_in_a_loop_loses_nothing(start: Start, tmp_path: Path) -> 
     assert found - EVERY, "records overtook the barrier, so they came twice"
 
 
-MODES = ("exactly_once", "at_least_once")
+def checkpoints_until_the_end(run: Run) -> None:
+    """Let the input end, and take checkpoints one after the other: each lets more be processed."""
+    run.release()
+    while not run.driver.result.done():
+        taken = len(run.checkpoints)
+        request(run)
+        run.wait(lambda taken=taken: len(run.checkpoints) > taken or run.driver.result.done(), "a checkpoint")
+
+
+def test_at_most_once_loses_what_was_under_way_and_repeats_nothing(start: Start, tmp_path: Path) -> None:  # GM31
+    gate = Gate(tmp_path / "gate", at=-1)
+    run = start(definition_of(pipeline_of(tmp_path, gate, "at_most_once", interval="1h")))
+    run.pids()
+    request(run)
+    run.wait_checkpoints(1)
+    assert not committed(tmp_path), "nothing was processed before it"
+    until(lambda: sum(gate.seen.values()) > 0, "what the checkpoint covers is processed")
+    victim = gate.seen
+    run.kill(0)
+    run.wait_restarts(1)
+    checkpoints_until_the_end(run)
+    assert run.result().is_finished
+    found = committed(tmp_path)
+    assert not found - EVERY, "nothing is repeated or made up"
+    lost = EVERY - found
+    assert lost, "what was processed behind the restored checkpoint is gone"
+    assert victim <= lost
+    assert set(gate.seen.values()) == {1}, "no record was given to a user's function twice"
+
+
+@pytest.mark.parametrize("drains", [False, True], ids=["to its end", "drained"])
+def test_at_most_once_loses_nothing_when_nothing_fails(start: Start, tmp_path: Path, drains: bool) -> None:  # GM37
+    gate = Gate(tmp_path / "gate", at=-1)
+    run = start(definition_of(pipeline_of(tmp_path, gate, "at_most_once", interval="40ms")))
+    if drains:
+        run.wait_checkpoints(3)
+        run.driver.drain()
+    assert run.result().is_finished
+    found = committed(tmp_path)
+    assert set(found.values()) == {1}
+    assert found == gate.seen
+    assert drains or found == EVERY
+
+
+MODES = ("exactly_once", "at_least_once", "at_most_once")
 
 
 @pytest.mark.parametrize(("before", "after"), [(a, b) for a in MODES for b in MODES if a != b])

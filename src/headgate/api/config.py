@@ -56,7 +56,7 @@ class Checkpointing:
         """
         mode = _mode(self.mode)
         interval_ms = 0 if self.interval is None else duration_ms(self.interval, "checkpointing interval")
-        if mode is Guarantee.AT_MOST_ONCE and not interval_ms:
+        if mode is Guarantee.AT_MOST_ONCE and not interval_ms:  # GM33
             raise UsageError(
                 "mode='at_most_once' processes what was read when a checkpoint has recorded that, so it needs an "
                 "interval; give Checkpointing(interval='1s', mode='at_most_once')"
@@ -182,8 +182,6 @@ def _mode(text: str) -> Guarantee:
     if text == "unaligned":  # refused before there can be a loop, so the sentence covers both
         instead = "use mode='exactly_once' (unaligned checkpoints cannot cross a loop)"
         not_there_yet("checkpointing mode 'unaligned'", instead)
-    if str(text).replace("-", "_") == Guarantee.AT_MOST_ONCE.value:
-        not_there_yet("checkpointing mode 'at_most_once'", "use mode='exactly_once'")
     try:
         return Guarantee(text.replace("-", "_") if isinstance(text, str) else text)
     except ValueError:

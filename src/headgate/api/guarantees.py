@@ -18,7 +18,7 @@ def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint
     for node in graph.nodes:
         if node.role is not Role.LOOP_HEAD:
             continue
-        if mode is Guarantee.AT_MOST_ONCE:
+        if mode is Guarantee.AT_MOST_ONCE:  # GM34
             raise UsageError(
                 f"loop '{node.name}': what circulates is in the checkpoint and is processed again after a failure, "
                 "which mode='at_most_once' excludes; use mode='exactly_once'"
@@ -30,7 +30,7 @@ def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint
                 "input may come once more after that, and belongs to no round; use mode='exactly_once', or a loop "
                 "without rounds"
             )
-    if mode is Guarantee.AT_MOST_ONCE and on_damaged is DamagedCheckpoint.PREVIOUS:
+    if mode is Guarantee.AT_MOST_ONCE and on_damaged is DamagedCheckpoint.PREVIOUS:  # GM35
         raise UsageError(
             "on_damaged_checkpoint='previous' reads again what was read since the earlier checkpoint, which "
             "mode='at_most_once' excludes; leave it out, or use mode='at_least_once'"

@@ -38,6 +38,7 @@ from headgate.protocol.watermarks import (
 )
 from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
 from headgate.runtime.wire.feedback import ReceivingChannel
+from headgate.runtime.worker.ahead_reader import AheadReader
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.hooks import Hooks
 from headgate.runtime.worker.outlets import EdgeOutlet
@@ -74,10 +75,23 @@ class Source:
     """The source at the head of a chain."""
 
     reader: SourceReader
+    ahead: AheadReader | None = None
+    """``reader``, if it reads ahead of what is processed (GM30)."""
     splits: tuple[str, ...] = ()
     finished_splits: set[str] = field(default_factory=set)
     is_over: bool = False
     """Whether it is not read any more, even if there is more to read (E7, E9)."""
+
+    def positions(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
+        """Return those of a snapshot that is taken now."""
+        return self.reader.positions() if self.ahead is None else self.ahead.cut(checkpoint, is_last=is_last)
+
+
+def _source_of(reader: SourceReader | None, mode: Guarantee, *, is_over: bool) -> Source | None:
+    if reader is None:
+        return None
+    ahead = AheadReader(reader) if mode is Guarantee.AT_MOST_ONCE else None
+    return Source(ahead or reader, ahead, is_over=is_over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +136,7 @@ class SubtaskRunner:
         self._input_names = [MAIN_INPUT] * len(self._inputs) if parts.input_names is None else list(parts.input_names)
         self._outlets = list(parts.outlets)
         self._sinks = dict(parts.sinks)
-        self._source = None if parts.reader is None else Source(parts.reader, is_over=parts.is_draining)
+        self._source = _source_of(parts.reader, parts.mode, is_over=parts.is_draining)
         self._writer = parts.make_writer()
         self._reports = parts.reports
         regular_count = len(self._inputs) - (0 if parts.place is None else len(parts.place.feedback))
@@ -165,7 +179,11 @@ class SubtaskRunner:
 
     def drain(self) -> None:
         """Read nothing more: the source ends with the next step, and its positions stay where they are (E7, E8)."""
-        if self._source is not None:
+        if self._source is None:
+            return
+        if self._source.ahead is not None:
+            self._source.ahead.end()
+        else:
             self._source.is_over = True
 
     @property
@@ -214,6 +232,8 @@ class SubtaskRunner:
 
     def handle(self, event: machine.Event, text: str = "") -> None:
         """Give the machine an event from the coordinator or from the snapshot writer; carry out its effects."""
+        if isinstance(event, machine.CompleteReceived) and self._source is not None and self._source.ahead is not None:
+            self._source.ahead.completed(event.checkpoint)
         for effect in self._machine.handle(event):
             self._run(effect, text)
         match event:  # HL9: whether or not it has finished
@@ -329,7 +349,7 @@ class SubtaskRunner:
                 for channel in effect.channels:
                     self._inputs[channel].unblock()
             case machine.TakeSnapshot():
-                self._take_snapshot(effect.checkpoint)
+                self._take_snapshot(effect.checkpoint, is_last=effect.options.is_last)
             case machine.EmitBarrier():
                 self._emit_barrier(effect)
             case machine.EmitCancel():
@@ -376,7 +396,7 @@ class SubtaskRunner:
         if checkpoint not in self._align_started:
             self._align_started = {checkpoint: time.perf_counter_ns()}
 
-    def _take_snapshot(self, checkpoint: CheckpointId) -> None:
+    def _take_snapshot(self, checkpoint: CheckpointId, *, is_last: bool) -> None:
         """The synchronous part: flush (U8), then seal what the sinks were given, and take references (ST5)."""
         fault_points.reach("before-snapshot")
         begun_ns = time.perf_counter_ns()
@@ -388,7 +408,7 @@ class SubtaskRunner:
             plain[f"{ROUNDS_PREFIX}{self.chain.vertex.head.name}"] = msgspec.msgpack.encode(self._machine.rounds)
         if self._source is not None:
             plain[f"{POSITIONS_PREFIX}{self.chain.vertex.head.name}"] = msgspec.msgpack.encode(
-                self._source.reader.positions()
+                self._source.positions(checkpoint, is_last=is_last)
             )
         sealed = [(node, sink.seal(checkpoint)) for node, sink in self._sinks.items()]
         lists = self._hooks.snapshot(checkpoint)  # HL11: it may still change what the chain freezes

@@ -1,0 +1,106 @@
+"""Reads a source ahead of what is processed, for pipelines that count every record at most once.
+
+What was read waits in memory until a checkpoint has recorded a position behind it. Decisions are those of
+``protocol.subtasks.read_ahead``; rules GM30–GM37 of docs/spec/guarantees.md.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headgate.connectors.base import SourceBatch, SourceReader
+from headgate.model.ids import CheckpointId
+from headgate.protocol.subtasks.read_ahead import ReadAhead
+
+HELD_BYTES_MAX = 64 << 20
+"""What one subtask holds; reading waits beyond it (GM36)."""
+
+FULL_WAIT_MS = 1_000
+"""A completed checkpoint wakes the mailbox earlier."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A batch, its size, and where reading would have begun to read it again."""
+
+    batch: SourceBatch
+    size_bytes: int
+    positions: dict[str, bytes]
+
+
+class AheadReader:
+    """A ``SourceReader`` that hands over what a completed checkpoint covers."""
+
+    def __init__(self, inner: SourceReader) -> None:
+        self._inner = inner
+        self._gate = ReadAhead()
+        self._held: deque[_Held] = deque()
+        self._held_bytes = 0
+        self._is_ended = False
+
+    # -- what a source cannot know ------------------------------------------------------------------------------
+
+    def cut(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
+        """Return the positions of a snapshot that is taken now (GM31, GM32)."""
+        is_ahead = self._gate.cut(checkpoint, is_last=is_last)
+        return self._inner.positions() if is_ahead or not self._held else self._held[0].positions
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """What ``checkpoint`` covers may be processed."""
+        self._gate.completed(checkpoint)
+
+    def end(self) -> None:
+        """Read nothing more; what is held is still to be processed (GM37)."""
+        self._is_ended = True
+
+    # -- what a source does ---------------------------------------------------------------------------------------
+
+    def splits(self) -> Sequence[str]:
+        """Return those that something may still be handed over of."""
+        return tuple(dict.fromkeys((*self._inner.splits(), *(held.batch.split for held in self._held))))
+
+    def poll(self) -> SourceBatch | None:
+        """Read on, if there is room, and hand the next batch over, if it may be processed."""
+        self._read_on()
+        if not self._gate.may_take:
+            return None
+        self._gate.take()
+        held = self._held.popleft()
+        self._held_bytes -= held.size_bytes
+        return held.batch
+
+    def _read_on(self) -> None:
+        if self._is_ended or self._is_full:
+            return
+        positions = self._inner.positions()
+        batch = self._inner.poll()
+        if batch is not None:
+            size_bytes = batch.batch.nbytes + (0 if batch.bad is None else batch.bad.nbytes)
+            self._held.append(_Held(batch, size_bytes, positions))
+            self._held_bytes += size_bytes
+            self._gate.read()
+
+    @property
+    def _is_full(self) -> bool:
+        return self._held_bytes >= HELD_BYTES_MAX
+
+    def is_finished(self) -> bool:
+        """Whether everything that is read has been handed over, and nothing follows."""
+        return not self._held and (self._is_ended or self._inner.is_finished())
+
+    def positions(self) -> dict[str, bytes]:
+        """Return where reading goes on. Snapshots ask ``cut``."""
+        return self._inner.positions()
+
+    def wakeup_ms(self) -> int:
+        """See ``SourceReader``."""
+        if self._gate.may_take:
+            return 0
+        return FULL_WAIT_MS if self._is_full or self._is_ended else self._inner.wakeup_ms()
+
+    def close(self) -> None:
+        """Drop what is held."""
+        self._held.clear()
+        self._inner.close()
