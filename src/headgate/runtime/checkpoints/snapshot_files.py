@@ -66,16 +66,16 @@ class SnapshotFiles:
         return found
 
     def verify(self, manifest: Manifest) -> list[Damage]:
-        """Read every part of ``manifest``, one at a time, and return what is wrong with them (I4)."""
-        found = []
+        """Read every part of ``manifest``, one at a time, and return what is wrong with their files (I4)."""
+        found: dict[str, Damage] = {}
         for part in manifest.parts:
             try:
                 verify_part(self._storage, self._pipeline, part)
             except CorruptionError as error:
-                found.append(Damage(error.path, str(error)))
+                found.setdefault(error.path, Damage(error.path, str(error)))
             except NotFound as error:
-                found.append(Damage(error.path, "the file is missing"))
-        return found
+                found.setdefault(error.path, Damage(error.path, "the file is missing"))
+        return list(found.values())
 
     # -- what is needed ---------------------------------------------------------------------------------------------
 

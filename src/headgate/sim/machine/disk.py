@@ -16,6 +16,9 @@ from headgate.sim.machine.tasks import Tasks
 from headgate.storage.base import AlreadyExists, Bytes, NotFound
 from headgate.storage.paths import checked_path, checked_prefix
 
+SNAPSHOTS = "/chk-"
+"""In the path of every file of a snapshot."""
+
 STEP_MS = 4
 """Usual time of one operation, at most."""
 
@@ -85,6 +88,8 @@ class SimStorage:
         """See ``Storage``."""
         data = b"".join(parts)
         self._begin("put", checked_path(path), Fault.PUT_FAILS)
+        if SNAPSHOTS in path and self._disk.faults.strikes(Fault.PART_FAILS):
+            raise StorageError("put", path, "injected", is_transient=True)
         self._may_land_late("put", path, lambda: self._disk.write(path, Stored(data)))
         self._store(path, data)
 

@@ -10,7 +10,10 @@ from enum import Enum
 
 
 class Fault(Enum):
-    """A kind of fault, and how often it happens per opportunity when it is switched on."""
+    """A kind of fault, and how often it happens per opportunity when it is switched on.
+
+    Those of rate 0 are for runs that are about them (``product.focus``).
+    """
 
     SLOW = ("slow", 0.05)
     PUT_FAILS = ("put-fails", 0.05)
@@ -36,6 +39,7 @@ class Fault(Enum):
     DAMAGE = ("damage", 0.3)
     AWAY = ("checkpoints-away", 0.2)
     DENIED = ("prepared-output-gone", 0.1)
+    PART_FAILS = ("part-of-a-snapshot-cannot-be-written", 0.0)
 
     def __init__(self, title: str, rate: float) -> None:
         self.title = title
@@ -51,9 +55,10 @@ class Faults:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         share = 0 if rng.random() < 0.05 else rng.choice((0.2, 0.4, 0.6))
-        self.on = {fault for fault in Fault if rng.random() < share}
+        self.on = {fault for fault in Fault if fault.rate and rng.random() < share}
         if share and rng.random() < 0.5:
             self.on.add(Fault.WORKER_CRASH)
+        self.rates = {fault: fault.rate for fault in Fault}
         self.budget = rng.choice((2, 6, 15))
         self.is_healed = False
         self.puts_land_late = rng.random() < 0.3
@@ -65,7 +70,7 @@ class Faults:
 
     def strikes(self, fault: Fault) -> bool:
         """Whether ``fault`` happens at this opportunity."""
-        return self.has(fault) and self._rng.random() < fault.rate
+        return self.has(fault) and self._rng.random() < self.rates[fault]
 
     def spend(self) -> bool:
         """Take one disruption from the budget; False when it is used up."""

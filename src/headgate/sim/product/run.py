@@ -24,11 +24,13 @@ from headgate.sim.machine.surroundings import SimSurroundings
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.product import leaks
 from headgate.sim.product.files import FileInputs
+from headgate.sim.product.focus import LASTS_MS, draw_focus, put_in_focus
 from headgate.sim.product.harm import Harm
 from headgate.sim.product.history import History
 from headgate.sim.product.settings import CHECKPOINTS, draw_settings
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
 from headgate.sim.product.strikes import Started, Strikes
+from headgate.sim.product.typed import with_typed
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits
 from headgate.sim.world import Violation, World
@@ -100,7 +102,10 @@ class Watcher:
 class Run:
     """The user of one pipeline, and the world's malice."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+    def __init__(
+        self, seed: int, *, is_traced: bool = False, is_plain: bool = False, events_max: int = EVENTS_MAX
+    ) -> None:
+        """``is_plain``: it is about nothing in particular, and has no values of further types."""
         self._events_max = events_max
         self.world = World(seed, is_traced=is_traced)
         rng = self.world.random
@@ -124,6 +129,12 @@ class Run:
         if self.files.is_drawn:
             self.settings.use_files(self.files)
             self.settings.job = self.files.with_more(self.settings.job)
+        self.focus = None if is_plain else draw_focus(seed)
+        if not is_plain:
+            self.settings.job = with_typed(seed, self.settings.job)
+        if self.focus is not None:
+            put_in_focus(self.focus, self.settings, self.faults)
+            self._safety_ms = LASTS_MS
 
     def run(self) -> Violation | None:
         """Run both phases; return what was violated, if anything."""
@@ -298,9 +309,9 @@ class Run:
         self._is_verified = True
 
 
-def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
+def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = False, events_max: int = EVENTS_MAX) -> Result:
     """Run one seed."""
-    run = Run(seed, is_traced=is_traced, events_max=events_max)
+    run = Run(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
     violation = run.run()
     world = run.world
     story = tuple(world.story) if violation or is_traced else ()

@@ -23,6 +23,7 @@ from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.history import History
+from headgate.sim.product.neighbour import Neighbour
 from headgate.sim.product.records import KEYS
 from headgate.sim.product.run import Result, Run
 from headgate.sim.product.settings import NAME, Settings
@@ -165,8 +166,9 @@ class Reader:
 class StreamRun(Run):
     """A run whose pipeline reads and writes streams."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
-        super().__init__(seed, is_traced=is_traced)
+    def __init__(self, seed: int, *, is_traced: bool = False, is_plain: bool = False) -> None:
+        """``is_plain``: nobody else uses the store."""
+        super().__init__(seed, is_traced=is_traced, is_plain=is_plain)
         rng = self.world.random
         self.faults.on -= {Fault.DRAIN, Fault.DENIED}  # all input is read; output that is gone is told of by other runs
         self.settings = _settings(self.settings)
@@ -174,7 +176,9 @@ class StreamRun(Run):
         self.stores = SimStores(self._disk)
         self.producer = Producer(self, random.Random(rng.random()))
         self._segments = rng.choice((1, 2, 3))
+        self.neighbour = Neighbour(None if is_plain else seed, self.tasks, lambda: Store.shared(STORE))
         self._onlookers: list[Reader] = []
+        self._is_looking = False
 
     def run(self) -> Violation | None:
         """See ``Run``."""
@@ -182,23 +186,34 @@ class StreamRun(Run):
         try:
             definition = StreamDefinition(INPUT, SCHEMA, self._segments, "k")
             self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
+            self.neighbour.begin()
             self.producer.start()
             self.world.at(20, self.producer.strike)
             return super().run()
         finally:
+            self.neighbour.end()
             del stores.OPENERS["sim"]
 
     def _list_committed(self) -> None:
-        """Somebody reads on, and another one begins."""
+        """Somebody reads on, and another one begins. A reader is one thread's: who is still reading goes on first."""
+        if self._is_looking:
+            return
+        self._is_looking = True
         try:
             store = Store.shared(STORE)
-            self._onlookers += [Reader(store, info.name) for info in store.list_streams()]
+            there = {info.name for info in store.list_streams()}
+            self._onlookers += [Reader(store, name) for name in (INPUT, *OUTPUTS) if name in there]
             for reader in self._onlookers:
                 reader.read()
         except HeadgateError:
             return
+        finally:
+            self._is_looking = False
 
     def _verify(self) -> None:
+        while not self.neighbour.is_done:
+            self.tasks.park(10)
+        self.neighbour.check()
         store = Store.shared(STORE)
         found = {name: self._read(store, name) for name in (INPUT, *OUTPUTS)}
         events = self.producer.events
@@ -228,6 +243,8 @@ class StreamRun(Run):
     def _check_store(self, store: Store) -> None:
         waiting = [info.name for info in store.list_transactions() if not info.status.is_terminal]
         problems = [problem for problem in store.fsck() if not problem.is_harmless]
+        store.collect_orphans()  # nobody writes any more
+        problems += [problem for problem in store.fsck() if not problem.is_harmless]
         if waiting or problems:
             raise Violation("I1", f"left in the store: prepared {waiting[:3]}, problems {problems[:3]}")
 
@@ -253,9 +270,9 @@ def _check_order(stream: str, segments: Sequence[Sequence[Event]]) -> None:
                 raise Violation("I6", f"{stream}/{segment} has key {key} in the order {numbers[:10]}")
 
 
-def run_seed(seed: int, *, is_traced: bool = False) -> Result:
+def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = False) -> Result:
     """Run one seed."""
-    run = StreamRun(seed, is_traced=is_traced)
+    run = StreamRun(seed, is_traced=is_traced, is_plain=is_plain)
     violation = run.run()
     world = run.world
     story = tuple(world.story) if violation or is_traced else ()

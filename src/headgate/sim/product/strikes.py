@@ -61,7 +61,7 @@ class Strikes:
         if run.faults.is_healed or run.is_finished:
             return
         for fault, strike in _STRIKES.items():
-            is_due = run.faults.has(fault) and rng.random() < self._rate * fault.rate
+            is_due = run.faults.has(fault) and rng.random() < self._rate * run.faults.rates[fault]
             if is_due and run.faults.spend():
                 strike(self, fault)
         run.world.at(rng.randint(1, 20), self.strike)
