@@ -432,6 +432,44 @@ def test_a_mutant_is_caught_by_a_test_that_interferes(
     assert_caught(mutant, test, tmp_path, monkeypatch, *args)
 
 
+@contextmanager
+def published_output_of_a_given_up_commit_stays() -> Iterator[None]:
+    """D16."""
+    with patched(FileCommitter, "_take_back", lambda self, files: None):
+        yield
+
+
+@contextmanager
+def what_is_taken_back_is_deleted() -> Iterator[None]:
+    """D16: cut short, it would be taken for published and taken away."""
+
+    def delete(self: FileCommitter, files: set[Any]) -> None:
+        for file in files:
+            self._storage.delete(file.name)
+
+    with patched(FileCommitter, "_take_back", delete):
+        yield
+
+
+def test_leaving_what_a_given_up_commit_had_published_is_caught(tmp_path: Path) -> None:
+    def test(root: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            committing.test_what_a_given_up_commit_had_published_is_taken_back(root, patch)
+
+    assert_caught(published_output_of_a_given_up_commit_stays, test, tmp_path)
+
+
+def test_deleting_it_at_once_is_caught(tmp_path: Path) -> None:
+    def test(root: Path) -> None:
+        for number in range(1, 5):
+            with pytest.MonkeyPatch.context() as patch:
+                arguments = ("delete", FaultKind.TIMEOUT_AFTER_EFFECT, number)
+                (root / str(number)).mkdir()
+                committing.test_taking_back_may_be_cut_short_anywhere(root / str(number), patch, *arguments)
+
+    assert_caught(what_is_taken_back_is_deleted, test, tmp_path)
+
+
 def test_listing_what_was_taken_away_is_caught(tmp_path: Path) -> None:
     def reads(root: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:

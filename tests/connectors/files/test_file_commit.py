@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -122,6 +123,60 @@ def test_what_was_never_published_is_denied_even_after_other_files_of_its_commit
     begun(sink, 2, [])  # goes back behind checkpoint 2, whose output is aborted
     with pytest.raises(CorruptionError, match="neither it nor its staged form"):
         begun(sink, 3, both).commit(permit(2, 3), both)
+
+
+def half_published(monkeypatch: pytest.MonkeyPatch, sink: FileSink) -> list[Committable]:
+    """Return the output of checkpoint 2, of which one file is published and none is listed."""
+    both = prepared(sink, 2, 1) + prepared(sink, 2, 2, where=context(1))
+    committer, _ = faulty_committer(monkeypatch, sink, Fault(FaultKind.IO_ERROR, "rename_if_absent", first=2))
+    with pytest.raises(StorageError):
+        committer.commit(permit(2), both)
+    monkeypatch.undo()
+    assert len({path.name for path in Path(sink.url).glob("*.jsonl")} - set(committed_files(sink.url))) == 1
+    return both
+
+
+def test_what_a_given_up_commit_had_published_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # D16: the pipeline goes back behind checkpoint 2, whose output comes again
+    sink = FileSink(tmp_path / "out", roll_interval=0)
+    one = prepared(sink, 1, 7)
+    begun(sink, 1, one).commit(permit(1), one)
+    half_published(monkeypatch, sink)
+    begun(sink, 2, one)
+    assert numbers_in(sink.url) == [7]
+    assert [path.name for path in Path(sink.url).glob("*.jsonl")] == committed_files(sink.url)
+    assert open_storage(sink.url).list("_staging") == open_storage(sink.url).list("_publishing") == []
+
+
+def test_what_somebody_else_put_under_a_published_name_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # D16, D5
+    sink = FileSink(tmp_path / "out", roll_interval=0)
+    half_published(monkeypatch, sink)
+    the_file(sink).write_bytes(b"somebody else's\n")
+    begun(sink, 2, [])
+    assert the_file(sink).read_bytes() == b"somebody else's\n"
+
+
+@pytest.mark.parametrize("operation", ["rename_if_absent", "delete", "list", "get"])
+@pytest.mark.parametrize("kind", [FaultKind.IO_ERROR, FaultKind.TIMEOUT_AFTER_EFFECT])
+@pytest.mark.parametrize("number", range(1, 5))
+def test_taking_back_may_be_cut_short_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str, kind: FaultKind, number: int
+) -> None:
+    # D16: whoever keeps the output after all has all of it, or hears that it is gone
+    sink = FileSink(tmp_path / "out", roll_interval=0)
+    both = half_published(monkeypatch, sink)
+    committer, _ = faulty_committer(monkeypatch, sink, Fault(kind, operation, first=number))
+    with contextlib.suppress(StorageError):
+        committer.recover([])
+    monkeypatch.undo()
+    try:
+        begun(sink, 2, both).commit(permit(2, 2), both)
+    except CorruptionError:
+        begun(sink, 3, [])
+    found = [path.name for path in Path(sink.url).glob("*.jsonl")]
+    assert sorted(found) == committed_files(sink.url)
+    assert len(found) in (0, 2)
 
 
 def test_a_lost_file_is_denied_before_anything_of_its_commit_is_published(tmp_path: Path) -> None:

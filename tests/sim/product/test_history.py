@@ -123,6 +123,18 @@ def test_what_was_published_neither_changes_nor_goes(after: bytes | None) -> Non
     assert found(history) == "I2"
 
 
+@pytest.mark.parametrize(("damaged", "is_listed", "verdict"), [(1, False, None), (2, False, "I2"), (1, True, "I2")])
+def test_what_nobody_lists_may_be_taken_back_behind_damage(damaged: int, is_listed: bool, verdict: str | None) -> None:
+    history = History(retained=1)  # D16
+    complete(history, 2, 1, 1, file(1, 1))
+    history.on_sink_disk("out", file(1, 1).name, b"one")
+    if is_listed:
+        history.on_sink_disk("out", "_committed/p.out/0000000001-00.json", encode_files([file(1, 1)]))
+    history.damaged.add(damaged)
+    history.on_sink_disk("out", file(1, 1).name, None)
+    assert found(history) == verdict
+
+
 @pytest.mark.parametrize(("is_merged", "verdict"), [(True, None), (False, "I2")])
 def test_what_is_listed_may_move_to_another_manifest_and_no_further(is_merged: bool, verdict: str | None) -> None:
     history = History(retained=1)

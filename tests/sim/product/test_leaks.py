@@ -46,6 +46,16 @@ def test_what_two_retained_checkpoints_need_is_no_leak() -> None:
     assert list(leaks.of_checkpoints(CHECKPOINTS, retained=2)) == []
 
 
+def test_a_damaged_checkpoint_between_retained_ones_is_no_leak() -> None:  # R51: entries go from the oldest on
+    between = {
+        "p/log/0000000006": manifest(5, 2),
+        "p/aside/0000000003-0000000005/why": b"damaged",
+    }
+    assert list(leaks.of_checkpoints({**CHECKPOINTS, **between}, retained=2)) == []
+    without = {path: data for path, data in {**CHECKPOINTS, **between}.items() if "-0000000005/" not in path}
+    assert list(leaks.of_checkpoints(without, retained=2)) == ["the log has 3 manifests, and 2 are retained"]
+
+
 def test_what_was_set_aside_may_need_anything_older() -> None:  # SF7
     older = {"p/chk-0000000001/v-0.g1": b""}
     assert list(leaks.of_checkpoints({**CHECKPOINTS, **older}, retained=2)) == []

@@ -55,7 +55,9 @@ class FileCommitter:
         kept = {self._identity.staged(file.name) for file in files}
         intended = self._ledger.intended().items()
         mine = {path: found for path, found in intended if all(self._is_mine(file.name) for file in found)}
-        self._ledger.withdraw([path for path, found in mine.items() if not files.issuperset(found)])
+        dropped = {path: found for path, found in mine.items() if not files.issuperset(found)}
+        self._take_back({file for found in dropped.values() for file in found} - files)
+        self._ledger.withdraw(dropped)
         identity = self._identity
         for directory in (identity.staging, identity.publishing, identity.committed, identity.claims, identity.owners):
             self._storage.sweep_unfinished(directory)
@@ -65,6 +67,21 @@ class FileCommitter:
         older = [path for path, found in _claims(self._storage, identity).items() if found < self._generation]
         for path in (*older, *filter(is_probe, self._storage.list(identity.claims))):
             self._storage.delete(path)
+
+    def _take_back(self, files: set[StagedFile]) -> None:
+        """Unpublish what a commit that is given up had published and not listed: it will be produced again (D16).
+
+        Back among the prepared files, from where it is swept: cut short, this leaves nothing that a later recovery or
+        commit would take for published and taken away.
+        """
+        listed = self._ledger.listed(list(files), CheckpointId(0)) if files else set()
+        for file in sorted(files - listed, key=lambda file: file.name):
+            with contextlib.suppress(NotFound, CorruptionError):  # not published, or somebody else's under its name
+                read_again(partial(self._check_content, file))
+                with contextlib.suppress(AlreadyExists):
+                    self._storage.rename_if_absent(file.name, self._identity.staged(file.name))
+                    continue
+                self._storage.delete(file.name)  # a copy, whose prepared form is still there
 
     def _is_mine(self, name: str) -> bool:
         """Whether no newer generation prepared ``name``: one that was stopped meanwhile must not sweep its heir's."""

@@ -146,9 +146,19 @@ class History:
                 self.fail("I1", f"{sink} commits {name}, which no completed checkpoint promises")
         elif _FILE.fullmatch(path):
             published = self._published.setdefault(sink, {}).get(path)
+            if data is None and self._may_be_taken_back(sink, path):
+                del self._published[sink][path]
+                return
             if data is None or (published is not None and published != data):
                 self.fail("I2", f"{sink} {'removes' if data is None else 'changes'} {path}, which was published")
             self._published[sink][path] = data or b""
+
+    def _may_be_taken_back(self, sink: str, name: str) -> bool:
+        """Whether a start may go back behind the checkpoint of a published file that nobody lists (D16)."""
+        found = _FILE.fullmatch(name)
+        assert found is not None
+        is_listed = any(name in names for names in self._listed.get(sink, {}).values())
+        return not is_listed and any(checkpoint <= int(found.group(1)) for checkpoint in self.damaged)
 
     # -- what users are told ----------------------------------------------------------------------------------------
 

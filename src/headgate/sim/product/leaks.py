@@ -21,7 +21,7 @@ from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.product.settings import NAME
 
 _SNAPSHOT = re.compile(rf"{NAME}/chk-(\d+)/.+")
-_ASIDE = re.compile(rf"{NAME}/aside/\d+-(\d+)/(?:why|log-\d+)")
+_ASIDE = re.compile(rf"{NAME}/aside/(\d+)-(\d+)/(?:why|log-\d+)")
 _ENTRY = re.compile(rf"{NAME}/log/\d{{10,}}")
 _ID = re.compile(rf"{NAME}/ids/\d{{10,}}")
 _NOTES = (f"{NAME}/life", f"{NAME}/log-hint")
@@ -32,16 +32,18 @@ def of_checkpoints(objects: Mapping[str, bytes], retained: int) -> Iterator[str]
     entries = {path: entry for path in objects if _ENTRY.fullmatch(path) if (entry := _entry(path, objects[path]))}
     manifests = [entry for entry in entries.values() if isinstance(entry, Manifest)]
     kept = {int(manifest.checkpoint) for manifest in manifests}
+    asides = [found for path in objects if (found := _ASIDE.fullmatch(path))]
+    passed_over = {c for c in kept if any(int(aside[1]) < c < int(aside[2]) for aside in asides)}
+    passed_over = {c for c in passed_over if c > min(kept - passed_over, default=0)}  # entries go from the oldest on
     needed = {f"{NAME}/{path}" for manifest in manifests for path in manifest.files}  # perhaps of an older checkpoint
-    if len(kept) > retained:
-        yield f"the log has {len(kept)} manifests, and {retained} are retained"
+    if len(kept - passed_over) > retained:
+        yield f"the log has {len(kept - passed_over)} manifests, and {retained} are retained"
     writers = {manifest.generation for manifest in manifests}
     idle = [entry.generation for entry in entries.values() if isinstance(entry, Claim)]
     idle = [generation for generation in sorted(idle) if generation not in writers]
     if len(idle) > 1:
         yield f"the log has claims of generations {idle}, which completed nothing"
-    asides = [found for path in objects if (found := _ASIDE.fullmatch(path))]
-    until = max((int(aside[1]) for aside in asides), default=0)  # what is aside may need anything older (SF7)
+    until = max((int(aside[2]) for aside in asides), default=0)  # what is aside may need anything older (SF7)
     ids = [path for path in sorted(objects) if _ID.fullmatch(path)]
     if len(ids) > 1:
         yield f"more than one reserved id is there: {ids}"
