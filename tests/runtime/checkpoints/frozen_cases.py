@@ -21,6 +21,7 @@ from headgate.connectors.files.sink import FileSink
 from headgate.connectors.files.writer import FileWriter
 from headgate.model.ids import CheckpointId, Generation
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
+from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.operators.process.batch_states import BatchStateHandle
 from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction, batch_process_spec
 from headgate.operators.process.by_row import row_process_spec
@@ -260,6 +261,36 @@ class Held:
         return False
 
 
+class Lists:
+    """Operator state: two lists of a function that has no key."""
+
+    def __init__(self) -> None:
+        self._lists = OperatorLists("node")
+        self._numbers = self._lists.declare("numbers", pa.int64())
+        self._texts = self._lists.declare("texts", pa.string())
+        self._lists.close()
+        self._step = 0
+        self.change()
+
+    def change(self) -> None:
+        self._step += 1
+        self._numbers.append(self._step)
+        self._texts.put([f"{n}ß" for n in range(self._step % 4)])
+
+    def freeze(self) -> FrozenState:
+        frozen = self._lists.freeze(is_union=False)
+        assert frozen is not None
+        return frozen
+
+    def contents(self, payload: bytes) -> list[Any]:
+        lists = OperatorLists("node")
+        lists.take([RestoredState(0, 1, memoryview(payload))])
+        return [lists.declare("numbers", pa.int64()).get(), lists.declare("texts", pa.string()).get()]
+
+    def is_holding(self) -> bool:
+        return False
+
+
 def add(total: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     return {**total, "n": total["n"] + row["n"]}
 
@@ -285,6 +316,7 @@ CASES: dict[str, Callable[[], Live]] = {
     "window-merge": lambda: Windows(pl.col("n").sum(), pl.col("n").max().alias("most"), may_combine=True),
     "window-buffer": lambda: Windows(pl.col("n").n_unique(), may_combine=False),
     "held-by-a-file-sink": Held,
+    "operator-lists": Lists,
     "loop-log": lambda: Log(("key",), 1 << 30),
     "loop-log-on-disk": lambda: Log(("key",), 0),
     "loop-log-without-key": lambda: Log((), 1 << 30),
