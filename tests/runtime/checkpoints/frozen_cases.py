@@ -27,6 +27,7 @@ from headgate.operators.process.by_batch import BatchContext, BatchProcessFuncti
 from headgate.operators.process.by_row import row_process_spec
 from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
 from headgate.operators.reduce import ReduceSpec
+from headgate.operators.rows import paused_gc
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.windows.choice import window_operators
 from headgate.operators.windows.plan import TumblingAggregate
@@ -355,11 +356,12 @@ class At:
 
     def run(self, call: Callable[[], Any]) -> Any:
         before = sys.gettrace()
-        sys.settrace(self._enter)
-        try:
-            return call()
-        finally:
-            sys.settrace(before)
+        with paused_gc():  # the lines of what a collection ends would count, too
+            sys.settrace(self._enter)
+            try:
+                return call()
+            finally:
+                sys.settrace(before)
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
         name = frame.f_code.co_filename  # within spill.py a lock is held, so that nobody else would run there
