@@ -35,10 +35,10 @@ from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 
 def positions_are_those_of_the_next_read() -> AbstractContextManager[None]:  # N1
-    def take(call: Any, self: Any, checkpoint: Any) -> None:
+    def take(call: Any, self: Any, checkpoint: Any, **options: Any) -> None:
         if self._source is not None:
             self._source.reader.poll()
-        call(self, checkpoint)
+        call(self, checkpoint, **options)
 
     return around(SubtaskRunner, "_take_snapshot", take)
 

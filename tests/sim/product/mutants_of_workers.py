@@ -37,7 +37,7 @@ from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 
 def sinks_are_sealed_before_operators_flush() -> AbstractContextManager[None]:
-    def take(call: Any, self: Any, checkpoint: Any) -> None:
+    def take(call: Any, self: Any, checkpoint: Any, **options: Any) -> None:
         sealed = {node: sink.seal(checkpoint) for node, sink in self._sinks.items()}
 
         class Sealed:
@@ -49,7 +49,7 @@ def sinks_are_sealed_before_operators_flush() -> AbstractContextManager[None]:
 
         kept, self._sinks = self._sinks, {node: Sealed(node) for node in sealed}
         try:
-            call(self, checkpoint)
+            call(self, checkpoint, **options)
         finally:
             self._sinks = kept
 
@@ -259,11 +259,11 @@ def probes_are_lost() -> AbstractContextManager[None]:
 
 
 def a_sentinel_goes_out_before_the_snapshot() -> AbstractContextManager[None]:
-    def take(call: Any, self: Any, checkpoint: Any) -> None:
+    def take(call: Any, self: Any, checkpoint: Any, **options: Any) -> None:
         for outlet in self._outlets:
             if outlet.edge.is_feedback:
                 outlet.send_element(Barrier(checkpoint))
-        call(self, checkpoint)
+        call(self, checkpoint, **options)
 
     def send(call: Any, self: Any, element: Any) -> None:
         sent = self.__dict__.setdefault("sent", set())
