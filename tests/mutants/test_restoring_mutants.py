@@ -21,12 +21,12 @@ from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 @contextmanager
 def sinks_are_sealed_before_operators_flush() -> Iterator[None]:
-    def early(self: Any, checkpoint: Any) -> None:
+    def early(self: Any, checkpoint: Any, **options: Any) -> None:
         sinks = self._sinks
         sealed = {node: sink.seal(checkpoint) for node, sink in sinks.items()}
         self._sinks = {node: SimpleNamespace(seal=lambda _, s=one: s) for node, one in sealed.items()}
         try:
-            original(self, checkpoint)
+            original(self, checkpoint, **options)
         finally:
             self._sinks = sinks
 

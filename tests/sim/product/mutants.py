@@ -116,8 +116,8 @@ def positions_are_forgotten_at_a_restore() -> AbstractContextManager[None]:
 def a_batch_slips_in_between_the_positions_and_the_barrier() -> AbstractContextManager[None]:
     take = SubtaskRunner._take_snapshot
 
-    def late(self: Any, checkpoint: Any) -> None:
-        take(self, checkpoint)
+    def late(self: Any, checkpoint: Any, **options: Any) -> None:
+        take(self, checkpoint, **options)
         if self._source is not None and not self._source.is_over:
             polled = self._source.reader.poll()
             if polled is not None:
