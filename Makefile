@@ -52,6 +52,7 @@ format: setup ## format the code and mend what the linter can
 sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS of streams; print what COVERAGE_SEEDS of them run
 	$(PYTHON_ENV) -m headgate.sim --seeds $(SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --streams --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
+	$(PYTHON_ENV) -m headgate.sim --modes --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --coverage --seeds $(COVERAGE_SEEDS) --jobs $(WORKERS)
 
 bench: setup-java ## run the benchmark NAME, or all of them

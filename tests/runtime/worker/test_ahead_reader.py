@@ -55,7 +55,7 @@ def test_a_reader_that_holds_enough_reads_no_more(monkeypatch: pytest.MonkeyPatc
     reader.poll()
     reader.poll()
     assert reader.positions() == {"s": b"1"}
-    assert reader.wakeup_ms() == ahead_reader.FULL_WAIT_MS
+    assert reader.wakeup_ms() == ahead_reader.WAIT_MS
     reader.cut(cp(1), is_last=False)
     reader.completed(cp(1))
     assert reader.wakeup_ms() == 0
@@ -68,6 +68,7 @@ def test_a_source_ends_when_everything_it_holds_is_handed_over() -> None:
     reader = AheadReader(Reader([batch(1)]))
     reader.poll()
     assert not reader.is_finished()
+    assert reader.wakeup_ms() == ahead_reader.WAIT_MS, "a checkpoint is waited for, not polled for"
     assert reader.splits() == ("s",)
     reader.cut(cp(1), is_last=False)
     reader.completed(cp(1))

@@ -17,8 +17,8 @@ from headgate.protocol.subtasks.read_ahead import ReadAhead
 HELD_BYTES_MAX = 64 << 20
 """What one subtask holds; reading waits beyond it (GM36)."""
 
-FULL_WAIT_MS = 1_000
-"""A completed checkpoint wakes the mailbox earlier."""
+WAIT_MS = 1_000
+"""Where nothing can be read, a completed checkpoint wakes the mailbox earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,8 @@ class AheadReader:
         """See ``SourceReader``."""
         if self._gate.may_take:
             return 0
-        return FULL_WAIT_MS if self._is_full or self._is_ended else self._inner.wakeup_ms()
+        reads_on = not (self._is_full or self._is_ended or self._inner.is_finished())
+        return self._inner.wakeup_ms() if reads_on else WAIT_MS
 
     def close(self) -> None:
         """Drop what is held."""

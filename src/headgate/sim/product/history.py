@@ -71,6 +71,11 @@ class History:
     _ran: set[str] = field(default_factory=set)
     _replaced: set[str] = field(default_factory=set)
 
+    @property
+    def generations_count(self) -> int:
+        """How many were claimed; more than one began after a failure, or when somebody started the pipeline again."""
+        return len(self._owners)
+
     def fail(self, invariant: str, problem: str) -> None:
         """Remember the first finding: whoever did it must not notice, and may not hide it."""
         self.finding = self.finding or Violation(invariant, problem)

@@ -312,6 +312,11 @@ class Run:
 def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = False, events_max: int = EVENTS_MAX) -> Result:
     """Run one seed."""
     run = Run(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
+    return result_of(run, seed, is_traced=is_traced)
+
+
+def result_of(run: Run, seed: int, *, is_traced: bool) -> Result:
+    """Carry out a run."""
     violation = run.run()
     world = run.world
     story = tuple(world.story) if violation or is_traced else ()

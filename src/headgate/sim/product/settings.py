@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import headgate as hg
 from headgate.model.config import Duration
@@ -12,12 +14,28 @@ from headgate.model.definition import PipelineDefinition
 from headgate.sim.product.files import FileInputs
 from headgate.sim.product.graphs import draw_graph
 from headgate.sim.product.source import Pace, PacedSplits
-from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, draw_splits
+from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, Values, draw_splits
 
 CHECKPOINTS = "checkpoints"
 ROOT = f"sim://{CHECKPOINTS}"
 NAME = "p"
 ROLL_INTERVALS: tuple[Duration, ...] = (0, 0, "100ms", "1m")
+
+
+class Judge(Protocol):
+    """What of a sink's records is allowed."""
+
+    def problem(self, sink: str, found: Counter[Values], wanted: Counter[Values], *, has_failed: bool) -> str | None:
+        """Return what is wrong, or None."""
+
+
+class Exactly:
+    """Each record once."""
+
+    def problem(self, sink: str, found: Counter[Values], wanted: Counter[Values], *, has_failed: bool) -> str | None:
+        """See ``Judge``."""
+        lost, more = sorted(wanted - found), sorted(found - wanted)
+        return None if found == wanted else f"lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}"
 
 
 @dataclass
@@ -31,6 +49,7 @@ class Settings:
         grows: whether there were any.
         parallelism: of the next start.
         attempts: of Spark's own, per stage.
+        judge: says whether what was committed is right.
     """
 
     job: Job
@@ -48,6 +67,7 @@ class Settings:
     loop_memory_bytes: int
     files: FileInputs | None = None
     """Where the input is; None: the sources have it themselves."""
+    judge: Judge = field(default_factory=Exactly)
 
     def listed(self) -> list[Splits]:
         """Return what sources list now."""

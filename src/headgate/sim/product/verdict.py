@@ -42,9 +42,10 @@ class Verdict:
             found, wanted = self._committed(sink, columns), expected[sink]
             if self._settings.grows:
                 found, wanted = _folded(found), _folded(wanted)
-            if found != wanted:
-                lost, more = sorted(wanted - found), sorted(found - wanted)
-                raise Violation("I1", f"{sink} lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}")
+            has_failed = self._history.generations_count > 1
+            problem = self._settings.judge.problem(sink, found, wanted, has_failed=has_failed)
+            if problem is not None:
+                raise Violation("I1", f"{sink} {problem}")
 
     def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
         files = committed_files(f"sim://{sink}")

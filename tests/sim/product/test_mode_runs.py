@@ -1,0 +1,91 @@
+"""At least once and at most once in the machine room: what the verdict allows, what really happens, planted bugs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.mutants.harness import Mutant
+from tests.mutants.test_guarantee_mutants import (
+    a_completion_covers_what_was_read_since_its_snapshot,
+    positions_are_in_front_of_what_is_held,
+    the_first_barrier_completes,
+    what_is_read_is_processed_at_once,
+)
+
+from headgate.model.options import Guarantee
+from headgate.sim.product.modes import RULES, Judge, draw_mode, run_seed
+from headgate.sim.product.run import Run
+
+LEAST, MOST = Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
+SMOKE = (3, 13, 29, 33, 37, 41, 54)
+
+
+def test_each_mode_shows_the_anomaly_that_it_allows_and_no_other() -> None:  # SM30
+    lost: Counter[Guarantee] = Counter()
+    repeated: Counter[Guarantee] = Counter()
+    for seed in SMOKE:
+        run = Run(seed, is_plain=True)
+        judge = draw_mode(run, seed)
+        assert run.run() is None
+        lost[judge.mode] += judge.lost
+        repeated[judge.mode] += judge.repeated
+    assert repeated[LEAST] > 0, "records overtook a barrier and came again"
+    assert lost[MOST] > 0, "records were under way when something failed"
+    assert repeated[MOST] == 0
+
+
+def records(*found: tuple[int, ...]) -> Counter[Any]:
+    return Counter(found)
+
+
+BAD = [
+    (LEAST, "mapped", records((1, 1)), records((1, 1), (2, 2))),
+    (LEAST, "mapped", records((1, 1), (3, 3)), records((1, 1))),
+    (LEAST, "once", records((1, 1), (1, 1)), records((1, 1))),
+    (LEAST, "reduced", records((0, 1)), records((0, 1), (0, 2))),
+    (LEAST, "numbered", records((0, 1), (0, 3)), records((0, 1), (0, 2))),
+    (LEAST, "windowed", records((0, 1, 5)), records((0, 2, 5))),
+    (LEAST, "circling", records((0, 7, 1)), records((0, 7, 1), (0, 8, 1))),
+    (MOST, "mapped", records((1, 1), (1, 1)), records((1, 1))),
+    (MOST, "reduced", records((0, 1), (0, 2)), records((0, 1))),
+    (MOST, "windowed", records((0, 2, 5)), records((0, 1, 5))),
+]
+
+
+@pytest.mark.parametrize(("mode", "sink", "found", "wanted"), BAD)
+def test_what_a_mode_does_not_allow_is_told(mode: Guarantee, sink: str, found: Any, wanted: Any) -> None:  # SM30
+    assert Judge(mode).problem(sink, found, wanted, has_failed=True) is not None
+    assert Judge(mode).problem(sink, wanted, wanted, has_failed=False) is None
+
+
+def test_nothing_is_allowed_when_nothing_failed() -> None:  # SM30
+    for mode, rules in RULES.items():
+        for sink in rules:
+            found, wanted = records((0, 1, 1), (0, 2, 1)), records((0, 1, 1))
+            few, many = (found, wanted) if mode is LEAST else (wanted, found)
+            assert Judge(mode).problem(sink, few, many, has_failed=False) is not None
+
+
+def test_a_record_that_a_function_was_given_twice_is_told() -> None:  # SM30
+    judge = Judge(MOST)
+    judge.given[7] = 2
+    assert judge.problem("mapped", Counter(), Counter(), has_failed=True) == "gave a user's function twice: [7]"
+
+
+MUTANTS: dict[Mutant, tuple[int, ...]] = {
+    the_first_barrier_completes: (4, 13, 41),
+    what_is_read_is_processed_at_once: (3, 29, 33),
+    positions_are_in_front_of_what_is_held: (3, 29, 33),
+    a_completion_covers_what_was_read_since_its_snapshot: (3, 29, 33),
+}
+
+
+@pytest.mark.parametrize(("mutant", "seeds"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_a_mode_is_found(mutant: Mutant, seeds: tuple[int, ...]) -> None:  # SM30
+    for seed in (*seeds, *range(60)):
+        with mutant():
+            if run_seed(seed).violation is not None:
+                return
+    pytest.fail(f"no seed finds {mutant}")
