@@ -76,7 +76,7 @@ class Register(Struct, frozen=True, tag="register"):
     plan_fingerprint: Name
 
 
-class Ready(Struct, frozen=True, tag="ready"):
+class Ready(Struct, frozen=True, tag="ready", omit_defaults=True):
     """Restored and connected: may be triggered.
 
     ``is_listening``: something here hears of checkpoints, so ``Told`` will follow each ``Complete``.

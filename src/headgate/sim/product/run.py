@@ -27,6 +27,7 @@ from headgate.sim.product.files import FileInputs
 from headgate.sim.product.focus import LASTS_MS, draw_focus, put_in_focus
 from headgate.sim.product.harm import Harm
 from headgate.sim.product.history import History
+from headgate.sim.product.publishing import Outside
 from headgate.sim.product.settings import CHECKPOINTS, draw_settings
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
 from headgate.sim.product.strikes import Started, Strikes
@@ -105,7 +106,7 @@ class Run:
     def __init__(
         self, seed: int, *, is_traced: bool = False, is_plain: bool = False, events_max: int = EVENTS_MAX
     ) -> None:
-        """``is_plain``: it is about nothing in particular, and has no values of further types."""
+        """``is_plain``: it is about nothing in particular, publishes nothing, and has no values of further types."""
         self._events_max = events_max
         self.world = World(seed, is_traced=is_traced)
         rng = self.world.random
@@ -135,6 +136,9 @@ class Run:
         if self.focus is not None:
             put_in_focus(self.focus, self.settings, self.faults)
             self._safety_ms = LASTS_MS
+        outside = Outside(seed, self.tasks, self.faults, lambda: self.history)
+        if outside.is_drawn and not is_plain and not self.settings.grows:  # HL8: then nothing that was added is read
+            self.settings.outside = outside
 
     def run(self) -> Violation | None:
         """Run both phases; return what was violated, if anything."""

@@ -13,6 +13,7 @@ from headgate.model.config import Duration
 from headgate.model.definition import PipelineDefinition
 from headgate.sim.product.files import FileInputs
 from headgate.sim.product.graphs import draw_graph
+from headgate.sim.product.publishing import Outside
 from headgate.sim.product.source import Pace, PacedSplits
 from headgate.sim.product.workloads import WORKLOADS, Branches, Job, Splits, Values, draw_splits
 
@@ -67,6 +68,8 @@ class Settings:
     loop_memory_bytes: int
     files: FileInputs | None = None
     """Where the input is; None: the sources have it themselves."""
+    outside: Outside | None = None
+    """What functions publish to; None: nothing is published."""
     judge: Judge = field(default_factory=Exactly)
 
     def listed(self) -> list[Splits]:
@@ -116,6 +119,9 @@ class Settings:
             for i, splits in enumerate(listed)
         ]
         self.job.build(sources, self._sink_to)
+        if self.outside is not None:
+            for i, source in enumerate(sources):
+                self.outside.watch(source, i)
         return p
 
     def _sink_to(self, name: str) -> hg.FileSink:

@@ -37,7 +37,9 @@ class Verdict:
             Violation
         """
         job = self._settings.job
-        expected = job.expected(self._read_inputs())
+        final = self._final()
+        read = self._read_inputs(final)
+        expected = job.expected(read)
         for sink, columns in job.columns.items():
             found, wanted = self._committed(sink, columns), expected[sink]
             if self._settings.grows:
@@ -46,6 +48,8 @@ class Verdict:
             problem = self._settings.judge.problem(sink, found, wanted, has_failed=has_failed)
             if problem is not None:
                 raise Violation("I1", f"{sink} {problem}")
+        if self._settings.outside is not None:
+            self._settings.outside.check([row for rows in read for row in rows], final.checkpoint)
 
     def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
         files = committed_files(f"sim://{sink}")
@@ -62,16 +66,24 @@ class Verdict:
                     order.follow(rows)
         return found
 
-    def _read_inputs(self) -> list[list[dict[str, int]]]:
+    def _final(self) -> Manifest:
+        """Return the checkpoint that the pipeline ended with.
+
+        Raises:
+            Violation: it is not final.
+        """
+        final = candidates(CheckpointLog(open_storage(ROOT), NAME).observe())[0]
+        if not final.is_final:
+            raise Violation("I1", f"the pipeline has finished, and checkpoint {final.checkpoint} is not final")
+        return final
+
+    def _read_inputs(self, final: Manifest) -> list[list[dict[str, int]]]:
         """Return the rows that the final checkpoint says were read, by source.
 
         Raises:
             Violation: there are others, and nobody asked for a drain.
         """
         log = CheckpointLog(open_storage(ROOT), NAME)
-        final = candidates(log.observe())[0]
-        if not final.is_final:
-            raise Violation("I1", f"the pipeline has finished, and checkpoint {final.checkpoint} is not final")
         read: list[list[dict[str, int]]] = []
         for index, splits in enumerate(self._settings.inputs):
             positions = self._rows_read(splits, _positions(log, final, f"source{index}"))
