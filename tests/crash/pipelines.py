@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -325,7 +327,47 @@ def every_operator(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+class Published(hg.PublishOnCheckpoint):
+    """Publishes the id of each row as a link that says which worker made it ready. Complains of a second one."""
+
+    item_type = pa.struct({"id": pa.int64(), "by": pa.string()})
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def restore(self, context: hg.RestoreContext) -> None:
+        super().restore(context)
+        self.by = uuid.uuid4().hex
+        self.seen = context.list("seen", int)
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        self.ready({"id": row["id"], "by": self.by})
+        self.seen.append(row["id"])
+        return {"id": row["id"], "twice": row["value"] * 2}
+
+    def publish(self, items: list[dict[str, Any]]) -> None:
+        for item in items:
+            link = self.directory / str(item["id"])
+            try:
+                os.symlink(item["by"], link)
+            except FileExistsError:
+                if os.readlink(link) != item["by"]:
+                    raise AssertionError(f"{link.name} was published before, and a restart took it back") from None
+
+
+def publishing(spec: dict[str, Any]) -> Pipeline:
+    """A function that publishes on completion, behind a shuffle."""
+    root = Path(spec["root"])
+    (root / "public").mkdir(exist_ok=True)
+    pipeline = make(spec)
+    rows = pipeline.source(generator(spec["rows"], spec["rate"])).rebalance()
+    published = rows.map(Published(root / "public"), {"id": pa.int64(), "twice": pa.int64()}, name="publish")
+    published.sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
+    return pipeline
+
+
 BUILDERS = {
+    "publishing": publishing,
     "listed-files": listed_files,
     "every_operator": every_operator,
     "standard": standard,

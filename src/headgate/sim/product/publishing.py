@@ -61,7 +61,12 @@ class Outside:
 
     def publish(self, items: Sequence[dict[str, Any]]) -> None:
         """Make rows public; each is the work of one worker, whose checkpoint was completed."""
-        self._act(lambda: [self._published(item["n"], item["by"]) for item in items])
+
+        def effect() -> None:
+            for item in items:
+                self._published(item["n"], item["by"])
+
+        self._act(effect)
 
     def _published(self, row: int, by: str) -> None:
         before = self.published.setdefault(row, by)
@@ -82,7 +87,7 @@ class Outside:
         if checkpoint in self._history().completed:
             self._fail(f"{name} is told that checkpoint {checkpoint} is aborted, and it was completed")
 
-    def _act(self, effect: Callable[[], object]) -> None:
+    def _act(self, effect: Callable[[], None]) -> None:
         """A process may die before it and after it; it may fail before it, and after it."""
         self._tasks.park(self._rng.randint(0, STEP_MS))
         if self._faults.strikes(Fault.PUT_FAILS):

@@ -1,0 +1,67 @@
+"""SIGKILL of workers, of the driver, and just behind the final manifest: what is published on completion (HL7, HL8)."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.processes import STEP_S, Life, kill
+from crash.results import assert_clean, assert_equal, expected_standard, read_rows
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+
+Spec = Callable[..., dict[str, Any]]
+Run = Callable[[dict[str, Any]], Life]
+Launch = Callable[..., Life]
+ROWS = 16_000
+
+
+def assert_published(root: Path, rows: int) -> None:
+    """Every row is public, and committed once."""
+    assert sorted(int(path.name) for path in (root / "public").iterdir()) == list(range(rows))
+    assert_equal(read_rows(root), expected_standard(rows)["rows"], "rows")
+
+
+def test_workers_killed_at_random_publish_everything_and_take_nothing_back(
+    spec: Spec, run: Run, tmp_path: Path, dice: random.Random
+) -> None:
+    life = run(spec("publishing", rows=ROWS, rate=4_000))
+    generation = 0
+    for round_ in range(3):
+        running = life.running(after=generation)
+        generation = running["generation"]
+        life.checkpoint()
+        threading.Event().wait(dice.uniform(0.0, 0.5))  # the fault's time, not a wait for anything
+        victims = list(running["workers"].values())
+        dice.shuffle(victims)
+        for pid in victims[: 2 if round_ == 1 else 1]:
+            kill(pid)
+        reason = life.restart()["reason"]
+        assert "publish" not in reason, reason
+    assert life.result()["restarts"] == 3
+    assert_published(tmp_path, ROWS)
+    assert_clean(tmp_path)
+
+
+def test_a_driver_killed_behind_the_final_manifest_has_everything_published_by_the_next_start(
+    spec: Spec, launch: Launch, tmp_path: Path
+) -> None:
+    """All is committed with the final checkpoint, and nobody was told: the next start tells (HL8)."""
+    what = spec("publishing", rows=4_000, rate=8_000, interval="1h")
+    marker = tmp_path / "killed"
+    first = launch(what, HEADGATE_KILL_AT=f"after-manifest:1:{marker}")
+    assert first.child.exit_code(2 * STEP_S) == -9, first.child.tale("it was not killed")
+    first.child.assert_gone()
+    assert list((tmp_path / "public").iterdir()) == [], "nobody was told"
+    life = launch(what)
+    life.note("told once more")
+    result = life.result(2 * STEP_S)
+    assert result["is_finished"]
+    assert life.child.exit_code() == 0
+    assert_published(tmp_path, 4_000)
+    assert_clean(tmp_path)
