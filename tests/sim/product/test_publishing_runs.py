@@ -5,20 +5,32 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.mutants.harness import Mutant
+from tests.sim.product.mutants_of_publishing import ALL, SEEDS
 
 from headgate.sim.product.publishing import Outside, Publisher
 from headgate.sim.product.run import Run, run_seed
 from headgate.sim.world import Violation
 
-SMOKE = (4, 9, 72, 95, 145, 175)
+SMOKE = (27, 77, 145, 146, 209, 214)
 
 
 def test_seeds_that_publish_pass() -> None:  # HL17
     assert [(seed, str(found)) for seed in SMOKE if (found := run_seed(seed).violation)] == []
 
 
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.__name__)
+def test_a_planted_bug_of_publishing_is_found(mutant: Mutant) -> None:  # SM6
+    seed = SEEDS[mutant.__name__]  # type: ignore[attr-defined]
+    with mutant():
+        for tried in (seed, *SMOKE, *range(200)):
+            if run_seed(tried, events_max=60_000).violation is not None:
+                return
+    raise AssertionError("it survives")
+
+
 def test_what_these_seeds_publish_is_what_they_read() -> None:  # HL17
-    run = Run(72)
+    run = Run(145)
     outside = run.settings.outside
     assert outside is not None
     assert run.run() is None
@@ -30,6 +42,7 @@ def test_what_these_seeds_publish_is_what_they_read() -> None:  # HL17
 def test_seeds_that_do_not_publish_are_what_they_were() -> None:  # HL17
     assert not Outside(0, *_parts(Run(0))).is_drawn
     assert Run(0).settings.outside is None
+    assert Run(27, is_plain=True).settings.outside is None
 
 
 def _parts(run: Run) -> tuple[Any, ...]:
