@@ -70,3 +70,10 @@ def test_going_back_is_refused_at_most_once() -> None:
     unsaid = made("at_most_once")
     unsaid.source(hg.Generator(rows=1)).sink(hg.Discard())
     assert unsaid.definition().config.on_damaged is DamagedCheckpoint.FAIL, "though nothing is committed"
+
+
+def test_a_pause_between_checkpoints_that_overlap_is_refused() -> None:  # C4
+    hg.Checkpointing(min_pause="1s")
+    hg.Checkpointing(max_concurrent=2)
+    with pytest.raises(hg.UsageError, match="max_concurrent=2 lets them overlap; give one of them"):
+        hg.Checkpointing(min_pause="1s", max_concurrent=2)

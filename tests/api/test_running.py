@@ -10,7 +10,7 @@ import pytest
 import headgate as hg
 from headgate.api.running import RunRequested, loading_only, refuse_while_loading, run_to_end
 from headgate.errors import UsageError
-from headgate.model.progress import CheckpointProgress, PipelineState, Progress, RunResult
+from headgate.model.progress import CheckpointOutcome, CheckpointProgress, PipelineState, Progress, RunResult
 
 
 @dataclass
@@ -44,6 +44,13 @@ class FakeHandle:
         self.calls.append("cancel")
         self.ended.set()
 
+    def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
+        return None
+
+    def answer_requests(self) -> None:
+        self.calls.append("answer")
+        self.ended.set()
+
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
         return ()
 
@@ -68,6 +75,12 @@ def test_sigusr1_drains() -> None:
     handle = FakeHandle([signal.SIGUSR1, signal.SIGUSR1])
     run_to_end(lambda: handle)
     assert handle.calls == ["drain"]
+
+
+def test_sigusr2_answers_requests_and_stops_nothing() -> None:  # C63
+    handle = FakeHandle([signal.SIGUSR2])
+    run_to_end(lambda: handle)
+    assert handle.calls == ["answer"]
 
 
 def test_a_stop_while_it_drains_is_no_cancel() -> None:

@@ -61,11 +61,18 @@ class Checkpointing:
                 "mode='at_most_once' processes what was read when a checkpoint has recorded that, so it needs an "
                 "interval; give Checkpointing(interval='1s', mode='at_most_once')"
             )
+        min_pause_ms = duration_ms(self.min_pause, "checkpointing min_pause")
+        max_concurrent = _count(self.max_concurrent, 1, "checkpointing max_concurrent")
+        if min_pause_ms and max_concurrent > 1:  # C4
+            raise UsageError(
+                "checkpointing min_pause is the least time between two checkpoints, and "
+                f"max_concurrent={max_concurrent} lets them overlap; give one of them"
+            )
         return CheckpointConfig(
             interval_ms=interval_ms,
             timeout_ms=_positive(duration_ms(self.timeout, "checkpointing timeout"), "checkpointing timeout"),
-            min_pause_ms=duration_ms(self.min_pause, "checkpointing min_pause"),
-            max_concurrent=_count(self.max_concurrent, 1, "checkpointing max_concurrent"),
+            min_pause_ms=min_pause_ms,
+            max_concurrent=max_concurrent,
             tolerable_failures=_count(self.tolerable_failures, 0, "checkpointing tolerable_failures"),
             retained=_count(self.retained, 1, "checkpointing retained"),
             mode=mode,

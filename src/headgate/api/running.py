@@ -15,12 +15,12 @@ from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import PipelineHandle, Progress, RunResult
 from headgate.runtime.driver.pipeline_lock import taking_signals
-from headgate.runtime.driver.stopping import DRAIN
+from headgate.runtime.driver.stopping import ASK, DRAIN
 
 WAIT_S = 0.2
 """How long a signal may go unnoticed."""
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, DRAIN)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, DRAIN, ASK)
 _loading = threading.local()
 
 
@@ -99,8 +99,8 @@ class LoggingObserver:
 def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
     """Start, then wait until the pipeline ended or a signal stopped it.
 
-    The first SIGINT or SIGTERM stops with a last checkpoint, the second one cancels; SIGUSR1 drains. Outside the
-    main thread signals are left alone.
+    The first SIGINT or SIGTERM stops with a last checkpoint, the second one cancels; SIGUSR1 drains; SIGUSR2 takes the
+    checkpoints that were asked for. Outside the main thread signals are left alone.
 
     Raises:
         PipelineFailed, FencedError, UsageError
@@ -128,14 +128,19 @@ def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
 def _wait_for_end_or_signal(handle: PipelineHandle, received: list[int]) -> RunResult:
     asked: set[bool] = set()
     cancelled = False
+    rung = 0
     while True:
         result = handle.wait(WAIT_S)
         if result is not None:
             return result
-        for drain in sorted({number == DRAIN for number in received} - asked, reverse=True):
+        if (count := received.count(ASK)) > rung:
+            rung = count
+            threading.Thread(target=handle.answer_requests, name="headgate-asked", daemon=True).start()
+        ends = [number for number in received if number != ASK]
+        for drain in sorted({number == DRAIN for number in ends} - asked, reverse=True):
             asked.add(drain)
             threading.Thread(target=_stop, args=(handle, drain), name="headgate-stop", daemon=True).start()
-        if sum(number != DRAIN for number in received) > 1 and not cancelled:
+        if sum(number != DRAIN for number in ends) > 1 and not cancelled:
             cancelled = True
             handle.cancel()
 

@@ -1,11 +1,12 @@
 """``headgate checkpoints``: what the checkpoint directory of a pipeline holds, damaged entries by name.
 
-Reads only, but for ``discard``; a running pipeline is not disturbed.
+Reads only, but for ``take`` and ``discard``; a running pipeline is not disturbed.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from typing import Annotated, Any
 
 import typer
@@ -14,13 +15,18 @@ from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
 from headgate.cli.text import duration_text, size_text, time_text
-from headgate.errors import UsageError
+from headgate.errors import PipelineFailed, UsageError
 from headgate.model.manifest import Claim, Manifest, SnapshotPart
 from headgate.model.options import Guarantee
+from headgate.model.progress import CheckpointOutcome
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_files import Aside
+from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import open_storage
+
+LOOK_S = 0.05
+"""How often the answer of a pipeline is looked for."""
 
 app = typer.Typer(help="Completed checkpoints of pipelines.", no_args_is_help=True)
 
@@ -71,6 +77,27 @@ def show_checkpoint(
         typer.echo(json.dumps({**_manifest_fields(manifest), "subtasks": _subtask_fields(manifest)}))
     else:
         _print_manifest(manifest)
+
+
+@app.command("take")
+def take(
+    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    directory: DirOption = CHECKPOINT_DIR_DEFAULT,
+) -> None:
+    """Have a pipeline that runs on this machine take a checkpoint now, and wait until it is completed."""
+    running = RunningPipeline.find(absolute_location(directory), pipeline)
+    ask = running.ask_for_checkpoint()
+    try:
+        while (outcome := ask.answered()) is None:
+            if running.ended() is not None:
+                outcome = CheckpointOutcome(None, "the pipeline ended")
+                break
+            time.sleep(LOOK_S)
+    finally:
+        ask.remove()
+    if outcome.checkpoint is None:
+        raise PipelineFailed(f"{pipeline}: there is no new checkpoint: {outcome.reason}")
+    typer.echo(f"{pipeline}: checkpoint {outcome.checkpoint} is completed")
 
 
 @app.command("discard")

@@ -36,6 +36,7 @@ class LockHolder:
         owner: who runs the pipeline, for people.
         nonce: differs for every run, also of one process.
         takes_signals: whether SIGTERM stops the pipeline and SIGUSR1 drains it; else they would kill the process.
+        takes_asks: whether SIGUSR2 has it look for checkpoints that somebody asks for; else it would kill the process.
         checkpoint: the newest completed checkpoint of the run at its end.
         reason: of a failure.
     """
@@ -48,6 +49,7 @@ class LockHolder:
     ending: Ending = Ending.NONE
     checkpoint: int | None = None
     reason: str = ""
+    takes_asks: bool = False
 
 
 def encode_holder(holder: LockHolder) -> bytes:

@@ -173,6 +173,19 @@ class RunResult:
     is_drained: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointOutcome:
+    """What came of a checkpoint that somebody asked for.
+
+    Attributes:
+        checkpoint: completed, and begun after it was asked for; None if there is none.
+        reason: why there is none, as a clause.
+    """
+
+    checkpoint: CheckpointId | None
+    reason: str = ""
+
+
 class PipelineHandle(Protocol):
     """A started pipeline."""
 
@@ -194,6 +207,16 @@ class PipelineHandle(Protocol):
         With ``drain`` the sources end as if their input had ended: windows fire, everything in flight is processed,
         and the last checkpoint is final. A drained pipeline has finished: it does not continue.
         """
+
+    def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
+        """Take a checkpoint now, without waiting for the interval or the pause, and wait for what comes of it.
+
+        Returns:
+            None when ``timeout_s`` passed before. The checkpoint may still complete.
+        """
+
+    def answer_requests(self) -> None:
+        """Take a checkpoint for whoever asks from another process, and tell them what came of it."""
 
     def cancel(self) -> None:
         """Stop at once, without a last checkpoint; a later run continues from the latest completed one."""

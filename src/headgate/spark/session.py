@@ -17,6 +17,7 @@ from typing import Any
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import (
+    CheckpointOutcome,
     CheckpointProgress,
     Observer,
     Progress,
@@ -83,6 +84,20 @@ class SparkHandle:
         else:
             self.driver.stop()
         return self.wait(timeout_s)
+
+    def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
+        """Take a checkpoint now, without waiting for the interval or the pause, and wait for what comes of it.
+
+        None when ``timeout_s`` passed before; the checkpoint may still complete.
+        """
+        try:
+            return self.driver.take_checkpoint().result(timeout_s)
+        except FutureTimeout:
+            return None
+
+    def answer_requests(self) -> None:
+        """Take a checkpoint for whoever asks from another process, and tell them what came of it."""
+        self.driver.answer_asks()
 
     def cancel(self) -> None:
         """Stop at once, without a last checkpoint; a later run continues from the latest completed one."""

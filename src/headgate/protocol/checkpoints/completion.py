@@ -26,6 +26,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
 )
 from headgate.protocol.checkpoints.pending import Pending, PendingCheckpoints
 from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.checkpoints.requests import Requests
 from headgate.protocol.checkpoints.retention import Retention, Tolerance
 from headgate.protocol.checkpoints.triggering import Triggering
 from headgate.protocol.machine import Ignored
@@ -51,13 +52,14 @@ class Completion:
         self.retention = Retention(config.retained, retained)
         self.tolerance = Tolerance(config.tolerable_failures)
         self._commits = commits
+        self.requests = Requests()
         self.last_completed = CheckpointId(0)
 
     # -- the beginning ----------------------------------------------------------------------------------------------
 
     def begin(self) -> list[Effect]:
         """Begin a checkpoint if one is wanted and allowed."""
-        return self.triggering.begin(self.pending)
+        return self.requests.begun(self.triggering.begin(self.pending))
 
     def reserved(self, checkpoint: CheckpointId, *, is_draining: bool) -> list[Effect]:
         """The id is recorded: the barriers may start."""
@@ -73,7 +75,10 @@ class Completion:
         """The id could not be recorded."""
         if not self.triggering.reservation_over(checkpoint):
             return [Ignored("an id that is not wanted any more")]
-        return self._count(checkpoint, AbortReason.RESERVE_FAILED) or self.triggering.again()
+        reason = AbortReason.RESERVE_FAILED
+        return self.requests.failed(checkpoint, reason.text) + (
+            self._count(checkpoint, reason) or self.triggering.again()
+        )
 
     # -- what subtasks say ------------------------------------------------------------------------------------------
 
@@ -115,7 +120,7 @@ class Completion:
         self.last_completed = checkpoint
         self.tolerance.completed()
         effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint)), *self.retention.completed(checkpoint)]
-        effects += [*subsumed, NotifyComplete(checkpoint)]
+        effects += [*subsumed, NotifyComplete(checkpoint), *self.requests.completed(checkpoint)]
         effects += self._commits.completed(checkpoint, self._committables(pending))
         return effects + self.triggering.completed(checkpoint, pending)
 
@@ -138,7 +143,7 @@ class Completion:
 
     def _abort(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
         is_last = self.pending[checkpoint].is_last
-        effects = self.pending.abort(checkpoint, reason)
+        effects = self.pending.abort(checkpoint, reason) + self.requests.failed(checkpoint, reason.text)
         failed = self._count(checkpoint, reason)
         if failed:
             return effects + failed

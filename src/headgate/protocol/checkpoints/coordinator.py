@@ -45,6 +45,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     NotifyAbort,
     NotifyComplete,
     PauseTimer,
+    RequestAnswered,
     ReserveFailed,
     ReserveId,
     Started,
@@ -84,6 +85,14 @@ WANTED: dict[Phase, Wanted] = {
     Phase.DONE: Wanted.NONE,
 }
 """Which checkpoints each phase waits for."""
+
+
+_REFUSED: dict[Phase, str] = {
+    Phase.CREATED: "not every subtask runs yet",
+    Phase.STOPPING: "the pipeline stops, and takes its last checkpoint",
+    Phase.ENDING: "all input is processed, and the final checkpoint is being taken",
+}
+"""Why nobody may ask for a checkpoint."""
 
 
 class Coordinator(Machine):
@@ -177,7 +186,7 @@ class Coordinator(Machine):
             case TimerFired():
                 return self._on_timer(event.timer)
             case CheckpointRequested():
-                return self._on_requested()
+                return self._on_requested(event.request)
             case StopRequested():
                 return self._on_stop()
             case DrainRequested():
@@ -214,10 +223,15 @@ class Coordinator(Machine):
             return effects or [Ignored("periodic checkpoints are off")]
         return [*effects, ArmTimer(IntervalTimer(), event.first_delay_ms)]
 
-    def _on_requested(self) -> list[Effect]:
-        if self._phase is Phase.CREATED:  # C6: refused, and not counted as a failure
+    def _on_requested(self, request: int | None) -> list[Effect]:
+        refused = _REFUSED.get(self._phase)  # C6, C62: it does not count as a failure
+        if refused is not None and request is not None:
+            return [RequestAnswered(request, None, refused)]
+        if self._phase is Phase.CREATED:
             return [Ignored("not every participant runs yet")]
         self._checkpoints.triggering.request()
+        if request is not None:
+            self._checkpoints.requests.ask(request)
         return self._checkpoints.begin()
 
     def _on_timer(self, timer: Timer) -> list[Effect]:
@@ -375,6 +389,7 @@ __all__ = [
     "NotifyComplete",
     "PauseTimer",
     "Phase",
+    "RequestAnswered",
     "ReserveFailed",
     "ReserveId",
     "Started",

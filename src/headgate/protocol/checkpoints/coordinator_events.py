@@ -59,7 +59,12 @@ class TimerFired:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """EVENT: somebody asks for a checkpoint now; it does not wait for the interval or the pause."""
+    """EVENT: somebody asks for a checkpoint now; it does not wait for the interval or the pause.
+
+    ``request`` is answered with ``RequestAnswered``; None: nobody waits for an answer.
+    """
+
+    request: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +292,15 @@ class GenerationDone:
     is_final: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RequestAnswered:
+    """EFFECT: tell who made ``request`` that ``checkpoint`` is completed, or for which reason there is none (C61)."""
+
+    request: int
+    checkpoint: CheckpointId | None
+    reason: str = ""
+
+
 Effect: TypeAlias = (
     ArmTimer
     | CancelTimer
@@ -301,5 +315,6 @@ Effect: TypeAlias = (
     | Commit
     | FailGeneration
     | GenerationDone
+    | RequestAnswered
     | Ignored
 )

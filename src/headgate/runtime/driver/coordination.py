@@ -59,6 +59,9 @@ class Reports(Protocol):
     def checkpoint_completed(self, progress: CheckpointProgress) -> None:
         """For those who watch."""
 
+    def request_answered(self, effect: machine.RequestAnswered) -> None:
+        """Somebody had asked for a checkpoint."""
+
     def note(self, text: str) -> None:
         """A sentence for the user."""
 
@@ -161,6 +164,8 @@ class Coordination:
                 if self.machine.retained:
                     self._pools.storage.submit(self._quietly, self._log.files.sweep)
                 self._reports.generation_done(effect)
+            case machine.RequestAnswered():
+                self._reports.request_answered(effect)
             case Ignored():
                 return
             case _:

@@ -11,15 +11,16 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 
 from headgate.codec import messages
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
-from headgate.model.progress import Observer, PendingCheckpoint, PipelineState, Progress, RunResult
+from headgate.model.progress import CheckpointOutcome, Observer, PendingCheckpoint, PipelineState, Progress, RunResult
 from headgate.protocol.supervision import supervisor
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import replacement_watch
+from headgate.runtime.driver import asking, replacement_watch
 from headgate.runtime.driver.coordination import Pools
 from headgate.runtime.driver.ending import RunEnd, error_of
 from headgate.runtime.driver.event_loop import EventLoop
@@ -54,6 +55,7 @@ class Driver:
         ``lock`` is the pipeline's lock if the caller holds it already; the driver releases it at its end.
         """
         config, owner = definition.config, owner_text()
+        self._config = config
         claimant = f"{owner}, driver {around.token(4).hex()}"  # differs even within one process
         lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, owner)
         log = CheckpointLog(open_storage(config.checkpoint_root), config.name)
@@ -116,6 +118,26 @@ class Driver:
     def drain(self) -> None:
         """End the sources, process everything in flight, take the final checkpoint, then end. From any thread."""
         self.post(self.supervision.drain)
+
+    def take_checkpoint(self) -> Future[CheckpointOutcome]:
+        """Take a checkpoint now. From any thread."""
+        asked: Future[CheckpointOutcome] = Future()
+
+        def answer(outcome: CheckpointOutcome) -> None:
+            with suppress(InvalidStateError):  # the end of the run may have answered
+                asked.set_result(outcome)
+
+        self.post(lambda: self.supervision.ask(answer))
+        self.result.add_done_callback(lambda _: answer(CheckpointOutcome(None, "the pipeline ended")))
+        return asked
+
+    def answer_asks(self) -> None:
+        """Take a checkpoint for those who ask from other processes; returns when they are answered (C63)."""
+        asks = asking.left(self._config.checkpoint_root, self._config.name)
+        if asks:  # one is for all: it begins now
+            outcome = self.take_checkpoint().result()
+            for ask in asks:
+                ask.answer(outcome)
 
     def cancel(self) -> None:
         """End without another checkpoint. From any thread."""

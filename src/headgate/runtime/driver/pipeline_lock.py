@@ -31,7 +31,7 @@ _takes_signals: ContextVar[bool] = ContextVar("headgate_takes_signals", default=
 
 @contextmanager
 def taking_signals() -> Iterator[None]:
-    """Locks taken within this block say that their process stops on SIGTERM and drains on SIGUSR1."""
+    """Locks taken within this block say that their process stops on SIGTERM, drains on SIGUSR1, answers on SIGUSR2."""
     token = _takes_signals.set(True)
     try:
         yield
@@ -69,7 +69,9 @@ class PipelineLock:
                 "same checkpoint directory; stop that one first, or give this pipeline another name"
             ) from error
         os.set_inheritable(file.fileno(), False)
-        taken = LockHolder(owner, socket.gethostname(), os.getpid(), secrets.token_hex(8), _takes_signals.get())
+        signals = _takes_signals.get()
+        nonce = secrets.token_hex(8)
+        taken = LockHolder(owner, socket.gethostname(), os.getpid(), nonce, signals, takes_asks=signals)
         lock = cls(file, taken)
         lock._write(taken)
         return lock

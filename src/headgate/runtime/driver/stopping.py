@@ -1,7 +1,8 @@
-"""Stops a pipeline that another process of this machine runs: finds that process by the lock, and signals it.
+"""Stops a pipeline that another process of this machine runs, or asks it for a checkpoint.
 
-Counterparts: ``runtime.driver.pipeline_lock`` (says who holds the lock), ``api.running`` (takes the signals). Never
-signals a process of which it is not certain that it holds the lock: a number in a file may have become somebody else's.
+Finds that process by the lock, and signals it. Counterparts: ``runtime.driver.pipeline_lock`` (says who holds it),
+``api.running`` (takes the signals). Never signals a process of which it is not certain that it holds the lock: a number
+in a file may have become somebody else's.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from pathlib import Path
 
 from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import UsageError
+from headgate.runtime.driver.asking import Ask
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
 from headgate.storage.backends import local_directory
 
 STOP = signal.SIGTERM
 DRAIN = signal.SIGUSR1
+ASK = signal.SIGUSR2
 
 
 class RunningPipeline:
@@ -67,6 +70,25 @@ class RunningPipeline:
             os.kill(self.holder.pid, DRAIN if drain else STOP)
         except (PermissionError, ProcessLookupError) as error:
             raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
+
+    def ask_for_checkpoint(self) -> Ask:
+        """Leave a question and ring. Call at once after ``find``.
+
+        Raises:
+            UsageError: the process does not know how to answer, belongs to somebody else, or has just ended.
+        """
+        if not self.holder.takes_asks:
+            raise UsageError(
+                f"pipeline '{self._pipeline}' is run by {self.holder.owner} with an older release, which takes no "
+                "checkpoint on request; start it again with this one"
+            )
+        ask = Ask.leave(self._root, self._pipeline)
+        try:
+            os.kill(self.holder.pid, ASK)
+        except (PermissionError, ProcessLookupError) as error:
+            ask.remove()
+            raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
+        return ask
 
     def ended(self) -> LockHolder | None:
         """Return how this run ended, or None while it goes on.

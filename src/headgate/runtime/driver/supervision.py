@@ -14,7 +14,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
-from headgate.model.progress import CheckpointProgress, Observer, PipelineState
+from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Observer, PipelineState
 from headgate.protocol.checkpoints import coordinator
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import supervisor
@@ -83,6 +83,8 @@ class Supervision:
         self._failed_ms: int | None = None
         self._is_stop_wanted = False
         self._is_drain_wanted = False
+        self._asked: dict[int, Callable[[CheckpointOutcome], None]] = {}
+        self._requests_count = 0
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -107,6 +109,15 @@ class Supervision:
             self.live.drain()
         if self.state is PipelineState.RUNNING:
             self.state = PipelineState.DRAINING
+
+    def ask(self, answer: Callable[[CheckpointOutcome], None]) -> None:
+        """Take a checkpoint now; ``answer`` is called once with what came of it (C61)."""
+        if self.live is None:
+            answer(CheckpointOutcome(None, "the pipeline does not run at the moment"))
+            return
+        self._requests_count += 1
+        self._asked[self._requests_count] = answer
+        self.live.coordination.handle(coordinator.CheckpointRequested(self._requests_count))
 
     def job_ended(self, submission: int, error: str | None) -> None:
         """Every task of a submission is gone. From any thread."""
@@ -232,6 +243,9 @@ class Supervision:
         if self.live is not None:
             self.live.close()
             self.live = None
+        asked, self._asked = self._asked, {}
+        for answer in asked.values():  # C62
+            answer(CheckpointOutcome(None, "the pipeline ended" if effect.is_done else "the pipeline restarted"))
         if self._deployed is not None:  # workers of Spark's own retry wait for the next generation
             self._workers.stop(self._deployed, is_success=effect.is_done)
 
@@ -255,6 +269,10 @@ class Supervision:
         """See ``coordination.Reports``."""
         self._book.checkpoints.append(progress)
         self._observer.on_checkpoint(progress.checkpoint, progress.duration_ms, progress.size_bytes)
+
+    def request_answered(self, effect: coordinator.RequestAnswered) -> None:
+        """See ``coordination.Reports``."""
+        self._asked.pop(effect.request)(CheckpointOutcome(effect.checkpoint, effect.reason))
 
     def note(self, text: str) -> None:
         """Show the user a sentence. From any thread."""

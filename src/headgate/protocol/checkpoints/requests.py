@@ -1,0 +1,39 @@
+"""Who asked for a checkpoint, and what came of it (rules C60–C62 of docs/spec/coordinator.md).
+
+Part of the ``Coordinator``. A request is a number that the interpreter made up. Never begins a checkpoint: it only
+knows which of them serves whom.
+"""
+
+from __future__ import annotations
+
+from headgate.model.ids import CheckpointId
+from headgate.protocol.checkpoints.coordinator_events import Effect, RequestAnswered, ReserveId
+
+
+class Requests:
+    """Requests that are not answered yet."""
+
+    def __init__(self) -> None:
+        self._waiting: list[int] = []
+        self._served: dict[CheckpointId, list[int]] = {}
+
+    def ask(self, request: int) -> None:
+        """Somebody wants a checkpoint that begins from now on."""
+        self._waiting.append(request)
+
+    def begun(self, effects: list[Effect]) -> list[Effect]:
+        """A checkpoint that begins serves everybody who waits (C60)."""
+        for effect in effects:
+            if isinstance(effect, ReserveId) and self._waiting:
+                self._served[effect.checkpoint] = self._waiting
+                self._waiting = []
+        return effects
+
+    def completed(self, checkpoint: CheckpointId) -> list[Effect]:
+        """A completion answers whoever waits for it or for an older one, which it covers (C15, C61)."""
+        done = [older for older in self._served if older <= checkpoint]
+        return [RequestAnswered(request, checkpoint) for older in done for request in self._served.pop(older)]
+
+    def failed(self, checkpoint: CheckpointId, reason: str) -> list[Effect]:
+        """The checkpoint was given up, and so is the request: who asked decides whether to ask again (C61)."""
+        return [RequestAnswered(request, None, reason) for request in self._served.pop(checkpoint, [])]
