@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from headgate.api.security import Security
     from headgate.api.stream import KeyedStream, Stream, WindowedStream
     from headgate.api.windows import Session, Sliding, Tumbling
+    from headgate.connectors.custom.fence import Fence
+    from headgate.connectors.custom.ledger import LedgerSink, output_checkpoint
+    from headgate.connectors.custom.two_phase import TwoPhaseSink
     from headgate.connectors.files.parquet import ParquetFiles
     from headgate.connectors.files.sink import FileSink
     from headgate.connectors.files.source import JsonLines, TextFiles
@@ -85,6 +88,9 @@ _HOMES = {
     "headgate.api.stream": ("KeyedStream", "Stream", "WindowedStream"),
     "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
     "headgate.connectors.files.source": ("JsonLines", "TextFiles"),
+    "headgate.connectors.custom.fence": ("Fence",),
+    "headgate.connectors.custom.ledger": ("LedgerSink", "output_checkpoint"),
+    "headgate.connectors.custom.two_phase": ("TwoPhaseSink",),
     "headgate.connectors.files.sink": ("FileSink",),
     "headgate.connectors.generator": ("Choice", "Generator", "RowNumber", "Uniform"),
     "headgate.connectors.memory": ("Discard", "FromRows", "Print"),
@@ -138,6 +144,7 @@ __all__ = [
     "ExponentialDelay",
     "Fail",
     "FailureRate",
+    "Fence",
     "FencedError",
     "FileSink",
     "FixedDelay",
@@ -147,6 +154,7 @@ __all__ = [
     "JsonLines",
     "KeyedStream",
     "Keys",
+    "LedgerSink",
     "ListState",
     "MapState",
     "NoRestart",
@@ -177,12 +185,14 @@ __all__ = [
     "StreamSource",
     "TextFiles",
     "Tumbling",
+    "TwoPhaseSink",
     "Uniform",
     "UnionList",
     "UsageError",
     "ValueState",
     "WindowedStream",
     "__version__",
+    "output_checkpoint",
 ]
 
 

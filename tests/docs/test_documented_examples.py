@@ -53,6 +53,19 @@ def test_every_example_builds_its_pipeline(page: str, number: int, code: str, di
     assert len(definition.plan.vertices) >= 1
 
 
+def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> None:
+    (code,) = (code for code in examples("docs/user-guide.md") if "class Numbers" in code)
+    assert code[code.index("class Numbers") : code.index("\n\n\np = ")].count("\n") <= 40
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(PREAMBLE, names)
+    exec(compile(code, "the sink of the guide", "exec", dont_inherit=True), names)
+    names["TABLES"] = f"pragma synchronous = off; {names['TABLES']}"
+    kit = names["check_sink"]
+    names["check_sink"] = lambda fresh: kit(fresh, rescales=((1, 2), (2, 1)), rows=(0, 7))
+    (directory / "targets").mkdir()
+    names["test_numbers"](directory / "targets")
+
+
 def test_the_guide_begins_with_the_lines_that_its_examples_need() -> None:
     assert examples("docs/user-guide.md")[0] == PREAMBLE
 

@@ -2,7 +2,7 @@
 
 from headgate.testing.collect import Collect
 from headgate.testing.script import EOF, PAUSE, FailOnce, ScriptedSource
-from headgate.testing.sink_kit import check_sink
+from headgate.testing.sink_kit import Target, check_sink
 from headgate.testing.source_kit import check_source
 
-__all__ = ["EOF", "PAUSE", "Collect", "FailOnce", "ScriptedSource", "check_sink", "check_source"]
+__all__ = ["EOF", "PAUSE", "Collect", "FailOnce", "ScriptedSource", "Target", "check_sink", "check_source"]

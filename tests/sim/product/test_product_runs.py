@@ -52,7 +52,7 @@ def test_the_end_of_one_input_does_not_close_the_windows_of_an_idle_one() -> Non
 
 
 def test_a_seed_of_the_product_has_one_digest_whatever_the_hash_seed() -> None:  # SM1
-    program = "from headgate.sim.product.run import run_seed; print(*(run_seed(s).digest for s in (5, 9, 12)))"
+    program = "from headgate.sim.product.run import run_seed; print(*(run_seed(s).digest for s in (2, 3, 6)))"
     digests = set()
     for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

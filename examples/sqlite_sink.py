@@ -1,0 +1,134 @@
+"""Two sinks for SQLite, of about forty lines each: one prepares its output in the target, one keeps it in checkpoints.
+
+Both write records of ``number`` and ``text`` into the table ``numbers``, each record once, whatever dies when. The
+conformance kit runs on both of them (``tests/connectors/custom/test_own_sinks.py``).
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+import headgate as hg
+
+TABLES = """
+create table if not exists numbers (number integer, text text);
+create table if not exists waiting (name text, number integer, text text);
+create table if not exists ledger (name text primary key);
+create table if not exists owners (owner text primary key, generation integer);
+"""
+
+
+def connect(path: str) -> sqlite3.Connection:
+    """Return a connection to the target, whose tables are there."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=30, check_same_thread=False)
+    connection.executescript(TABLES)
+    return connection
+
+
+def refuse_if_replaced(connection: sqlite3.Connection, fence: hg.Fence) -> None:
+    """Raise if a newer generation of the pipeline owns the sink."""
+    row = connection.execute("select generation from owners where owner = ?", [fence.owner]).fetchone()
+    fence.refuse_if_older_than(row[0] if row else None)
+
+
+def claim(path: str, fence: hg.Fence) -> None:
+    """Remember who owns the sink from now on."""
+    with connect(path) as connection:
+        connection.execute("begin immediate")
+        refuse_if_replaced(connection, fence)
+        connection.execute("insert or replace into owners values (?, ?)", [fence.owner, fence.generation])
+
+
+class SqliteSink(hg.TwoPhaseSink[sqlite3.Connection]):
+    """Prepared records wait in a table of their own, under the name of their transaction."""
+
+    transient_errors = (sqlite3.OperationalError,)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def begin(self, name: str, schema: pa.Schema) -> sqlite3.Connection:
+        """Collect in memory, so that writers do not wait for each other."""
+        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        connection.executescript(TABLES)
+        return connection
+
+    def write(self, transaction: sqlite3.Connection, batch: pa.RecordBatch) -> None:
+        """Add records."""
+        transaction.executemany("insert into numbers values (?, ?)", zip(*batch.to_pydict().values(), strict=True))
+
+    def prepare(self, transaction: sqlite3.Connection, name: str, fence: hg.Fence) -> None:
+        """Have them wait in the target."""
+        rows = transaction.execute("select ?, number, text from numbers", [name]).fetchall()
+        with connect(self.path) as target:
+            target.execute("begin immediate")
+            refuse_if_replaced(target, fence)
+            target.execute("delete from waiting where name = ?", [name])  # a try whose answer was lost
+            target.executemany("insert into waiting values (?, ?, ?)", rows)
+
+    def claim(self, fence: hg.Fence) -> None:
+        """Refuse older generations from now on."""
+        claim(self.path, fence)
+
+    def prepared(self, owner: str) -> Iterable[str]:
+        """Return what waits, ours and that of others."""
+        with connect(self.path) as target:
+            return [name for (name,) in target.execute("select distinct name from waiting")]
+
+    def commit(self, names: Sequence[str], fence: hg.Fence) -> None:
+        """Move what waits into the table that readers see, all of it in one transaction."""
+        with connect(self.path) as target:
+            target.execute("begin immediate")
+            refuse_if_replaced(target, fence)
+            for name in names:
+                if target.execute("select 1 from ledger where name = ?", [name]).fetchone():
+                    continue
+                moved = "insert into numbers select number, text from waiting where name = ?"
+                if target.execute(moved, [name]).rowcount == 0:
+                    raise hg.UsageError(f"{name} is neither prepared nor committed in {self.path}")
+                target.execute("delete from waiting where name = ?", [name])
+                target.execute("insert into ledger values (?)", [name])
+
+    def abort(self, name: str, fence: hg.Fence) -> None:
+        """Nobody waits for it any more."""
+        with connect(self.path) as target:
+            target.execute("delete from waiting where name = ?", [name])
+
+    def close(self, transaction: sqlite3.Connection) -> None:
+        """Free the memory."""
+        transaction.close()
+
+
+class SqliteLedgerSink(hg.LedgerSink):
+    """Records stay in the checkpoint until it is completed, and come with their name into one transaction."""
+
+    transient_errors = (sqlite3.OperationalError,)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def claim(self, fence: hg.Fence) -> None:
+        """Refuse older generations from now on."""
+        claim(self.path, fence)
+
+    def published(self, names: Sequence[str]) -> set[str]:
+        """Look into the ledger."""
+        with connect(self.path) as target:
+            return {name for (name,) in target.execute("select name from ledger")} & set(names)
+
+    def publish(self, name: str, records: pa.Table, fence: hg.Fence) -> None:
+        """Write records and name, or nothing."""
+        with connect(self.path) as target:
+            target.execute("begin immediate")
+            refuse_if_replaced(target, fence)
+            if target.execute("insert or ignore into ledger values (?)", [name]).rowcount:
+                rows = zip(*records.to_pydict().values(), strict=True)
+                target.executemany("insert into numbers values (?, ?)", rows)
+
+    def forget(self, owner: str, before: int) -> None:
+        """Keep the ledger small."""
+        with connect(self.path) as target:
+            names = [name for (name,) in target.execute("select name from ledger") if name.startswith(f"{owner}-")]
+            old = [[name] for name in names if hg.output_checkpoint(name) < before]
+            target.executemany("delete from ledger where name = ?", old)

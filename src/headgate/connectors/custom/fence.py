@@ -1,0 +1,79 @@
+"""Who writes to a target, and the names of what is written: what both kinds of users' sinks share (CS1, CS2).
+
+Counterparts: ``two_phase`` and ``ledger``. Source: K3, K8 and K14 of docs/spec/two-phase-commit.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from headgate.errors import FencedError, HeadgateError, StorageError
+from headgate.model.ids import Generation
+
+_NAME = re.compile(r"(?P<owner>.+)-(?P<number>\d{10,})-(?P<subtask>\d{5,})-(?P<generation>\d{10,})")
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """One generation of one sink. A target remembers the newest one, and refuses those before it.
+
+    Attributes:
+        owner: the sink, as its target knows it: the pipeline's name and the sink's.
+        generation: rises with every start and restart of the pipeline.
+    """
+
+    owner: str
+    generation: int
+
+    def refuse_if_older_than(self, newest: int | None) -> None:
+        """Raise when the target knows a newer generation; ``newest`` is what it remembers, None for nothing.
+
+        Raises:
+            FencedError
+        """
+        if newest is not None and newest > self.generation:
+            raise FencedError(f"sink '{self.owner}'", Generation(self.generation), Generation(newest))
+
+
+@dataclass(frozen=True, slots=True)
+class OutputName:
+    """The name of one piece of output of one subtask: no other output ever has it (CS2).
+
+    Attributes:
+        number: of the checkpoint, or of the transaction within subtask and generation.
+    """
+
+    owner: str
+    number: int
+    subtask: int
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{self.owner}-{self.number:010d}-{self.subtask:05d}-{self.generation:010d}"
+
+    @staticmethod
+    def parse(text: str) -> OutputName | None:
+        """Return the parts of a name, or None if it is none."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            return None
+        return OutputName(match["owner"], int(match["number"]), int(match["subtask"]), int(match["generation"]))
+
+
+def owner_of(pipeline: str, node: str) -> str:
+    """Return the name under which a target knows a sink. Both parts are names, which contain no such sign."""
+    return f"{pipeline}:{node}"
+
+
+@contextmanager
+def transient(errors: tuple[type[Exception], ...], operation: str, owner: str) -> Iterator[None]:
+    """Turn what a target raises and may pass into what the runtime tries again (CS5)."""
+    try:
+        yield
+    except HeadgateError:
+        raise
+    except errors as error:
+        raise StorageError(operation, owner, f"{type(error).__name__}: {error}", is_transient=True) from error

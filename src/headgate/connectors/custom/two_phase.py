@@ -1,0 +1,214 @@
+"""``TwoPhaseSink``: sinks of users whose targets can prepare a transaction (rules CS1–CS7 of docs/spec/connectors.md).
+
+The user says how the target begins, writes, prepares, commits and aborts one transaction; names, pending output,
+recovery and other parallelism are done here. Modelled on Flink's ``TwoPhaseCommitSinkFunction``, but the driver
+commits.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from headgate.connectors.base import SinkContext
+from headgate.connectors.custom.fence import Fence, OutputName, owner_of, transient
+from headgate.errors import CorruptionError, UsageError
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Committable
+from headgate.protocol.checkpoints.commit import CommitPermit
+
+_VERSION = b"1\n"
+
+Open = TypeVar("Open")
+"""What ``begin`` returns: an open transaction of the target, such as a connection."""
+
+
+class TwoPhaseSink(ABC, Generic[Open]):
+    """Derive from it for a target in which output can be durable and invisible at once.
+
+    ``begin``, ``write``, ``prepare`` and ``close`` are called in the workers, ``claim``, ``prepared``, ``commit`` and
+    ``abort`` in the driver. Each may be called again after it raised, and after it succeeded and the process died
+    before that was known. Instances travel to the workers: what cannot, such as a connection, belongs into ``begin``.
+
+    Attributes:
+        transient_errors: what the target raises when another try may help; all else fails the pipeline's generation.
+    """
+
+    transient_errors: tuple[type[Exception], ...] = (OSError,)
+
+    # -- what users write -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def begin(self, name: str, schema: pa.Schema) -> Open:
+        """Begin a transaction; ``name`` is unique to this call. What it writes is invisible to readers."""
+
+    @abstractmethod
+    def write(self, transaction: Open, batch: pa.RecordBatch) -> None:
+        """Add records."""
+
+    @abstractmethod
+    def prepare(self, transaction: Open, name: str, fence: Fence) -> None:
+        """Make it durable under ``name``, still invisible: from now on a commit must succeed, however late it comes."""
+
+    @abstractmethod
+    def claim(self, fence: Fence) -> None:
+        """Have the target remember ``fence.generation`` for ``fence.owner``, in one step.
+
+        Raises:
+            FencedError: it remembers a newer one (``fence.refuse_if_older_than``).
+        """
+
+    @abstractmethod
+    def prepared(self, owner: str) -> Iterable[str]:
+        """Return the names of everything prepared or open of ``owner``; they begin with ``owner``."""
+
+    @abstractmethod
+    def commit(self, names: Sequence[str], fence: Fence) -> None:
+        """Make these visible, all at once if the target can, else in this order. What is committed already stays so.
+
+        Raises:
+            FencedError: a newer generation claimed the target; nothing is committed then.
+            UsageError: one is neither prepared nor committed: the pipeline stops, because it would lose output (K5).
+        """
+
+    @abstractmethod
+    def abort(self, name: str, fence: Fence) -> None:
+        """Remove what was prepared or left open under ``name``; nothing happens if there is none."""
+
+    def close(self, transaction: Open) -> None:
+        """Release an open transaction that is abandoned, or was prepared. Default: nothing."""
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check, while the pipeline is being built, that such records can be written. Default: all can.
+
+        Raises:
+            UsageError
+        """
+
+    # -- what the runtime calls -------------------------------------------------------------------------------------
+
+    def open(self, context: SinkContext) -> _Writer[Open]:
+        """See ``connectors.base.Sink``."""
+        return _Writer(self, context)
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> _Committer:
+        """See ``connectors.base.Sink``."""
+        return _Committer(self, Fence(owner_of(pipeline, node), int(generation)))
+
+
+class _Writer(Generic[Open]):
+    """Begins a transaction with the first record behind a barrier, and seals it at the next one."""
+
+    def __init__(self, sink: TwoPhaseSink[Open], context: SinkContext) -> None:
+        self._sink, self._context = sink, context
+        self._fence = Fence(owner_of(context.pipeline, context.node), int(context.generation))
+        self._next = 0
+        self._open: tuple[str, Open] | None = None
+        self._sealed: list[_Sealed[Open]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """See ``SinkWriter``."""
+        if batch.num_rows == 0:
+            return
+        if self._open is None:
+            self._next += 1
+            context = self._context
+            name = OutputName(self._fence.owner, self._next, context.subtask_index, int(context.generation))
+            self._open = str(name), self._sink.begin(str(name), context.schema)
+        self._sink.write(self._open[1], batch)
+
+    def seal(self, checkpoint: CheckpointId) -> _Sealed[Open]:
+        """See ``SinkWriter``."""
+        sealed = _Sealed(self._sink, self._fence, self._open)
+        self._open = None
+        self._sealed = [one for one in self._sealed if not one.is_over]
+        self._sealed.append(sealed)
+        return sealed
+
+    def close(self) -> None:
+        """See ``SinkWriter``."""
+        if self._open is not None:
+            self._sink.close(self._open[1])
+            self._open = None
+        for sealed in self._sealed:
+            sealed.close()
+
+
+class _Sealed(Generic[Open]):
+    """A transaction that takes no more records."""
+
+    def __init__(self, sink: TwoPhaseSink[Open], fence: Fence, transaction: tuple[str, Open] | None) -> None:
+        self._sink, self._fence, self._transaction = sink, fence, transaction
+        self._payload: bytes | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was prepared, or there is nothing to prepare."""
+        return self._transaction is None
+
+    def prepare(self) -> bytes | None:
+        """See ``SealedTransaction``."""
+        if self._transaction is None:
+            return self._payload
+        name, transaction = self._transaction
+        with transient(self._sink.transient_errors, "prepare", name):
+            self._sink.prepare(transaction, name, self._fence)
+        self._payload = _VERSION + name.encode()
+        self.close()
+        return self._payload
+
+    def close(self) -> None:
+        """Release the transaction."""
+        if self._transaction is not None:
+            transaction = self._transaction[1]
+            self._transaction = None
+            self._sink.close(transaction)
+
+
+class _Committer:
+    """Decides what was prepared (CS3, CS4)."""
+
+    def __init__(self, sink: TwoPhaseSink[Any], fence: Fence) -> None:
+        self._sink, self._fence = sink, fence
+
+    def recover(self, keep: Sequence[Committable]) -> None:
+        """See ``Committer``: whatever the parallelism was, only what ``keep`` names stays (K6)."""
+        kept = {_name_of(committable) for committable in keep}
+        with transient(self._sink.transient_errors, "recover", self._fence.owner):
+            self._sink.claim(self._fence)
+            for name in sorted(self._sink.prepared(self._fence.owner)):
+                if name not in kept and self._is_mine(name):
+                    self._sink.abort(name, self._fence)
+
+    def _is_mine(self, name: str) -> bool:
+        """Whether this generation or an older one of this sink wrote it: an heir's output is not for us to abort."""
+        found = OutputName.parse(name)
+        return found is not None and found.owner == self._fence.owner and found.generation <= self._fence.generation
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """See ``Committer``."""
+        for committable in committables:
+            if committable.checkpoint > permit.checkpoint:
+                raise UsageError(
+                    f"output of checkpoint {committable.checkpoint} must not be committed: only {permit.checkpoint} "
+                    "is known to be completed"
+                )
+        ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
+        names = [_name_of(committable) for committable in ordered]
+        if names:
+            with transient(self._sink.transient_errors, "commit", self._fence.owner):
+                self._sink.commit(names, self._fence)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _name_of(committable: Committable) -> str:
+    payload = committable.payload
+    if not payload.startswith(_VERSION):
+        where = f"committable of sink '{committable.sink}' for checkpoint {committable.checkpoint}"
+        raise CorruptionError(where, 0, "version 1", repr(payload[:2]))
+    return payload[len(_VERSION) :].decode()

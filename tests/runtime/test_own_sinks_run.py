@@ -1,0 +1,57 @@
+"""Sinks that users write, in real worker processes that are killed (CS7)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
+from pyspark import cloudpickle
+from tests.runtime.running import definition_of, pipeline_at
+
+import headgate as hg
+from examples import sqlite_sink
+from headgate.model.definition import PipelineDefinition
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
+cloudpickle.register_pickle_by_value(sqlite_sink)
+
+ROWS = 4_000
+
+
+def numbering(root: Path, parallelism: int, sink: Any) -> PipelineDefinition:
+    """A pipeline that gives each number to ``sink``."""
+    pipeline = pipeline_at(root, parallelism=parallelism)
+    numbers = hg.Generator(
+        columns={"number": hg.RowNumber()}, rows=ROWS, rows_per_second=4_000, splits=3, batch_rows=50
+    )
+    rows = pipeline.source(numbers, name="in")
+    rows.select("number", text=pl.col("number").cast(pl.String)).sink(sink, name="out")
+    return definition_of(pipeline)
+
+
+@pytest.mark.parametrize("kind", [SqliteSink, SqliteLedgerSink], ids=["two phases", "ledger"])
+def test_a_sink_that_a_user_wrote_has_every_record_once_whoever_is_killed(
+    start: Any, tmp_path: Path, kind: Any
+) -> None:
+    # CS7
+    target = str(tmp_path / "target.db")
+    run = start(numbering(tmp_path, 2, kind(target)))
+    run.wait_checkpoints(2)
+    run.kill(0)
+    run.wait_restarts(1)
+    run.wait_checkpoints(1)
+    run.driver.stop()
+    run.result()
+    again = start(numbering(tmp_path, 3, kind(target)))
+    again.wait_checkpoints(1)
+    again.kill(1)
+    assert again.result().is_finished
+    with connect(target) as connection:
+        found = connection.execute("select number, text from numbers order by number").fetchall()
+        waiting = connection.execute("select count(*) from waiting").fetchone()
+    assert found == [(n, str(n)) for n in range(ROWS)]
+    assert waiting == (0,)
