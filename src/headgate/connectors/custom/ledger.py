@@ -1,8 +1,8 @@
-"""``LedgerSink``: sinks of users whose targets have transactions, but cannot prepare one (rules CS1–CS7 of docs/spec/connectors.md).
+"""``LedgerSink``: sinks of users whose targets have transactions, but cannot prepare one.
 
 The records of a checkpoint are kept in the checkpoint. When it is completed the driver publishes them in one
 transaction of the target, together with their name: a target that has the name has the records. The shape of Flink's
-``GenericWriteAheadSink``, whose two steps are one here.
+``GenericWriteAheadSink``, whose two steps are one here. Rules CS1–CS7 of docs/spec/connectors.md.
 """
 
 from __future__ import annotations
