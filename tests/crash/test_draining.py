@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,33 @@ def stop(root: Path, name: str, *options: str) -> subprocess.CompletedProcess[st
     return subprocess.run(
         [*command, *options], env=environment(), capture_output=True, text=True, timeout=STARTED_S, check=False
     )
+
+
+def test_headgate_takes_a_checkpoint_of_a_pipeline_of_another_terminal(spec: Spec, tmp_path: Path) -> None:  # C63
+    what = spec("standard", rows=ROWS)
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    child = Child(command_line(program, what), tmp_path / "driver")
+    try:
+        checkpoints(child, 1)
+        command = [sys.executable, "-m", "headgate.cli.main", "checkpoints", "take", what["name"]]
+        asked = subprocess.run(
+            [*command, "--dir", str(tmp_path / "checkpoints")],
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=STARTED_S,
+            check=False,
+        )
+        found = re.fullmatch(rf"{what['name']}: checkpoint (\d+) is completed\n", asked.stdout)
+        assert found, asked.stderr
+        child.wait_event(
+            lambda e: e["event"] == "checkpoint" and e["checkpoint"] == int(found[1]), 0, STARTED_S, "that checkpoint"
+        )
+        assert stop(tmp_path, what["name"]).returncode == 0, "it goes on until it is stopped"
+        assert child.exit_code() == 0, child.tale("exit code")
+    finally:
+        child.close()
 
 
 def test_headgate_stop_stops_and_later_drains_a_pipeline_of_another_terminal(spec: Spec, tmp_path: Path) -> None:
