@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from pyspark import cloudpickle
 from tests.runtime.running import definition_of, pipeline_at
@@ -247,10 +248,120 @@ def test_operator_state_that_does_not_fit_is_refused(start: Start, tmp_path: Pat
         again.result()
 
 
+class CountingAndHearing(Counting, hg.CheckpointListener):
+    """Counts, passes rows on one trip less, and says what it hears."""
+
+    def __call__(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        super().__call__(row)
+        return [{"id": row["id"], "left": row["left"] - 1}]
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        note(self.root / "heard", str(checkpoint_id))
+
+
+def test_a_function_in_a_loop_keeps_its_lists_and_listens(start: Start, tmp_path: Path) -> None:  # HL1, HL10
+    def body(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
+        trip = loop.flat_map(CountingAndHearing(tmp_path), name="trip")
+        return trip.filter(pl.col("left") > 0), trip.filter(pl.col("left") <= 0)
+
+    pipeline = pipeline_at(tmp_path)
+    rows = pipeline.source(generator(1_000, 1_500, batch=20)).select("id", left=pl.lit(3, pl.Int64))
+    rows.iterate(body, name="trips").sink(hg.Discard(), name="out")
+    run = start(definition_of(pipeline))
+    run.wait_checkpoints(2)
+    run.kill(1)
+    run.wait_restarts(1)
+    assert run.result().is_finished
+    assert totals(tmp_path)[max(totals(tmp_path))] == 3_000, "each record three times"
+    assert max(map(int, lines(tmp_path / "heard"))) == max(run.checkpoints)
+
+
+class Both(hg.ProcessFunction, hg.CheckpointedFunction, hg.CheckpointListener):
+    """Counts the records of each key in keyed state, and all that it sees in a list."""
+
+    schema = {"key": int, "n": int}
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.count = state.value("count", int)
+
+    def restore(self, context: hg.RestoreContext) -> None:
+        self.seen = context.list("seen", int)
+
+    def snapshot(self, context: hg.SnapshotContext) -> None:
+        note(self.root / "snapshots", f"{context.checkpoint_id} {len(self.seen)}")
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        note(self.root / "heard", str(checkpoint_id))
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> list[dict[str, Any]]:
+        self.seen.append(row["id"])
+        self.count.put(self.count.get(0) + 1)
+        return [{"key": context.key, "n": self.count.get()}]
+
+
+class BatchBoth(hg.BatchProcessFunction, hg.CheckpointedFunction, hg.CheckpointListener):
+    """The same by batch."""
+
+    schema = {"key": int, "n": int}
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def open(self, state: hg.BatchStateHandle) -> None:
+        self.count = state.value("count", int)
+
+    restore = Both.restore
+    snapshot = Both.snapshot
+    notify_checkpoint_complete = Both.notify_checkpoint_complete
+
+    def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> pl.DataFrame:
+        for row in batch["id"]:
+            self.seen.append(row)
+        before = self.count.get().fill_null(0)
+        frame = batch.select("key", n=pl.int_range(1, pl.len() + 1).over("key").cast(pl.Int64) + before)
+        self.count.put(frame["n"])
+        return frame
+
+
+@pytest.mark.parametrize("function", [Both, BatchBoth], ids=["by row", "by batch"])
+def test_process_functions_keep_lists_beside_keyed_state_and_listen(
+    start: Start, tmp_path: Path, function: Any
+) -> None:  # HL1, HL10
+    source = generator(2_000, 2_000, batch=20)
+    for parallelism in (2, 3):
+        pipeline = pipeline_at(tmp_path, parallelism=parallelism)
+        counts = pipeline.source(source).key_by("key").process(function(tmp_path), name="count")
+        counts.sink(hg.FileSink(tmp_path / "out", "parquet", roll_interval="50ms"), name="out")
+        run = start(definition_of(pipeline))
+        run.wait_checkpoints(2)
+        if parallelism == 2:
+            run.driver.stop()
+            run.result()
+        else:
+            run.kill(1)
+            run.wait_restarts(1)
+            assert run.result().is_finished
+    assert totals(tmp_path)[max(totals(tmp_path))] == 2_000
+    found = read_committed(str(tmp_path / "out")).group_by("key").agg(pl.col("n").max(), records=pl.len())
+    assert (found["n"] == found["records"]).all()
+    assert found["records"].sum() == 2_000
+    assert set(map(int, lines(tmp_path / "heard"))) & set(run.checkpoints)
+
+
 def test_a_function_with_a_method_that_nobody_would_call_is_refused() -> None:
     class Forgot(hg.ProcessFunction):
         def notify_checkpoint_complete(self, checkpoint_id: int) -> None: ...
 
-    stream = hg.Pipeline("p").source(generator(10)).key_by("key")
+    stream = hg.Pipeline("p").source(generator(10))
     with pytest.raises(UsageError, match=r"derive the class from headgate\.CheckpointListener"):
-        stream.process(Forgot())
+        stream.key_by("key").process(Forgot())
+
+    class Called(Forgot):
+        def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+            return row
+
+    with pytest.raises(UsageError, match=r"map: Called\.notify_checkpoint_complete would never be called"):
+        stream.map(Called())

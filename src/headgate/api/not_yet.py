@@ -58,6 +58,22 @@ def refuse_methods_to_come(node: str, function: object) -> None:
     Raises:
         UsageError
     """
+    refuse_unheard(f"operator '{node}'", function, ("notify_checkpoint_", "snapshot", "restore"))
+    for name, why in METHODS_TO_COME.items():
+        if callable(getattr(type(function), name, None)):
+            raise UsageError(
+                f"operator '{node}': {type(function).__name__}.{name} would never be called: {why}; remove the method, "
+                "or give it another name if it is for your own use"
+            )
+
+
+def refuse_unheard(where: str, function: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> None:
+    """Refuse an object with a method that begins with one of ``names`` and is called of those only who derive from a
+    class that it does not derive from (HL1).
+
+    Raises:
+        UsageError
+    """
     from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener
 
     mixins = {
@@ -67,14 +83,9 @@ def refuse_methods_to_come(node: str, function: object) -> None:
         "restore": CheckpointedFunction,
     }
     for name, mixin in mixins.items():
-        if callable(getattr(type(function), name, None)) and not isinstance(function, mixin):
+        has_it = name.startswith(names) and callable(getattr(type(function), name, None))
+        if has_it and not isinstance(function, mixin):
             raise UsageError(
-                f"operator '{node}': {type(function).__name__}.{name} would never be called: derive the class from "
+                f"{where}: {type(function).__name__}.{name} would never be called: derive the class from "
                 f"headgate.{mixin.__name__}, too, or give the method another name if it is for your own use"
-            )
-    for name, why in METHODS_TO_COME.items():
-        if callable(getattr(type(function), name, None)):
-            raise UsageError(
-                f"operator '{node}': {type(function).__name__}.{name} would never be called: {why}; remove the method, "
-                "or give it another name if it is for your own use"
             )
