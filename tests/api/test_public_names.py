@@ -10,11 +10,12 @@ import headgate
 NAMES = """
 BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchStateHandle BatchValueState
 CheckpointListener CheckpointedFunction Checkpointing Choice CorruptionError DataFrameSource DeadLetter Discard
-ExponentialDelay Fail FailureRate FencedError FileSink FixedDelay FromRows Generator HeadgateError JsonLines
-KeyedStream Keys ListState MapState NoRestart OperatorList ParquetFiles Pipeline PipelineFailed PipelineHandle
-PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint RestoreContext
-RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store Stream StreamSink
-StreamSource TextFiles Tumbling UnionList Uniform UsageError ValueState WindowedStream __version__
+ExponentialDelay Fail FailureRate Fence FencedError FileSink FixedDelay FromRows Generator HeadgateError JsonLines
+KeyedStream Keys LedgerSink ListState MapState NoRestart OperatorList ParquetFiles Pipeline PipelineFailed
+PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint
+RestoreContext RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store Stream
+StreamSink StreamSource TextFiles Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState WindowedStream
+output_checkpoint __version__
 """
 
 
