@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -64,6 +65,20 @@ def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> No
     names["check_sink"] = lambda fresh: kit(fresh, rescales=((1, 2), (2, 1)), rows=(0, 7))
     (directory / "targets").mkdir()
     names["test_numbers"](directory / "targets")
+
+
+def test_the_source_of_the_guide_passes_the_conformance_kit(directory: Path) -> None:
+    (code,) = (code for code in examples("docs/user-guide.md") if "class OrdersReader" in code)
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(PREAMBLE, names)
+    exec(compile(code, "the source of the guide", "exec", dont_inherit=True), names)
+    for day, count in (("monday", 0), ("tuesday", 1), ("wednesday", 1_200)):
+        with sqlite3.connect(f"{day}.db") as target:
+            target.execute("create table orders (id integer primary key, item text)")
+            rows = ((n, f"{day} {n}") for n in range(1, count + 1))
+            target.executemany("insert into orders values (?, ?)", rows)
+    found = names["check_source"](names["Orders"]("monday.db", "tuesday.db", "wednesday.db"))
+    assert len(found) == 1_201
 
 
 def test_the_guide_begins_with_the_lines_that_its_examples_need() -> None:
