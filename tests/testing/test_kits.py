@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headgate.connectors.base import Committer, SourceContext, SourceReader
+from headgate.connectors.base import (
+    Committer,
+    SealedTransaction,
+    SinkContext,
+    SinkWriter,
+    SourceContext,
+    SourceReader,
+)
 from headgate.connectors.files.commit import FileCommitter
 from headgate.connectors.files.layout import SinkIdentity
 from headgate.connectors.files.sink import FileSink
 from headgate.connectors.memory import FromRows
-from headgate.model.ids import Generation
+from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
 from headgate.testing import Collect, check_sink, check_source
-from headgate.testing.sink_kit import Target, check_owner
+from headgate.testing.sink_kit import Target, check_lost_answers, check_owner
 
 
 class ForgetsPositions(FromRows):
@@ -145,3 +153,32 @@ def test_collect_reads_what_was_committed(tmp_path: Path) -> None:
         return Target(sink, sink.rows)
 
     check_sink(fresh, rescales=[(1, 2)], overlaps=[2], rows=[3])
+
+
+class SaysSomethingElse(Collect):
+    """A sink whose writer takes a repeated ``prepare`` for another one."""
+
+    def open(self, context: SinkContext) -> SinkWriter:
+        writer = super().open(context)
+        seal = writer.seal
+
+        def sealed(checkpoint: CheckpointId) -> SealedTransaction:
+            found = seal(checkpoint)
+            answers = itertools.count()
+            prepare = found.prepare
+
+            def again() -> bytes | None:
+                payload = prepare()
+                return payload if payload is None or next(answers) == 0 else payload + b" "
+
+            found.prepare = again  # type: ignore[method-assign]
+            return found
+
+        writer.seal = sealed  # type: ignore[method-assign]
+        return writer
+
+
+def test_a_sink_that_answers_a_repeated_call_otherwise_is_caught(tmp_path: Path) -> None:
+    sink = SaysSomethingElse(tmp_path / "out")
+    with pytest.raises(AssertionError, match="prepare said something else when it was repeated"):
+        check_lost_answers(Target(sink, sink.rows))

@@ -81,8 +81,11 @@ class _Checkpoint:
 class _Life:
     """The live objects of one generation."""
 
-    def __init__(self, sink: Sink, generation: Generation, parallelism: int, restored: _Checkpoint) -> None:
-        self.generation, self.restored = generation, restored
+    def __init__(
+        self, sink: Sink, generation: Generation, parallelism: int, restored: _Checkpoint, calls: int = 1
+    ) -> None:
+        """``calls``: so often everything is called, as if all answers but the last were lost."""
+        self.generation, self.restored, self._calls = generation, restored, calls
         self.position = restored.position
         self.pending: list[Committable] = []
         if isinstance(sink, MakingSink):
@@ -92,11 +95,13 @@ class _Life:
         self._sink, self._parallelism = sink, parallelism
 
     def recover(self) -> None:
-        self.committer.recover(self.restored.committables)
+        for _ in range(self._calls):
+            self.committer.recover(self.restored.committables)
 
     def recommit(self) -> None:
         permit = CommitPermit(self.restored.checkpoint, self.generation)
-        self.committer.commit(permit, self.restored.committables)
+        for _ in range(self._calls):
+            self.committer.commit(permit, self.restored.committables)
         for index in range(self._parallelism):
             context = SinkContext(PIPELINE, NODE, index, self._parallelism, self.generation, SCHEMA)
             self.writers.append(self._sink.open(context))
@@ -131,7 +136,9 @@ class _Life:
         for index, writer in enumerate(self.writers[:subtasks]):
             sealed = writer.seal(checkpoint)
             frozen = writer.freeze() if isinstance(writer, HoldingWriter) else None
-            payload = sealed.prepare()
+            payloads = [sealed.prepare() for _ in range(self._calls)]
+            payload = payloads[-1]
+            assert payloads.count(payload) == self._calls, "prepare said something else when it was repeated"
             if payload is not None:
                 self.pending.append(Committable(NODE, checkpoint, index, self.generation, payload))
             if frozen is not None:
@@ -139,21 +146,22 @@ class _Life:
         return _Checkpoint(checkpoint, self.position, tuple(self.pending), tuple(states), self._parallelism)
 
     def commit(self, done: _Checkpoint) -> None:
-        self.committer.commit(CommitPermit(done.checkpoint, self.generation), done.committables)
+        for _ in range(self._calls):
+            self.committer.commit(CommitPermit(done.checkpoint, self.generation), done.committables)
         self.pending = [c for c in self.pending if c not in done.committables]
 
 
 class _World:
     """A pipeline over a target: its durable checkpoints, and one life at a time."""
 
-    def __init__(self, target: Target, rows: int, story: str) -> None:
-        self.target, self.rows, self.story = target, rows, story
+    def __init__(self, target: Target, rows: int, story: str, calls: int = 1) -> None:
+        self.target, self.rows, self.story, self._calls = target, rows, story, calls
         self.completed = _Checkpoint(CheckpointId(0), 0, ())
         self._ids = itertools.count(1)
         self._generations = itertools.count(1)
 
     def next_life(self, parallelism: int) -> _Life:
-        return _Life(self.target.sink, Generation(next(self._generations)), parallelism, self.completed)
+        return _Life(self.target.sink, Generation(next(self._generations)), parallelism, self.completed, self._calls)
 
     def start(self, parallelism: int) -> _Life:
         life = self.next_life(parallelism)
@@ -236,6 +244,8 @@ def check_sink(
             check_kill(fresh(), point, before, after, overlap, count, story)
         except HeadgateError as error:
             raise AssertionError(f"{story}: the sink gave up: {error}") from error
+    check_lost_answers(fresh())
+    check_restarts_in_a_row(fresh())
     check_older_checkpoint(fresh())
     check_stale_generation(fresh())
     check_lost_prepared(fresh())
@@ -280,6 +290,31 @@ def _die(world: _World, life: _Life, point: KillPoint, after: int) -> None:
         second.recover()
         if point is KillPoint.RECOMMITTED:
             second.recommit()
+
+
+def check_lost_answers(target: Target) -> None:
+    """The answer to every call is lost once: whoever repeats it changes nothing, and hears the same."""
+    world = _World(target, 6, "every answer was lost once", calls=2)
+    life = world.start(2)
+    world.advance(life)
+    world.complete(world.prepare(life))
+    life = world.start(3)
+    world.check_visible(world.completed.shown, "after the restart")
+    world.advance(life)
+    world.check_end(2)
+
+
+def check_restarts_in_a_row(target: Target) -> None:
+    """Several generations begin, at any parallelism, and die before they write anything."""
+    world = _World(target, 5, "restarted again and again")
+    life = world.start(3)
+    world.advance(life)
+    world.complete(world.prepare(life))
+    for parallelism in (1, 4, 2):
+        world.start(parallelism)
+        world.check_visible(world.completed.shown, f"after a restart at parallelism {parallelism}")
+    world.advance(world.start(2))
+    world.check_end(1)
 
 
 def check_older_checkpoint(target: Target) -> None:
