@@ -42,6 +42,7 @@ from headgate.protocol.checkpoints.coordinator import (
     NotifyAbort,
     NotifyComplete,
     PauseTimer,
+    RequestAnswered,
     ReserveFailed,
     ReserveId,
     TimerFired,
@@ -80,6 +81,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.drained: set[int] = set()
         self.finished: set[object] = set()
         self.done: GenerationDone | None = None
+        self.asked: dict[int, int] = {}
+        self.requests_count = 0
         self.feed(STARTED)
 
     # -- follow the effects -----------------------------------------------------------------------------------------
@@ -134,7 +137,14 @@ class CoordinatorMachine(RuleBasedStateMachine):
             case ArmTimer():
                 self.is_retry_armed = self.is_retry_armed or effect.timer == CommitRetryTimer()
                 self.is_pause_armed = self.is_pause_armed or effect.timer == PauseTimer()
+            case RequestAnswered():  # C60, C61
+                newest_before = self.asked.pop(effect.request)
+                assert (effect.checkpoint is None) == bool(effect.reason)
+                if effect.checkpoint is not None:
+                    assert effect.checkpoint == self.completed[-1]
+                    assert effect.checkpoint > newest_before, "it began after it was asked for"
             case GenerationDone():
+                assert not self.asked, "everybody who asked was answered"
                 assert effect.is_final
                 assert effect.checkpoint in self.finals
                 assert set(self.promised) == set(self.visible), "all is committed"
@@ -147,6 +157,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
     @rule(event=st.sampled_from([INTERVAL, CheckpointRequested()]))
     def wants(self, event: Event) -> None:
         self.feed(event)
+
+    @precondition(lambda self: self.done is None)
+    @rule()
+    def somebody_asks(self) -> None:
+        self.requests_count += 1
+        self.asked[self.requests_count] = max(self.triggered, default=0)
+        self.feed(CheckpointRequested(self.requests_count))
 
     @precondition(lambda self: self.is_pause_armed)
     @rule()

@@ -97,3 +97,10 @@ def test_a_request_that_waits_when_the_pipeline_is_stopped_gets_the_last_checkpo
     machine = coordinator(STARTED, *begin(10), CheckpointRequested(1))
     assert answers(machine, INTERVAL, StopRequested(), reserved(11), *acked(11)) == []
     assert answers(machine, written(11)) == [RequestAnswered(1, cp(11))]
+
+
+# C60, C62
+def test_a_request_made_while_an_id_is_recorded_is_served_by_that_checkpoint() -> None:
+    machine = coordinator(STARTED, INTERVAL, CheckpointRequested(1), finish(A), finish(B))
+    assert answers(machine, reserved(10), *acked(10)) == []
+    assert answers(machine, written(10)) == [RequestAnswered(1, cp(10))], "though it turned out to be the final one"

@@ -59,13 +59,14 @@ class Completion:
 
     def begin(self) -> list[Effect]:
         """Begin a checkpoint if one is wanted and allowed."""
-        return self.requests.begun(self.triggering.begin(self.pending))
+        return self.triggering.begin(self.pending)
 
     def reserved(self, checkpoint: CheckpointId, *, is_draining: bool) -> list[Effect]:
         """The id is recorded: the barriers may start."""
         if not self.triggering.reservation_over(checkpoint):
             return [Ignored("an id that is not wanted any more")]
         self.pending.begin(checkpoint, self.triggering.begun(is_draining=is_draining))
+        self.requests.begun(checkpoint)
         return [
             ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms),
             TriggerSources(checkpoint, self.triggering.options()),
@@ -76,9 +77,7 @@ class Completion:
         if not self.triggering.reservation_over(checkpoint):
             return [Ignored("an id that is not wanted any more")]
         reason = AbortReason.RESERVE_FAILED
-        return self.requests.failed(checkpoint, reason.text) + (
-            self._count(checkpoint, reason) or self.triggering.again()
-        )
+        return self.requests.not_begun(reason.text) + (self._count(checkpoint, reason) or self.triggering.again())
 
     # -- what subtasks say ------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ knows which of them serves whom.
 from __future__ import annotations
 
 from headgate.model.ids import CheckpointId
-from headgate.protocol.checkpoints.coordinator_events import Effect, RequestAnswered, ReserveId
+from headgate.protocol.checkpoints.coordinator_events import Effect, RequestAnswered
 
 
 class Requests:
@@ -21,13 +21,14 @@ class Requests:
         """Somebody wants a checkpoint that begins from now on."""
         self._waiting.append(request)
 
-    def begun(self, effects: list[Effect]) -> list[Effect]:
-        """A checkpoint that begins serves everybody who waits (C60)."""
-        for effect in effects:
-            if isinstance(effect, ReserveId) and self._waiting:
-                self._served[effect.checkpoint] = self._waiting
-                self._waiting = []
-        return effects
+    def begun(self, checkpoint: CheckpointId) -> None:
+        """The barriers of a checkpoint start: it serves everybody who waits (C60)."""
+        self._served[checkpoint], self._waiting = self._waiting, []
+
+    def not_begun(self, reason: str) -> list[Effect]:
+        """A checkpoint could not begin: that answers everybody who waits (C61)."""
+        waiting, self._waiting = self._waiting, []
+        return [RequestAnswered(request, None, reason) for request in waiting]
 
     def completed(self, checkpoint: CheckpointId) -> list[Effect]:
         """A completion answers whoever waits for it or for an older one, which it covers (C15, C61)."""
