@@ -119,3 +119,20 @@ def test_nobody_listens_at_a_closed_port() -> None:
     pair.tasks.spawn(pair.near, refused, "client")
     pair.world.run(lambda: False, 1_000, 1_000)
     assert pair.heard == ["refused"]
+
+
+def test_a_connection_that_nobody_accepted_is_reset_with_its_port() -> None:
+    pair = Pair()
+    server = pair.network.listen(pair.far)
+
+    def connect() -> None:
+        socket = pair.network.connect(pair.near, server.getsockname()[1], 1.0)
+        server.close()
+        with pytest.raises(ConnectionResetError):
+            socket.recv(1)
+        pair.heard.append("reset")
+
+    pair.tasks.spawn(pair.near, connect, "client")
+    pair.world.run(lambda: False, 1_000, 1_000)
+    assert pair.heard == ["reset"]
+    assert not [one for one in pair.network.open if one.process is pair.far]

@@ -109,9 +109,13 @@ class SimServer:
         """Accept has no deadline here."""
 
     def close(self) -> None:
-        """Close the port."""
+        """Close the port; connections that nobody has accepted are reset, as the system does."""
         self._is_closed = True
         self._network.listening.pop(self._port, None)
+        while self._arrived:
+            socket = self._arrived.popleft()
+            socket.reset()
+            socket.close()
         self._wake()
 
     def _wake(self) -> None:
