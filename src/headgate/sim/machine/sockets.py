@@ -115,7 +115,7 @@ class SimServer:
         while self._arrived:
             socket = self._arrived.popleft()
             socket.reset()
-            socket.close()
+            self._network.open.remove(socket)
         self._wake()
 
     def _wake(self) -> None:
