@@ -22,6 +22,7 @@ KNOWN = {
     "reachability.py",
     "row_functions.py",
     "shortest_paths.py",
+    "sqlite_sink.py",
     "windowed_counts.py",
 }
 
