@@ -88,6 +88,6 @@ def put_in_focus(focus: Focus, settings: Settings, faults: Faults) -> None:
         timeout=focus.timeout,
         min_pause=focus.min_pause,
         max_concurrent=focus.max_concurrent if not focus.min_pause else 1,
-        tolerable_failures=1_000,
+        tolerable_failures=20,  # a link that was cut is only noticed by checkpoints that expire
         retained=3,
     )
