@@ -45,7 +45,7 @@ LIVENESS_MS = 900_000
 
 DRIVERS_MAX = 60
 DRIVERS_AFTER_HEAL_MAX = 6
-"""Drivers that may end without success when nothing fails any more: leftovers of what failed before."""
+"""Drivers that may end without success when nothing fails any more, beside those that one of them replaced."""
 
 LATE_MS = 1_000
 """When nothing fails any more, what was put before and lands late has landed after so much virtual time."""
@@ -125,6 +125,7 @@ class Run:
         self._is_verified = False
         self._looks_again = rng.random() < 0.7
         self._ended_after_heal = 0
+        self._alive_at_heal = 0
         self._safety_ms = rng.choice((1_000, 3_000))
         self.files = FileInputs(seed, self.tasks, self.faults)
         if self.files.is_drawn:
@@ -267,7 +268,7 @@ class Run:
     def _on_driver_gone(self, code: int) -> None:
         if self.faults.is_healed and not self.is_finished:
             self._ended_after_heal += 1
-            if self._ended_after_heal > DRIVERS_AFTER_HEAL_MAX:
+            if self._ended_after_heal > DRIVERS_AFTER_HEAL_MAX + self._alive_at_heal:
                 raise Violation("I5", "without any fault, driver after driver ends")
         rng = self.world.random
         if rng.random() < 0.3 and code != 1:
@@ -303,6 +304,7 @@ class Run:
     def _heal(self) -> None:
         self.world.tell("world", "heals")
         self.faults.heal()
+        self._alive_at_heal = sum(one.process.is_alive for one in self.started)
         for one in self.started:
             for process in (one.process, *one.spark.workers):
                 process.resume()
