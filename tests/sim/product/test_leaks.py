@@ -56,6 +56,14 @@ def test_a_damaged_checkpoint_between_retained_ones_is_no_leak() -> None:  # R51
     assert list(leaks.of_checkpoints(without, retained=2)) == ["the log has 3 manifests, and 2 are retained"]
 
 
+def test_a_claim_before_a_damaged_entry_may_have_completed_something() -> None:
+    log = {"p/log/0000000006": b"damaged", "p/log/0000000007": claim(3)}
+    assert list(leaks.of_checkpoints({**CHECKPOINTS, **log}, retained=2)) == []
+    log["p/log/0000000006"] = claim(7)
+    (problem,) = leaks.of_checkpoints({**CHECKPOINTS, **log}, retained=2)
+    assert problem.startswith("the log has claims of generations")
+
+
 def test_what_was_set_aside_may_need_anything_older() -> None:  # SF7
     older = {"p/chk-0000000001/v-0.g1": b""}
     assert list(leaks.of_checkpoints({**CHECKPOINTS, **older}, retained=2)) == []

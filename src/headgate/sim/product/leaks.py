@@ -39,7 +39,9 @@ def of_checkpoints(objects: Mapping[str, bytes], retained: int) -> Iterator[str]
     if len(kept - passed_over) > retained:
         yield f"the log has {len(kept - passed_over)} manifests, and {retained} are retained"
     writers = {manifest.generation for manifest in manifests}
-    idle = [entry.generation for entry in entries.values() if isinstance(entry, Claim)]
+    unreadable = {_number(path) for path in objects if _ENTRY.fullmatch(path)} - {_number(path) for path in entries}
+    claims = {path: entry for path, entry in entries.items() if isinstance(entry, Claim)}
+    idle = [claim.generation for path, claim in claims.items() if _number(path) + 1 not in unreadable]
     idle = [generation for generation in sorted(idle) if generation not in writers]
     if len(idle) > 1:
         yield f"the log has claims of generations {idle}, which completed nothing"
@@ -54,6 +56,10 @@ def of_checkpoints(objects: Mapping[str, bytes], retained: int) -> Iterator[str]
                 yield f"{path} belongs to no checkpoint of the log"
         elif path not in _NOTES and not any(form.fullmatch(path) for form in (_ENTRY, _ID, _ASIDE)):
             yield f"{path} is nothing that anybody needs"
+
+
+def _number(path: str) -> int:
+    return int(path.rsplit("/", 1)[1])
 
 
 def _entry(path: str, data: bytes) -> Claim | Manifest | None:
