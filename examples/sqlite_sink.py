@@ -98,6 +98,8 @@ class SqliteSink(hg.TwoPhaseSink[sqlite3.Connection]):
     def abort(self, name: str, fence: hg.Fence) -> None:
         """Nobody waits for it any more."""
         with connect(self.path) as target:
+            target.execute("begin immediate")
+            refuse_if_replaced(target, fence)
             target.execute("delete from waiting where name = ?", [name])
 
     def close(self, transaction: sqlite3.Connection) -> None:

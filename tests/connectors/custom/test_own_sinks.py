@@ -140,6 +140,23 @@ def test_what_an_heir_prepared_is_not_aborted(tmp_path: Path) -> None:  # CS3
     assert len(waiting_in(sink.path)) == 1
 
 
+def test_a_driver_that_is_replaced_in_its_recovery_aborts_nothing(tmp_path: Path) -> None:  # CS3
+    sink = SqliteSink(str(tmp_path / "t.db"))
+    prepared(sink, 3, 1)
+    listed = sink.prepared
+    with pytest.MonkeyPatch.context() as patch:
+
+        def replaced_meanwhile(owner: str) -> list[str]:
+            names = list(listed(owner))
+            sink.claim(hg.Fence(owner, 3))  # who keeps what is there
+            return names
+
+        patch.setattr(sink, "prepared", replaced_meanwhile)
+        with pytest.raises(hg.FencedError):
+            sink.open_committer("p", "out", Generation(2)).recover([])
+    assert len(waiting_in(sink.path)) == 1
+
+
 def test_another_sink_of_the_target_is_left_alone(tmp_path: Path) -> None:  # CS2
     sink = SqliteSink(str(tmp_path / "t.db"))
     writer = sink.open(SinkContext("p", "out2", 0, 1, Generation(1), SCHEMA))

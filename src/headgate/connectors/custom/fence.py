@@ -6,12 +6,14 @@ Counterparts: ``two_phase`` and ``ledger``. Source: K3, K8 and K14 of docs/spec/
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headgate.errors import FencedError, HeadgateError, StorageError
+from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import Generation
+from headgate.model.manifest import Committable
+from headgate.protocol.checkpoints.commit import CommitPermit
 
 _NAME = re.compile(r"(?P<owner>.+)-(?P<number>\d{10,})-(?P<subtask>\d{5,})-(?P<generation>\d{10,})")
 
@@ -77,3 +79,18 @@ def transient(errors: tuple[type[Exception], ...], operation: str, owner: str) -
         raise
     except errors as error:
         raise StorageError(operation, owner, f"{type(error).__name__}: {error}", is_transient=True) from error
+
+
+def in_order(permit: CommitPermit, committables: Sequence[Committable]) -> list[Committable]:
+    """Return what is to be committed, oldest checkpoint first (K2).
+
+    Raises:
+        UsageError: something is newer than the permit (K1).
+    """
+    for committable in committables:
+        if committable.checkpoint > permit.checkpoint:
+            raise UsageError(
+                f"output of checkpoint {committable.checkpoint} must not be committed: only {permit.checkpoint} is "
+                "known to be completed"
+            )
+    return sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))

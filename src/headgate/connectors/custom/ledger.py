@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 
 from headgate.connectors.base import SinkContext
-from headgate.connectors.custom.fence import Fence, OutputName, owner_of, transient
+from headgate.connectors.custom.fence import Fence, OutputName, in_order, owner_of, transient
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
@@ -151,14 +151,7 @@ class _Committer:
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """See ``Committer``."""
-        for committable in committables:
-            if committable.checkpoint > permit.checkpoint:
-                raise UsageError(
-                    f"output of checkpoint {committable.checkpoint} must not be published: only {permit.checkpoint} "
-                    "is known to be completed"
-                )
-        ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
-        found = [_name_and_data(committable) for committable in ordered]
+        found = [_name_and_data(committable) for committable in in_order(permit, committables)]
         if not found:
             return
         with transient(self._sink.transient_errors, "publish", self._fence.owner):

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 
 from headgate.connectors.base import SinkContext
-from headgate.connectors.custom.fence import Fence, OutputName, owner_of, transient
-from headgate.errors import CorruptionError, UsageError
+from headgate.connectors.custom.fence import Fence, OutputName, in_order, owner_of, transient
+from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -34,7 +34,8 @@ class TwoPhaseSink(ABC, Generic[Open]):
     before that was known. Instances travel to the workers: what cannot, such as a connection, belongs into ``begin``.
 
     Attributes:
-        transient_errors: what the target raises when another try may help; all else fails the pipeline's generation.
+        transient_errors: what ``prepare`` and the calls in the driver raise when another try may help. All else, and
+            whatever ``begin`` and ``write`` raise, fails the pipeline's generation.
     """
 
     transient_errors: tuple[type[Exception], ...] = (OSError,)
@@ -76,7 +77,11 @@ class TwoPhaseSink(ABC, Generic[Open]):
 
     @abstractmethod
     def abort(self, name: str, fence: Fence) -> None:
-        """Remove what was prepared or left open under ``name``; nothing happens if there is none."""
+        """Remove what was prepared or left open under ``name``; nothing happens if there is none.
+
+        Raises:
+            FencedError: a newer generation claimed the target, and may keep it; nothing is removed then.
+        """
 
     def close(self, transaction: Open) -> None:
         """Release an open transaction that is abandoned, or was prepared. Default: nothing."""
@@ -190,14 +195,7 @@ class _Committer:
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """See ``Committer``."""
-        for committable in committables:
-            if committable.checkpoint > permit.checkpoint:
-                raise UsageError(
-                    f"output of checkpoint {committable.checkpoint} must not be committed: only {permit.checkpoint} "
-                    "is known to be completed"
-                )
-        ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
-        names = [_name_of(committable) for committable in ordered]
+        names = [_name_of(committable) for committable in in_order(permit, committables)]
         if names:
             with transient(self._sink.transient_errors, "commit", self._fence.owner):
                 self._sink.commit(names, self._fence)
