@@ -39,7 +39,7 @@ def test_seeds_draw_their_subjects_apart_from_everything_else() -> None:  # SM15
     [
         (OF_DAMAGE, "damage", "damaged: "),
         (OF_DECLINES, "checkpoints that end otherwise than well", "declined: "),
-        (OF_OVERLAPS, "checkpoints that overlap and expire", "completed in"),
+        (OF_OVERLAPS, "checkpoints that overlap and expire", "did not complete within its timeout"),
     ],
 )
 def test_a_seed_meets_its_subject(seed: int, title: str, met: str) -> None:  # SM15
