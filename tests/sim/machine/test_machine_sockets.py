@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
+from headgate.runtime.wire.byte_streams import SILENCE_S_MAX, PlainStream
 from headgate.sim.machine.sockets import BUFFER_BYTES, Network, SimSocket
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.world import World
@@ -72,6 +74,23 @@ def test_a_cut_cable_is_only_noticed_by_silence() -> None:
         socket.close()
 
     assert pair.run(send, wait) == [True]
+
+
+def test_whoever_bears_no_silence_is_told_of_a_cut_cable() -> None:
+    """CN15, as the product sets it."""
+    pair = Pair()
+
+    def wait(socket: SimSocket) -> None:
+        stream = PlainStream(cast(Any, socket))
+        with pytest.raises(TimeoutError):
+            stream.readinto(bytearray(1))
+        pair.heard.append(pair.world.now_ms >= SILENCE_S_MAX * 1000)
+
+    def cut(socket: SimSocket) -> None:
+        pair.tasks.park(100)
+        socket.cut()
+
+    assert pair.run(cut, wait) == [True]
 
 
 def test_a_reset_is_an_error_on_both_sides() -> None:

@@ -1,6 +1,7 @@
 """The byte stream under a connection: plain TCP. Counterpart: ``tls_streams``, for TLS over it.
 
-Full duplex: one thread may receive while another sends.
+Full duplex: one thread may receive while another sends. Whose other end falls silent without a word, because a cable
+was pulled or a machine lost its power, fails here (CN15, docs/spec/connections.md).
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from typing import Any
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 
+SILENCE_S_MAX = 30
+"""Within about this time a connection fails whose other end's system answers nothing any more (CN15)."""
+
+_PROBES_COUNT = 3
 _PARTS_MAX = 512
 """Parts per ``sendmsg``: half of Linux's IOV_MAX."""
 
@@ -26,7 +31,7 @@ class PlainStream(io.RawIOBase):
         self._socket = stream
         self._around = around
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        _notice_silence(stream)
 
     def readable(self) -> bool:
         """For ``io.BufferedReader``."""
@@ -68,3 +73,18 @@ class PlainStream(io.RawIOBase):
         """Close the socket."""
         self._socket.close()
         super().close()
+
+
+def _notice_silence(stream: socket.socket) -> None:
+    """Let Linux ask the other end's system whether it is there, and end the connection if it does not answer.
+
+    An idle connection is probed; on a busy one what was sent must be acknowledged in time. Linux also gives up who
+    takes nothing for so long although its system answers. Whoever receives here takes what comes at once, because
+    credit bounds it, so that is a process that stands still, and the driver has noticed it long before (CN13).
+    """
+    probe_s = SILENCE_S_MAX // (_PROBES_COUNT + 1) or 1
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, probe_s)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, probe_s)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES_COUNT)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S_MAX * 1000)

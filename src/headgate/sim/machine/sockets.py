@@ -1,13 +1,15 @@
 """TCP between simulated processes: in order, with delays, bounded buffers, and ends of all kinds.
 
 A ``SimSocket`` has the methods of ``socket.socket`` that ``runtime.wire.connection`` and ``runtime.wire.byte_streams``
-use. What dies with its process is closed by the simulated system; what is cut off just falls silent.
+use. What dies with its process is closed by the simulated system; what is cut off falls silent, until the time is over
+for which the product bears silence.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from socket import IPPROTO_TCP, TCP_USER_TIMEOUT
 from typing import Any
 
 from headgate.sim.machine.tasks import SimProcess, Task, Tasks
@@ -139,16 +141,19 @@ class SimSocket:
         self._travelling_bytes = 0
         self._last_arrival_ms = 0
         self._ended = ""
-        """Why no more will arrive: "closed" by the other side in order, or "reset"."""
+        """Why no more will arrive: "closed" by the other side in order, "reset", or "timed out"."""
         self._is_closed = False
         self._timeout: float | None = None
+        self._silence_ms_max: int | None = None
         self._reading: Task | None = None
         self._writing: list[Task] = []
 
     # -- what the product calls -----------------------------------------------------------------------------------
 
-    def setsockopt(self, *options: Any) -> None:
-        """No options here."""
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        """The only option that changes anything here is how long the other end may be silent."""
+        if (level, option) == (IPPROTO_TCP, TCP_USER_TIMEOUT):
+            self._silence_ms_max = value
 
     def settimeout(self, timeout: float | None) -> None:
         """Let sending and receiving fail after ``timeout`` seconds; None: never."""
@@ -225,8 +230,11 @@ class SimSocket:
             self._network.tasks.world.at(self._network.delay_ms(), end._end, "reset")
 
     def cut(self) -> None:
-        """Pull the cable: nothing arrives any more, and nobody is told."""
-        self.is_cut = self._other.is_cut = True
+        """Pull the cable: nothing arrives any more. Nobody is told; each end's system finds out as it was asked to."""
+        for end in (self, self._other):
+            end.is_cut = True
+            if end._silence_ms_max is not None:
+                self._network.tasks.world.at(end._silence_ms_max, end._give_up)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -242,7 +250,11 @@ class SimSocket:
 
     @property
     def _is_over(self) -> bool:
-        return self._is_closed or self._ended == "reset"
+        return self._is_closed or self._is_broken
+
+    @property
+    def _is_broken(self) -> bool:
+        return self._ended in ("reset", "timed out")
 
     def _await_data(self) -> None:
         tasks = self._network.tasks
@@ -254,7 +266,9 @@ class SimSocket:
             self._reading = tasks.current
             tasks.park(None if deadline is None else deadline - tasks.world.now_ms)
             self._reading = None
-        if self._ended == "reset":
+        if self._ended == "timed out":
+            raise TimeoutError(110, "Connection timed out")
+        if self._is_broken:
             raise ConnectionResetError(104, "Connection reset by peer")
 
     def _travel(self, data: bytes | None) -> None:
@@ -286,8 +300,13 @@ class SimSocket:
         self._travel(None)
 
     def _end(self, how: str) -> None:
-        if self.is_cut:
-            return
+        if not self.is_cut:
+            self._end_here(how)
+
+    def _give_up(self) -> None:
+        self._end_here("timed out")
+
+    def _end_here(self, how: str) -> None:
         self._ended = self._ended or how
         self._wake_reader()
         self._let_write()
