@@ -22,7 +22,7 @@ import psutil
 
 from bench.harness import Options, Result, at_most, median
 from bench.headgate_windowed import measure_headgate, pipeline
-from bench.running import rates, running
+from bench.running import rates, reports_after, running
 from headgate.spark.session import SparkHandle
 
 NAME = "memory"
@@ -86,7 +86,7 @@ def sample(keys: int, rate: int, seconds: float) -> tuple[Samples, float]:
             while time.monotonic() - begun < seconds:
                 handle.wait(PERIOD_S)
                 samples.add(time.monotonic() - begun, workers, jvm)
-            reached = sum(rates("source", before, handle.driver.book.reports()).values())
+            reached = sum(rates("source", before, reports_after(handle, before)).values())
             _check_generation(handle)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -16,7 +16,7 @@ import psutil
 
 import headgate as hg
 from bench.harness import Options, Result, at_least
-from bench.running import Reports, rates, records_out, running, wait_for
+from bench.running import Reports, rates, records_out, reports_after, running, wait_for
 from headgate.spark.session import SparkHandle
 
 NAME = "row_functions"
@@ -47,6 +47,7 @@ def measure(verb: str, parallelism: int, keys: int, seconds: float) -> dict[str,
             handle.wait(WARM_UP_S)
             before, cpu_before = _look(handle)
             handle.wait(seconds)
+            reports_after(handle, before)
             after, cpu_after = _look(handle)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

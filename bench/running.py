@@ -57,6 +57,17 @@ def wait_for(handle: SparkHandle, is_there: Callable[[Reports], bool], what: str
     raise RuntimeError(f"the pipeline did not {what} within {START_TIMEOUT_S:g} s")
 
 
+def reports_after(handle: SparkHandle, before: Reports) -> Reports:
+    """Return the latest reports once every worker has reported again; on a busy machine that may take a while.
+
+    Raises:
+        RuntimeError: a worker does not report in time.
+    """
+    return wait_for(
+        handle, lambda reports: all(clock_s(reports[worker]) > clock_s(before[worker]) for worker in before), "report"
+    )
+
+
 def rates(node: str, before: Reports, after: Reports) -> dict[int, float]:
     """Return the records per second that ``node`` let out in each worker, by the worker's own clock."""
     return {
