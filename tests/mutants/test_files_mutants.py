@@ -104,6 +104,16 @@ def others_are_forgotten() -> AbstractContextManager[None]:
     return patched(rotation.Others, "has", lambda self, path, inode: False)
 
 
+def what_nobody_has_read_is_anybodys() -> AbstractContextManager[None]:
+    is_at = rotation.SeenFile.is_at
+    return patched(rotation.SeenFile, "is_at", lambda self, path: not self.is_unread and is_at(self, path))
+
+
+def an_unread_file_is_wherever_its_inode_is() -> AbstractContextManager[None]:
+    is_at = rotation.SeenFile.is_at
+    return patched(rotation.SeenFile, "is_at", lambda self, path: self.is_unread or is_at(self, path))
+
+
 def removed_files_are_never_looked_at_again() -> AbstractContextManager[None]:
     return patched(FileTable, "_reappeared", lambda self, file: None)
 
@@ -169,6 +179,10 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (what_the_end_has_fired_stays_late,
      windows.test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes, ()),
     (others_are_forgotten, rotating.test_other_names_of_rotation_are_followed, ("tmp_path", "other", nothing)),
+    (what_nobody_has_read_is_anybodys,
+     rotating.test_files_that_nobody_had_begun_may_be_renamed_between_two_starts, ("tmp_path", 3, 0)),
+    (an_unread_file_is_wherever_its_inode_is,
+     rotating.test_an_unread_file_of_another_directory_is_read, ("tmp_path",)),
 ]  # fmt: skip
 
 

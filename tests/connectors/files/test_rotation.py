@@ -9,6 +9,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
@@ -331,7 +332,7 @@ def read_partly(source: TextFiles, parallelism: int, polls: int) -> dict[str, by
     return positions
 
 
-def read_rest(paths: Path, parallelism: int, positions: dict[str, bytes]) -> list[object]:
+def read_rest(paths: Any, parallelism: int, positions: dict[str, bytes]) -> list[object]:
     source = TextFiles(paths)
     source.schema()
     readers = [source.open(context(index, parallelism, positions)) for index in range(parallelism)]
@@ -358,6 +359,77 @@ def test_between_two_starts_files_may_be_added_renamed_and_grow(tmp_path: Path, 
     (tmp_path / "c").unlink()
     append(tmp_path / "0", "new")
     assert read_rest(tmp_path, parallelism, positions) == ["a2", "new"]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("others", [0, 1, 2])
+def test_a_file_of_which_nothing_was_read_keeps_its_owner_when_it_is_renamed(
+    tmp_path: Path, parallelism: int, grows: bool, others: int
+) -> None:
+    """N20: no content says that it is the same file, so its inode decides, for its owner and for everybody else."""
+    (tmp_path / "empty").touch()
+    for number in range(others):
+        append(tmp_path / f"file{number}", f"line {number}")
+    positions = read_partly(TextFiles(tmp_path), 2, 10)
+    (tmp_path / "empty").rename(tmp_path / "moved")
+    if grows:
+        append(tmp_path / "moved", "late")
+    fixed = Following(tmp_path, follow=False)
+    fixed.start(parallelism, positions)
+    assert fixed.poll() == (["late"] if grows else [])
+    assert str(tmp_path / "moved") in fixed.positions()
+    fixed.restart(3)
+    assert fixed.poll() == []
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("polls", [0, 1, 10])
+def test_files_that_nobody_had_begun_may_be_renamed_between_two_starts(
+    tmp_path: Path, parallelism: int, polls: int
+) -> None:
+    for name in "abcd":  # N20
+        append(tmp_path / name, name)
+    source = TextFiles(tmp_path)
+    source.schema()
+    readers = [source.open(context(index, 2)) for index in range(2)]
+    for _ in range(polls):
+        readers[0].poll()
+    for name in "abcd":
+        (tmp_path / name).rename(tmp_path / f"moved {name}")
+    fixed = Following(tmp_path, follow=False)
+    fixed.start(parallelism, readers[0].positions() | readers[1].positions())
+    fixed.poll()
+    assert sorted(fixed.found) == {0: list("abcd"), 1: list("bcd"), 10: list("bd")}[polls]
+    fixed.restart(3)
+    assert fixed.poll() == []
+
+
+@pytest.mark.parametrize("name", ["moved", "other", "third", "fourth"])
+def test_a_followed_file_of_which_nothing_was_read_has_one_owner_after_a_start(tmp_path: Path, name: str) -> None:
+    following = Following(tmp_path)  # N20; names with different owners
+    (tmp_path / "empty").touch()
+    following.poll()
+    positions = following.positions()
+    (tmp_path / "empty").rename(tmp_path / name)
+    append(tmp_path / name, "late")
+    following.start(2, positions)
+    assert following.poll() == ["late"]
+    following.restart(3)
+    assert following.poll() == []
+
+
+def test_an_unread_file_of_another_directory_is_read(tmp_path: Path) -> None:  # N18: its owner does not look there
+    (tmp_path / "in").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "in" / "empty").touch()
+    append(tmp_path / "in" / "full", "one")
+    paths = [tmp_path / "in", tmp_path / "out"]
+    source = TextFiles(paths)
+    positions = read_partly(source, 1, 10)
+    (tmp_path / "in" / "empty").rename(tmp_path / "out" / "moved")
+    append(tmp_path / "out" / "moved", "late")
+    assert read_rest(paths, 3, positions) == ["late"]
 
 
 def test_a_finished_file_that_was_changed_is_refused(tmp_path: Path) -> None:  # N6

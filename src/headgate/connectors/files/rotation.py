@@ -5,6 +5,7 @@ Counterparts: ``files``, which reads them, and ``lines``, which knows what was r
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -61,19 +62,23 @@ def missed(selection: FileSelection, path: str, moved_to: str) -> list[str]:
 
 @dataclass(slots=True)
 class SeenFile:
-    """A file that another subtask owns: a new name does not make it a new file."""
+    """A file that another subtask owns: a new name does not make it a new file.
+
+    ``is_unread``: its owner has read nothing of it, so to its owner the inode alone tells it (``renamed_to``).
+    """
 
     path: str
     head_bytes: int
     head_digest: int
     system: FileSystem = LOCAL
+    is_unread: bool = False
 
     def is_at(self, path: str) -> bool:
-        """Whether the file at ``path`` begins like this one, so far as that is known."""
-        return (
-            self.head_bytes > 0
-            and xxhash.xxh3_64_intdigest(_head(path, self.system)[: self.head_bytes]) == self.head_digest
-        )
+        """Whether its owner finds this file at ``path``, where its inode is, so far as that is known here."""
+        if self.is_unread:
+            return os.path.dirname(path) == os.path.dirname(self.path)
+        head = _head(path, self.system)[: self.head_bytes]
+        return self.head_bytes > 0 and xxhash.xxh3_64_intdigest(head) == self.head_digest
 
 
 @dataclass(slots=True)

@@ -48,8 +48,9 @@ class FileTable:
             if self._owns(path, number):
                 own[path] = self._file(path, replace(position, number=number))
             elif position.inode:
+                is_unread = position.offset == 0
                 self._others.files[position.inode] = SeenFile(
-                    path, position.head_bytes, position.head_digest, self._system
+                    path, position.head_bytes, position.head_digest, self._system, is_unread
                 )
         self._place(list(own.values()))
         for path in files:
