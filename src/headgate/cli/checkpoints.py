@@ -161,7 +161,7 @@ def _print_entries(log: ObservedLog) -> None:
                 claims += 1
     Console().print(table if table.row_count else f"No completed checkpoint yet; {claims} starts are recorded.")
     for damage in damaged:
-        typer.secho(f"damaged: {damage}", fg=typer.colors.RED)
+        typer.secho(f"damaged: {damage.path}: {damage.problem}", fg=typer.colors.RED)
     for sequence in log.lost():
         typer.secho(f"missing: log entry {sequence}", fg=typer.colors.RED)
 

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocol.making import cp, gen, inline_part, sub
 
-from headgate.errors import CorruptionError
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Claim, LogEntry, Manifest, SubtaskEntry
@@ -135,12 +134,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used() -> None:  # 
     assert choose(observed, damage_of(c2="bit flipped", c1=""), PREVIOUS) == Restore(
         manifest(1), skipped=(Damage("chk-2", "bit flipped"),), contradicts=(cp(2),)
     )
-
-
-def test_damage_names_its_file_once() -> None:
-    assert str(Damage("log/0000000003", "expected 8 bytes, found 4")) == "log/0000000003: expected 8 bytes, found 4"
-    problem = str(CorruptionError("log/0000000003", 7, "8 bytes", "4"))
-    assert str(Damage("log/0000000003", problem)) == problem
 
 
 def test_a_damaged_checkpoint_is_refused_if_configured_so() -> None:  # R14

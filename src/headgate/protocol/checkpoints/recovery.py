@@ -28,9 +28,6 @@ class Damage:
     problem: str
     has_vanished: bool = False
 
-    def __str__(self) -> str:
-        return self.problem if self.path in self.problem else f"{self.path}: {self.problem}"
-
 
 @dataclass(frozen=True, slots=True)
 class ObservedEntry:
@@ -290,7 +287,7 @@ def _going_back(manifest: Manifest, passed: Sequence[CheckpointId]) -> str:
 
 
 def _describe(skipped: Sequence[Damage]) -> str:
-    return "; ".join(map(str, skipped))
+    return "; ".join(f"{d.path}: {d.problem}" for d in skipped)
 
 
 def incompatibility(manifest: Manifest, state_texts: Mapping[str, str], max_parallelism: int) -> str | None:

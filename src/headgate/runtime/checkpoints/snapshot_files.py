@@ -154,7 +154,7 @@ class SnapshotFiles:
                 with contextlib.suppress(AlreadyExists, NotFound, KeyError):  # a lost entry has no path
                     data = self._storage.get(paths[sequence])
                     self._storage.put_if_absent(f"{name}/log-{sequence:010d}", [data])
-            why = "".join(f"{damage}\n" for damage in gap.damages)
+            why = "".join(f"{damage.path}: {damage.problem}\n" for damage in gap.damages)
             with contextlib.suppress(AlreadyExists):
                 self._storage.put_if_absent(f"{name}/{_WHY}", [why.encode()])
 

@@ -188,7 +188,7 @@ def _tell(restored: Manifest, gaps: Sequence[recovery.Gap], note: Callable[[str]
         used = f"checkpoint {restored.checkpoint}"
         instead = f"using {used} instead" if is_newer else f"it is older than {used}, which is used"
         for damage in gap.damages:
-            note(f"damaged: {damage}; {instead}")
+            note(f"damaged: {damage.path}: {damage.problem}; {instead}")
 
 
 def _tell_what_comes_again(choice: recovery.Restore, note: Callable[[str], None]) -> None:
