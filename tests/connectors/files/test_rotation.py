@@ -235,9 +235,10 @@ def test_what_may_have_been_lost_unseen_is_a_bad_record(tmp_path: Path) -> None:
     append(log, "nobody sees this")
     log.rename(rotated)
     (tmp_path / "app.log.1.gz").write_bytes(gzip.compress(rotated.read_bytes()))
+    append(tmp_path / "_new", "2")  # while the inode is in use: it has another one
     rotated.unlink()
     (tmp_path / "x").write_text("takes the inode\n")
-    append(log, "2")
+    (tmp_path / "_new").rename(log)
     following.restart()
     assert sorted(following.poll()) == ["2", "takes the inode"]
     assert [(bad["problem"], bad["position"]) for bad in following.bad] == [
