@@ -187,6 +187,7 @@ class Run:
         while self.launcher.alive() and time.monotonic() < deadline:
             time.sleep(0.01)
         self._directory.cleanup()
+        print(f"workers ended with {self.launcher.codes}")  # shown when the test failed
         assert not self.launcher.alive(), "a worker outlived its pipeline"
         assert LEAKED not in self.launcher.codes.values(), "a worker returned with threads or sockets open"
         threads, sockets = _threads(), _sockets()

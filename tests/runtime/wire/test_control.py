@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Iterator
 
@@ -68,6 +69,22 @@ def test_messages_travel_both_ways_in_order(driver: Driver) -> None:
     received[0][0].send(Complete(1, 2))
     received[0][0].send(Abort(1, 3))
     assert [worker.orders.get(timeout=WAIT) for _ in range(2)] == [Complete(1, 2), Abort(1, 3)]
+
+
+def test_last_words_are_waited_for(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CN11: why a worker failed is heard, also if its sending thread gets no turn for a while."""
+    worker, turn = driver.worker(), threading.Event()
+    send = Connection.send_message
+
+    def late(self: Connection, message: bytes) -> None:
+        turn.wait(WAIT)
+        send(self, message)
+
+    monkeypatch.setattr(Connection, "send_message", late)
+    worker.client.send(Ready(7))
+    threading.Timer(1.5, turn.set).start()
+    worker.client.close()
+    assert driver.messages.get(timeout=WAIT)[1] == Ready(7)
 
 
 def heard_again(side: object, name: str, times: int) -> None:

@@ -30,6 +30,9 @@ from headgate.runtime.wire.tls import Tls
 
 CONNECT_SECONDS = 20.0
 """How long a worker tries to reach the coordinator before it gives up."""
+LAST_WORDS_SECONDS = 10.0
+"""How long a worker that ends waits until the coordinator's system has taken why: on a busy machine its threads may get
+no turn for a second, and "it was closed by the other side" helps nobody."""
 _RETRY_SECONDS = 0.1
 
 
@@ -90,7 +93,7 @@ class ControlClient:
         """
         self._outbox.put(encode_message(message))
 
-    def close(self, *, flush_seconds: float = 1.0) -> None:
+    def close(self, *, flush_seconds: float = LAST_WORDS_SECONDS) -> None:
         """Send what is queued (at most ``flush_seconds``), then close. ``on_close`` is not called. Idempotent."""
         with self._lock:
             self._over.set()
