@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from headgate.connectors.files.sink import FileSink
     from headgate.connectors.files.source import JsonLines, TextFiles
     from headgate.connectors.generator import Choice, Generator, RowNumber, Uniform
+    from headgate.connectors.hooks import CoordinatorHook, HookContext
     from headgate.connectors.memory import Discard, FromRows, Print
     from headgate.connectors.streams import StreamSink, StreamSource
     from headgate.model.progress import PipelineHandle, PipelineState, Progress, RunResult
@@ -93,6 +94,7 @@ _HOMES = {
     "headgate.connectors.custom.two_phase": ("TwoPhaseSink",),
     "headgate.connectors.files.sink": ("FileSink",),
     "headgate.connectors.generator": ("Choice", "Generator", "RowNumber", "Uniform"),
+    "headgate.connectors.hooks": ("CoordinatorHook", "HookContext"),
     "headgate.connectors.memory": ("Discard", "FromRows", "Print"),
     "headgate.connectors.files.parquet": ("ParquetFiles",),
     "headgate.connectors.streams": ("StreamSink", "StreamSource"),
@@ -137,6 +139,7 @@ __all__ = [
     "CheckpointedFunction",
     "Checkpointing",
     "Choice",
+    "CoordinatorHook",
     "CorruptionError",
     "DataFrameSource",
     "DeadLetter",
@@ -151,6 +154,7 @@ __all__ = [
     "FromRows",
     "Generator",
     "HeadgateError",
+    "HookContext",
     "JsonLines",
     "KeyedStream",
     "Keys",

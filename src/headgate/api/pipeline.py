@@ -33,6 +33,7 @@ from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_e
 from headgate.api.security import Security
 from headgate.api.stream import Stream
 from headgate.connectors.base import Source
+from headgate.connectors.hooks import CoordinatorHook, HookedSource
 from headgate.connectors.memory import Discard
 from headgate.errors import UsageError
 from headgate.model.config import (
@@ -42,8 +43,9 @@ from headgate.model.config import (
     Duration,
     PipelineConfig,
     RuntimeConfig,
+    duration_ms,
 )
-from headgate.model.definition import PipelineDefinition
+from headgate.model.definition import HookSpec, PipelineDefinition
 from headgate.model.graph import Edge, Graph, Role
 from headgate.model.ids import NodeName
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
@@ -56,6 +58,8 @@ from headgate.storage.roots import make_root
 
 PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
+
+HOOK_TIMEOUT: Duration = "10s"
 
 _LOCAL_MASTER = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
@@ -119,6 +123,8 @@ class Pipeline:
         )
         self._security = _instance(security or Security(), Security, "security").to_config()
         self._builder = GraphBuilder()
+        self._hooks: dict[str, HookSpec] = {}
+        self._forgotten_hooks: set[str] = set()
         self._announces = True
 
     def __repr__(self) -> str:
@@ -144,8 +150,36 @@ class Pipeline:
             schema = canonical_schema(source.schema())
         except UsageError as error:
             raise UsageError(f"operator '{node}': {error.message}") from None
+        hook = source.coordinator_hook() if isinstance(source, HookedSource) else None
+        if hook is not None:
+            self.add_hook(str(node), hook)
         self._builder.add(node, Role.SOURCE, (), source, schema, state_text=source.identity(), refuses=True)
         return Stream(self, (Edge(node),), schema)
+
+    def add_hook(self, name: str, hook: CoordinatorHook, *, timeout: Duration = HOOK_TIMEOUT) -> None:
+        """Have an external system take part in checkpoints: it takes a snapshot of its own, and goes back with it.
+
+        Args:
+            name: of the hook; a checkpoint holds what the hook returned under this name.
+            hook: called in the driver.
+            timeout: of each call; a checkpoint whose ``trigger`` takes longer is aborted, which counts as a failure.
+
+        Raises:
+            UsageError: it is not a hook, the name is taken, or the timeout is not positive.
+        """
+        check_name(name, "a hook")
+        if not isinstance(hook, CoordinatorHook):
+            raise UsageError(f"hook '{name}' must be an instance of a headgate.CoordinatorHook, not {hook!r}")
+        if name in self._hooks:
+            raise UsageError(f"two hooks are named '{name}'; a source brings its hook under its own name")
+        timeout_ms = duration_ms(timeout, f"timeout of hook '{name}'")
+        if timeout_ms == 0:
+            raise UsageError(f"timeout of hook '{name}' must be positive")
+        self._hooks[name] = HookSpec(name, hook, timeout_ms)
+
+    def forget_hook(self, name: str) -> None:
+        """Say that what old checkpoints hold of a hook that is no longer there does not matter."""
+        self._forgotten_hooks.add(check_name(name, "a hook"))
 
     def definition(self, parallelism: int | None = None) -> PipelineDefinition:
         """Return what runs; ``parallelism`` counts where the pipeline leaves it open.
@@ -172,7 +206,10 @@ class Pipeline:
         )
         graph = _placed(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
-        return PipelineDefinition(config, graph, plan, outputs, sink is not None)
+        hooks = tuple(self._hooks.values())
+        return PipelineDefinition(
+            config, graph, plan, outputs, sink is not None, hooks, frozenset(self._forgotten_hooks)
+        )
 
     def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
         """Replace what the program says (the command line's options); None keeps it.
@@ -245,7 +282,8 @@ class Pipeline:
         self._builder.explored.update(edge.upstream for edge in edges)
         checkpointing = replace(self._checkpointing, dir=root, interval=interval or self._checkpointing.interval)
         made = copy.copy(self)
-        made._builder = self._builder.upstream_of(edge.upstream for edge in edges)
+        made._builder = _unhooked(self._builder.upstream_of(edge.upstream for edge in edges))
+        made._hooks = {}  # who only looks leaves everything outside as it is
         made._checkpointing = checkpointing
         made._announces = False
         made._bad_records = Fail() if isinstance(self._bad_records, Fail) else DeadLetter(Discard())
@@ -253,6 +291,15 @@ class Pipeline:
 
     def _checked_parallelism(self, parallelism: int) -> int:
         return _whole(parallelism, self._max_parallelism, "parallelism")
+
+
+def _unhooked(builder: GraphBuilder) -> GraphBuilder:
+    """Return ``builder`` with sources that do without the hooks they would bring along."""
+    builder.nodes = [
+        replace(node, spec=node.spec.without_hook()) if isinstance(node.spec, HookedSource) else node
+        for node in builder.nodes
+    ]
+    return builder
 
 
 def _placed(graph: Graph, config: PipelineConfig) -> Graph:

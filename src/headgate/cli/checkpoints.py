@@ -5,6 +5,7 @@ Reads only, but for ``take`` and ``discard``; a running pipeline is not disturbe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Annotated, Any
@@ -24,6 +25,9 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_files import Aside
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import open_storage
+
+DATA_CHARS_MAX = 200
+"""Of what a hook returned, so much is shown."""
 
 LOOK_S = 0.05
 """How often the answer of a pipeline is looked for."""
@@ -169,7 +173,7 @@ def _print_entries(log: ObservedLog) -> None:
 def _print_manifest(manifest: Manifest) -> None:
     fields = _manifest_fields(manifest)
     for name, value in fields.items():
-        if name != "state":
+        if name not in ("state", "hooks"):
             typer.echo(f"{name.replace('_', ' ')}: {value}")
     table = Table(box=None, pad_edge=False)
     for title in ("subtask", "size", "rows", "committables", "snapshot"):
@@ -181,6 +185,8 @@ def _print_manifest(manifest: Manifest) -> None:
     for node, text in manifest.state_texts.items():
         if text:
             typer.echo(f"state of {node}: {text}")
+    for name, found in fields["hooks"].items():
+        typer.echo(f"hook {name}: {'nothing' if found is None else found}")
     for name, counts in _rows_by_state(manifest).items():
         each = ", ".join(f"{subtask} {count:,}" for subtask, count in counts.items())
         typer.echo(f"rows of {name}: {sum(counts.values()):,} ({each})")
@@ -231,7 +237,19 @@ def _manifest_fields(manifest: Manifest) -> dict[str, Any]:
         "is_draining": manifest.is_draining,
         "committables": len(manifest.committables),
         "state": {node: text for node, text in manifest.state_texts.items() if text},
+        "hooks": {state.hook: None if state.data is None else _data_text(state.data) for state in manifest.hooks},
     }
+
+
+def _data_text(data: bytes) -> str:
+    """Return what a hook returned: its beginning as text where it is text, else as numbers."""
+    size = f"{len(data):,} bytes"
+    with contextlib.suppress(UnicodeDecodeError):
+        text = data.decode()
+        if text.isprintable():
+            return f"{size}: {text[:DATA_CHARS_MAX]}{'…' if len(text) > DATA_CHARS_MAX else ''}"
+    shown = data[: DATA_CHARS_MAX // 2]
+    return f"{size}: {shown.hex()}{'…' if len(data) > len(shown) else ''}"
 
 
 def _subtask_fields(manifest: Manifest) -> list[dict[str, Any]]:

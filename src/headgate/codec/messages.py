@@ -177,7 +177,8 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     """Answer to the registrations of all workers: a generation begins.
 
     ``addresses`` by worker index; ``restored`` only what this worker needs;
-    ``is_draining``: that checkpoint was taken while draining, so no source reads on (E9).
+    ``is_draining``: that checkpoint was taken while draining, so no source reads on (E9); ``first_checkpoint``: no
+    checkpoint of this generation is below it.
     """
 
     generation: Id
@@ -187,6 +188,15 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     flush_ms: Id
     inline_bytes_max: Id
     is_draining: bool = False
+    first_checkpoint: Id = 0
+
+
+class Announce(Struct, frozen=True, tag="announce"):
+    """Sources: ``checkpoint`` has begun. Those that set their own barrier may set it from now on."""
+
+    generation: Id
+    checkpoint: Id
+    options: CheckpointOptions = ORDINARY
 
 
 class TriggerCheckpoint(Struct, frozen=True, tag="trigger"):
@@ -286,7 +296,17 @@ FromWorker: TypeAlias = (
     | Heartbeat
 )
 ToWorker: TypeAlias = (
-    Deploy | TriggerCheckpoint | Complete | Abort | Drain | StartProbe | EndLoop | Stop | Refused | HeartbeatReply
+    Deploy
+    | Announce
+    | TriggerCheckpoint
+    | Complete
+    | Abort
+    | Drain
+    | StartProbe
+    | EndLoop
+    | Stop
+    | Refused
+    | HeartbeatReply
 )
 DataGreeting: TypeAlias = DataHello | DataWelcome | DataRefused
 Message: TypeAlias = FromWorker | ToWorker | DataGreeting

@@ -14,6 +14,23 @@ from headgate.model.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
+class HookSpec:
+    """A hook of the coordinator, under its name.
+
+    ``hook`` is a ``connectors.hooks.CoordinatorHook``. It stays in the driver: the definition travels to the workers
+    without it (EI3).
+    """
+
+    name: str
+    hook: object
+    timeout_ms: int
+
+    def __reduce__(self) -> tuple[type[HookSpec], tuple[str, None, int]]:
+        """Leave the hook where it is."""
+        return HookSpec, (self.name, None, self.timeout_ms)
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineDefinition:
     """Everything that is needed to run a pipeline.
 
@@ -21,6 +38,8 @@ class PipelineDefinition:
         outputs: ``node → tag → pyarrow.Schema`` of each of its outputs, for every node of the graph (a sink's entry is
             the schema of the records that it receives, as its main output).
         diverts: bad records go to the sink node ``bad-records`` (else the first one fails the pipeline).
+        hooks: of the coordinator, in the order in which they were added.
+        forgotten_hooks: names of hooks whose data in an old checkpoint is not needed any more (EI9).
     """
 
     config: PipelineConfig
@@ -28,6 +47,8 @@ class PipelineDefinition:
     plan: Plan
     outputs: dict[NodeName, dict[OutputTag, object]]
     diverts: bool = False
+    hooks: tuple[HookSpec, ...] = ()
+    forgotten_hooks: frozenset[str] = frozenset()
 
     def schema(self, node: NodeName, tag: OutputTag = MAIN) -> object:
         """Return the ``pyarrow.Schema`` of one output of ``node``."""

@@ -115,6 +115,14 @@ class SubtaskEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class HookState:
+    """What a hook of the coordinator returned for a checkpoint (EI4); ``data`` None: it returned nothing."""
+
+    hook: str
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """A generation begins. ``owner`` says who, for messages (host and process)."""
 
@@ -155,6 +163,8 @@ class Manifest:
     """Sequence of the oldest manifest that is retained with this one: what lies before it counts for nothing."""
     mode: Guarantee = Guarantee.EXACTLY_ONCE
     """Of the run that took it (GM4). Version 0.1 knew no other and did not write it."""
+    hooks: tuple[HookState, ...] = ()
+    """Of every hook that the pipeline had then, by name. Version 0.1 had none and did not write any."""
 
     @property
     def committables(self) -> tuple[Committable, ...]:

@@ -7,6 +7,8 @@ durable → manifest durable (= completed) → commits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -14,13 +16,17 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
+    AnnounceCheckpoint,
     ArmTimer,
+    CallHook,
     CancelTimer,
     Declined,
     DeleteParts,
     Effect,
     ExpiryTimer,
     FailGeneration,
+    HookAnswered,
+    HookTimer,
     NotifyComplete,
     TriggerSources,
 )
@@ -43,6 +49,7 @@ class Completion:
         first_checkpoint: CheckpointId,
         retained: tuple[CheckpointId, ...],
         commits: CommitQueue,
+        hooks: Mapping[str, int],
     ) -> None:
         self.generation = generation
         self._participants = frozenset(participants)
@@ -52,6 +59,7 @@ class Completion:
         self.retention = Retention(config.retained, retained)
         self.tolerance = Tolerance(config.tolerable_failures)
         self._commits = commits
+        self._hooks = hooks
         self.requests = Requests()
         self.last_completed = CheckpointId(0)
 
@@ -65,12 +73,17 @@ class Completion:
         """The id is recorded: the barriers may start."""
         if not self.triggering.reservation_over(checkpoint):
             return [Ignored("an id that is not wanted any more")]
-        self.pending.begin(checkpoint, self.triggering.begun(is_draining=is_draining))
+        pending = self.triggering.begun(is_draining=is_draining)
+        pending.awaited = list(self._hooks)
+        self.pending.begin(checkpoint, pending)
         self.requests.begun(checkpoint)
-        return [
-            ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms),
-            TriggerSources(checkpoint, self.triggering.options()),
-        ]
+        effects: list[Effect] = [ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms)]
+        if not self._hooks:
+            return [*effects, TriggerSources(checkpoint, pending.options)]
+        effects.append(AnnounceCheckpoint(checkpoint, pending.options))
+        for hook, timeout_ms in self._hooks.items():
+            effects += [ArmTimer(HookTimer(checkpoint, hook), timeout_ms), CallHook(checkpoint, hook)]
+        return effects
 
     def reserve_failed(self, checkpoint: CheckpointId) -> list[Effect]:
         """The id could not be recorded."""
@@ -78,6 +91,30 @@ class Completion:
             return [Ignored("an id that is not wanted any more")]
         reason = AbortReason.RESERVE_FAILED
         return self.requests.not_begun(reason.text) + (self._count(checkpoint, reason) or self.triggering.again())
+
+    # -- what hooks say ---------------------------------------------------------------------------------------------
+
+    def hook_answered(self, event: HookAnswered) -> list[Effect]:
+        """One hook has done its part. Behind the last one the sources are triggered (EI1)."""
+        if event.checkpoint not in self.pending.ids:
+            return [Ignored("a hook answered for a checkpoint that has ended")]
+        pending = self.pending[event.checkpoint]
+        if event.hook not in pending.awaited:
+            return [Ignored("the hook has answered before")]
+        pending.awaited.remove(event.hook)
+        pending.hooks[event.hook] = event.data
+        effects: list[Effect] = [CancelTimer(HookTimer(event.checkpoint, event.hook))]
+        if pending.awaited:
+            return effects
+        if self.pending.is_full(event.checkpoint):  # EI7: all sources had met their markers meanwhile
+            return effects + _wanted(self._write_next())
+        return [*effects, TriggerSources(event.checkpoint, pending.options)]
+
+    def hook_failed(self, checkpoint: CheckpointId, hook: str, reason: AbortReason) -> list[Effect]:
+        """One hook raised, or did not answer in time: the checkpoint is given up, and that counts (EI5)."""
+        if checkpoint not in self.pending.ids or hook not in self.pending[checkpoint].awaited:
+            return [Ignored("nobody waits for the hook any more")]
+        return self._abort(checkpoint, reason)
 
     # -- what subtasks say ------------------------------------------------------------------------------------------
 

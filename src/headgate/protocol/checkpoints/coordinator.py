@@ -7,6 +7,7 @@ Counterparts: the ``Subtask`` machines, and the ``Supervisor``, which replaces t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import assert_never
 
@@ -17,7 +18,9 @@ from headgate.protocol.checkpoints.commit import Commit, CommitQueue
 from headgate.protocol.checkpoints.completion import Completion, failure_in
 from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
+    AnnounceCheckpoint,
     ArmTimer,
+    CallHook,
     CancelTimer,
     CheckpointRequested,
     CommitFailed,
@@ -36,6 +39,9 @@ from headgate.protocol.checkpoints.coordinator_events import (
     FinishReported,
     GenerationDone,
     GenerationReplaced,
+    HookAnswered,
+    HookFailed,
+    HookTimer,
     IdReserved,
     IntervalTimer,
     ListenerFound,
@@ -55,6 +61,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     TriggerSources,
     WriteManifest,
 )
+from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.checkpoints.triggering import Wanted
 from headgate.protocol.machine import Ignored, Machine
 
@@ -108,11 +115,12 @@ class Coordinator(Machine):
         config: CheckpointConfig,
         first_checkpoint: CheckpointId,
         retained: tuple[CheckpointId, ...] = (),
+        hooks: Mapping[str, int] | None = None,
     ) -> None:
         """Make the coordinator of ``generation``.
 
         ``participants`` are all subtasks (C8). ``retained`` are the sound completed checkpoints in storage, the
-        restored one included (C35), ascending.
+        restored one included (C35), ascending. ``hooks`` are timeouts in milliseconds by name (EI5).
         """
         super().__init__()
         assert participants
@@ -126,7 +134,9 @@ class Coordinator(Machine):
         self._commit_tries = 0
         self._told: dict[WorkerIndex, CheckpointId] = {}
         """Workers in which somebody hears of completed checkpoints, and the newest that they confirmed (HL7)."""
-        self._checkpoints = Completion(generation, participants, config, first_checkpoint, retained, self._commits)
+        self._checkpoints = Completion(
+            generation, participants, config, first_checkpoint, retained, self._commits, hooks or {}
+        )
 
     # -- what can be asked ------------------------------------------------------------------------------------------
 
@@ -153,6 +163,10 @@ class Coordinator(Machine):
     def missing(self, checkpoint: CheckpointId) -> tuple[SubtaskId, ...]:
         """Return the subtasks that have not acknowledged a pending ``checkpoint`` yet."""
         return self._checkpoints.pending.missing(checkpoint)
+
+    def awaited_hooks(self, checkpoint: CheckpointId) -> tuple[str, ...]:
+        """Return the hooks that have not answered for a pending ``checkpoint`` yet."""
+        return tuple(self._checkpoints.pending[checkpoint].awaited)
 
     @property
     def last_completed(self) -> CheckpointId:
@@ -195,6 +209,10 @@ class Coordinator(Machine):
                 return checkpoints.reserved(event.checkpoint, is_draining=self._is_draining)
             case ReserveFailed():
                 return checkpoints.reserve_failed(event.checkpoint)
+            case HookAnswered():
+                return checkpoints.hook_answered(event)
+            case HookFailed():
+                return checkpoints.hook_failed(event.checkpoint, event.hook, AbortReason.HOOK_FAILED)
             case Acknowledged():
                 return checkpoints.acknowledged(event)
             case Declined():
@@ -249,6 +267,8 @@ class Coordinator(Machine):
                 return checkpoints.expired(timer.checkpoint)
             case CommitRetryTimer():
                 return list(self._commits.retry())
+            case HookTimer():
+                return checkpoints.hook_failed(timer.checkpoint, timer.hook, AbortReason.HOOK_TIMED_OUT)
             case _:
                 assert_never(timer)
 
@@ -357,7 +377,9 @@ class Coordinator(Machine):
 __all__ = [
     "LEGAL_PHASES",
     "Acknowledged",
+    "AnnounceCheckpoint",
     "ArmTimer",
+    "CallHook",
     "CancelTimer",
     "CheckpointRequested",
     "Commit",
@@ -378,6 +400,9 @@ __all__ = [
     "FinishReported",
     "GenerationDone",
     "GenerationReplaced",
+    "HookAnswered",
+    "HookFailed",
+    "HookTimer",
     "IdReserved",
     "Ignored",
     "IntervalTimer",

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
-from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import Committable, HookState, SnapshotPart, SubtaskEntry
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -40,7 +40,15 @@ class CommitRetryTimer:
     """A failed commit is tried again."""
 
 
-Timer: TypeAlias = IntervalTimer | PauseTimer | ExpiryTimer | CommitRetryTimer
+@dataclass(frozen=True, slots=True)
+class HookTimer:
+    """``hook`` did not answer for ``checkpoint`` in time (EI5)."""
+
+    checkpoint: CheckpointId
+    hook: str
+
+
+Timer: TypeAlias = IntervalTimer | PauseTimer | ExpiryTimer | CommitRetryTimer | HookTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,23 @@ class ReserveFailed:
     """EVENT: the id could not be recorded."""
 
     checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class HookAnswered:
+    """EVENT: ``hook`` has done its part of ``checkpoint``; ``data`` belongs into the manifest."""
+
+    checkpoint: CheckpointId
+    hook: str
+    data: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class HookFailed:
+    """EVENT: ``hook`` raised, or returned what no manifest can hold."""
+
+    checkpoint: CheckpointId
+    hook: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +212,8 @@ Event: TypeAlias = (
     | DrainRequested
     | IdReserved
     | ReserveFailed
+    | HookAnswered
+    | HookFailed
     | Acknowledged
     | Declined
     | FinishReported
@@ -224,6 +251,28 @@ class ReserveId:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnounceCheckpoint:
+    """EFFECT: tell sources that ``checkpoint`` has begun, and what it is to be; the hooks are called next (EI1).
+
+    Those that are triggered wait for that; those that set their own barrier may set it from now on (EI20).
+    """
+
+    checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
+
+
+@dataclass(frozen=True, slots=True)
+class CallHook:
+    """EFFECT: have ``hook`` do its part of ``checkpoint``, unless that is aborted before its turn comes.
+
+    Report ``HookAnswered`` or ``HookFailed``.
+    """
+
+    checkpoint: CheckpointId
+    hook: str
+
+
+@dataclass(frozen=True, slots=True)
 class TriggerSources:
     """EFFECT: ask every source subtask for ``checkpoint``."""
 
@@ -246,6 +295,7 @@ class WriteManifest:
     is_final: bool
     is_draining: bool = False
     """Sources may have ended before their input did: whoever restores it goes on draining (E9)."""
+    hooks: tuple[HookState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +355,8 @@ Effect: TypeAlias = (
     ArmTimer
     | CancelTimer
     | ReserveId
+    | AnnounceCheckpoint
+    | CallHook
     | TriggerSources
     | DrainSources
     | WriteManifest

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headgate.model.ids import CheckpointId, SubtaskId
-from headgate.model.manifest import Committable, SubtaskEntry
+from headgate.model.manifest import Committable, HookState, SubtaskEntry
+from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.protocol.checkpoints.coordinator_events import (
     CancelTimer,
     DeleteParts,
     Effect,
     ExpiryTimer,
+    HookTimer,
     NotifyAbort,
     WriteManifest,
 )
@@ -30,6 +32,12 @@ class Pending:
     """Nothing else is wanted after it: final, or the one before a requested stop."""
     is_draining: bool
     """It began after the sources were told to end."""
+    options: CheckpointOptions = ORDINARY
+    """What it is to be: decided when it began, whatever is wanted when the hooks have answered."""
+    awaited: list[str] = field(default_factory=list)
+    """Hooks that have not answered yet."""
+    hooks: dict[str, bytes | None] = field(default_factory=dict)
+    """What the others returned."""
     acks: dict[SubtaskId, SubtaskEntry] = field(default_factory=dict)
 
     @property
@@ -77,6 +85,11 @@ class PendingCheckpoints:
         """Return who has not acknowledged."""
         return tuple(s for s in self._participants if s not in self._pending[checkpoint].acks)
 
+    def is_full(self, checkpoint: CheckpointId) -> bool:
+        """Whether everybody has acknowledged ``checkpoint``, and every hook has answered."""
+        pending = self._pending[checkpoint]
+        return len(pending.acks) == len(self._participants) and not pending.awaited
+
     def begin(self, checkpoint: CheckpointId, pending: Pending) -> None:
         """Barriers of ``checkpoint`` start."""
         self._pending[checkpoint] = pending
@@ -85,14 +98,15 @@ class PendingCheckpoints:
         """Write the newest fully acknowledged manifest; one at a time, so that ids complete in order (C15)."""
         if self._writing is not None:
             return [Ignored("a manifest is being written")]
-        full = [c for c, p in self._pending.items() if len(p.acks) == len(self._participants)]
+        full = [c for c in self._pending if self.is_full(c)]
         if not full:
             return [Ignored("other participants are missing")]
         checkpoint = max(full)
         pending = self._pending[checkpoint]
         self._writing = checkpoint
         entries = tuple(pending.acks[s] for s in self._participants)
-        return [WriteManifest(checkpoint, entries, carried, pending.is_final, pending.is_draining)]
+        hooks = tuple(HookState(hook, data) for hook, data in sorted(pending.hooks.items()))
+        return [WriteManifest(checkpoint, entries, carried, pending.is_final, pending.is_draining, hooks)]
 
     def writing_over(self, checkpoint: CheckpointId) -> bool:
         """Take the outcome of a manifest; return whether it was asked for."""
@@ -118,7 +132,9 @@ class PendingCheckpoints:
         """End ``checkpoint`` as if it had never been triggered (C17)."""
         pending = self._pending.pop(checkpoint)
         files = tuple(part for entry in pending.acks.values() for part in entry.parts if part.path)
-        effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint)), NotifyAbort(checkpoint, reason)]
+        effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint))]
+        effects += [CancelTimer(HookTimer(checkpoint, hook)) for hook in pending.awaited]
+        effects.append(NotifyAbort(checkpoint, reason))
         return [*effects, DeleteParts(files)] if files else effects
 
     def check(self, last_completed: CheckpointId) -> None:
@@ -127,3 +143,4 @@ class PendingCheckpoints:
         assert self._writing is None or self._writing in self._pending, "only what is under way is written (C12)"
         participants = frozenset(self._participants)
         assert all(p.acks.keys() <= participants for p in self._pending.values()), "participants acknowledge (C8)"
+        assert self._writing is None or self.is_full(self._writing), "hooks are in the manifest (EI4)"

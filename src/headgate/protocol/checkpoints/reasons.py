@@ -12,6 +12,9 @@ class AbortReason(Enum):
     SNAPSHOT_FAILED = "a subtask could not write its snapshot"
     MANIFEST_FAILED = "its manifest could not be written"
     RESERVE_FAILED = "its id could not be recorded in the checkpoint storage"
+    HOOK_FAILED = "a hook of the coordinator failed"
+    HOOK_TIMED_OUT = "a hook of the coordinator did not answer within its timeout"
+    MARKER_MISSED = "a source went past its marker without having met it everywhere"
     SUBSUMED = "a newer checkpoint completed first"
     OVERTAKEN = "a newer barrier arrived before it was aligned"
     CANCELLED_UPSTREAM = "an upstream subtask gave it up"
@@ -33,5 +36,8 @@ _COUNTED = frozenset(
         AbortReason.SNAPSHOT_FAILED,
         AbortReason.MANIFEST_FAILED,
         AbortReason.RESERVE_FAILED,
+        AbortReason.HOOK_FAILED,
+        AbortReason.HOOK_TIMED_OUT,
+        AbortReason.MARKER_MISSED,
     }
 )

@@ -327,6 +327,18 @@ def incompatibility(manifest: Manifest, state_texts: Mapping[str, str], max_para
     return None
 
 
+def unclaimed_hook(manifest: Manifest, known: Collection[str]) -> str | None:
+    """Return, as one sentence, which data of a hook nobody would take back, or None (EI9)."""
+    for state in manifest.hooks:
+        if state.data is not None and state.hook not in known:
+            return (
+                f"checkpoint {manifest.checkpoint} holds {len(state.data)} bytes of hook '{state.hook}', which this "
+                "pipeline does not have: what the hook stands for would not go back with the pipeline; add the hook "
+                f"under this name, or, if that does not matter, say so with pipeline.forget_hook('{state.hook}')"
+            )
+    return None
+
+
 def _held(manifest: Manifest) -> dict[str, int]:
     """Return how many records sinks hold back: rows of nodes without a declared state."""
     found: dict[str, int] = {}

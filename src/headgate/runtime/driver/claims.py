@@ -21,6 +21,7 @@ from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
+from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.lives import SinkOwners
 from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
 from headgate.runtime.process import PROCESS
@@ -57,6 +58,7 @@ def begin_generation(
     note: Callable[[str], None],
     mine: Generation | None = None,
     around: Surroundings = PROCESS,
+    hooks: HookCalls | None = None,
 ) -> NewGeneration | Finished:
     """Claim the next generation and make everything ready for its deployment.
 
@@ -87,6 +89,8 @@ def begin_generation(
         _set_aside(log, claimed, choice, restored, note, around)
         plan = definition.plan
         problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
+        known = {spec.name for spec in definition.hooks} | definition.forgotten_hooks
+        problem = problem or recovery.unclaimed_hook(restored, known)
         if problem is not None:
             raise UsageError(problem)
     _retrying(lambda: make_targets(definition), around)
@@ -107,6 +111,11 @@ def begin_generation(
         _tidy_up(lambda: _drop_old(log, retained, definition.config.checkpoints.retained), around, note)
         commits.close()
         return Finished(restored)
+    try:
+        _retrying(lambda: (hooks or HookCalls()).begin(definition.config.name, generation, restored), around)
+    except BaseException:
+        commits.close()
+        raise
     return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits)
 
 

@@ -16,15 +16,18 @@ from headgate.codec import messages
 from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.manifest import Manifest
 from headgate.model.progress import CheckpointProgress, PendingCheckpoint
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints.commit import Commit, promised_from
 from headgate.protocol.checkpoints.recovery import Damage
+from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.driver.claims import NewGeneration
 from headgate.runtime.driver.event_loop import Timers
+from headgate.runtime.driver.hook_calls import HookCalls, failure_text, newer_generation
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Pool, Surroundings
 
@@ -79,8 +82,10 @@ class Coordination:
         reports: Reports,
         pools: Pools,
         around: Surroundings = PROCESS,
+        hooks: HookCalls | None = None,
     ) -> None:
         self._around = around
+        self._hooks = HookCalls() if hooks is None else hooks
         self.generation: Generation = begun.generation
         self._definition = definition
         self._begun = begun
@@ -101,6 +106,7 @@ class Coordination:
             definition.config.checkpoints,
             begun.first_checkpoint,
             begun.retained,
+            self._hooks.timeouts,
         )
 
     def start(self, first_delay_ms: int) -> None:
@@ -127,7 +133,8 @@ class Coordination:
         checkpoint = self.machine.pending[0]
         triggered = self._triggered.get(checkpoint)
         age_ms = 0 if triggered is None else self._around.monotonic_ms() - triggered[0]
-        return PendingCheckpoint(checkpoint, age_ms, tuple(str(s) for s in self.machine.missing(checkpoint)))
+        missing = [f"hook {name}" for name in self.machine.awaited_hooks(checkpoint)]
+        return PendingCheckpoint(checkpoint, age_ms, (*missing, *(str(s) for s in self.machine.missing(checkpoint))))
 
     def _run(self, effect: machine.Effect) -> None:
         match effect:
@@ -138,8 +145,14 @@ class Coordination:
                 self._timers.cancel_timer((self.generation, effect.timer))
             case machine.ReserveId():
                 self._pools.storage.submit(self._reserve, effect.checkpoint)
+            case machine.AnnounceCheckpoint():
+                self._has_begun(effect.checkpoint)
+                self._workers.broadcast(messages.Announce(self.generation, effect.checkpoint, effect.options))
+            case machine.CallHook():
+                self._call_hook(effect)
             case machine.TriggerSources():
-                self._triggered[effect.checkpoint] = (self._around.monotonic_ms(), self._around.wall_ms())
+                self._has_begun(effect.checkpoint)
+                fault_points.reach("before-trigger")
                 self._workers.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint, effect.options))
             case machine.DrainSources():
                 self._workers.broadcast(messages.Drain(self.generation))
@@ -148,10 +161,12 @@ class Coordination:
                 self._pools.storage.submit(self._write_manifest, self._manifest(effect), oldest_retained)
             case machine.NotifyComplete():
                 self._workers.broadcast(messages.Complete(self.generation, effect.checkpoint))
+                self._tell_hooks("notify_checkpoint_complete", effect.checkpoint)
             case machine.NotifyAbort():
                 self._triggered.pop(effect.checkpoint, None)
                 self._reports.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
                 self._workers.broadcast(messages.Abort(self.generation, effect.checkpoint))
+                self._tell_hooks("notify_checkpoint_aborted", effect.checkpoint)
             case machine.DeleteParts():
                 self._pools.storage.submit(self._quietly, lambda: self._log.files.delete(effect.parts))
             case machine.DropCheckpoint():
@@ -172,7 +187,12 @@ class Coordination:
                 assert_never(effect)
 
     def _fire(self, timer: machine.Timer) -> None:
+        if isinstance(timer, machine.HookTimer) and not self._is_closed:
+            self._reports.note(f"hook '{timer.hook}' did not answer for checkpoint {timer.checkpoint} in time")
         self.handle(machine.TimerFired(timer))
+
+    def _has_begun(self, checkpoint: CheckpointId) -> None:
+        self._triggered.setdefault(checkpoint, (self._around.monotonic_ms(), self._around.wall_ms()))
 
     def _manifest(self, effect: machine.WriteManifest) -> Manifest:
         plan = self._definition.plan
@@ -190,7 +210,47 @@ class Coordination:
             self._around.monotonic_ms() - begun_ms,
             is_draining=effect.is_draining,
             mode=self._definition.config.checkpoints.mode,
+            hooks=effect.hooks,
         )
+
+    # -- hooks ------------------------------------------------------------------------------------------------------
+
+    def _call_hook(self, effect: machine.CallHook) -> None:
+        """What it answers, it says from its own thread; an answer that comes too late changes nothing (EI6)."""
+        checkpoint, hook = effect.checkpoint, effect.hook
+
+        def failed(error: BaseException) -> None:
+            newer = newer_generation(error)
+            if newer is not None:
+                self._report(machine.GenerationReplaced(newer))
+                return
+            self._note(failure_text(hook, f"trigger({checkpoint})", error))
+            self._report(machine.HookFailed(checkpoint, hook))
+
+        self._hooks.trigger(
+            checkpoint,
+            hook,
+            lambda: checkpoint in self._triggered and not self._is_closed,
+            lambda data: self._report(machine.HookAnswered(checkpoint, hook, data)),
+            failed,
+        )
+
+    def _tell_hooks(self, call: str, checkpoint: CheckpointId) -> None:
+        def tell(listener: CheckpointListener) -> None:
+            getattr(listener, call)(int(checkpoint))
+
+        def failed(hook: str, error: BaseException) -> None:
+            sentence = failure_text(hook, f"{call}({checkpoint})", error)
+            self._timers.post(lambda: self._listener_failed(sentence))
+
+        self._hooks.tell(tell, failed)
+
+    def _listener_failed(self, sentence: str) -> None:
+        """As any listener's (HL6, EI11): the checkpoint stays what it is, and the generation starts again."""
+        if self._is_closed:
+            self._reports.note(sentence)
+        else:
+            self._reports.generation_failed(machine.FailGeneration(Failure(FailureKind.LOST, sentence)))
 
     # -- in the storage thread ------------------------------------------------------------------------------------
 

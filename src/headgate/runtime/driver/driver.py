@@ -180,7 +180,15 @@ class Driver:
         if effect.failure is not None:
             self._end.fail(error_of(effect.failure))
         else:  # behind the callbacks of the last rounds, and behind what they had to say
-            self.supervision.callbacks.when_done(lambda: self.post(lambda: self._succeed(is_final=effect.is_final)))
+            end = lambda: self.post(lambda: self._succeed(is_final=effect.is_final))  # noqa: E731
+            self.supervision.callbacks.when_done(lambda: self._end_behind_hooks(end))
+
+    def _end_behind_hooks(self, end: Callable[[], None]) -> None:
+        """End when hooks have heard what they were told last (EI11); one that is stuck is not waited for much longer."""
+        hooks = self.supervision.hooks
+        if hooks.is_listening:
+            self._loop.arm("hooks", hooks.patience_ms, end)
+        hooks.when_done(end)
 
     def _succeed(self, *, is_final: bool) -> None:
         last = self.book.checkpoints[-1].checkpoint if self.book.checkpoints else None

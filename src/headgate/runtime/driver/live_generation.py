@@ -67,6 +67,7 @@ class LiveGeneration:
                 config.runtime.flush_ms,
                 config.checkpoints.inline_bytes_max,
                 restored is not None and (restored.is_draining or restored.is_final),  # HL8: what was added is not read
+                self._begun.first_checkpoint,
             )
             record.connection.send(deployment)
 

@@ -23,6 +23,7 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
 from headgate.runtime.driver.coordination import Coordination, Pools
 from headgate.runtime.driver.event_loop import Timers
+from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.live_generation import LiveGeneration
 from headgate.runtime.driver.looping import Looping, RoundCallbacks
 from headgate.runtime.driver.progress_book import ProgressBook
@@ -73,6 +74,7 @@ class Supervision:
         self._claimant = claimant
         self._around = around
         self.callbacks = RoundCallbacks(self.note, around)
+        self.hooks = HookCalls(definition.hooks, around)
         self.machine = supervisor.Supervisor(definition.plan.parallelism, definition.config.restart)
         self.live: LiveGeneration | None = None
         self.state = PipelineState.STARTING
@@ -136,6 +138,7 @@ class Supervision:
         self.callbacks.close()
         if self.live is not None:
             self.live.coordination.close()
+        self.hooks.close()
 
     # -- effects ----------------------------------------------------------------------------------------------------
 
@@ -181,7 +184,7 @@ class Supervision:
         """Runs in the storage thread."""
         try:
             begun = begin_generation(
-                self._definition, self._log, self._claimant, self.note, self.last_generation, self._around
+                self._definition, self._log, self._claimant, self.note, self.last_generation, self._around, self.hooks
             )
         except Exception as error:
             failure, jitter = claim_failure(error), self._around.random.random()
@@ -198,7 +201,9 @@ class Supervision:
         self.last_generation = begun.generation
         # From now on, not from its start: a quick subtask reports before the last worker is ready.
         definition, timers, workers = self._definition, self._timers, self._workers
-        coordination = Coordination(definition, begun, self._log, timers, workers, self, self._pools, self._around)
+        coordination = Coordination(
+            definition, begun, self._log, timers, workers, self, self._pools, self._around, self.hooks
+        )
         looping = Looping(definition, begun.generation, timers, workers, self.callbacks)
         self.live = LiveGeneration(definition, begun, coordination, looping, self.note)
         self._book.begin(begun.generation)

@@ -1,0 +1,75 @@
+"""``CoordinatorHook``: an external system that takes part in checkpoints in the driver (docs/spec/induced.md).
+
+Source: Flink's ``MasterTriggerRestoreHook`` and the ``ReaderCheckpointHook`` of Pravega's connector. Counterparts:
+``runtime.driver.hook_calls`` calls it, ``connectors.induced`` has sources that set their barrier where its marker is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class HookContext:
+    """Who calls a hook.
+
+    Attributes:
+        pipeline: its name.
+        hook: the name under which the hook was added.
+        generation: rises with every start and restart of the pipeline. Give it to the external system, which then
+            refuses what a driver of an older one, that is still alive somewhere, wants of it.
+    """
+
+    pipeline: str
+    hook: str
+    generation: int
+
+
+class CoordinatorHook(ABC):
+    """Derive from it to have an external system take a snapshot of its own with every checkpoint, and go back with it.
+
+    One object for the whole run, in the driver. All calls come from one thread of its own, one after another; each must
+    end within the hook's timeout. A hook that is a ``CheckpointListener`` too hears how checkpoints end.
+    """
+
+    def open(self, context: HookContext) -> None:
+        """A generation begins; ``restore`` or ``reset`` follows. Called again with every restart. Default: nothing."""
+
+    @abstractmethod
+    def trigger(self, checkpoint_id: int) -> bytes | None:
+        """Take part in a checkpoint; return what ``restore`` will need, at most 1 MiB. It goes into the manifest.
+
+        Called before any source is triggered. One that raises, or is not in time, aborts the checkpoint; what it did
+        outside must not matter then, and ``trigger`` comes again with a higher number. Nothing says that the
+        checkpoint completes.
+        """
+
+    @abstractmethod
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        """Go back to what was when ``trigger(checkpoint_id)`` returned ``data``, in every generation that begins with it.
+
+        ``data`` is None if it returned nothing, or if the checkpoint is older than the hook. May be repeated.
+        """
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Go back to the very beginning: a generation begins without any checkpoint, perhaps not the first one.
+
+        May be repeated.
+        """
+
+    def close(self) -> None:
+        """The run has ended. Default: nothing."""
+
+
+@runtime_checkable
+class HookedSource(Protocol):
+    """A source that brings a hook along, under the name of its operator. Optional."""
+
+    def coordinator_hook(self) -> CoordinatorHook | None:
+        """Return a hook, or None. Called once, when the pipeline is built."""
+
+    def without_hook(self) -> object:
+        """Return a source of the same records that needs no hook: for runs that only look at them."""

@@ -1,0 +1,216 @@
+"""Calls the coordinator's hooks: each in a thread of its own, so that a stuck one holds up nobody else (EI2).
+
+Counterparts: ``connectors.hooks``, which users derive from; ``protocol.checkpoints.completion``, which decides when a
+hook is called and how long it is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from headgate.connectors.hooks import CoordinatorHook, HookContext
+from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
+from headgate.model.definition import HookSpec
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Manifest
+from headgate.operators.checkpointed.functions import CheckpointListener
+from headgate.runtime.process import PROCESS
+from headgate.runtime.surroundings import Queue, Surroundings, Thread
+
+HOOK_BYTES_MAX = 1 << 20
+"""What a hook returns is in the manifest itself."""
+
+CLOSE_MS_MAX = 5_000
+"""A hook that is stuck does not keep a run that has ended."""
+
+
+class HookThread:
+    """One hook and its thread, a daemon: a hook that never returns must not keep the process alive."""
+
+    def __init__(self, spec: HookSpec, around: Surroundings) -> None:
+        self.name, self.timeout_ms = spec.name, spec.timeout_ms
+        self._hook = cast(CoordinatorHook, spec.hook)
+        self._around = around
+        self._calls: Queue[Callable[[CoordinatorHook], None] | None] = around.queue()
+        self._thread: Thread | None = None
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it hears how checkpoints end."""
+        return isinstance(self._hook, CheckpointListener)
+
+    def put(self, call: Callable[[CoordinatorHook], None]) -> None:
+        """Have ``call``, which must not raise, run behind those before it."""
+        self._calls.put(call)
+        if self._thread is None:
+            self._thread = self._around.thread(self._loop, f"headgate-hook-{self.name}")
+            self._thread.start()
+
+    def run(self, what: str, call: Callable[[CoordinatorHook], None]) -> None:
+        """Have ``call`` run, and wait for its end; not from the event thread.
+
+        Raises:
+            HeadgateError: what it raised, as a StorageError where it is none of ours; or it did not end in time.
+        """
+        done, problems, is_over = self._around.event(), list[BaseException](), list[bool]()
+
+        def attempt(hook: CoordinatorHook) -> None:
+            if is_over:  # nobody waits any more: the next generation's call is behind this one
+                return
+            try:
+                call(hook)
+            except (Exception, SystemExit) as error:
+                problems.append(error)
+            done.set()
+
+        self.put(attempt)
+        if not done.wait(self.timeout_ms / 1000):
+            is_over.append(True)
+            cause = f"it did not return within {self.timeout_ms} ms"
+            raise StorageError(f"call {what} of", f"hook '{self.name}'", cause, is_transient=False)
+        for problem in problems:
+            if isinstance(problem, HeadgateError):
+                raise problem
+            raise StorageError(
+                f"call {what} of", f"hook '{self.name}'", _said(problem), is_transient=False
+            ) from problem
+
+    def close(self) -> None:
+        """Close the hook behind what it still has to do; wait for it, but not long."""
+        if self._thread is None:
+            return
+        self._calls.put(lambda hook: hook.close())
+        self._calls.put(None)
+        self._thread.join(min(self.timeout_ms, CLOSE_MS_MAX) / 1000)
+
+    def _loop(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call(self._hook)
+            except (Exception, SystemExit):  # of ``close``: nobody is left who could be told
+                return
+
+
+class HookCalls:
+    """All hooks of one run."""
+
+    def __init__(self, specs: Sequence[HookSpec] = (), around: Surroundings = PROCESS) -> None:
+        self._threads = {spec.name: HookThread(spec, around) for spec in specs}
+
+    @property
+    def timeouts(self) -> dict[str, int]:
+        """Of each hook, in milliseconds, by name."""
+        return {name: thread.timeout_ms for name, thread in self._threads.items()}
+
+    def begin(self, pipeline: str, generation: Generation, restored: Manifest | None) -> None:
+        """Take every hook to what a generation begins with, whatever it did before (EI8, C37). Waits; may be repeated.
+
+        Raises:
+            HeadgateError: one failed, or did not return in time.
+        """
+        data = {} if restored is None else {state.hook: state.data for state in restored.hooks}
+        for name, thread in self._threads.items():
+            context = HookContext(pipeline, name, int(generation))
+
+            def begin(hook: CoordinatorHook, context: HookContext = context) -> None:
+                hook.open(context)
+                if restored is None:
+                    hook.reset()
+                else:
+                    hook.restore(int(restored.checkpoint), data.get(context.hook))
+
+            thread.run("reset()" if restored is None else f"restore({restored.checkpoint})", begin)
+
+    def trigger(
+        self,
+        checkpoint: CheckpointId,
+        name: str,
+        is_wanted: Callable[[], bool],
+        answered: Callable[[bytes | None], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Call a hook for ``checkpoint`` when its turn comes, if that is still wanted; it answers from its thread."""
+
+        def call(hook: CoordinatorHook) -> None:
+            if not is_wanted():
+                return
+            try:
+                data = _checked(name, hook.trigger(int(checkpoint)))
+            except (Exception, SystemExit) as error:
+                failed(error)
+            else:
+                answered(data)
+
+        self._threads[name].put(call)
+
+    def tell(
+        self, tell: Callable[[CheckpointListener], None], failed: Callable[[str, BaseException], None]
+    ) -> None:
+        """Tell hooks that listen how a checkpoint ended (EI11)."""
+        for name, thread in self._threads.items():
+            if thread.is_listening:
+                thread.put(_teller(name, tell, failed))
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call`` when hooks that listen have heard what they were told so far: from a thread, or at once."""
+        for thread in self._threads.values():
+            if thread.is_listening:
+                call = _behind(thread, call)
+        call()
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether any hook hears how checkpoints end."""
+        return any(thread.is_listening for thread in self._threads.values())
+
+    @property
+    def patience_ms(self) -> int:
+        """How long ``when_done`` may take at most."""
+        return min(max(self.timeouts.values(), default=0), CLOSE_MS_MAX)
+
+    def close(self) -> None:
+        """The run has ended."""
+        for thread in self._threads.values():
+            thread.close()
+
+
+def _behind(thread: HookThread, call: Callable[[], None]) -> Callable[[], None]:
+    return lambda: thread.put(lambda _: call())
+
+
+def _teller(
+    name: str, tell: Callable[[CheckpointListener], None], failed: Callable[[str, BaseException], None]
+) -> Callable[[CoordinatorHook], None]:
+    def call(hook: CoordinatorHook) -> None:
+        try:
+            tell(cast(CheckpointListener, hook))
+        except (Exception, SystemExit) as error:
+            failed(name, error)
+
+    return call
+
+
+def newer_generation(error: BaseException) -> Generation | None:
+    """Return the generation that replaced this one, if that is what a hook says."""
+    return Generation(error.newest) if isinstance(error, FencedError) and error.newest else None
+
+
+def failure_text(name: str, call: str, error: BaseException) -> str:
+    """Return one sentence about a hook that failed."""
+    return f"{call} of hook '{name}' failed: {_said(error)}"
+
+
+def _checked(name: str, data: object) -> bytes | None:
+    if data is not None and not isinstance(data, bytes):
+        raise UsageError(f"trigger() of hook '{name}' must return bytes or None, not {type(data).__name__}")
+    if data is not None and len(data) > HOOK_BYTES_MAX:
+        raise UsageError(
+            f"trigger() of hook '{name}' returned {len(data)} bytes, and a manifest holds at most {HOOK_BYTES_MAX}; "
+            "keep them outside, and return where they are"
+        )
+    return data
+
+
+def _said(error: BaseException) -> str:
+    return str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
