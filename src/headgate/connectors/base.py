@@ -38,6 +38,7 @@ class SourceContext:
     subtask_index: int
     parallelism: int
     positions: dict[str, bytes] | None
+    generation: Generation = Generation(0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from headgate.protocol.loops import part as loop_part
 from headgate.protocol.loops.head import FeedbackReceived
 from headgate.protocol.loops.part import FeedbackForwarded, ProbeOrdered
 from headgate.protocol.loops.rounds import ProbeReceived
+from headgate.protocol.subtasks.induced import ReadOn
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,33 @@ class TriggerReceived:
 
     checkpoint: CheckpointId
     options: CheckpointOptions = ORDINARY
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAnnounced:
+    """EVENT (sources that set their own barrier): ``checkpoint`` has begun."""
+
+    checkpoint: CheckpointId
+    options: CheckpointOptions = ORDINARY
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerMet:
+    """EVENT (sources that set their own barrier): the reader stands behind the marker of ``checkpoint`` in ``split``."""
+
+    split: str
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsSeen:
+    """EVENT (sources that set their own barrier): these splits have not ended.
+
+    ``is_read``: the reader reads those on that do not stand still.
+    """
+
+    splits: tuple[str, ...]
+    is_read: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +112,9 @@ class CompleteReceived:
 
 Event: TypeAlias = (
     TriggerReceived
+    | CheckpointAnnounced
+    | MarkerMet
+    | SplitsSeen
     | BarrierReceived
     | CancelReceived
     | EndReceived
@@ -141,6 +172,7 @@ Effect: TypeAlias = (
     align.Effect
     | loop_head.Effect
     | loop_part.Effect
+    | ReadOn
     | Acknowledge
     | CancelWrite
     | FinishOperators

@@ -8,11 +8,12 @@ state handles.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import assert_never
 
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable
-from headgate.model.options import Alignment
+from headgate.model.options import Alignment, CheckpointOptions
 from headgate.protocol.checkpoints import align
 from headgate.protocol.checkpoints.align import (
     AbortReceived,
@@ -56,6 +57,7 @@ from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.subtasks.events import (
     Acknowledge,
     CancelWrite,
+    CheckpointAnnounced,
     CompleteReceived,
     Effect,
     EmitEnd,
@@ -64,13 +66,17 @@ from headgate.protocol.subtasks.events import (
     FinishOperators,
     InputResumed,
     LoopEnded,
+    MarkerMet,
     ReportFinished,
     ResumeOperators,
     SnapshotFailed,
     SnapshotWritten,
     SourceEnded,
+    SplitsSeen,
     TriggerReceived,
 )
+from headgate.protocol.subtasks.induced import Cut, GiveUp, InducedCut, ReadOn
+from headgate.protocol.subtasks.induced import Effect as InducedEffect
 
 
 class Subtask(Machine):
@@ -84,6 +90,7 @@ class Subtask(Machine):
         place: LoopPlace | None = None,
         rounds: RoundProgress = NO_ROUNDS,
         alignment: Alignment = Alignment.ALIGNED,
+        induced_from: CheckpointId | None = None,
     ) -> None:
         """Make the machine of a subtask with ``channels_count`` inputs, feedback channels aside (0: a source).
 
@@ -94,6 +101,7 @@ class Subtask(Machine):
             place: where the subtask stands in its nest of loops, if it is in one.
             rounds: from the restored snapshot.
             alignment: of every barrier of this run (GM2).
+            induced_from: of a source whose reader sets its barriers: the first checkpoint of this generation.
         """
         super().__init__()
         self._is_source = channels_count == 0
@@ -101,6 +109,7 @@ class Subtask(Machine):
         self._alignment = alignment
         self._aligner = (Tracker if alignment is Alignment.TRACKED else Aligner)(max(channels_count, 1))
         self._is_suspended = False
+        self._induced = None if induced_from is None else InducedCut(induced_from)
         self._precommit = Precommit()
         self._ended: set[ChannelIndex] = set()
         self._is_finished = False
@@ -123,6 +132,11 @@ class Subtask(Machine):
     def is_suspended(self) -> bool:
         """Whether this source sends no more records: the last barrier before a stop has gone out (GM3)."""
         return self._is_suspended
+
+    @property
+    def held_splits(self) -> tuple[str, ...]:
+        """Splits of a source that sets its own barrier which stand still behind their markers."""
+        return () if self._induced is None else self._induced.held
 
     @property
     def blocked(self) -> frozenset[ChannelIndex]:
@@ -154,6 +168,8 @@ class Subtask(Machine):
         match event:
             case TriggerReceived():
                 effects = self._on_trigger(event)
+            case CheckpointAnnounced() | MarkerMet() | SplitsSeen():
+                effects = self._on_induced(event)
             case BarrierReceived() if event.channel in self._feedback:
                 effects = self._logged(loop_head.SentinelReceived(event.channel, event.checkpoint))
             case BarrierReceived():
@@ -192,8 +208,44 @@ class Subtask(Machine):
     def _on_trigger(self, event: TriggerReceived) -> list[Effect]:  # T1
         if not self._is_source:
             raise self._violation("only sources are triggered")
-        self._is_suspended = self._is_suspended or event.options.is_last
-        return self._aligned(BarrierReceived(ChannelIndex(0), event.checkpoint, event.options))
+        if self._induced is not None:  # C47: the marker is its barrier
+            return self._on_induced(CheckpointAnnounced(event.checkpoint, event.options))
+        return self._cut(event.checkpoint, event.options)
+
+    def _cut(self, checkpoint: CheckpointId, options: CheckpointOptions) -> list[Effect]:
+        self._is_suspended = self._is_suspended or options.is_last
+        return self._aligned(BarrierReceived(ChannelIndex(0), checkpoint, options))
+
+    def _on_induced(self, event: CheckpointAnnounced | MarkerMet | SplitsSeen) -> list[Effect]:
+        if self._induced is None:
+            raise self._violation("only a source that sets its own barrier meets markers")
+        match event:
+            case CheckpointAnnounced():
+                effects = self._induced.announced(event.checkpoint, event.options)
+            case MarkerMet():
+                if event.split in self._induced.held:
+                    raise self._violation(f"the reader went on in split '{event.split}' before it was told to (EI21)")
+                effects = self._induced.met(event.split, event.checkpoint)
+            case SplitsSeen():
+                effects = self._induced.splits(event.splits, is_read=event.is_read)
+        return self._induced_effects(effects) or [Ignored("no checkpoint is cut by it")]
+
+    def _induced_effects(self, found: list[InducedEffect]) -> list[Effect]:
+        effects: list[Effect] = []
+        for effect in found:
+            match effect:
+                case ReadOn():
+                    effects.append(effect)
+                case Cut():
+                    effects += self._cut(effect.checkpoint, effect.options)
+                case GiveUp():  # EI24: nobody downstream may wait, and it counts
+                    given_up = self._aligned(CancelReceived(ChannelIndex(0), effect.checkpoint))
+                    effects += [
+                        replace(e, reason=AbortReason.MARKER_MISSED) if isinstance(e, Decline) else e for e in given_up
+                    ]
+        if self._is_suspended and self._induced is not None:
+            self._induced.stop()
+        return effects
 
     def _aligned(self, event: align.Event) -> list[Effect]:
         """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""
@@ -305,7 +357,10 @@ class Subtask(Machine):
         if event.checkpoint in self._writing:
             self._writing.remove(event.checkpoint)
             return [*released, CancelWrite(event.checkpoint)]
-        return released + self._aligned(event)
+        effects = released + self._aligned(event)
+        if self._induced is not None:  # behind the aligner, which must know before the next barrier
+            effects += self._induced_effects(self._induced.aborted(event.checkpoint))
+        return effects
 
     def _released(self, checkpoint: CheckpointId) -> list[Effect]:
         """Let the loop head drop what it holds for ``checkpoint`` (L5)."""
@@ -337,6 +392,7 @@ __all__ = [
     "BlockChannel",
     "CancelReceived",
     "CancelWrite",
+    "CheckpointAnnounced",
     "CloseRound",
     "CompleteReceived",
     "Decline",
@@ -356,10 +412,12 @@ __all__ = [
     "LogFeedback",
     "LoopEnded",
     "LoopPlace",
+    "MarkerMet",
     "OpenLog",
     "PassProbe",
     "ProbeOrdered",
     "ProbeReceived",
+    "ReadOn",
     "ReportEntranceEnded",
     "ReportFinished",
     "ReportProbe",
@@ -369,6 +427,7 @@ __all__ = [
     "SnapshotFailed",
     "SnapshotWritten",
     "SourceEnded",
+    "SplitsSeen",
     "Subtask",
     "TakeSnapshot",
     "TriggerReceived",

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headgate.connectors.base import SourceBatch, SourceReader
+from headgate.connectors.induced import CheckpointMarker, Polled
 from headgate.model.ids import CheckpointId
 from headgate.protocol.subtasks.read_ahead import ReadAhead
 
@@ -61,9 +62,14 @@ class AheadReader:
         """Return those that something may still be handed over of."""
         return tuple(dict.fromkeys((*self._inner.splits(), *(held.batch.split for held in self._held))))
 
-    def poll(self) -> SourceBatch | None:
-        """Read on, if there is room, and hand the next batch over, if it may be processed."""
-        self._read_on()
+    def poll(self) -> Polled:
+        """Read on, if there is room, and hand the next batch over, if it may be processed.
+
+        A marker is told when it is read: the positions of its snapshot are those of reading (GM31, EI30).
+        """
+        marker = self._read_on()
+        if marker is not None:
+            return marker
         if not self._gate.may_take:
             return None
         self._gate.take()
@@ -71,19 +77,28 @@ class AheadReader:
         self._held_bytes -= held.size_bytes
         return held.batch
 
-    def _read_on(self) -> None:
-        if self._is_ended or self._is_full:
-            return
+    def _read_on(self) -> CheckpointMarker | None:
+        if self._is_ended or self.is_full:
+            return None
         positions = self._inner.positions()
-        batch = self._inner.poll()
+        batch: Polled = self._inner.poll()
+        if isinstance(batch, CheckpointMarker):
+            return batch
         if batch is not None:
             size_bytes = batch.batch.nbytes + (0 if batch.bad is None else batch.bad.nbytes)
             self._held.append(_Held(batch, size_bytes, positions))
             self._held_bytes += size_bytes
             self._gate.read()
+        return None
 
     @property
-    def _is_full(self) -> bool:
+    def is_ended(self) -> bool:
+        """Whether nothing more is read."""
+        return self._is_ended
+
+    @property
+    def is_full(self) -> bool:
+        """Whether reading waits until something of what is held may be processed (GM36)."""
         return self._held_bytes >= HELD_BYTES_MAX
 
     def is_finished(self) -> bool:
@@ -98,7 +113,7 @@ class AheadReader:
         """See ``SourceReader``."""
         if self._gate.may_take:
             return 0
-        reads_on = not (self._is_full or self._is_ended or self._inner.is_finished())
+        reads_on = not (self.is_full or self._is_ended or self._inner.is_finished())
         return self._inner.wakeup_ms() if reads_on else WAIT_MS
 
     def close(self) -> None:

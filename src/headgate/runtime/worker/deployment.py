@@ -17,7 +17,7 @@ from headgate.connectors.base import HoldingWriter, Sink, SinkContext, SinkWrite
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import MAIN, Node, Role
-from headgate.model.ids import Generation, SubtaskId, WorkerIndex
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 from headgate.operators.expressions import ExpressionsSpec, fuse
@@ -149,6 +149,7 @@ class Deployment:
             input_names=[channel.edge.input for channel in plan.inputs(subtask)],
             mode=self._definition.config.checkpoints.mode,
             hooks=hooks,
+            first_checkpoint=CheckpointId(self._message.first_checkpoint),
         )
         if vertex.is_loop_head:
             return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))
@@ -179,7 +180,8 @@ class Deployment:
         match node.role:
             case Role.SOURCE:
                 parallelism, positions = self._definition.plan.parallelism, restored.positions(str(node.name))
-                context = SourceContext(config.name, str(node.name), subtask.index, parallelism, positions)
+                generation = Generation(self._message.generation)
+                context = SourceContext(config.name, str(node.name), subtask.index, parallelism, positions, generation)
                 reader = cast(Source, node.spec).open(context)
                 return SourceHead(reader), reader
             case Role.SINK:

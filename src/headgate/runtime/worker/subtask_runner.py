@@ -17,11 +17,12 @@ from headgate import fault_points
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
 from headgate.connectors.base import SinkWriter, SourceBatch, SourceReader
+from headgate.connectors.induced import CheckpointMarker, InducedReader, Polled
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN_INPUT, InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.manifest import SubtaskEntry
-from headgate.model.options import Guarantee
+from headgate.model.options import CheckpointOptions, Guarantee
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.loops.rounds import Probe, ProbeReceived
@@ -81,6 +82,17 @@ class Source:
     finished_splits: set[str] = field(default_factory=set)
     is_over: bool = False
     """Whether it is not read any more, even if there is more to read (E7, E9)."""
+    markers: InducedReader | None = None
+    """What reads, if it sets the barriers of this subtask (EI20)."""
+    seen: machine.SplitsSeen = machine.SplitsSeen(())
+    """What the machine knows of its splits, if it does."""
+
+    def splits_now(self) -> machine.SplitsSeen:
+        """Return which splits a marker may still come from (EI25, EI26, EI30)."""
+        assert self.markers is not None
+        if self.is_over or (self.ahead is not None and self.ahead.is_ended):
+            return machine.SplitsSeen((), is_read=False)
+        return machine.SplitsSeen(tuple(self.markers.splits()), is_read=self.ahead is None or not self.ahead.is_full)
 
     def positions(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
         """Return those of a snapshot that is taken now."""
@@ -91,7 +103,8 @@ def _source_of(reader: SourceReader | None, mode: Guarantee, *, is_over: bool) -
     if reader is None:
         return None
     ahead = AheadReader(reader) if mode is Guarantee.AT_MOST_ONCE else None
-    return Source(ahead or reader, ahead, is_over=is_over)
+    markers = reader if isinstance(reader, InducedReader) else None
+    return Source(ahead or reader, ahead, is_over=is_over, markers=markers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,7 @@ class SubtaskParts:
         hooks: what of the user's has to do with checkpoints; None: nothing.
         place, rounds: where it stands in a nest of loops, and how far rounds had come.
         mode: what the pipeline guarantees.
+        first_checkpoint: no checkpoint of this generation is below it.
     """
 
     subtask: SubtaskId
@@ -124,6 +138,7 @@ class SubtaskParts:
     input_names: Sequence[InputName] | None = None
     mode: Guarantee = Guarantee.EXACTLY_ONCE
     hooks: Hooks | None = None
+    first_checkpoint: CheckpointId = CheckpointId(0)
 
 
 class SubtaskRunner:
@@ -146,6 +161,7 @@ class SubtaskRunner:
             place=parts.place,
             rounds=parts.rounds,
             alignment=parts.mode.alignment,
+            induced_from=parts.first_checkpoint if self._sets_barriers else None,
         )
         self._merger = WatermarkMerger(max(regular_count, 1))
         self._origins = [ChannelOrigin(ChannelIndex(index)) for index in range(regular_count)]
@@ -170,6 +186,7 @@ class SubtaskRunner:
             if not self._source.reader.is_finished():
                 self._resume()
             self._update_splits(self._source)
+        self._see_splits()
 
     def _resume(self) -> None:
         """There is more input; if all had ended when the restored snapshot was taken, operators must know (T10)."""
@@ -185,6 +202,22 @@ class SubtaskRunner:
             self._source.ahead.end()
         else:
             self._source.is_over = True
+        self._see_splits()  # EI26: no marker is met any more
+
+    def announce(self, checkpoint: CheckpointId, options: CheckpointOptions) -> None:
+        """A checkpoint has begun, and the coordinator's hooks are called: markers of it may come (EI20)."""
+        if self._sets_barriers:
+            self._see_splits()
+            self.handle(machine.CheckpointAnnounced(checkpoint, options))
+
+    def trigger(self, checkpoint: CheckpointId, options: CheckpointOptions) -> None:
+        """Have a source send its barrier now, unless it sets its barriers itself (T1, C47)."""
+        self._see_splits()
+        self.handle(machine.TriggerReceived(checkpoint, options))
+
+    @property
+    def _sets_barriers(self) -> bool:
+        return self._source is not None and self._source.markers is not None
 
     @property
     def is_source(self) -> bool:
@@ -226,7 +259,7 @@ class SubtaskRunner:
             return None
         due_ms = self.chain.next_tick_ms()
         waits_ms = [] if due_ms is None else [max(due_ms - now_ms, 0)]
-        if self._source is not None and not self._machine.is_suspended:
+        if self._source is not None and not self._machine.is_suspended and not self._stands_still(self._source):
             waits_ms.append(self._source.reader.wakeup_ms())
         return min(waits_ms, default=None)
 
@@ -256,19 +289,56 @@ class SubtaskRunner:
     def _step_source(self, source: Source) -> bool:
         if self._has_ended or self._machine.is_suspended or not self.can_send:
             return False
-        polled = None if source.is_over else source.reader.poll()
+        polled: Polled = None if source.is_over else source.reader.poll()
+        if isinstance(polled, CheckpointMarker):
+            self._meet(source, polled)
+            return True
         if polled is not None:
             self._process_polled(source, polled)
             return True
         if not source.is_over:
             self._update_splits(source)
             if not source.reader.is_finished():
+                self._see_splits()
                 return False
         self._has_ended = True
         self.handle(machine.SourceEnded())
+        self._see_splits()  # behind the end of data: a source at its end counts as cut (EI25)
         return True
 
+    def _meet(self, source: Source, marker: CheckpointMarker) -> None:
+        """The reader stands behind a marker; it goes on when the machine says so (EI21)."""
+        self._see_splits()
+        if marker.split not in source.seen.splits or marker.split in self._machine.held_splits:
+            where = "which is not among its splits()" if marker.split not in source.seen.splits else "read on too soon"
+            raise UsageError(
+                f"the reader of source '{self.chain.vertex.head.name}' met the marker of checkpoint "
+                f"{marker.checkpoint_id} in split '{marker.split}', {where}; poll() returns markers only from a reader "
+                "with read_on(), which has not gone on in that split since the last one"
+            )
+        self.handle(machine.MarkerMet(marker.split, CheckpointId(marker.checkpoint_id)))
+
+    def _see_splits(self) -> None:
+        """Tell the machine of a source that sets its barriers which splits may still bring a marker, if that changed."""
+        source = self._source
+        if source is None or source.markers is None:
+            return
+        now = machine.SplitsSeen(()) if self._has_ended else source.splits_now()
+        if now != source.seen:
+            source.seen = now
+            self.handle(now)
+
+    def _stands_still(self, source: Source) -> bool:
+        """Whether nothing can be read before a message comes: every split stands behind its marker."""
+        held = self._machine.held_splits
+        return bool(held) and set(source.seen.splits) <= set(held)
+
     def _process_polled(self, source: Source, polled: SourceBatch) -> None:
+        if source.ahead is None and polled.split in self._machine.held_splits:
+            raise UsageError(
+                f"the reader of source '{self.chain.vertex.head.name}' returned records of split '{polled.split}' "
+                "behind a marker before read_on() named that split: they would be in the wrong checkpoint"
+            )
         self._resume()
         if polled.split not in source.splits:
             self._update_splits(source, polled.split)
@@ -280,6 +350,7 @@ class SubtaskRunner:
         if polled.is_split_finished:
             source.finished_splits.add(polled.split)
             self.chain.on_split_finished(polled.split)
+            self._see_splits()
 
     def _update_splits(self, source: Source, also: str | None = None) -> None:
         owned = tuple(source.reader.splits())
@@ -348,6 +419,10 @@ class SubtaskRunner:
             case machine.UnblockChannels():
                 for channel in effect.channels:
                     self._inputs[channel].unblock()
+            case machine.ReadOn():
+                assert self._source is not None
+                assert self._source.markers is not None
+                self._source.markers.read_on(effect.splits)
             case machine.TakeSnapshot():
                 self._take_snapshot(effect.checkpoint, is_last=effect.options.is_last)
             case machine.EmitBarrier():

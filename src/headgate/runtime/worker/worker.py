@@ -288,10 +288,15 @@ class Worker:
                 raise mail
             case (runner, event, text):
                 runner.handle(event, text)
+            case messages.Announce() if mail.generation == self._generation:
+                for runner in self._runners:
+                    runner.announce(CheckpointId(mail.checkpoint), mail.options)
+                    if isinstance(runner, LoopHeadRunner):  # a barrier may come before the others are triggered
+                        runner.expect(CheckpointId(mail.checkpoint))
             case messages.TriggerCheckpoint() if mail.generation == self._generation:
                 for runner in self._runners:
                     if runner.is_source:
-                        runner.handle(machine.TriggerReceived(CheckpointId(mail.checkpoint), mail.options))
+                        runner.trigger(CheckpointId(mail.checkpoint), mail.options)
                     elif isinstance(runner, LoopHeadRunner):
                         runner.expect(CheckpointId(mail.checkpoint))
             case messages.StartProbe() if mail.generation == self._generation:
