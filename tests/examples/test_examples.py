@@ -21,6 +21,7 @@ KNOWN = {
     "publish_files.py",
     "reachability.py",
     "row_functions.py",
+    "shop_audit.py",
     "shortest_paths.py",
     "sqlite_sink.py",
     "windowed_counts.py",
@@ -33,6 +34,8 @@ def arguments(example: str, tmp_path: Path) -> list[str]:
         return [str(tmp_path / "payments.txt")]
     if example == "publish_files.py":
         return [str(tmp_path / "published")]
+    if example == "shop_audit.py":
+        return [str(tmp_path / "shop.db")]
     if example == "log_errors.py":
         with Store.open(str(tmp_path / "store")) as store:
             store.create_stream("app/logs", TEXT_SCHEMA)
