@@ -43,6 +43,8 @@ def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalo
             made.prepare(stream, name, OWNER, 1, [chunk(name)], 5)
         made.commit([("s", "committed")], OWNER, 1, 6)
         made.own("q/sink", LIFE)
+        made.mark("s", OWNER, 1, 4)
+        made.mark("s", OWNER, 2, 5)
         yield made
 
 
@@ -55,6 +57,7 @@ READS: dict[str, Call] = {
     "layout": lambda c, s: c.layout("s"),
     "find_append": lambda c, s: c.find_append("first"),
     "parts": lambda c, s: c.parts(s, 0, 1, 10),
+    "frontier": lambda c, s: c.frontier("s", OWNER, 1),
     "begin": lambda c, s: c.begin("s", "new", OWNER, 1),
     "transactions": lambda c, s: c.transactions(OWNER, "", None),
     "owner": lambda c, s: c.owner(OWNER),
@@ -66,6 +69,9 @@ WRITES: dict[str, Call] = {
     "delete_stream": lambda c, s: c.delete_stream("s", force=True),
     "register_writer": lambda c, s: c.register_writer(s, "w", 2),
     "append": lambda c, s: c.append(s, chunk("second"), Numbers("w", 1, 5, 5)),
+    "mark": lambda c, s: c.mark("s", OWNER, 2, 6),
+    "unmark": lambda c, s: c.unmark(OWNER, 2, 0, 5),
+    "unmark_others": lambda c, s: c.unmark_others(OWNER, 2),
     "prepare": lambda c, s: c.prepare(s, "new", OWNER, 2, [chunk("new")], 7),
     "commit": lambda c, s: c.commit([("s", "prepared"), ("s", "another")], OWNER, 2, 7),
     "abort": lambda c, s: c.abort("s", "prepared", OWNER, 2, 7),

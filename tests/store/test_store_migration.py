@@ -75,7 +75,7 @@ def test_a_store_of_an_older_version_keeps_its_events_outcomes_fences_and_writer
         writer.append(keyed(("a", 4)))
         writer.close()
         assert len(drained(store)) == 13 + 3
-    assert version_of(old) == "3"
+    assert version_of(old) == "4"
     with Store.open(old) as again:
         assert again.fsck() == []
 
@@ -130,7 +130,7 @@ def test_raising_that_fails_half_way_changes_nothing_and_is_repeated(
                 store.fence("anybody", 1)
         assert shape(old) == before
         store.fence("anybody", 1)
-        assert version_of(old) == "3"
+        assert version_of(old) == "4"
         assert store.fsck() == []
 
 
@@ -155,7 +155,7 @@ def test_an_older_store_that_lacks_a_segment_is_not_raised(old: Path) -> None:
 def test_a_store_of_a_later_version_is_refused_with_one_sentence(old: Path) -> None:
     Store.open(old).close()
     with tables_of(old) as connection:
-        connection.execute("UPDATE meta SET value = '4'")
-    with pytest.raises(UsageError, match=r"has version 4, this Headgate reads up to 3; upgrade Headgate"):
+        connection.execute("UPDATE meta SET value = '5'")
+    with pytest.raises(UsageError, match=r"has version 5, this Headgate reads up to 4; upgrade Headgate"):
         Store.open(old)
     assert version_of(old) == "4"

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, cast
 
 import msgspec
 import pyarrow as pa
@@ -26,6 +26,9 @@ from headgate.connectors.base import (
     SourceContext,
     owner_of_split,
 )
+from headgate.connectors.hooks import CoordinatorHook
+from headgate.connectors.induced import Polled
+from headgate.connectors.stream_cuts import SegmentCuts, StreamCutHook
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
@@ -57,12 +60,15 @@ class StreamSource:
             workers run elsewhere.
         start: where a first start begins: ``"earliest"`` event or after the ``"latest"`` one.
         follow: wait for new events until the stream is sealed; False: stop at the end seen at the first start.
+        stream_cuts: every checkpoint cuts all segments at one moment, which is recorded in the store when the
+            checkpoint begins; it completes when the readers have come there. False: each reader is cut where it is.
     """
 
     stream: str
     store: str | None = None
     start: Literal["earliest", "latest"] = "earliest"
     follow: bool = True
+    stream_cuts: bool = False
 
     def __post_init__(self) -> None:
         if self.start not in ("earliest", "latest"):
@@ -90,7 +96,16 @@ class StreamSource:
 
     def open(self, context: SourceContext) -> StreamSourceReader:
         """Return a reader of the segments that belong to this subtask."""
-        return StreamSourceReader(self, Store.shared(self.store), context)
+        reader = StreamCutReader if self.stream_cuts else StreamSourceReader
+        return reader(self, Store.shared(self.store), context)
+
+    def coordinator_hook(self) -> CoordinatorHook | None:
+        """See ``HookedSource``."""
+        return StreamCutHook(self.stream, str(self.store)) if self.stream_cuts else None
+
+    def without_hook(self) -> StreamSource:
+        """See ``HookedSource``."""
+        return replace(self, stream_cuts=False)
 
     def _describe(self) -> StreamInfo:
         """Return the stream; a pipeline that is being built makes no store (SC7)."""
@@ -132,6 +147,9 @@ class StreamSourceReader(BreakingReader):
 
     def _poll(self) -> SourceBatch | None:
         """Return the next events of one segment."""
+        return cast(SourceBatch | None, self._poll_segments())
+
+    def _poll_segments(self) -> Polled:
         changes = self._store.changes()
         if changes == self._idle_changes:
             self._empty_polls += 1
@@ -169,16 +187,52 @@ class StreamSourceReader(BreakingReader):
     def close(self) -> None:
         """The store is shared by the process and stays open."""
 
-    def _poll_split(self, split: str) -> SourceBatch | None:
+    def _poll_split(self, split: str) -> Polled:
         reader, end = self._readers[split], self._ends[split]
         batch = None if end is not None and reader.position >= end else reader.read(end=end)
         if batch is None:
             is_over = reader.is_sealed_and_exhausted() if end is None else reader.position >= end
-            if not is_over:
-                return None
-            self._finished.add(split)
-            return SourceBatch(split, pa.RecordBatch.from_pylist([], schema=self._schema), is_split_finished=True)
+            return self._over(split) if is_over else None
         return SourceBatch(split, to_canonical(batch, self._schema))
+
+    def _over(self, split: str) -> SourceBatch:
+        self._finished.add(split)
+        return SourceBatch(split, pa.RecordBatch.from_pylist([], schema=self._schema), is_split_finished=True)
+
+
+class StreamCutReader(StreamSourceReader):
+    """Stands still at the markers of its generation, in every segment (SC20–SC23). An ``InducedReader``."""
+
+    def __init__(self, source: StreamSource, store: Store, context: SourceContext) -> None:
+        """Use ``StreamSource.open``."""
+        super().__init__(source, store, context)
+        self._cuts = SegmentCuts(store, source.stream, context)
+
+    def poll(self) -> Polled:  # type: ignore[override]
+        """See ``InducedReader``."""
+        return super().poll()
+
+    def read_on(self, splits: Sequence[str]) -> None:
+        """See ``InducedReader``."""
+        self._cuts.read_on(splits)
+        self._idle_changes = -1
+
+    def _poll_split(self, split: str) -> Polled:
+        if self._cuts.stands_still(split):
+            return None
+        reader, end = self._readers[split], self._ends[split]
+        frontier = self._cuts.look()
+        met = self._cuts.meet(split, reader.segment, reader.position)
+        if met is not None:
+            return met
+        limit = self._cuts.limit(reader.segment)
+        limit = limit if end is None else min(limit, end)
+        batch = None if reader.position >= limit else reader.read(end=limit)
+        if batch is not None:
+            return SourceBatch(split, to_canonical(batch, self._schema))
+        last = frontier.ends[reader.segment] if end is None else end
+        is_over = reader.position >= last and (end is not None or frontier.is_sealed)
+        return self._over(split) if is_over else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from headgate.storage.access import access_in
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
-from headgate.store.catalogue.base import Catalogue, TransactionInfo
+from headgate.store.catalogue.base import Catalogue, Frontier, TransactionInfo
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.fsck import Problem, check_store
@@ -227,6 +227,28 @@ class Store:
         Compare it with one taken before looking at the streams.
         """
         return self._catalogue.changes()
+
+    def mark(self, stream: str, *, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
+        """Record, for the checkpoint of ``owner``, where every segment ends now; return it (S60).
+
+        No reader but the owner's sees it; it takes no position.
+
+        Raises:
+            UsageError: there is no such stream.
+        """
+        return self._catalogue.mark(stream, owner, generation, checkpoint)
+
+    def frontier(self, stream: str, *, owner: str, generation: int) -> Frontier:
+        """Return how far a reader that looks for markers of ``owner`` may read, and which lie in between (S62)."""
+        return self._catalogue.frontier(stream, owner, generation)
+
+    def unmark(self, *, owner: str, generation: int, first: int, last: int) -> None:
+        """Forget the markers of checkpoints ``first`` to ``last`` of one generation of ``owner`` (S63)."""
+        self._catalogue.unmark(owner, generation, first, last)
+
+    def unmark_others(self, *, owner: str, generation: int) -> None:
+        """Forget the markers of all generations of ``owner`` but this one (S63)."""
+        self._catalogue.unmark_others(owner, generation)
 
     def begin(self, stream: str, *, owner: str, epoch: int, name: str = "") -> Transaction:
         """Begin a transaction; ``name`` may follow with ``Transaction.seal``. It leaves no trace until prepared.

@@ -24,7 +24,7 @@ STEP_MS = 3
 _AT_ONCE = ("path", "version", "close", "audit")
 """What takes no time, and what only a reader at the end does."""
 _ASKS = {
-    *("find_stream", "describe_stream", "list_streams", "layout", "find_append", "parts", "begin"),
+    *("find_stream", "describe_stream", "list_streams", "layout", "find_append", "parts", "frontier", "begin"),
     *("transactions", "owner", "chunk_paths"),
 }
 """Verbs that change nothing, so that a lost answer means nothing."""

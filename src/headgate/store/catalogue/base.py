@@ -51,6 +51,29 @@ class PartsFound:
 
 
 @dataclass(frozen=True, slots=True)
+class Marker:
+    """A checkpoint's marker in one segment: in front of the event at ``position``."""
+
+    checkpoint: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """A stream at one moment, for one who looks for markers: none that is unknown lies before ``ends`` (S62).
+
+    Attributes:
+        ends: of each segment.
+        markers: of each segment that has any, by checkpoint.
+        is_sealed: nothing follows.
+    """
+
+    ends: dict[int, int]
+    markers: dict[int, tuple[Marker, ...]]
+    is_sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Numbers:
     """The numbers of one writer's appends in a chunk, from ``first`` to ``last`` (S7)."""
 
@@ -193,6 +216,28 @@ class Catalogue(Protocol):
         Raises:
             UsageError: the stream was deleted.
         """
+
+    # -- markers of checkpoints (S60 to S64) ---------------------------------------------------------------------------
+
+    def mark(self, stream: str, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
+        """Record where every segment ends now; return it. Repeating returns what was recorded first.
+
+        Raises:
+            UsageError: there is no such stream.
+        """
+
+    def frontier(self, stream: str, owner: str, generation: int) -> Frontier:
+        """Return how far a reader that looks for the markers of one generation of ``owner`` may read.
+
+        Raises:
+            UsageError: there is no such stream.
+        """
+
+    def unmark(self, owner: str, generation: int, first: int, last: int) -> None:
+        """Forget the markers of checkpoints ``first`` to ``last`` of one generation of ``owner``."""
+
+    def unmark_others(self, owner: str, generation: int) -> None:
+        """Forget the markers of all generations of ``owner`` but this one."""
 
     # -- transactions (S12 to S18): decided by ``protocol.store.transactions`` ----------------------------------------
 

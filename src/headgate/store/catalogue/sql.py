@@ -15,11 +15,11 @@ import sqlalchemy as sa
 from headgate.errors import UsageError
 from headgate.model.life import Life, Owner
 from headgate.protocol.store.transactions import Request, Verb
-from headgate.store.catalogue import owners, positions, transactions, writers
+from headgate.store.catalogue import markers, owners, positions, transactions, writers
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.audit import SqlAudit
-from headgate.store.catalogue.base import ChunkRecord, Numbers, PartsFound, Recovered, TransactionInfo
+from headgate.store.catalogue.base import ChunkRecord, Frontier, Numbers, PartsFound, Recovered, TransactionInfo
 from headgate.store.catalogue.database import Database
 from headgate.store.catalogue.opening import open_database
 from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
@@ -125,6 +125,30 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.read() as connection:
             return positions.find_parts(connection, stream, segment, position, limit)
+
+    # -- markers of checkpoints ----------------------------------------------------------------------------------------
+
+    def mark(self, stream: str, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            info = sql_streams.find_stream(connection, stream, self._where)
+            return markers.mark(connection, info, owner, generation, checkpoint)
+
+    def frontier(self, stream: str, owner: str, generation: int) -> Frontier:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            info = sql_streams.find_stream(connection, stream, self._where)
+            return markers.frontier(connection, info, owner, generation)
+
+    def unmark(self, owner: str, generation: int, first: int, last: int) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            markers.unmark(connection, owner, generation, first, last)
+
+    def unmark_others(self, owner: str, generation: int) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            markers.unmark_others(connection, owner, generation)
 
     # -- transactions ------------------------------------------------------------------------------------------------
 

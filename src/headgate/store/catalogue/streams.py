@@ -184,7 +184,7 @@ def delete_stream(connection: Connection, info: StreamInfo) -> None:
     """Remove everything the catalogue knows of a stream; its chunks are orphans afterwards."""
     own = sa.select(t.transactions.c.id).where(t.transactions.c.stream_id == info.stream_id)
     connection.execute(t.prepared_parts.delete().where(t.prepared_parts.c.transaction_id.in_(own)))
-    for table in (t.transactions, t.writers, t.parts, t.chunks, t.segments):
+    for table in (t.transactions, t.writers, t.parts, t.chunks, t.markers, t.segments):
         connection.execute(table.delete().where(table.c.stream_id == info.stream_id))
     connection.execute(t.streams.delete().where(t.streams.c.id == info.stream_id))
 

@@ -1,4 +1,4 @@
-"""Tables of the catalogue, version 3.
+"""Tables of the catalogue, version 4.
 
 Counterpart: ``opening`` makes them, and raises those of older versions. Source: docs/spec/stream-store.md §3. Never
 holds events, only where they are.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-CATALOGUE_VERSION = 3
+CATALOGUE_VERSION = 4
 """Raised with every change that an older release could not work with; opening a newer one is refused (CT3).
 
 1: Headgate 0.1. It has no table ``owners``, and it forgets outcomes by their number in the whole store.
 2: ``owners``; outcomes are remembered for each owner (S17).
 3: segments have an id, keys and the layouts that they belong to; streams have the number of their layout (CT6).
+4: ``markers`` (S60): an older release would leave those of a stream that it deletes.
 """
 
 metadata = sa.MetaData()
@@ -121,6 +122,19 @@ owners = sa.Table(
     sa.Column("life", sa.LargeBinary, nullable=False),
 )
 """Which life of a pipeline an owner is (``codec.life``)."""
+
+markers = sa.Table(
+    "markers",
+    metadata,
+    sa.Column("owner", sa.String, primary_key=True),
+    sa.Column("generation", sa.BigInteger, primary_key=True),
+    sa.Column("checkpoint", sa.BigInteger, primary_key=True),
+    sa.Column("stream_id", sa.Integer, primary_key=True),
+    sa.Column("segment_id", sa.Integer, primary_key=True),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""Where a stream ended when a checkpoint of ``owner`` began (S60)."""
 
 writers = sa.Table(
     "writers",

@@ -67,5 +67,9 @@ def _from_2(connection: Connection) -> None:
     connection.exec_driver_sql("DROP TABLE segments_2")
 
 
-_RAISES: dict[int, Callable[[Connection], None]] = {1: _from_1, 2: _from_2}
+def _from_3(connection: Connection) -> None:
+    t.markers.create(connection, checkfirst=True)
+
+
+_RAISES: dict[int, Callable[[Connection], None]] = {1: _from_1, 2: _from_2, 3: _from_3}
 """By version: raises the tables to the next one."""
