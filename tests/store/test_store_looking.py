@@ -157,7 +157,7 @@ def test_what_a_newer_release_raised_meanwhile_is_refused_with_one_sentence(old:
             newer.execute("UPDATE meta SET value = '5' WHERE key = 'version'")
         with pytest.raises(UsageError, match=r"has version 5, this Headgate reads up to 4; upgrade Headgate"):
             looker.describe(STREAM)
-        with pytest.raises(UsageError, match=r"has version 4"):
+        with pytest.raises(UsageError, match=r"has version 5"):
             looker.fence("owner", 1)
     assert version_of(old) == "4"
 
