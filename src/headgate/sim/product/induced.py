@@ -27,7 +27,7 @@ from headgate.sim.product.run import Result, Run, result_of
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.source import POSITION, SCHEMA, Pace, PacedSplits
 from headgate.sim.product.verdict import Verdict
-from headgate.sim.product.workloads import Splits
+from headgate.sim.product.workloads import Splits, draw_splits
 
 HOOK = "tapes"
 HOOK_TIMEOUT_MS = 150
@@ -331,11 +331,14 @@ class InducedRun(Run):
         rng = random.Random(f"induced of seed {seed}")
         self.faults.on -= {Fault.DRAIN}  # a drained source is cut where it is
         self._safety_ms = SPREAD_MS
+        self.faults.budget = 6
         values = {each.name: getattr(drawn, each.name) for each in fields(Settings)}
         settings = self.settings = InducedSettings(
             **{**values, "hidden": set(), "grows": False, "files": None, "outside": None}
         )
         count = len(settings.inputs)
+        rows_count = rng.choice((60, 150, 300)) // count
+        settings.inputs = [draw_splits(rng, i, rng.choice((1, 2, 3)), rows_count) for i in range(count)]
         settings.induced = frozenset(range(count)) if rng.random() < 0.5 else frozenset({rng.randrange(count)})
         settings.checkpointing = replace(
             drawn.checkpointing, tolerable_failures=20, timeout=f"{rng.choice((200, 500))}ms"
