@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headgate.connectors.base import (
@@ -14,12 +15,15 @@ from headgate.connectors.base import (
     SealedTransaction,
     SinkContext,
     SinkWriter,
+    SourceBatch,
     SourceContext,
     SourceReader,
 )
 from headgate.connectors.files.commit import FileCommitter
 from headgate.connectors.files.layout import SinkIdentity
 from headgate.connectors.files.sink import FileSink
+from headgate.connectors.hooks import CoordinatorHook
+from headgate.connectors.induced import CheckpointMarker
 from headgate.connectors.memory import FromRows
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
@@ -182,3 +186,109 @@ def test_a_sink_that_answers_a_repeated_call_otherwise_is_caught(tmp_path: Path)
     sink = SaysSomethingElse(tmp_path / "out")
     with pytest.raises(AssertionError, match="prepare said something else when it was repeated"):
         check_lost_answers(Target(sink, sink.rows))
+
+
+class Marks(CoordinatorHook):
+    """Appends markers to the lists that ``Marked`` reads."""
+
+    def __init__(self, splits: dict[str, list[int]], at: dict[str, int]) -> None:
+        self.splits, self.at = splits, at
+
+    def trigger(self, checkpoint_id: int) -> None:
+        for name, items in self.splits.items():
+            items.insert(self.at[name] + 2, -checkpoint_id)
+
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        for items in self.splits.values():
+            items[:] = [item for item in items if item >= 0]
+
+
+class Marked:
+    """Reads lists of numbers that markers, which are negative, come into. Positions count numbers."""
+
+    def __init__(self, problem: str = "") -> None:
+        self.items = {"a": list(range(0, 20)), "b": list(range(20, 29))}
+        self.at = dict.fromkeys(self.items, 0)
+        self.problem = problem
+
+    def schema(self) -> pa.Schema:
+        return pa.schema({"n": pa.int64()})
+
+    def identity(self) -> str:
+        return "lists"
+
+    def coordinator_hook(self) -> CoordinatorHook:
+        return Marks(self.items, self.at)
+
+    def without_hook(self) -> Marked:
+        return self
+
+    def open(self, context: SourceContext) -> MarkedReader:
+        mine = [name for i, name in enumerate(self.items) if i % context.parallelism == context.subtask_index]
+        return MarkedReader(self, mine, context.positions or {})
+
+
+class MarkedReader:
+    def __init__(self, source: Marked, names: list[str], positions: dict[str, bytes]) -> None:
+        self.source = source
+        self.at = {name: int(positions.get(name, b"0")) for name in names}
+        self.still: set[str] = set()
+        self.source.at.update(self.at)
+
+    def splits(self) -> Sequence[str]:
+        self.source.at.update(self.at)
+        return [name for name, at in self.at.items() if at < len(self.source.items[name]) or name in self.still]
+
+    def poll(self) -> SourceBatch | CheckpointMarker | None:
+        for name in self.splits():
+            if name in self.still:
+                continue
+            item = self.source.items[name][self.at[name]]
+            if item < 0 and self.source.problem != "in front":
+                self.at[name] += 1
+            if item < 0:
+                self.still |= set() if self.source.problem == "goes on" else {name}
+                found = 1 if self.source.problem == "wrong id" else -item
+                return CheckpointMarker(name, found)
+            self.at[name] += 1
+            self.source.at.update(self.at)
+            return SourceBatch(name, pa.RecordBatch.from_pylist([{"n": item}], self.source.schema()))
+        return None
+
+    def read_on(self, splits: Sequence[str]) -> None:
+        self.still -= set(splits)
+        if self.source.problem == "moves":
+            self.at = {name: at + 1 for name, at in self.at.items()}
+
+    def is_finished(self) -> bool:
+        return not self.splits()
+
+    def positions(self) -> dict[str, bytes]:
+        return {name: b"%d" % at for name, at in self.at.items()}
+
+    def wakeup_ms(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_kit_reads_a_source_that_sets_its_own_barrier() -> None:  # EI33
+    assert len(check_source(Marked())) == 29
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ("goes on", "read on behind its marker|went on behind the marker"),
+        ("wrong id", "was met, and 2 was to be"),
+        ("in front", "was to be"),
+        ("moves", r"read_on\(\) moved the positions"),
+    ],
+)
+def test_the_kit_refuses_sources_that_set_their_barrier_wrongly(problem: str, message: str) -> None:  # EI33
+    with pytest.raises(AssertionError, match=message):
+        check_source(Marked(problem))

@@ -1,6 +1,6 @@
 """Conformance kit for bounded sources: any restart, at any parallelism, delivers what followed.
 
-Counterpart: ``connectors.base.Source``. Source: docs/spec/connectors.md N1, N3; faults F2 and F23.
+Counterpart: ``connectors.base.Source``. Source: docs/spec/connectors.md N1, N3; EI33; faults F2 and F23.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headgate.connectors.base import Source, SourceContext, SourceReader
+from headgate.connectors.hooks import CoordinatorHook, HookContext, HookedSource
+from headgate.connectors.induced import CheckpointMarker, InducedReader, Polled
+from headgate.model.ids import Generation
 
 POLLS_MAX = 100_000
 """A bounded source that has not ended after so many polls never will."""
@@ -24,7 +27,8 @@ RESTARTS_MAX = 40
 def check_source(source: Source, parallelisms: Sequence[int] = (1, 2, 3)) -> list[dict[str, Any]]:
     """Read a bounded source with and without restarts; return its records.
 
-    Afterwards: the records are the same multiset for every parallelism and every restart.
+    Afterwards: the records are the same multiset for every parallelism and every restart. If the source brings a hook
+    along, which puts markers into it, each restart begins behind the marker of a checkpoint, and the hook stays reset.
 
     Raises:
         AssertionError: they are not, or a rule of ``SourceReader`` is broken.
@@ -32,6 +36,10 @@ def check_source(source: Source, parallelisms: Sequence[int] = (1, 2, 3)) -> lis
     schema = source.schema()
     expected, polls = _run(source, 1, lambda _: False, POLLS_MAX)
     assert source.schema().equals(schema), "schema() changed between two calls"
+    hook = source.coordinator_hook() if isinstance(source, HookedSource) else None
+    if hook is not None:
+        for parallelism in parallelisms:
+            _check_markers(source, hook, parallelism, polls, expected)
     for parallelism in parallelisms:
         polls_max = 100 + polls * parallelism * POLLS_FACTOR
         step = max(1, polls // RESTARTS_MAX)
@@ -54,7 +62,9 @@ def _run(
             return rows, poll
         reader = readers[poll % parallelism]
         owned = set(reader.splits())
-        batch = None if reader.is_finished() else reader.poll()
+        batch: Polled = None if reader.is_finished() else reader.poll()
+        if isinstance(batch, CheckpointMarker):
+            raise AssertionError(f"the reader met {batch}, and no checkpoint was triggered")
         if batch is not None:
             assert batch.split in owned, f"batch of split {batch.split}, which is not among splits() {sorted(owned)}"
             assert batch.batch.schema.equals(source.schema()), f"batch has schema {batch.batch.schema}"
@@ -70,8 +80,93 @@ def _run(
     raise AssertionError(f"the source had not ended after {polls_max} polls")
 
 
+def _check_markers(
+    source: Source, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
+) -> None:
+    """Take checkpoint after checkpoint, each behind other numbers of polls, and begin anew behind every one of them."""
+    hook.open(HookContext("kit", "source", 1))
+    hook.reset()
+    rows: list[dict[str, Any]] = []
+    cut: _Cut | None = None
+    positions: dict[str, bytes] | None = None
+    for checkpoint in range(1, polls + RESTARTS_MAX):
+        cut = _Cut(source, parallelism, positions)
+        cut.read(checkpoint % 5)
+        hook.trigger(checkpoint)
+        rows += cut.to_marker(checkpoint, polls * POLLS_FACTOR + 100)
+        positions = cut.positions()
+        cut.check_standing_still(checkpoint)
+        if cut.is_finished:
+            break
+    assert cut is not None
+    assert cut.is_finished, f"the source had not ended after {polls + RESTARTS_MAX} checkpoints"
+    _same(rows, expected, f"parallelism {parallelism}, restart behind every marker")
+    hook.reset()
+    hook.close()
+
+
+class _Cut:
+    """Readers of all subtasks between one checkpoint and the next."""
+
+    def __init__(self, source: Source, parallelism: int, positions: dict[str, bytes] | None) -> None:
+        self._readers = _open(source, parallelism, positions)
+        self._rows: list[dict[str, Any]] = []
+        self._still: set[str] = set()
+
+    @property
+    def is_finished(self) -> bool:
+        return all(reader.is_finished() for reader in self._readers)
+
+    def positions(self) -> dict[str, bytes]:
+        return {split: at for reader in self._readers for split, at in reader.positions().items()}
+
+    def read(self, polls: int) -> None:
+        """Poll each reader so often; no checkpoint was triggered yet."""
+        for reader in self._readers:
+            for _ in range(polls):
+                self._take(reader, None)
+
+    def to_marker(self, checkpoint: int, polls_max: int) -> list[dict[str, Any]]:
+        """Read until every split stands behind the marker, or has ended; return all rows."""
+        for reader in self._readers:
+            polls = 0
+            while not set(reader.splits()) <= self._still:
+                polls += 1
+                assert polls <= polls_max, (
+                    f"splits {sorted(set(reader.splits()) - self._still)} did not meet the marker of {checkpoint}"
+                )
+                self._take(reader, checkpoint)
+        return self._rows
+
+    def check_standing_still(self, checkpoint: int) -> None:
+        """Behind the marker nothing comes until it is asked for, and the marker itself does not come again."""
+        before = self.positions()
+        for reader in self._readers:
+            found: Polled = None if reader.is_finished() else reader.poll()
+            assert found is None, f"the reader went on behind the marker of {checkpoint}: {found}"
+            if isinstance(reader, InducedReader):
+                reader.read_on([split for split in reader.splits() if split in self._still])
+        assert self.positions() == before, "read_on() moved the positions"
+        for reader in self._readers:
+            reader.close()
+
+    def _take(self, reader: SourceReader, checkpoint: int | None) -> None:
+        found: Polled = None if reader.is_finished() else reader.poll()
+        if isinstance(found, CheckpointMarker):
+            assert isinstance(reader, InducedReader), "a reader that meets markers needs read_on()"
+            assert found.checkpoint_id == checkpoint, f"{found} was met, and {checkpoint} was to be"
+            assert found.split not in self._still, f"split {found.split} was read on behind its marker"
+            self._still.add(found.split)
+        elif found is not None:
+            assert found.split not in self._still, f"split {found.split} was read on behind its marker"
+            self._rows += found.batch.to_pylist()
+
+
 def _open(source: Source, parallelism: int, positions: dict[str, bytes] | None) -> list[SourceReader]:
-    contexts = [SourceContext("kit", "source", index, parallelism, positions) for index in range(parallelism)]
+    generation = Generation(1)
+    contexts = [
+        SourceContext("kit", "source", index, parallelism, positions, generation) for index in range(parallelism)
+    ]
     return [source.open(context) for context in contexts]
 
 

@@ -309,12 +309,20 @@ class SubtaskRunner:
     def _meet(self, source: Source, marker: CheckpointMarker) -> None:
         """The reader stands behind a marker; it goes on when the machine says so (EI21)."""
         self._see_splits()
-        if marker.split not in source.seen.splits or marker.split in self._machine.held_splits:
-            where = "which is not among its splits()" if marker.split not in source.seen.splits else "read on too soon"
+        if source.markers is not None and marker.split not in source.seen.splits:
+            if marker.split in source.markers.positions():
+                return  # its end is directly behind the marker, and counts as well (EI25)
+            problem = "which it does not own"
+        elif source.markers is None:
+            problem = "and has no read_on() that would have it go on"
+        elif marker.split in self._machine.held_splits:
+            problem = "and had gone on in it before read_on() named that split"
+        else:
+            problem = ""
+        if problem:
             raise UsageError(
                 f"the reader of source '{self.chain.vertex.head.name}' met the marker of checkpoint "
-                f"{marker.checkpoint_id} in split '{marker.split}', {where}; poll() returns markers only from a reader "
-                "with read_on(), which has not gone on in that split since the last one"
+                f"{marker.checkpoint_id} in split '{marker.split}', {problem}"
             )
         self.handle(machine.MarkerMet(marker.split, CheckpointId(marker.checkpoint_id)))
 

@@ -9,9 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
-from headgate.sim.product import modes, streams
+from headgate.sim.product import induced, modes, streams
 from headgate.sim.product.coverage_table import measure, table, write
 from headgate.sim.product.run import Result, run_seed
+
+KINDS: dict[str, Callable[..., Result]] = {
+    "streams": streams.run_seed,
+    "modes": modes.run_seed,
+    "induced": induced.run_seed,
+}
+"""Runs of another kind, by their option."""
 
 STORY_LINES = 60
 """Lines of a failing run's story that are printed."""
@@ -30,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", type=Path, help="put that table between its marks on this page")
     parser.add_argument("--streams", action="store_true", help="pipelines between streams of the store")
     parser.add_argument("--modes", action="store_true", help="pipelines that count at least or at most once")
+    parser.add_argument("--induced", action="store_true", help="pipelines whose sources set their own barriers")
     chosen = parser.parse_args(arguments)
     if chosen.coverage:
         text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)
@@ -37,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.write is not None:
             write(chosen.write, text)
         return 0
-    run = streams.run_seed if chosen.streams else modes.run_seed if chosen.modes else run_seed
+    run = next((run for kind, run in KINDS.items() if getattr(chosen, kind)), run_seed)
     if chosen.seed is not None:
         return _one(run, chosen.seed, is_traced=chosen.trace)
     return _many(run, range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, keeps_going=chosen.keep_going)
@@ -71,7 +79,7 @@ def _many(run: Callable[[int], Result], seeds: range, jobs: int, *, keeps_going:
     if failed:
         print(f"failed seeds: {' '.join(map(str, failed))}")
     seconds = time.monotonic() - started
-    kind = "streams" if run is streams.run_seed else "modes" if run is modes.run_seed else "the product"
+    kind = next((kind for kind, each in KINDS.items() if each is run), "the product")
     print(f"{done} seeds of {kind}, {len(failed)} violations, {events} events, {seconds:.0f} s")
     return 1 if failed else 0
 
@@ -86,7 +94,7 @@ def _results(run: Callable[[int], Result], seeds: Iterable[int], jobs: int) -> I
 
 def _explain(run: Callable[..., Result], result: Result, *, with_story: bool) -> None:
     print(f"\nseed {result.seed} violates {result.violation}")
-    kind = "--streams " if run is streams.run_seed else "--modes " if run is modes.run_seed else ""
+    kind = next((f"--{kind} " for kind, each in KINDS.items() if each is run), "")
     print(f"repeat it: python -m headgate.sim {kind}--seed {result.seed} --trace")
     if with_story:
         print("\n".join(result.story[-STORY_LINES:]))

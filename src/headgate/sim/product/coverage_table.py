@@ -42,7 +42,7 @@ BROKEN_RULES = (r"raise self\._violation", r"raise AssertionError", r"case _:\s*
 """Statements that run only when a machine's rule is broken: a seed that reached one would fail. They do not count."""
 
 OTHERS_SHARE = 4
-"""For so many seeds, one more runs a pipeline between streams, and one a pipeline of another guarantee."""
+"""For so many seeds, one more runs a pipeline between streams, one another guarantee, one hooks and markers."""
 
 BEGIN, END = "<!-- coverage -->", "<!-- end of coverage -->"
 
@@ -92,7 +92,8 @@ def measure(first: int, seeds: int, jobs: int) -> dict[str, Covered]:
         coverage = [sys.executable, "-m", "coverage"]
         options = [f"--rcfile={settings}"]
         program = [*coverage, "run", *options, "-m", "headgate.sim.product"]
-        for kind, count in (([], seeds), (["--streams"], seeds // OTHERS_SHARE), (["--modes"], seeds // OTHERS_SHARE)):
+        others = [([option], seeds // OTHERS_SHARE) for option in ("--streams", "--modes", "--induced")]
+        for kind, count in (([], seeds), *others):
             slices = [_slice(first, count, jobs, job) for job in range(jobs)]
             running = [subprocess.Popen([*program, *kind, *arguments]) for arguments in slices]
             codes = [process.wait() for process in running]

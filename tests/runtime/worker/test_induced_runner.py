@@ -1,0 +1,226 @@
+"""A subtask whose reader sets its barriers: what is sent, where it is cut, and what readers must not do (EI20–EI30)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+from tests.runtime.worker.test_subtask_runner import Made, batch
+
+from headgate.codec.frames import Barrier, Cancel, EndOfData, Watermark
+from headgate.codec.snapshot import POSITIONS_PREFIX
+from headgate.connectors.base import SourceBatch
+from headgate.connectors.induced import CheckpointMarker
+from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId
+from headgate.model.options import ORDINARY, CheckpointOptions, Guarantee
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.subtasks import subtask as machine
+from headgate.runtime.worker import ahead_reader, subtask_runner
+
+LAST = CheckpointOptions(is_last=True)
+
+
+class Marked:
+    """Reads lists of numbers, one at a time; a negative one is the marker of a checkpoint. Splits in turn."""
+
+    def __init__(self, *, is_careless: bool = False, **splits: Sequence[int]) -> None:
+        self._splits = {name: list(items) for name, items in splits.items()}
+        self.at = dict.fromkeys(splits, 0)
+        self.still: set[str] = set()
+        self._is_careless = is_careless
+        self.is_bounded = True
+
+    def add(self, split: str, *items: int) -> None:
+        self._splits[split] += items
+
+    def splits(self) -> Sequence[str]:
+        return [n for n, items in self._splits.items() if not self.is_bounded or self.at[n] < len(items) or n in self.still]
+
+    def poll(self) -> SourceBatch | CheckpointMarker | None:
+        for name, items in self._splits.items():
+            if name in self.still or self.at[name] == len(items):
+                continue
+            item = items[self.at[name]]
+            self.at[name] += 1
+            if item < 0:
+                self.still |= set() if self._is_careless else {name}
+                return CheckpointMarker(name, -item)
+            return SourceBatch(name, batch(item))
+        return None
+
+    def read_on(self, splits: Sequence[str]) -> None:
+        self.still -= set(splits)
+
+    def is_finished(self) -> bool:
+        return self.is_bounded and not self.splits()
+
+    def positions(self) -> dict[str, bytes]:
+        return {name: str(at).encode() for name, at in self.at.items()}
+
+    def wakeup_ms(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def made_of(reader: Any, **options: Any) -> Made:
+    return Made(reader=reader, **options)
+
+
+def steps(made: Made) -> None:
+    """Give it enough turns: one that reads ahead, or lets splits go on, does not say so."""
+    for _ in range(30):
+        made.runner.step()
+
+
+def out_of(made: Made) -> list[Any]:
+    return [element for element in made.out() if not isinstance(element, Watermark)]
+
+
+def positions(made: Made) -> dict[int, dict[str, bytes]]:
+    return {
+        r[1]: msgspec.msgpack.decode(r[2][f"{POSITIONS_PREFIX}a"]) for r in made.reports if r[0] == "acknowledged"
+    }
+
+
+def test_the_barrier_goes_out_between_the_right_records() -> None:  # EI20, EI21
+    made = made_of(Marked(a=[1, -5, 2], b=[3, 4, -5, 5]))
+    made.runner.announce(CheckpointId(5), ORDINARY)
+    steps(made)
+    sent = out_of(made)
+    at = sent.index(Barrier(CheckpointId(5)))
+    assert sorted(n for e in sent[:at] if isinstance(e, list) for n in e) == [1, 3, 4]
+    assert sorted(n for e in sent[at:] if isinstance(e, list) for n in e) == [2, 5]
+    made.runner.trigger(CheckpointId(5), ORDINARY)
+    made.upload()
+    assert positions(made) == {5: {"a": b"2", "b": b"3"}}
+
+
+def test_a_reader_that_waits_for_a_message_asks_for_no_turns() -> None:  # EI22
+    reader = Marked(a=[1, -5, 2])
+    made = made_of(reader)
+    steps(made)
+    assert reader.at == {"a": 2}
+    assert made.runner.wakeup_ms(0) is None
+    made.runner.announce(CheckpointId(5), ORDINARY)
+    assert made.runner.wakeup_ms(0) == 0
+    assert out_of(made) == [[1], Barrier(CheckpointId(5))]
+
+
+def test_records_behind_a_marker_are_refused() -> None:  # EI21
+    made = made_of(Marked(is_careless=True, a=[-5, 1]))
+    made.runner.step()
+    with pytest.raises(UsageError, match=r"returned records of split 'a' behind a marker before read_on\(\)"):
+        made.runner.step()
+    made = made_of(Marked(is_careless=True, a=[-5, -6, 1]))
+    made.runner.step()
+    with pytest.raises(UsageError, match=r"checkpoint 6 in split 'a', and had gone on in it before read_on\(\)"):
+        made.runner.step()
+
+
+def test_a_marker_of_an_unknown_split_is_refused() -> None:  # EI21
+    reader = Marked(a=[-5])
+    made = made_of(reader)
+    reader.splits = lambda: []  # type: ignore[method-assign]
+    reader.is_finished = lambda: False  # type: ignore[method-assign]
+    made.runner.step()
+    assert out_of(made) == [], "its end is behind the marker"
+    reader.positions = dict  # type: ignore[method-assign, assignment]
+    reader.add("a", -6)
+    reader.still.clear()
+    with pytest.raises(UsageError, match="which it does not own"):
+        made.runner.step()
+
+
+def test_an_end_counts_as_cut_and_so_does_a_drain() -> None:  # EI25, EI26
+    made = made_of(Marked(a=[-5], b=[1]))
+    made.runner.announce(CheckpointId(5), ORDINARY)
+    steps(made)
+    made.runner.trigger(CheckpointId(6), ORDINARY)
+    assert out_of(made) == [[1], Barrier(CheckpointId(5)), EndOfData(), Barrier(CheckpointId(6))]
+    reader = Marked(a=[1, 2, -5], b=[-5])
+    made = made_of(reader)
+    made.runner.announce(CheckpointId(5), ORDINARY)
+    made.runner.step()
+    made.runner.drain()
+    steps(made)
+    assert out_of(made) == [[1], Barrier(CheckpointId(5)), EndOfData()]
+    made.upload()
+    assert positions(made)[5] == {"a": b"1", "b": b"0"}
+
+
+def test_a_lost_marker_is_told_of_as_soon_as_it_shows() -> None:  # EI24, EI27
+    reader = Marked(a=[-5, 1], b=[2, -6, 3])
+    reader.is_bounded = False
+    made = made_of(reader)
+    made.runner.announce(CheckpointId(5), ORDINARY)
+    steps(made)
+    assert ("declined", 5, AbortReason.MARKER_MISSED) in made.reports
+    assert Cancel(CheckpointId(5)) in out_of(made)
+    made.runner.announce(CheckpointId(6), ORDINARY)
+    made.runner.handle(machine.AbortReceived(CheckpointId(6)))
+    steps(made)
+    assert sorted(n for e in out_of(made) if isinstance(e, list) for n in e) == [1, 2, 3], "nobody stands still for ever"
+
+
+def test_at_most_once_a_marker_counts_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:  # EI30
+    made = made_at_most_once(Marked(a=[1, 2, -5, 3]), monkeypatch)
+    made.runner.announce(CheckpointId(5), ORDINARY)
+    steps(made)
+    assert out_of(made) == [Barrier(CheckpointId(5))], "nothing is processed before a checkpoint covers it"
+    made.runner.handle(machine.CompleteReceived(CheckpointId(5)))
+    steps(made)
+    assert out_of(made) == [Barrier(CheckpointId(5)), [1], [2]]
+    made.upload()
+    assert positions(made) == {5: {"a": b"3"}}
+
+
+def test_a_source_that_holds_enough_is_cut_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:  # EI30
+    monkeypatch.setattr(ahead_reader, "HELD_BYTES_MAX", 1)
+    made = made_at_most_once(Marked(a=[1, 2, -5]), monkeypatch)
+    steps(made)
+    made.runner.announce(CheckpointId(5), ORDINARY)
+    assert out_of(made) == [Barrier(CheckpointId(5))]
+    made.runner.handle(machine.CompleteReceived(CheckpointId(5)))
+    steps(made)
+    assert out_of(made) == [Barrier(CheckpointId(5)), [1]]
+    made.upload()
+    assert positions(made) == {5: {"a": b"1"}}
+
+
+def made_at_most_once(reader: Marked, monkeypatch: pytest.MonkeyPatch) -> Made:
+    real = subtask_runner.SubtaskParts
+
+    def parts(*arguments: Any, **options: Any) -> Any:
+        return real(*arguments, **{**options, "mode": Guarantee.AT_MOST_ONCE})
+
+    monkeypatch.setattr("tests.runtime.worker.test_subtask_runner.SubtaskParts", parts)
+    return made_of(reader)
+
+
+def test_behind_the_last_barrier_nothing_is_read_to_its_marker() -> None:  # EI26, GM3
+    reader = Marked(a=[1, -5, 2, -6])
+    made = made_of(reader)
+    made.runner.announce(CheckpointId(5), LAST)
+    steps(made)
+    assert out_of(made) == [[1], Barrier(CheckpointId(5), LAST)]
+    made.runner.handle(machine.AbortReceived(CheckpointId(5)))
+    made.runner.announce(CheckpointId(6), LAST)
+    assert out_of(made) == [[1], Barrier(CheckpointId(5), LAST), Barrier(CheckpointId(6), LAST)]
+    assert reader.at == {"a": 2}
+
+
+def test_an_ordinary_source_hears_no_announcement() -> None:  # EI32
+    from tests.runtime.worker.test_subtask_runner import Reader
+
+    made = made_of(Reader([batch(1)]))
+    made.runner.announce(CheckpointId(5), ORDINARY)
+    assert out_of(made) == []
+    made.runner.trigger(CheckpointId(5), ORDINARY)
+    assert out_of(made) == [Barrier(CheckpointId(5))]
+    assert pa.__version__
