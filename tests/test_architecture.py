@@ -26,6 +26,7 @@ SPECS = [
     "subtask",
     "coordinator",
     "recovery",
+    "induced",
     "listeners",
     "lives",
     "supervision",

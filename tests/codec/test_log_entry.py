@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Claim, Committable, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import Claim, Committable, HookState, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.options import Guarantee
 
 CLAIM = Claim(Generation(3), "process 1 on host ä", 1_700_000_000_000)
@@ -108,3 +108,14 @@ def test_a_manifest_without_a_mode_was_exactly_once() -> None:
     old = json.dumps(fields).encode()
     head = b"headgate-log 2 manifest " + xxhash.xxh3_64_hexdigest(old).encode()
     assert decode_log_entry(head + b"\n" + old, "log/1") == MANIFEST
+
+
+def test_a_manifest_from_before_hooks_holds_none() -> None:  # EI4
+    held = dataclasses.replace(MANIFEST, hooks=(HookState("shop", b"\x00\xff"), HookState("silent")))
+    assert decode_log_entry(encode_log_entry(held), "m") == held
+    body = encode_log_entry(held).partition(b"\n")[2]
+    fields = json.loads(body)
+    assert len(fields.pop("hooks")) == 2
+    old = json.dumps(fields).encode()
+    data = b"headgate-log 2 manifest %s\n%s" % (xxhash.xxh3_64_hexdigest(old).encode(), old)
+    assert decode_log_entry(data, "m") == dataclasses.replace(MANIFEST, hooks=())

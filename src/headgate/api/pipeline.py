@@ -283,7 +283,7 @@ class Pipeline:
         checkpointing = replace(self._checkpointing, dir=root, interval=interval or self._checkpointing.interval)
         made = copy.copy(self)
         made._builder = _unhooked(self._builder.upstream_of(edge.upstream for edge in edges))
-        made._hooks = {}  # who only looks leaves everything outside as it is
+        made._hooks = {}  # EI13: who only looks leaves everything outside as it is
         made._checkpointing = checkpointing
         made._announces = False
         made._bad_records = Fail() if isinstance(self._bad_records, Fail) else DeadLetter(Discard())

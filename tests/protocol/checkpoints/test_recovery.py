@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,8 @@ from tests.protocol.making import cp, gen, inline_part, sub
 
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Claim, LogEntry, Manifest, SubtaskEntry
+from headgate.model.manifest import Claim, HookState, LogEntry, Manifest, SubtaskEntry
+from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import (
     Damage,
     NextClaim,
@@ -265,6 +267,15 @@ def test_state_that_does_not_fit_is_refused_in_one_sentence(
         assert found is not None
         with pytest.raises(ValueError, match=problem):
             raise ValueError(found)
+
+
+def test_data_of_a_hook_that_is_gone_is_named() -> None:  # EI9
+    holding = replace(manifest(5), hooks=(HookState("silent", None), HookState("shop", b"1234")))
+    found = recovery.unclaimed_hook(holding, {"other"})
+    assert found is not None
+    assert found.startswith("checkpoint 5 holds 4 bytes of hook 'shop', which this pipeline does not have")
+    assert recovery.unclaimed_hook(holding, {"shop"}) is None, "what returned nothing leaves nothing behind"
+    assert recovery.unclaimed_hook(manifest(5), ()) is None
 
 
 def test_an_operator_that_gained_state_under_its_old_name_is_refused() -> None:  # R12

@@ -80,7 +80,7 @@ class InducedCut:
         return self._settled()
 
     def aborted(self, checkpoint: CheckpointId) -> list[Effect]:
-        """The coordinator gave ``checkpoint`` up."""
+        """The coordinator gave ``checkpoint`` up; nobody stands still for it any more (EI27)."""
         self._announced.pop(checkpoint, None)
         return self._settled()
 
@@ -91,7 +91,7 @@ class InducedCut:
     def _settled(self) -> list[Effect]:
         effects: list[Effect] = self._released()
         while self._announced:
-            oldest = min(self._announced)
+            oldest = min(self._announced)  # EI28
             if any(checkpoint > oldest for checkpoint in self._held.values()):  # EI24
                 del self._announced[oldest]
                 effects.append(GiveUp(oldest))

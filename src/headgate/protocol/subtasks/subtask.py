@@ -208,11 +208,12 @@ class Subtask(Machine):
     def _on_trigger(self, event: TriggerReceived) -> list[Effect]:  # T1
         if not self._is_source:
             raise self._violation("only sources are triggered")
-        if self._induced is not None:  # C47: the marker is its barrier
+        if self._induced is not None:  # C47: the marker is its barrier, however barriers are aligned (EI29)
             return self._on_induced(CheckpointAnnounced(event.checkpoint, event.options))
         return self._cut(event.checkpoint, event.options)
 
     def _cut(self, checkpoint: CheckpointId, options: CheckpointOptions) -> list[Effect]:
+        """Send the barrier of a source: downstream nobody knows what induced it (EI32)."""
         self._is_suspended = self._is_suspended or options.is_last
         return self._aligned(BarrierReceived(ChannelIndex(0), checkpoint, options))
 

@@ -77,7 +77,7 @@ class HookThread:
             ) from problem
 
     def close(self) -> None:
-        """Close the hook behind what it still has to do; wait for it, but not long."""
+        """Close the hook behind what it still has to do (EI12); wait for it, but not long."""
         if self._thread is None:
             return
         self._calls.put(lambda hook: hook.close())
@@ -192,7 +192,7 @@ def _teller(
 
 
 def newer_generation(error: BaseException) -> Generation | None:
-    """Return the generation that replaced this one, if that is what a hook says."""
+    """Return the generation that replaced this one, if that is what a hook says (EI10)."""
     return Generation(error.newest) if isinstance(error, FencedError) and error.newest else None
 
 
