@@ -91,6 +91,17 @@ def standard(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def stream_cuts(spec: dict[str, Any]) -> Pipeline:
+    """A stream that is cut at one moment by each checkpoint, copied to files beside records of an ordinary source."""
+    root = Path(spec["root"])
+    pipeline = make(spec)
+    source = pipeline.source(hg.StreamSource("in", store=str(root / "store"), stream_cuts=True), name="in")
+    others = pipeline.source(generator(spec["rows"], spec["rate"]), name="others")
+    both = source.select("id").union(others.select("id"))
+    both.rebalance().sink(hg.FileSink(root / "copied", "parquet", roll_interval=0), name="copied")
+    return pipeline
+
+
 MANY_KEYS = 20_000
 
 

@@ -18,6 +18,8 @@ from tests.runtime.driver import test_hook_calls as call_tests
 from tests.runtime.worker import test_induced_runner as runner_tests
 
 from headgate.connectors.stream_cuts import SegmentCuts, StreamCutHook
+from headgate.model.ids import CheckpointId
+from headgate.model.options import ORDINARY
 from headgate.protocol.checkpoints import completion, pending, recovery
 from headgate.protocol.checkpoints.completion import Completion
 from headgate.protocol.subtasks.induced import InducedCut, ReadOn
@@ -134,11 +136,15 @@ def all_hooks_share_a_thread() -> Iterator[None]:  # EI2
 @contextmanager
 def a_marker_without_an_announcement_cuts() -> Iterator[None]:  # EI22
     def met(call: Any, self: Any, split: Any, checkpoint: Any) -> Any:
-        from headgate.model.options import ORDINARY
-
         return [*call(self, split, checkpoint), *self.announced(checkpoint, ORDINARY)]
 
     with changed(InducedCut, "met", met):
+        yield
+
+
+@contextmanager
+def markers_of_former_generations_are_waited_at() -> Iterator[None]:  # EI23
+    with changed(InducedCut, "__init__", lambda call, self, first: call(self, CheckpointId(0))):
         yield
 
 
@@ -296,6 +302,7 @@ HOOKS: list[tuple[Mutant, Test]] = [
     ),
     (data_of_a_hook_that_is_gone_is_dropped, recovery_tests.test_data_of_a_hook_that_is_gone_is_named),
     (a_marker_without_an_announcement_cuts, cut_tests.test_a_marker_that_comes_before_its_checkpoint_was_heard_of_waits),
+    (markers_of_former_generations_are_waited_at, cut_tests.test_a_marker_of_a_checkpoint_that_is_over_is_read_past),
     (a_lost_marker_is_waited_for, cut_tests.test_a_checkpoint_whose_marker_was_passed_is_given_up),
     (an_abort_leaves_the_splits_where_they_are, cut_tests.test_a_marker_of_a_checkpoint_that_is_over_is_read_past),
     (splits_that_ended_are_waited_for, cut_tests.test_a_split_that_has_ended_counts_as_cut),

@@ -9,7 +9,6 @@ from typing import Any
 from tests.mutants.harness import patched
 from tests.sim.product.patching import around, both, planted
 
-from headgate.model.ids import CheckpointId
 from headgate.protocol.checkpoints import pending
 from headgate.protocol.subtasks import induced
 from headgate.protocol.subtasks.induced import InducedCut
@@ -49,10 +48,6 @@ def a_marker_that_means_nothing_is_waited_at() -> AbstractContextManager[None]: 
 
     check = patched(InducedCut, "_check", lambda self: None)  # which would notice at once
     return both(patched(InducedCut, "_released", release), check)
-
-
-def markers_of_former_generations_count() -> AbstractContextManager[None]:  # EI23
-    return around(InducedCut, "__init__", lambda call, self, first: call(self, CheckpointId(0)))
 
 
 def splits_are_not_read_on_behind_an_abort() -> AbstractContextManager[None]:  # EI27

@@ -152,6 +152,7 @@ class Coordination:
                 self._call_hook(effect)
             case machine.TriggerSources():
                 self._has_begun(effect.checkpoint)
+                fault_points.reach("before-trigger")
                 self._workers.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint, effect.options))
             case machine.DrainSources():
                 self._workers.broadcast(messages.Drain(self.generation))
