@@ -27,8 +27,8 @@ from headgate.connectors.induced import CheckpointMarker
 
 TILLS, ARTICLES, AT_FIRST = 3, 5, 100_000
 TABLES = """
-create table if not exists sales (number integer primary key autoincrement, till text, article integer, quantity integer,
-                                  checkpoint integer);
+create table if not exists sales (number integer primary key autoincrement, till text, article integer,
+                                  quantity integer, checkpoint integer);
 create table if not exists stock (article integer primary key, left integer);
 create table if not exists stocktakings (checkpoint integer, article integer, left integer, is_completed integer);
 create table if not exists counted (checkpoint integer, article integer, quantity integer);
@@ -155,7 +155,11 @@ class Sales:
 
     def open(self, context: SourceContext) -> "SalesReader":
         """Return a reader of the tills that belong to this subtask."""
-        tills = [f"till-{till}" for till in range(TILLS) if owner_of_split(till, context.parallelism) == context.subtask_index]
+        tills = [
+            f"till-{till}"
+            for till in range(TILLS)
+            if owner_of_split(till, context.parallelism) == context.subtask_index
+        ]
         return SalesReader(self.path, tills, context.positions or {})
 
 

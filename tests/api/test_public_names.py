@@ -10,8 +10,8 @@ import headgate
 NAMES = """
 BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchStateHandle BatchValueState
 CheckpointListener CheckpointedFunction Checkpointing Choice CoordinatorHook CorruptionError DataFrameSource DeadLetter
-Discard
-ExponentialDelay Fail FailureRate Fence FencedError FileSink FixedDelay FromRows Generator HeadgateError HookContext JsonLines
+Discard ExponentialDelay Fail FailureRate Fence FencedError FileSink FixedDelay FromRows Generator HeadgateError
+HookContext JsonLines
 KeyedStream Keys LedgerSink ListState MapState NoRestart OperatorList ParquetFiles Pipeline PipelineFailed
 PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint
 RestoreContext RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store Stream

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 import headgate as hg
-from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.model.manifest import Manifest
+from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.backends import open_storage
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "runtime"))  # the launcher of the runtime's tests
@@ -36,7 +36,7 @@ class Customers:
 
     def _buy(self) -> None:
         seed = 0
-        while not self._is_over.wait(0.01):
+        while not self._is_over.wait(0.01):  # the pace: not a wait for anything
             seed += 1
             self._shop.sell(self._path, 5, seed)
         self._shop.close_shop(self._path)

@@ -38,7 +38,7 @@ def changed(owner: object, name: str, change: Callable[..., Any]) -> AbstractCon
     return patched(owner, name, lambda *a, **options: change(original, *a, **options))
 
 
-# -- hooks --------------------------------------------------------------------------------------------------------------
+# -- hooks ------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -130,7 +130,7 @@ def all_hooks_share_a_thread() -> Iterator[None]:  # EI2
         yield
 
 
-# -- sources ------------------------------------------------------------------------------------------------------------
+# -- sources ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -209,8 +209,8 @@ def a_full_reader_waits_for_its_marker() -> Iterator[None]:  # EI30
 
 @contextmanager
 def markers_wait_with_the_records_they_follow() -> Iterator[None]:  # EI30
-    def read_on(call: Any, self: Any) -> Any:
-        return None if call(self) is not None else None
+    def read_on(call: Any, self: Any) -> None:
+        call(self)
 
     with changed(AheadReader, "_read_on", read_on):
         yield
@@ -222,7 +222,7 @@ def an_announcement_is_forgotten() -> Iterator[None]:  # EI20
         yield
 
 
-# -- streams ------------------------------------------------------------------------------------------------------------
+# -- streams ----------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -301,7 +301,10 @@ HOOKS: list[tuple[Mutant, Test]] = [
         hook_tests.test_a_checkpoint_that_everybody_acknowledged_completes_with_the_last_answer,
     ),
     (data_of_a_hook_that_is_gone_is_dropped, recovery_tests.test_data_of_a_hook_that_is_gone_is_named),
-    (a_marker_without_an_announcement_cuts, cut_tests.test_a_marker_that_comes_before_its_checkpoint_was_heard_of_waits),
+    (
+        a_marker_without_an_announcement_cuts,
+        cut_tests.test_a_marker_that_comes_before_its_checkpoint_was_heard_of_waits,
+    ),
     (markers_of_former_generations_are_waited_at, cut_tests.test_a_marker_of_a_checkpoint_that_is_over_is_read_past),
     (a_lost_marker_is_waited_for, cut_tests.test_a_checkpoint_whose_marker_was_passed_is_given_up),
     (an_abort_leaves_the_splits_where_they_are, cut_tests.test_a_marker_of_a_checkpoint_that_is_over_is_read_past),
@@ -371,5 +374,3 @@ def test_a_planted_bug_of_markers_in_streams_is_found(mutant: Mutant, test: Test
     store = Store.shared(tmp_path / "store")
     store.create_stream(stream_tests.NAME, stream_tests.SCHEMA, segments=3, routing_key="key")
     assert_caught(mutant, test, store)
-
-

@@ -54,7 +54,7 @@ def customers(shop: ModuleType, path: str) -> Iterator[None]:
 
     def buy() -> None:
         seed = 0
-        while not is_over.wait(0.01):
+        while not is_over.wait(0.01):  # the pace: not a wait for anything
             seed += 1
             shop.sell(path, 5, seed)
         shop.close_shop(path)
@@ -97,7 +97,7 @@ def newest_manifest(root: Path) -> Manifest:
     return [entry.content for entry in log.observe().entries if isinstance(entry.content, Manifest)][-1]
 
 
-# -- sources that set their own barrier ---------------------------------------------------------------------------------
+# -- sources that set their own barrier -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["at_least_once", "at_most_once"])
@@ -141,7 +141,7 @@ def test_a_drained_source_is_cut_where_it_is(shop: ModuleType, start: Start, tmp
         run.driver.drain()
         assert run.result().is_drained
         before = counted(path)
-        assert 0 < before
+        assert before > 0
     assert newest_manifest(tmp_path).is_final
     assert start(definition_of(pipeline_of(shop, path, tmp_path))).result().is_finished
     assert counted(path) == before, "a drained pipeline does not go on"
@@ -153,7 +153,8 @@ def test_sources_of_both_kinds_are_in_one_checkpoint(shop: ModuleType, start: St
     pipeline = pipeline_at(tmp_path, tolerable_failures=100)
     sales = pipeline.source(shop.Sales(path), name="sales").select("quantity")
     others = pipeline.source(
-        hg.Generator({"quantity": hg.RowNumber()}, rows=2_000, rows_per_second=2_000, time="deterministic"), name="others"
+        hg.Generator({"quantity": hg.RowNumber()}, rows=2_000, rows_per_second=2_000, time="deterministic"),
+        name="others",
     )
     sales.union(others.select("quantity")).rebalance().sink(hg.FileSink(tmp_path / "out"), name="out")
     with customers(shop, path):
@@ -177,7 +178,7 @@ def test_a_stream_that_is_cut_at_one_moment_is_copied_once(start: Start, tmp_pat
     def produce() -> None:
         with Store.open(root) as own, own.writer("in") as writer:
             number = 0
-            while not is_over.wait(0.005):
+            while not is_over.wait(0.005):  # the pace: not a wait for anything
                 rows = [{"key": f"k{n % 7}", "value": n} for n in range(number, number + 20)]
                 writer.append(pa.RecordBatch.from_pylist(rows, schema=schema))
                 number += 20
@@ -225,7 +226,7 @@ def values(store: Store, stream: str, segment: int) -> list[int]:
     return found
 
 
-# -- hooks --------------------------------------------------------------------------------------------------------------
+# -- hooks ------------------------------------------------------------------------------------------------------------
 
 
 class Noting(hg.CoordinatorHook):
@@ -294,7 +295,9 @@ def test_a_hook_that_fails_or_is_stuck_costs_checkpoints_and_nothing_else(start:
     hook = Noting()
     hook.failures.append(ValueError("not now"))
     run = start(definition_of(hooked(tmp_path, hook, timeout="200ms", tolerable_failures=1_000)))
-    run.wait(lambda: any("trigger(1) of hook 'noting' failed: ValueError: not now" in n for n in run.notes), "a failure")
+    run.wait(
+        lambda: any("trigger(1) of hook 'noting' failed: ValueError: not now" in n for n in run.notes), "a failure"
+    )
     run.wait_checkpoints(1)
     hook.gate.clear()
     count = len(run.checkpoints)
@@ -345,9 +348,7 @@ def test_hooks_are_checked_when_they_are_added(tmp_path: Path) -> None:
         pipeline.add_hook("x", Noting())
 
 
-def test_looking_at_a_stream_calls_no_hook(
-    shop: ModuleType, started: list[Any], tmp_path: Path
-) -> None:  # EI13
+def test_looking_at_a_stream_calls_no_hook(shop: ModuleType, started: list[Any], tmp_path: Path) -> None:  # EI13
     path = str(tmp_path / "shop.db")
     shop.open_shop(path)
     shop.sell(path, 30)

@@ -1,4 +1,4 @@
-"""A stream that is cut at one moment by each checkpoint, on Spark: the driver dies between hook and trigger, a worker too."""
+"""A stream that each checkpoint cuts at one moment, on Spark: the driver dies behind its hook, then a worker dies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Producer:
     def _produce(self) -> None:
         with Store.open(self._root) as store:
             with store.writer("in") as writer:
-                while not self._is_over.wait(0.01):
+                while not self._is_over.wait(0.01):  # the pace: not a wait for anything
                     rows = [{"id": FIRST + self.count + n} for n in range(25)]
                     writer.append(pa.RecordBatch.from_pylist(rows, schema=pa.schema({"id": pa.int64()})))
                     self.count += len(rows)

@@ -210,7 +210,7 @@ class Marked:
     """Reads lists of numbers that markers, which are negative, come into. Positions count numbers."""
 
     def __init__(self, problem: str = "") -> None:
-        self.items = {"a": list(range(0, 20)), "b": list(range(20, 29))}
+        self.items = {"a": list(range(20)), "b": list(range(20, 29))}
         self.at = dict.fromkeys(self.items, 0)
         self.problem = problem
 

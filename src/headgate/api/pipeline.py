@@ -34,6 +34,7 @@ from headgate.api.security import Security
 from headgate.api.stream import Stream
 from headgate.connectors.base import Source
 from headgate.connectors.hooks import CoordinatorHook, HookedSource
+from headgate.connectors.induced import InducedSource
 from headgate.connectors.memory import Discard
 from headgate.errors import UsageError
 from headgate.model.config import (
@@ -130,7 +131,7 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r}, {len(self._builder.nodes)} operators)"
 
-    def source(self, source: Source, *, name: str | None = None) -> Stream:
+    def source(self, source: Source | InducedSource, *, name: str | None = None) -> Stream:
         """Begin a stream.
 
         Args:

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from headgate.clock import SYSTEM_CLOCK
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.model.manifest import Committable
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -38,7 +38,7 @@ class SourceContext:
     subtask_index: int
     parallelism: int
     positions: dict[str, bytes] | None
-    generation: Generation = Generation(0)
+    generation: Generation = NO_GENERATION
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class CoordinatorHook(ABC):
     end within the hook's timeout. A hook that is a ``CheckpointListener`` too hears how checkpoints end.
     """
 
-    def open(self, context: HookContext) -> None:
+    def open(self, context: HookContext) -> None:  # noqa: B027 - a default
         """A generation begins; ``restore`` or ``reset`` follows. Called again with every restart. Default: nothing."""
 
     @abstractmethod
@@ -48,7 +48,7 @@ class CoordinatorHook(ABC):
 
     @abstractmethod
     def restore(self, checkpoint_id: int, data: bytes | None) -> None:
-        """Go back to what was when ``trigger(checkpoint_id)`` returned ``data``, in every generation that begins with it.
+        """Go back to what was when ``trigger(checkpoint_id)`` returned ``data``: a generation begins there.
 
         ``data`` is None if it returned nothing, or if the checkpoint is older than the hook. May be repeated.
         """
@@ -60,7 +60,7 @@ class CoordinatorHook(ABC):
         May be repeated.
         """
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - a default
         """The run has ended. Default: nothing."""
 
 

@@ -38,9 +38,7 @@ class StreamCutHook(CoordinatorHook, CheckpointListener):
 
     def trigger(self, checkpoint_id: int) -> bytes:
         """Cut the stream here; return the cut, for people: the positions that count are those of the source."""
-        cut = self._store.mark(
-            self._stream, owner=self._owner, generation=self._generation, checkpoint=checkpoint_id
-        )
+        cut = self._store.mark(self._stream, owner=self._owner, generation=self._generation, checkpoint=checkpoint_id)
         return json.dumps({"stream": self._stream, "cut": {str(segment): end for segment, end in cut.items()}}).encode()
 
     def restore(self, checkpoint_id: int, data: bytes | None) -> None:
@@ -59,9 +57,7 @@ class StreamCutHook(CoordinatorHook, CheckpointListener):
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """Forget this marker; one that stays, nobody waits at, and it goes with the next completion."""
         with suppress(StorageError):
-            self._store.unmark(
-                owner=self._owner, generation=self._generation, first=checkpoint_id, last=checkpoint_id
-            )
+            self._store.unmark(owner=self._owner, generation=self._generation, first=checkpoint_id, last=checkpoint_id)
 
     @property
     def _store(self) -> Store:

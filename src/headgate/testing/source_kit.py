@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headgate.connectors.base import Source, SourceContext, SourceReader
+from headgate.connectors.base import Source, SourceContext
 from headgate.connectors.hooks import CoordinatorHook, HookContext, HookedSource
-from headgate.connectors.induced import CheckpointMarker, InducedReader, Polled
+from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, InducedSource, Polled
 from headgate.model.ids import Generation
 
 POLLS_MAX = 100_000
@@ -24,7 +24,7 @@ RESTARTS_MAX = 40
 """Restart points tried for each parallelism; evenly spread when there are more polls."""
 
 
-def check_source(source: Source, parallelisms: Sequence[int] = (1, 2, 3)) -> list[dict[str, Any]]:
+def check_source(source: Source | InducedSource, parallelisms: Sequence[int] = (1, 2, 3)) -> list[dict[str, Any]]:
     """Read a bounded source with and without restarts; return its records.
 
     Afterwards: the records are the same multiset for every parallelism and every restart. If the source brings a hook
@@ -52,7 +52,7 @@ def check_source(source: Source, parallelisms: Sequence[int] = (1, 2, 3)) -> lis
 
 
 def _run(
-    source: Source, parallelism: int, restarts_after: Callable[[int], bool], polls_max: int
+    source: Source | InducedSource, parallelism: int, restarts_after: Callable[[int], bool], polls_max: int
 ) -> tuple[list[dict[str, Any]], int]:
     """Read with ``parallelism`` readers in turn; replace all of them where ``restarts_after`` says so."""
     rows: list[dict[str, Any]] = []
@@ -81,7 +81,7 @@ def _run(
 
 
 def _check_markers(
-    source: Source, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
+    source: Source | InducedSource, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
 ) -> None:
     """Take checkpoint after checkpoint, each behind other numbers of polls, and begin anew behind every one of them."""
     hook.open(HookContext("kit", "source", 1))
@@ -108,7 +108,7 @@ def _check_markers(
 class _Cut:
     """Readers of all subtasks between one checkpoint and the next."""
 
-    def __init__(self, source: Source, parallelism: int, positions: dict[str, bytes] | None) -> None:
+    def __init__(self, source: Source | InducedSource, parallelism: int, positions: dict[str, bytes] | None) -> None:
         self._readers = _open(source, parallelism, positions)
         self._rows: list[dict[str, Any]] = []
         self._still: set[str] = set()
@@ -150,7 +150,7 @@ class _Cut:
         for reader in self._readers:
             reader.close()
 
-    def _take(self, reader: SourceReader, checkpoint: int | None) -> None:
+    def _take(self, reader: AnyReader, checkpoint: int | None) -> None:
         found: Polled = None if reader.is_finished() else reader.poll()
         if isinstance(found, CheckpointMarker):
             assert isinstance(reader, InducedReader), "a reader that meets markers needs read_on()"
@@ -162,7 +162,7 @@ class _Cut:
             self._rows += found.batch.to_pylist()
 
 
-def _open(source: Source, parallelism: int, positions: dict[str, bytes] | None) -> list[SourceReader]:
+def _open(source: Source | InducedSource, parallelism: int, positions: dict[str, bytes] | None) -> list[AnyReader]:
     generation = Generation(1)
     contexts = [
         SourceContext("kit", "source", index, parallelism, positions, generation) for index in range(parallelism)

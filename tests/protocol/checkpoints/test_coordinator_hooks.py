@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.protocol.checkpoints.coordinating import (
     GENERATION,
     STARTED,
@@ -47,9 +49,9 @@ from headgate.protocol.checkpoints.reasons import AbortReason
 X, Y = "x", "y"
 
 
-def hooked(*events: Event, **config: object) -> Coordinator:
+def hooked(*events: Event, **config: Any) -> Coordinator:
     """Return a coordinator of two subtasks and two hooks, first checkpoint 10, that has handled ``events``."""
-    settings = CheckpointConfig(**{"interval_ms": 1_000, "timeout_ms": 60_000, **config})  # type: ignore[arg-type]
+    settings = CheckpointConfig(**{"interval_ms": 1_000, "timeout_ms": 60_000, **config})
     return after(Coordinator(GENERATION, (A, B), settings, cp(10), (), {X: 500, Y: 700}), *events)
 
 

@@ -109,7 +109,7 @@ def test_a_checkpoint_whose_marker_was_passed_is_given_up() -> None:
     assert machine.met("b", cp(6)) == [Cut(cp(6), ORDINARY), ReadOn(("a", "b"))]
 
 
-def test_checkpoints_that_overlap_are_cut_one_after_another() -> None:
+def test_checkpoints_that_overlap_are_cut_one_after_another() -> None:  # EI28
     machine = cut_of("a", "b")
     announced(machine, 5)
     announced(machine, 6)
@@ -128,7 +128,7 @@ def induced(*splits: str, alignment: Alignment = Alignment.ALIGNED) -> Subtask:
     return made
 
 
-def test_a_source_that_sets_its_own_barrier_ignores_triggers() -> None:
+def test_a_source_that_sets_its_own_barrier_ignores_triggers() -> None:  # C47
     machine = induced("a")
     machine.handle(TriggerReceived(cp(5)))
     assert machine.handle(MarkerMet("a", cp(5))) == [

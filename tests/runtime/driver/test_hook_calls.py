@@ -194,14 +194,18 @@ def test_a_hook_may_say_that_its_driver_was_replaced() -> None:  # EI10
 def test_hooks_that_listen_are_told_in_order_before_the_end(hook: Noting) -> None:  # EI11
     calls, failed = calls_of(hook), list[tuple[str, BaseException]]()
     assert calls.is_listening
-    calls.tell(lambda listener: listener.notify_checkpoint_complete(5), lambda *found: failed.append(found))
+    calls.tell(
+        lambda listener: listener.notify_checkpoint_complete(5), lambda name, error: failed.append((name, error))
+    )
     done = threading.Event()
     calls.when_done(done.set)
     assert done.wait(WAIT_S)
     assert hook.calls == [("complete", 5)]
     hook.error = ValueError("no")
-    calls.tell(lambda listener: listener.notify_checkpoint_aborted(6), lambda *found: failed.append(found))
-    calls.tell(lambda listener: listener.notify_checkpoint_complete(7), lambda *found: failed.append(found))
+    calls.tell(lambda listener: listener.notify_checkpoint_aborted(6), lambda name, error: failed.append((name, error)))
+    calls.tell(
+        lambda listener: listener.notify_checkpoint_complete(7), lambda name, error: failed.append((name, error))
+    )
     wait(lambda: bool(failed))
     assert failed[0][0] == "x"
     hook.error = None

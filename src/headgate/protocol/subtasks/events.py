@@ -41,7 +41,7 @@ class CheckpointAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class MarkerMet:
-    """EVENT (sources that set their own barrier): the reader stands behind the marker of ``checkpoint`` in ``split``."""
+    """EVENT (sources that set their own barrier): in ``split`` the reader is behind the marker of ``checkpoint``."""
 
     split: str
     checkpoint: CheckpointId

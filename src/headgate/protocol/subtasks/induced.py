@@ -1,6 +1,6 @@
 """When a source that sets its own barrier is cut: at the marker, in every split (docs/spec/induced.md, EI20–EI33).
 
-One ``InducedCut`` per such source subtask, part of its ``Subtask``. It aligns splits as the ``Aligner`` aligns channels,
+One ``InducedCut`` per such source subtask, part of its ``Subtask``. It aligns splits as the ``Aligner`` does channels,
 but splits come and go, and a marker counts only once the coordinator has said what the checkpoint is to be. It never
 reads: a reader stands still in a split whose marker it has met. Counterparts: the reader, which reports markers, and
 the ``Coordinator``, which announces and aborts.

@@ -15,14 +15,14 @@ from headgate import fault_points
 from headgate.codec import messages
 from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError
 from headgate.model.definition import PipelineDefinition
-from headgate.model.ids import CheckpointId, Generation
 from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.model.progress import CheckpointProgress, PendingCheckpoint
+from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints.commit import Commit, promised_from
 from headgate.protocol.checkpoints.recovery import Damage
-from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.driver.claims import NewGeneration

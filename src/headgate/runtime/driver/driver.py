@@ -184,7 +184,7 @@ class Driver:
             self.supervision.callbacks.when_done(lambda: self._end_behind_hooks(end))
 
     def _end_behind_hooks(self, end: Callable[[], None]) -> None:
-        """End when hooks have heard what they were told last (EI11); one that is stuck is not waited for much longer."""
+        """End when hooks have heard what they were told last (EI11); one that is stuck is not waited for long."""
         hooks = self.supervision.hooks
         if hooks.is_listening:
             self._loop.arm("hooks", hooks.patience_ms, end)

@@ -144,9 +144,7 @@ class HookCalls:
 
         self._threads[name].put(call)
 
-    def tell(
-        self, tell: Callable[[CheckpointListener], None], failed: Callable[[str, BaseException], None]
-    ) -> None:
+    def tell(self, tell: Callable[[CheckpointListener], None], failed: Callable[[str, BaseException], None]) -> None:
         """Tell hooks that listen how a checkpoint ended (EI11)."""
         for name, thread in self._threads.items():
             if thread.is_listening:

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headgate.connectors.base import SourceBatch, SourceReader
-from headgate.connectors.induced import CheckpointMarker, Polled
+from headgate.connectors.base import SourceBatch
+from headgate.connectors.induced import AnyReader, CheckpointMarker, Polled
 from headgate.model.ids import CheckpointId
 from headgate.protocol.subtasks.read_ahead import ReadAhead
 
@@ -34,7 +34,7 @@ class _Held:
 class AheadReader:
     """A ``SourceReader`` that hands over what a completed checkpoint covers."""
 
-    def __init__(self, inner: SourceReader) -> None:
+    def __init__(self, inner: AnyReader) -> None:
         self._inner = inner
         self._gate = ReadAhead()
         self._held: deque[_Held] = deque()

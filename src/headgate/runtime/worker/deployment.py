@@ -13,7 +13,8 @@ import pyarrow as pa
 
 from headgate.clock import Clock
 from headgate.codec.messages import Deploy
-from headgate.connectors.base import HoldingWriter, Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+from headgate.connectors.base import HoldingWriter, Sink, SinkContext, SinkWriter, Source, SourceContext
+from headgate.connectors.induced import AnyReader, InducedSource
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import MAIN, Node, Role
@@ -118,7 +119,7 @@ class Deployment:
         subtask = SubtaskId(vertex.id, int(self._worker))
         chain = Chain(vertex)
         sinks: dict[str, SinkWriter] = {}
-        reader: SourceReader | None = None
+        reader: AnyReader | None = None
         for group in fused_groups(vertex, plan):
             operator, opened = self._operator(group, subtask, restored, sinks)
             reader = reader or opened
@@ -174,7 +175,7 @@ class Deployment:
         subtask: SubtaskId,
         restored: RestoredSnapshots,
         sinks: dict[str, SinkWriter],
-    ) -> tuple[Operator, SourceReader | None]:
+    ) -> tuple[Operator, AnyReader | None]:
         node = group[-1]
         config = self._definition.config
         match node.role:
@@ -182,7 +183,7 @@ class Deployment:
                 parallelism, positions = self._definition.plan.parallelism, restored.positions(str(node.name))
                 generation = Generation(self._message.generation)
                 context = SourceContext(config.name, str(node.name), subtask.index, parallelism, positions, generation)
-                reader = cast(Source, node.spec).open(context)
+                reader = cast(Source | InducedSource, node.spec).open(context)
                 return SourceHead(reader), reader
             case Role.SINK:
                 writer = cast(Sink, node.spec).open(self._sink_context(node, subtask))

@@ -16,8 +16,8 @@ import msgspec
 from headgate import fault_points
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
-from headgate.connectors.base import SinkWriter, SourceBatch, SourceReader
-from headgate.connectors.induced import CheckpointMarker, InducedReader, Polled
+from headgate.connectors.base import SinkWriter, SourceBatch
+from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, Polled
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN_INPUT, InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
@@ -45,6 +45,9 @@ from headgate.runtime.worker.hooks import Hooks
 from headgate.runtime.worker.outlets import EdgeOutlet
 
 """Sections of a snapshot are named by node, not by vertex: chaining may differ when the pipeline is edited."""
+FIRST_CHECKPOINT = CheckpointId(1)
+"""Of a pipeline; a later generation begins with a later one."""
+
 ELEMENTS_PER_TURN_MAX = 16
 """Elements one subtask may process before the mailbox looks at the others: bounds a barrier's wait (C48)."""
 
@@ -75,7 +78,7 @@ class Reports(Protocol):
 class Source:
     """The source at the head of a chain."""
 
-    reader: SourceReader
+    reader: AnyReader | AheadReader
     ahead: AheadReader | None = None
     """``reader``, if it reads ahead of what is processed (GM30)."""
     splits: tuple[str, ...] = ()
@@ -84,7 +87,7 @@ class Source:
     """Whether it is not read any more, even if there is more to read (E7, E9)."""
     markers: InducedReader | None = None
     """What reads, if it sets the barriers of this subtask (EI20)."""
-    seen: machine.SplitsSeen = machine.SplitsSeen(())
+    seen: machine.SplitsSeen = field(default_factory=lambda: machine.SplitsSeen(()))
     """What the machine knows of its splits, if it does."""
 
     def splits_now(self) -> machine.SplitsSeen:
@@ -99,7 +102,7 @@ class Source:
         return self.reader.positions() if self.ahead is None else self.ahead.cut(checkpoint, is_last=is_last)
 
 
-def _source_of(reader: SourceReader | None, mode: Guarantee, *, is_over: bool) -> Source | None:
+def _source_of(reader: AnyReader | None, mode: Guarantee, *, is_over: bool) -> Source | None:
     if reader is None:
         return None
     ahead = AheadReader(reader) if mode is Guarantee.AT_MOST_ONCE else None
@@ -128,7 +131,7 @@ class SubtaskParts:
     inputs: Sequence[ReceivingChannel]
     outlets: Sequence[EdgeOutlet]
     sinks: Mapping[str, SinkWriter]
-    reader: SourceReader | None
+    reader: AnyReader | None
     make_writer: Callable[[], SnapshotWriter]
     reports: Reports
     is_restored_finished: bool
@@ -138,7 +141,7 @@ class SubtaskParts:
     input_names: Sequence[InputName] | None = None
     mode: Guarantee = Guarantee.EXACTLY_ONCE
     hooks: Hooks | None = None
-    first_checkpoint: CheckpointId = CheckpointId(0)
+    first_checkpoint: CheckpointId = FIRST_CHECKPOINT
 
 
 class SubtaskRunner:
@@ -327,7 +330,7 @@ class SubtaskRunner:
         self.handle(machine.MarkerMet(marker.split, CheckpointId(marker.checkpoint_id)))
 
     def _see_splits(self) -> None:
-        """Tell the machine of a source that sets its barriers which splits may still bring a marker, if that changed."""
+        """Tell the machine of a source that sets its barriers which splits may still bring one, if that changed."""
         source = self._source
         if source is None or source.markers is None:
             return

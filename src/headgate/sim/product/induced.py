@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, fields, replace
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
-from headgate.connectors.induced import CheckpointMarker
+from headgate.connectors.base import SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.induced import CheckpointMarker, InducedReader
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.history import History
 from headgate.sim.product.records import Row
-from headgate.sim.product.run import Result, Run, result_of
+from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.source import POSITION, SCHEMA, Pace, PacedSplits
 from headgate.sim.product.verdict import Verdict
@@ -112,7 +111,7 @@ class Outside:
         if self._strikes(0.04):
             raise OSError("the tapes were not reached")
         effect()
-        tasks.park(self.rng.randint(0, 3))
+        tasks.park(self.rng.choice((0, 2, 50)))  # everybody may be done before the hook is
         if self._strikes(0.04):
             raise OSError("the tapes did not answer")
         if self._strikes(0.03):
@@ -123,10 +122,6 @@ class Outside:
         is_struck = self.rng.random() < rate and not self._run.faults.is_healed
         self.faults_count += is_struck
         return is_struck
-
-    def who(self) -> SimProcess:
-        """Return the process at work."""
-        return self._run.tasks.current.process
 
     def fail(self, problem: str) -> None:
         """Say what must not be."""
@@ -204,7 +199,7 @@ class TapeSource:
         """See ``Source``."""
         return "tapes by name"
 
-    def open(self, context: SourceContext) -> SourceReader:
+    def open(self, context: SourceContext) -> InducedReader:
         """See ``Source``."""
         mine = [n for i, n in enumerate(self._names) if owner_of_split(i, context.parallelism) == context.subtask_index]
         return _TapeReader(self._outside, mine, context.positions or {}, self._pace, self._now_ms)
@@ -324,9 +319,9 @@ class _Verdict(Verdict):
 class InducedRun(Run):
     """A run with hooks and markers."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False) -> None:
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         """Draw."""
-        super().__init__(seed, is_traced=is_traced, is_plain=True)
+        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
         drawn = self.settings
         rng = random.Random(f"induced of seed {seed}")
         self.faults.on -= {Fault.DRAIN}  # a drained source is cut where it is
@@ -363,6 +358,6 @@ class InducedRun(Run):
         self._is_verified = True
 
 
-def run_seed(seed: int, *, is_traced: bool = False) -> Result:
+def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
     """Run one seed."""
-    return result_of(InducedRun(seed, is_traced=is_traced), seed, is_traced=is_traced)
+    return result_of(InducedRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)

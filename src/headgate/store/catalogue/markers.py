@@ -59,9 +59,7 @@ def unmark(connection: Connection, owner: str, generation: int, first: int, last
 
 def unmark_others(connection: Connection, owner: str, generation: int) -> None:
     """Forget the markers of every generation of ``owner`` but this one (S63)."""
-    connection.execute(
-        t.markers.delete().where(t.markers.c.owner == owner, t.markers.c.generation != generation)
-    )
+    connection.execute(t.markers.delete().where(t.markers.c.owner == owner, t.markers.c.generation != generation))
 
 
 def _of(connection: Connection, stream: StreamInfo, owner: str, generation: int, checkpoint: int) -> dict[int, int]:
