@@ -132,10 +132,11 @@ class Stocktaking(hg.CoordinatorHook, hg.CheckpointListener):
 
 
 class Sales:
-    """The sales of a shop; each till is a split."""
+    """The sales of a shop; each till is a split. One that is not ``cut`` by markers passes over them."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, cut: bool = True) -> None:
         self.path = path
+        self.cut = cut
 
     def schema(self) -> pa.Schema:
         """Return the columns of a sale."""
@@ -145,13 +146,13 @@ class Sales:
         """Positions are numbers of sales."""
         return f"sales of {self.path}"
 
-    def coordinator_hook(self) -> hg.CoordinatorHook:
+    def coordinator_hook(self) -> hg.CoordinatorHook | None:
         """Return what puts the markers there that the reader looks for."""
-        return Stocktaking(self.path)
+        return Stocktaking(self.path) if self.cut else None
 
     def without_hook(self) -> "Sales":
-        """Reading the sales without markers needs nothing else."""
-        return self
+        """Return a source of the same sales for runs that only look at them."""
+        return Sales(self.path, cut=False)
 
     def open(self, context: SourceContext) -> "SalesReader":
         """Return a reader of the tills that belong to this subtask."""
@@ -160,14 +161,16 @@ class Sales:
             for till in range(TILLS)
             if owner_of_split(till, context.parallelism) == context.subtask_index
         ]
-        return SalesReader(self.path, tills, context.positions or {})
+        return SalesReader(self, tills, context.positions or {})
 
 
 class SalesReader:
     """Reads each till up to the next marker, and stands still there."""
 
-    def __init__(self, path: str, tills: Sequence[str], positions: dict[str, bytes]) -> None:
-        self.path = path
+    def __init__(self, source: Sales, tills: Sequence[str], positions: dict[str, bytes]) -> None:
+        self.path = source.path
+        markers = "" if source.cut else "and checkpoint is null"
+        self.query = f"select * from sales where till = ? and number > ? {markers} order by number limit 50"
         self.position = {till: int(positions.get(till, b"0")) for till in tills}
         self.ended: set[str] = set()
         self.still: set[str] = set()
@@ -183,8 +186,8 @@ class SalesReader:
             for till in self.splits():
                 if till in self.still:
                     continue
-                query = "select * from sales where till = ? and number > ? order by number limit 50"
-                found = self.read(till, db.execute(query, [till, self.position[till]]).fetchall(), is_closed)
+                rows = db.execute(self.query, [till, self.position[till]]).fetchall()
+                found = self.read(till, rows, is_closed)
                 if found is not None:
                     return found
         return None

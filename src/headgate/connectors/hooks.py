@@ -72,4 +72,4 @@ class HookedSource(Protocol):
         """Return a hook, or None. Called once, when the pipeline is built."""
 
     def without_hook(self) -> object:
-        """Return a source of the same records that needs no hook: for runs that only look at them."""
+        """Return a source of the same records that passes over markers: for runs that only look at them."""

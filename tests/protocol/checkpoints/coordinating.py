@@ -32,10 +32,16 @@ GENERATION = gen(3)
 INTERVAL, PAUSE = TimerFired(IntervalTimer()), TimerFired(PauseTimer())
 
 
-def coordinator(*events: Event, retained: tuple[int, ...] = (), retained_count: int = 2, **config: int) -> Coordinator:
+def coordinator(
+    *events: Event,
+    retained: tuple[int, ...] = (),
+    retained_count: int = 2,
+    hooks: dict[str, int] | None = None,
+    **config: int,
+) -> Coordinator:
     """Return a coordinator of two subtasks, first checkpoint 10, that has handled ``events``."""
     settings = CheckpointConfig(retained=retained_count, **{"interval_ms": 1_000, "timeout_ms": 60_000, **config})
-    made = Coordinator(GENERATION, (A, B), settings, cp(10), tuple(cp(c) for c in retained))
+    made = Coordinator(GENERATION, (A, B), settings, cp(10), tuple(cp(c) for c in retained), hooks)
     return after(made, *events)
 
 

@@ -25,7 +25,9 @@ from tests.protocol.making import committable, cp
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.coordinator import (
+    AnnounceCheckpoint,
     ArmTimer,
+    CallHook,
     CheckpointRequested,
     CommitFailed,
     CommitRetryTimer,
@@ -38,6 +40,9 @@ from headgate.protocol.checkpoints.coordinator import (
     Event,
     FailGeneration,
     GenerationDone,
+    HookAnswered,
+    HookFailed,
+    HookTimer,
     ManifestFailed,
     NotifyAbort,
     NotifyComplete,
@@ -57,12 +62,24 @@ SUBTASKS = (A, B)
 class CoordinatorMachine(RuleBasedStateMachine):
     """The coordinator's surroundings: they answer late, twice, or with a failure."""
 
-    @initialize(max_concurrent=st.integers(1, 3), min_pause_ms=st.sampled_from([0, 50]))
-    def start(self, max_concurrent: int, min_pause_ms: int) -> None:
+    @initialize(
+        max_concurrent=st.integers(1, 3),
+        min_pause_ms=st.sampled_from([0, 50]),
+        hooks_count=st.sampled_from([0, 0, 1, 2]),
+    )
+    def start(self, max_concurrent: int, min_pause_ms: int, hooks_count: int) -> None:
         self.max_concurrent = max_concurrent
         self.machine = coordinator(
-            max_concurrent=max_concurrent, min_pause_ms=min_pause_ms, tolerable_failures=1_000_000, retained_count=2
+            max_concurrent=max_concurrent,
+            min_pause_ms=min_pause_ms,
+            tolerable_failures=1_000_000,
+            retained_count=2,
+            hooks={f"h{n}": 100 for n in range(hooks_count)},
         )
+        self.hooks = {f"h{n}" for n in range(hooks_count)}
+        self.calls: list[tuple[int, str]] = []
+        self.answers: dict[int, dict[str, bytes]] = {}
+        self.sources_triggered: set[int] = set()
         self.reserving: int | None = None
         self.ids: list[int] = []
         self.triggered: set[int] = set()
@@ -99,13 +116,18 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 assert not self.ids or effect.checkpoint > self.ids[-1], "an id is never used twice"
                 self.ids.append(effect.checkpoint)
                 self.reserving = effect.checkpoint
+            case AnnounceCheckpoint():
+                assert self.hooks
+                self.begins(effect.checkpoint)
+            case CallHook():
+                self.calls.append((effect.checkpoint, effect.hook))
             case TriggerSources():
-                self.triggered.add(effect.checkpoint)
-                self.acked[effect.checkpoint] = set()
-                if self.is_drained:
-                    self.drained.add(effect.checkpoint)
-                if len(self.finished) == len(SUBTASKS):
-                    self.finals.add(effect.checkpoint)
+                assert effect.checkpoint not in self.sources_triggered, "once"
+                self.sources_triggered.add(effect.checkpoint)
+                if self.hooks:
+                    assert self.answers[effect.checkpoint].keys() == self.hooks, "behind every hook (EI1)"
+                else:
+                    self.begins(effect.checkpoint)
             case DrainSources():
                 assert not self.is_drained, "once"
                 self.is_drained = True
@@ -113,6 +135,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
                 assert self.manifest is None
                 assert effect.is_draining == (effect.checkpoint in self.drained), "marked: drained at the trigger (E9)"
                 assert self.acked[effect.checkpoint] == set(SUBTASKS)
+                assert {h.hook: h.data for h in effect.hooks} == self.answers.get(effect.checkpoint, {})
+                assert {h.hook for h in effect.hooks} == self.hooks, "what every hook returned is in it (EI4)"
                 assert effect.checkpoint not in self.aborted
                 assert effect.is_final == (effect.checkpoint in self.finals), "final: all had finished at the trigger"
                 inside = {*effect.carried, *(c for e in effect.entries for c in e.committables)}
@@ -152,6 +176,15 @@ class CoordinatorMachine(RuleBasedStateMachine):
             case FailGeneration():
                 raise AssertionError(effect.reason)
 
+    def begins(self, checkpoint: int) -> None:
+        """From here on a source may be cut."""
+        self.triggered.add(checkpoint)
+        self.acked[checkpoint] = set()
+        if self.is_drained:
+            self.drained.add(checkpoint)
+        if len(self.finished) == len(SUBTASKS):
+            self.finals.add(checkpoint)
+
     # -- what may happen --------------------------------------------------------------------------------------------
 
     @rule(event=st.sampled_from([INTERVAL, CheckpointRequested()]))
@@ -189,6 +222,26 @@ class CoordinatorMachine(RuleBasedStateMachine):
         carried = tuple(c for c in self.held if c.checkpoint <= checkpoint) if subtask is A else ()
         self.acked[checkpoint].add(subtask)
         self.feed(ack(subtask, checkpoint, *carried))  # type: ignore[arg-type]
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data(), outcome=st.sampled_from(["answers", "answers", "answers twice", "fails", "is late"]))
+    def hook_speaks(self, data: st.DataObject, outcome: str) -> None:
+        checkpoint, hook = data.draw(st.sampled_from(self.calls))
+        match outcome:
+            case "fails":
+                self.calls.remove((checkpoint, hook))
+                self.feed(HookFailed(cp(checkpoint), hook))
+            case "is late":
+                self.feed(TimerFired(HookTimer(cp(checkpoint), hook)))
+            case _:
+                self.answers_hook(checkpoint, hook, stays=outcome == "answers twice")
+
+    def answers_hook(self, checkpoint: int, hook: str, *, stays: bool = False) -> None:
+        if not stays:
+            self.calls.remove((checkpoint, hook))
+        data = b"%d" % len(self.calls)
+        self.answers.setdefault(checkpoint, {}).setdefault(hook, data)
+        self.feed(HookAnswered(cp(checkpoint), hook, data))
 
     @precondition(lambda self: self.triggered)
     @rule(data=st.data(), make=st.sampled_from([decline, expiry]))
@@ -261,6 +314,8 @@ class CoordinatorMachine(RuleBasedStateMachine):
             if self.reserving is not None:
                 checkpoint, self.reserving = self.reserving, None
                 self.feed(reserved(checkpoint))
+            for checkpoint, hook in list(self.calls):
+                self.answers_hook(checkpoint, hook)
             for checkpoint in self.machine.pending:
                 for subtask in self.machine.missing(checkpoint) if checkpoint in self.machine.pending else ():
                     self.acked[checkpoint].add(subtask)

@@ -88,15 +88,7 @@ def hooks_get_the_data_of_no_checkpoint() -> AbstractContextManager[None]:  # EI
     return around(HookCalls, "begin", begin)
 
 
-def a_hook_is_called_for_checkpoints_that_are_over() -> AbstractContextManager[None]:  # EI6
-    def trigger(call: Any, self: Any, checkpoint: Any, name: Any, is_wanted: Any, *others: Any) -> None:
-        call(self, checkpoint, name, lambda: True, *others)
-
-    return around(HookCalls, "trigger", trigger)
-
-
 SEEDS: dict[str, int] = {
-    "a_hook_is_called_for_checkpoints_that_are_over": 1,
     "a_manifest_forgets_what_hooks_returned": 1,
     "a_marker_that_means_nothing_is_waited_at": 1,
     "a_trigger_cuts_a_source_that_sets_its_own_barrier": 1,
