@@ -141,7 +141,7 @@ def a_stop_skips_what_is_held() -> AbstractContextManager[None]:  # GM32
 
 
 def a_reader_holds_any_amount() -> AbstractContextManager[None]:  # GM36
-    return patched(AheadReader, "_is_full", property(lambda self: False))
+    return patched(AheadReader, "is_full", property(lambda self: False))
 
 
 def a_source_ends_with_its_input() -> AbstractContextManager[None]:  # GM37

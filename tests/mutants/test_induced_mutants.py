@@ -26,7 +26,8 @@ from headgate.protocol.subtasks.induced import InducedCut, ReadOn
 from headgate.protocol.subtasks.subtask import Subtask
 from headgate.runtime.driver.hook_calls import HookCalls, HookThread
 from headgate.runtime.worker.ahead_reader import AheadReader
-from headgate.runtime.worker.subtask_runner import Source, SubtaskRunner
+from headgate.runtime.worker.sources import Source
+from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.store.catalogue import markers
 from headgate.store.store import Store
 
@@ -55,7 +56,7 @@ def sources_are_triggered_beside_the_hooks() -> Iterator[None]:  # EI1
 def the_options_are_those_of_the_last_answer() -> Iterator[None]:  # EI1
     def answered(call: Any, self: Any, event: Any) -> Any:
         return [
-            replace(e, options=self.triggering._options()) if isinstance(e, completion.TriggerSources) else e
+            replace(e, options=self.triggering.options()) if isinstance(e, completion.TriggerSources) else e
             for e in call(self, event)
         ]
 

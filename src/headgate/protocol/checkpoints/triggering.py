@@ -101,9 +101,9 @@ class Triggering:
 
         Final only if everybody had finished *before* that (C26, E3): decided here.
         """
-        return Pending(self.wanted is Wanted.FINAL, self.wanted.is_last, is_draining, self._options())
+        return Pending(self.wanted is Wanted.FINAL, self.wanted.is_last, is_draining, self.options())
 
-    def _options(self) -> CheckpointOptions:
+    def options(self) -> CheckpointOptions:
         """Return what a checkpoint that begins now is to be (GM2, GM3)."""
         return self._config.mode.options(is_last=self.wanted is Wanted.LAST)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, assert_never
 
 import msgspec
@@ -17,7 +17,7 @@ from headgate import fault_points
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
 from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
 from headgate.connectors.base import SinkWriter, SourceBatch
-from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, Polled
+from headgate.connectors.induced import AnyReader, CheckpointMarker, Polled
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN_INPUT, InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
@@ -39,10 +39,10 @@ from headgate.protocol.watermarks import (
 )
 from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
 from headgate.runtime.wire.feedback import ReceivingChannel
-from headgate.runtime.worker.ahead_reader import AheadReader
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.hooks import Hooks
 from headgate.runtime.worker.outlets import EdgeOutlet
+from headgate.runtime.worker.sources import Source
 
 """Sections of a snapshot are named by node, not by vertex: chaining may differ when the pipeline is edited."""
 FIRST_CHECKPOINT = CheckpointId(1)
@@ -72,42 +72,6 @@ class Reports(Protocol):
 
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
         """Measured: waiting for barriers, and the synchronous part."""
-
-
-@dataclass(slots=True)
-class Source:
-    """The source at the head of a chain."""
-
-    reader: AnyReader | AheadReader
-    ahead: AheadReader | None = None
-    """``reader``, if it reads ahead of what is processed (GM30)."""
-    splits: tuple[str, ...] = ()
-    finished_splits: set[str] = field(default_factory=set)
-    is_over: bool = False
-    """Whether it is not read any more, even if there is more to read (E7, E9)."""
-    markers: InducedReader | None = None
-    """What reads, if it sets the barriers of this subtask (EI20)."""
-    seen: machine.SplitsSeen = field(default_factory=lambda: machine.SplitsSeen(()))
-    """What the machine knows of its splits, if it does."""
-
-    def splits_now(self) -> machine.SplitsSeen:
-        """Return which splits a marker may still come from (EI25, EI26, EI30)."""
-        assert self.markers is not None
-        if self.is_over or (self.ahead is not None and self.ahead.is_ended):
-            return machine.SplitsSeen((), is_read=False)
-        return machine.SplitsSeen(tuple(self.markers.splits()), is_read=self.ahead is None or not self.ahead.is_full)
-
-    def positions(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
-        """Return those of a snapshot that is taken now."""
-        return self.reader.positions() if self.ahead is None else self.ahead.cut(checkpoint, is_last=is_last)
-
-
-def _source_of(reader: AnyReader | None, mode: Guarantee, *, is_over: bool) -> Source | None:
-    if reader is None:
-        return None
-    ahead = AheadReader(reader) if mode is Guarantee.AT_MOST_ONCE else None
-    markers = reader if isinstance(reader, InducedReader) else None
-    return Source(ahead or reader, ahead, is_over=is_over, markers=markers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +118,7 @@ class SubtaskRunner:
         self._input_names = [MAIN_INPUT] * len(self._inputs) if parts.input_names is None else list(parts.input_names)
         self._outlets = list(parts.outlets)
         self._sinks = dict(parts.sinks)
-        self._source = _source_of(parts.reader, parts.mode, is_over=parts.is_draining)
+        self._source = Source.of(parts.reader, parts.mode, is_over=parts.is_draining)
         self._writer = parts.make_writer()
         self._reports = parts.reports
         regular_count = len(self._inputs) - (0 if parts.place is None else len(parts.place.feedback))
@@ -312,22 +276,8 @@ class SubtaskRunner:
     def _meet(self, source: Source, marker: CheckpointMarker) -> None:
         """The reader stands behind a marker; it goes on when the machine says so (EI21)."""
         self._see_splits()
-        if source.markers is not None and marker.split not in source.seen.splits:
-            if marker.split in source.markers.positions():
-                return  # its end is directly behind the marker, and counts as well (EI25)
-            problem = "which it does not own"
-        elif source.markers is None:
-            problem = "and has no read_on() that would have it go on"
-        elif marker.split in self._machine.held_splits:
-            problem = "and had gone on in it before read_on() named that split"
-        else:
-            problem = ""
-        if problem:
-            raise UsageError(
-                f"the reader of source '{self.chain.vertex.head.name}' met the marker of checkpoint "
-                f"{marker.checkpoint_id} in split '{marker.split}', {problem}"
-            )
-        self.handle(machine.MarkerMet(marker.split, CheckpointId(marker.checkpoint_id)))
+        if source.check_marker(marker, self._machine.held_splits, str(self.chain.vertex.head.name)):
+            self.handle(machine.MarkerMet(marker.split, CheckpointId(marker.checkpoint_id)))
 
     def _see_splits(self) -> None:
         """Tell the machine of a source that sets its barriers which splits may still bring one, if that changed."""
@@ -345,11 +295,7 @@ class SubtaskRunner:
         return bool(held) and set(source.seen.splits) <= set(held)
 
     def _process_polled(self, source: Source, polled: SourceBatch) -> None:
-        if source.ahead is None and polled.split in self._machine.held_splits:
-            raise UsageError(
-                f"the reader of source '{self.chain.vertex.head.name}' returned records of split '{polled.split}' "
-                "behind a marker before read_on() named that split: they would be in the wrong checkpoint"
-            )
+        source.check_records(polled, self._machine.held_splits, str(self.chain.vertex.head.name))
         self._resume()
         if polled.split not in source.splits:
             self._update_splits(source, polled.split)

@@ -1,0 +1,88 @@
+"""The source at the head of a chain: its reader, and what that one must not do.
+
+Counterparts: ``runtime.worker.subtask_runner``, which polls it, ``protocol.subtasks.induced``, which decides when one
+that sets its own barrier is cut. Never decides anything about checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from headgate.connectors.base import SourceBatch
+from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader
+from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId
+from headgate.model.options import Guarantee
+from headgate.protocol.subtasks.events import SplitsSeen
+from headgate.runtime.worker.ahead_reader import AheadReader
+
+
+@dataclass(slots=True)
+class Source:
+    """What is read in one subtask."""
+
+    reader: AnyReader | AheadReader
+    ahead: AheadReader | None = None
+    """``reader``, if it reads ahead of what is processed (GM30)."""
+    splits: tuple[str, ...] = ()
+    finished_splits: set[str] = field(default_factory=set)
+    is_over: bool = False
+    """Whether it is not read any more, even if there is more to read (E7, E9)."""
+    markers: InducedReader | None = None
+    """What reads, if it sets the barriers of this subtask (EI20)."""
+    seen: SplitsSeen = field(default_factory=lambda: SplitsSeen(()))
+    """What the machine knows of its splits, if it does."""
+
+    @staticmethod
+    def of(reader: AnyReader | None, mode: Guarantee, *, is_over: bool) -> Source | None:
+        """Return the source that ``reader`` reads, if there is one."""
+        if reader is None:
+            return None
+        ahead = AheadReader(reader) if mode is Guarantee.AT_MOST_ONCE else None
+        markers = reader if isinstance(reader, InducedReader) else None
+        return Source(ahead or reader, ahead, is_over=is_over, markers=markers)
+
+    def positions(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
+        """Return those of a snapshot that is taken now."""
+        return self.reader.positions() if self.ahead is None else self.ahead.cut(checkpoint, is_last=is_last)
+
+    def splits_now(self) -> SplitsSeen:
+        """Return which splits a marker may still come from (EI25, EI26, EI30)."""
+        assert self.markers is not None
+        if self.is_over or (self.ahead is not None and self.ahead.is_ended):
+            return SplitsSeen((), is_read=False)
+        return SplitsSeen(tuple(self.markers.splits()), is_read=self.ahead is None or not self.ahead.is_full)
+
+    def check_marker(self, marker: CheckpointMarker, held: Collection[str], name: str) -> bool:
+        """Return whether ``marker`` is to be told: not if its split has ended with it, which counts as well (EI25).
+
+        Raises:
+            UsageError: the reader must not have met it (EI21).
+        """
+        if self.markers is None:
+            problem = "and has no read_on() that would have it go on"
+        elif marker.split in held:
+            problem = "and had gone on in it before read_on() named that split"
+        elif marker.split in self.seen.splits:
+            return True
+        elif marker.split in self.markers.positions():
+            return False
+        else:
+            problem = "which it does not own"
+        raise UsageError(
+            f"the reader of source '{name}' met the marker of checkpoint {marker.checkpoint_id} in split "
+            f"'{marker.split}', {problem}"
+        )
+
+    def check_records(self, polled: SourceBatch, held: Collection[str], name: str) -> None:
+        """Refuse records from behind a marker (EI21). Those that were read ahead of it come later, and are none.
+
+        Raises:
+            UsageError
+        """
+        if self.ahead is None and polled.split in held:
+            raise UsageError(
+                f"the reader of source '{name}' returned records of split '{polled.split}' behind a marker before "
+                "read_on() named that split: they would be in the wrong checkpoint"
+            )
