@@ -17,6 +17,7 @@ from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.store.catalogue.base import Marker
 from headgate.store.store import Store
+from headgate.testing.source_kit import check_markers
 
 SCHEMA = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])
 NAME = "app/events"
@@ -222,3 +223,11 @@ def test_a_source_without_stream_cuts_brings_no_hook(store: Store) -> None:
     cutting = StreamSource(NAME, store.root, stream_cuts=True)
     assert cutting.without_hook() == plain
     assert cutting.identity() == plain.identity(), "a pipeline may change from one to the other"
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 4])
+def test_a_stream_that_is_cut_goes_on_behind_every_marker(store: Store, parallelism: int) -> None:  # EI33, SC21
+    write(store, *range(40))
+    store.seal(NAME)
+    expected = [{"key": f"k{n % 7}", "value": n} for n in range(40)]
+    check_markers(StreamSource(NAME, store.root, stream_cuts=True), hook_of(store), parallelism, 20, expected)

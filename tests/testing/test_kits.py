@@ -199,7 +199,7 @@ class Marks(CoordinatorHook):
             items.insert(self.at[name] + 2, -checkpoint_id)
 
     def restore(self, checkpoint_id: int, data: bytes | None) -> None:
-        self.reset()
+        """Markers that were met lie before every position."""
 
     def reset(self) -> None:
         for items in self.splits.values():

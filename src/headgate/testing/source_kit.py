@@ -13,6 +13,7 @@ from headgate.connectors.base import Source, SourceContext
 from headgate.connectors.hooks import CoordinatorHook, HookContext, HookedSource
 from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, InducedSource, Polled
 from headgate.model.ids import Generation
+from headgate.model.life import NO_GENERATION
 
 POLLS_MAX = 100_000
 """A bounded source that has not ended after so many polls never will."""
@@ -39,7 +40,7 @@ def check_source(source: Source | InducedSource, parallelisms: Sequence[int] = (
     hook = source.coordinator_hook() if isinstance(source, HookedSource) else None
     if hook is not None:
         for parallelism in parallelisms:
-            _check_markers(source, hook, parallelism, polls, expected)
+            check_markers(source, hook, parallelism, polls, expected)
     for parallelism in parallelisms:
         polls_max = 100 + polls * parallelism * POLLS_FACTOR
         step = max(1, polls // RESTARTS_MAX)
@@ -80,19 +81,27 @@ def _run(
     raise AssertionError(f"the source had not ended after {polls_max} polls")
 
 
-def _check_markers(
+def check_markers(
     source: Source | InducedSource, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
 ) -> None:
-    """Take checkpoint after checkpoint, each behind other numbers of polls, and begin anew behind every one of them."""
-    hook.open(HookContext("kit", "source", 1))
-    hook.reset()
+    """Take checkpoint after checkpoint, each behind other numbers of polls; behind every one a generation begins.
+
+    Raises:
+        AssertionError: records are lost or come again, or the reader does not stand still behind its markers.
+    """
     rows: list[dict[str, Any]] = []
     cut: _Cut | None = None
     positions: dict[str, bytes] | None = None
+    data: bytes | None = None
     for checkpoint in range(1, polls + RESTARTS_MAX):
-        cut = _Cut(source, parallelism, positions)
+        hook.open(HookContext("kit", "source", checkpoint))
+        if positions is None:
+            hook.reset()
+        else:
+            hook.restore(checkpoint - 1, data)
+        cut = _Cut(_open(source, parallelism, positions, Generation(checkpoint)))
         cut.read(checkpoint % 5)
-        hook.trigger(checkpoint)
+        data = hook.trigger(checkpoint)
         rows += cut.to_marker(checkpoint, polls * POLLS_FACTOR + 100)
         positions = cut.positions()
         cut.check_standing_still(checkpoint)
@@ -108,8 +117,8 @@ def _check_markers(
 class _Cut:
     """Readers of all subtasks between one checkpoint and the next."""
 
-    def __init__(self, source: Source | InducedSource, parallelism: int, positions: dict[str, bytes] | None) -> None:
-        self._readers = _open(source, parallelism, positions)
+    def __init__(self, readers: list[AnyReader]) -> None:
+        self._readers = readers
         self._rows: list[dict[str, Any]] = []
         self._still: set[str] = set()
 
@@ -162,8 +171,12 @@ class _Cut:
             self._rows += found.batch.to_pylist()
 
 
-def _open(source: Source | InducedSource, parallelism: int, positions: dict[str, bytes] | None) -> list[AnyReader]:
-    generation = Generation(1)
+def _open(
+    source: Source | InducedSource,
+    parallelism: int,
+    positions: dict[str, bytes] | None,
+    generation: Generation = NO_GENERATION,
+) -> list[AnyReader]:
     contexts = [
         SourceContext("kit", "source", index, parallelism, positions, generation) for index in range(parallelism)
     ]
