@@ -134,7 +134,9 @@ class Outside:
         checkpoint = int(manifest.checkpoint)
         found = {state.hook: state.data for state in manifest.hooks}
         if found != {HOOK: self.returned.get(checkpoint, b"?")}:
-            self.fail(f"checkpoint {checkpoint} holds {found} of hooks, which returned {self.returned.get(checkpoint)}")
+            self.fail(
+                f"checkpoint {checkpoint} holds {found} of hooks, which returned {self.returned.get(checkpoint)!r}"
+            )
         cuts = self.cuts.get(checkpoint, {})
         for name, tape in self.tapes.items():
             at = cuts.get(name)
