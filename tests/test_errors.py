@@ -24,7 +24,7 @@ from headgate.errors import (
 EXAMPLES: list[HeadgateError] = [
     HeadgateError("something"),
     UsageError("the pipeline has no sink"),
-    PipelineFailed("it failed 3 times", "Traceback: ..."),
+    PipelineFailed("it failed 3 times", "Traceback: ...", is_for_good=True),
     BadRecord("parse", "not JSON", "app.log byte 12", "'{'"),
     ProtocolViolation("Aligner", "second barrier", ("one", "two")),
     CorruptionError("log/1", 8, "checksum 1", "2"),

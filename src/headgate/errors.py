@@ -37,12 +37,14 @@ class PipelineFailed(HeadgateError):
     Attributes:
         reason: one sentence.
         detail: a short Python traceback of the user's own frames, or "".
+        is_for_good: whether starting it again fails in the same way until somebody changes something.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
+    def __init__(self, reason: str, detail: str = "", is_for_good: bool = False) -> None:
+        super().__init__(reason, detail, is_for_good)
         self.reason = reason
         self.detail = detail
+        self.is_for_good = is_for_good
 
     def __str__(self) -> str:
         return f"{self.reason}\n{self.detail}" if self.detail else self.reason

@@ -1,6 +1,6 @@
 """The command ``headgate``: its sub-commands, and how errors leave it.
 
-Exit codes: 0 done (also: stopped by Ctrl-C or SIGTERM after a last checkpoint), 1 failed, 2 wrong use.
+Exit codes: see ``model.exits``.
 """
 
 from __future__ import annotations

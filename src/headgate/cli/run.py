@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
 from headgate.api.pipeline import Pipeline
 from headgate.api.running import run_to_end
+from headgate.cli import keeping
+from headgate.cli.keeping import Orders
+from headgate.cli.kept import Kept
 from headgate.cli.load import load_pipeline
 from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, Quiet, ShownObserver
+from headgate.cli.restarts import RESTART_DEFAULT, restart_strategy
 from headgate.cli.text import count_text, duration_text
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineHandle, RunResult
+from headgate.runtime.driver.succession import Succession, succeeding
 from headgate.spark.session import quick_jvm
+
+COMMAND = [sys.executable, "-P", "-m", "headgate.cli.main"]
+"""``headgate``, whatever is in the working directory."""
 
 
 def run(
@@ -32,6 +43,18 @@ def run(
     describe: Annotated[bool, typer.Option("--describe", help="Print the plan and exit.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Write progress as JSON lines.")] = False,
+    supervised: Annotated[
+        bool, typer.Option("--supervised", help="Start the driver again when it died, from a small process of its own.")
+    ] = False,
+    restart: Annotated[
+        str | None,
+        typer.Option(
+            help="When --supervised starts a driver again: none, fixed-delay:attempts=3,delay=5s, "
+            "failure-rate:failures=3,interval=1m,delay=1s, or "
+            "exponential-delay:initial=100ms,maximum=1m,multiplier=2,reset_after=1m,jitter=0.1,attempts=9.",
+            show_default=RESTART_DEFAULT,
+        ),
+    ] = None,
 ) -> None:
     """Run a pipeline until its input ends.
 
@@ -39,23 +62,56 @@ def run(
     function pipeline() returns. Ctrl-C or SIGTERM stops after a last checkpoint; the same command continues from
     there. SIGUSR1 drains: reading stops, everything in flight is processed, and the pipeline has finished. 'headgate
     stop' sends either from another terminal.
+
+    With --supervised a driver that died, or failed in a way that may pass, is started again. Signals to the supervisor
+    are for the driver.
+
+    Exit codes: 0 done or stopped, 1 failed and starting again may help, 2 wrong use, 3 failed for good: something has
+    to be changed first, 4 somebody else runs the pipeline now.
     """
+    kept = Kept.by_environment()
     if quiet and as_json:
         raise UsageError("give --quiet or --json, not both")
+    if restart is not None and not supervised:
+        raise UsageError("--restart says when --supervised starts a driver again; the program says when a pipeline restarts")
+    strategy = restart_strategy(restart or RESTART_DEFAULT)
+    if supervised and not describe:
+        options = _options(master, parallelism, checkpoint_dir, quiet, as_json)
+        command = [*COMMAND, "run", *options, "--", program, *(arguments or ())]
+        become_keeper(Orders(command, strategy, Path(program).stem, as_json=as_json))
     pipeline = load_pipeline(program, arguments or ())
     pipeline.override(parallelism=parallelism, checkpoint_dir=checkpoint_dir)
     if describe:
         typer.echo(pipeline.describe())
         return
     with _observer(pipeline, quiet, as_json) as observer:
-        result = run_to_end(lambda: _started(pipeline, master, observer))
+        result = run_to_end(lambda: _started(pipeline, master, observer, kept))
     if not quiet and not as_json:
         typer.echo(f"{pipeline.name}: {result_text(result)}", err=True)
 
 
-def _started(pipeline: Pipeline, master: str | None, observer: ShownObserver) -> PipelineHandle:
-    with quick_jvm():  # this process does nothing else with Spark
+def _started(pipeline: Pipeline, master: str | None, observer: ShownObserver, kept: Kept) -> PipelineHandle:
+    kept.listens()
+    place = Succession(kept.claimant, kept.after, kept.claimed)
+    with succeeding(place), quick_jvm():  # this process does nothing else with Spark
         return pipeline.start(master, observer=observer)
+
+
+def _options(
+    master: str | None, parallelism: int | None, checkpoint_dir: str | None, quiet: bool, as_json: bool
+) -> list[str]:
+    """Return what a kept driver is told of the options of its keeper."""
+    values = {"--master": master, "--parallelism": parallelism, "--checkpoint-dir": checkpoint_dir}
+    flags = {"--quiet": quiet, "--json": as_json}
+    given = [f"{name}={value}" for name, value in values.items() if value is not None]
+    return given + [name for name, is_on in flags.items() if is_on]
+
+
+def become_keeper(orders: Orders) -> NoReturn:
+    """Replace this process by a keeper: one that has imported nothing of Spark or Arrow (docs/spec/keeper.md)."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-P", "-m", keeping.__name__, orders.encoded()])
 
 
 def result_text(result: RunResult) -> str:

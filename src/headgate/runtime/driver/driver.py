@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from dataclasses import replace
 
 from headgate.codec import messages
 from headgate.model.definition import PipelineDefinition
@@ -27,6 +28,7 @@ from headgate.runtime.driver.event_loop import EventLoop
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.driver.progress_book import ProgressBook
 from headgate.runtime.driver.replacement_watch import ReplacementWatch
+from headgate.runtime.driver.succession import succession
 from headgate.runtime.driver.supervision import Launcher, Supervision
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.process import PROCESS
@@ -56,7 +58,8 @@ class Driver:
         """
         config, owner = definition.config, owner_text()
         self._config = config
-        claimant = f"{owner}, driver {around.token(4).hex()}"  # differs even within one process
+        given = succession()
+        claimant = given.claimant or f"{owner}, driver {around.token(4).hex()}"  # differs even within one process
         lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, owner)
         log = CheckpointLog(open_storage(config.checkpoint_root), config.name)
         self._observer = observer
@@ -77,7 +80,7 @@ class Driver:
             self.workers,
             self.book,
             self._on_finish,
-            claimant=claimant,
+            succession=replace(given, claimant=claimant),
             around=around,
         )
         self._watch = ReplacementWatch(log, self._pools.storage, self._loop, self._on_replaced)

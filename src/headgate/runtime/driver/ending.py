@@ -67,4 +67,5 @@ def error_of(failure: Failure) -> HeadgateError:
     """Return what is raised for a run that ended with ``failure``."""
     if failure.kind is FailureKind.REPLACED:
         return FencedError(failure.reason)
-    return PipelineFailed(failure.reason, failure.detail)
+    is_for_good = failure.is_hopeless or failure.kind is FailureKind.USER_CODE  # KR4
+    return PipelineFailed(failure.reason, failure.detail, is_for_good)

@@ -27,6 +27,7 @@ from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.live_generation import LiveGeneration
 from headgate.runtime.driver.looping import Looping, RoundCallbacks
 from headgate.runtime.driver.progress_book import ProgressBook
+from headgate.runtime.driver.succession import Succession
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import Surroundings
 
@@ -58,10 +59,10 @@ class Supervision:
         book: ProgressBook,
         on_finish: Callable[[supervisor.Finish], None],
         *,
-        claimant: str,
+        succession: Succession,
         around: Surroundings,
     ) -> None:
-        """Make it. ``on_finish`` is told the outcome of the run; ``claimant`` differs for every driver."""
+        """Make it. ``on_finish`` is told the outcome of the run; ``succession`` has a claimant."""
         self._definition = definition
         self.launcher = launcher
         self._observer = observer
@@ -71,7 +72,7 @@ class Supervision:
         self._workers = workers
         self._book = book
         self._on_finish = on_finish
-        self._claimant = claimant
+        self._succession = succession
         self._around = around
         self.callbacks = RoundCallbacks(self.note, around)
         self.hooks = HookCalls(definition.hooks, around)
@@ -79,7 +80,7 @@ class Supervision:
         self.live: LiveGeneration | None = None
         self.state = PipelineState.STARTING
         self.is_drained = False
-        self.last_generation: Generation | None = None
+        self.last_generation: Generation | None = succession.after
         self._submission: int | None = None
         self._deployed: AttemptId | None = None
         self._failed_ms: int | None = None
@@ -184,7 +185,13 @@ class Supervision:
         """Runs in the storage thread."""
         try:
             begun = begin_generation(
-                self._definition, self._log, self._claimant, self.note, self.last_generation, self._around, self.hooks
+                self._definition,
+                self._log,
+                self._succession.claimant,
+                self.note,
+                self.last_generation,
+                self._around,
+                self.hooks,
             )
         except Exception as error:
             failure, jitter = claim_failure(error), self._around.random.random()
@@ -199,6 +206,7 @@ class Supervision:
             self.handle(supervisor.AlreadyFinished(begun.manifest.checkpoint))
             return
         self.last_generation = begun.generation
+        self._succession.tell_claim(begun.generation)
         # From now on, not from its start: a quick subtask reports before the last worker is ready.
         definition, timers, workers = self._definition, self._timers, self._workers
         coordination = Coordination(

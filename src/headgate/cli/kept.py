@@ -1,0 +1,77 @@
+"""A driver's end of its keeper (``cli.keeping``): it dies with it, and tells it what it must know (KR7, KR9, KR10)."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+from contextlib import suppress
+
+from headgate.cli.keeping import KEPT, Terms
+from headgate.errors import UsageError
+from headgate.model.ids import Generation
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Kept:
+    """Between a driver and its keeper. Of a driver without one, nothing is told to nobody."""
+
+    def __init__(self, terms: Terms | None) -> None:
+        self._terms = terms
+
+    @classmethod
+    def by_environment(cls) -> Kept:
+        """Return what the environment says, and take it out: it is for this process alone.
+
+        From now on this process dies when its keeper does (KR9).
+        """
+        text = os.environ.pop(KEPT, None)
+        if text is None:
+            return cls(None)
+        terms = Terms(**json.loads(text))
+        os.set_inheritable(terms.words, False)
+        die_with(terms.keeper)
+        return cls(terms)
+
+    @property
+    def claimant(self) -> str:
+        """Under which name to claim; "" for one of its own."""
+        return "" if self._terms is None else self._terms.claimant
+
+    @property
+    def after(self) -> Generation | None:
+        """The newest generation that a driver of the same keeper claimed, if any."""
+        after = None if self._terms is None else self._terms.after
+        return None if after is None else Generation(after)
+
+    def listens(self) -> None:
+        """Tell that every signal is taken from now on."""
+        self._tell("listening")
+
+    def claimed(self, generation: Generation) -> None:
+        """Tell that ``generation`` was claimed."""
+        self._tell(str(int(generation)))
+
+    def _tell(self, word: str) -> None:
+        if self._terms is not None:
+            with suppress(BrokenPipeError):  # without a keeper this process is about to die
+                os.write(self._terms.words, f"{word}\n".encode())
+
+
+def die_with(keeper: int) -> None:
+    """Have the system kill this process when its parent dies; end at once if ``keeper`` is not the parent any more.
+
+    Raises:
+        UsageError: this system cannot do that.
+    """
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        failed = libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    except AttributeError:
+        failed = -1
+    if failed:
+        raise UsageError("--supervised needs Linux: elsewhere a driver would outlive its supervisor")
+    if os.getppid() != keeper:  # it died before the system knew
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,199 @@
+"""Whether and when a driver is started again (docs/spec/keeper.md)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.errors import ProtocolViolation
+from headgate.model.config import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
+from headgate.model.exits import Exit
+from headgate.model.ids import Generation
+from headgate.protocol.machine import Ignored
+from headgate.protocol.supervision.keeper import (
+    ArmDelay,
+    Begin,
+    ChildClaimed,
+    ChildEnded,
+    ChildListens,
+    DelayOver,
+    Effect,
+    End,
+    Event,
+    Keeper,
+    Phase,
+    ReportRestart,
+    StartChild,
+    Tell,
+    Wish,
+    Wished,
+)
+
+KILLED = -9
+
+
+def ended(status: int | None, at_ms: int = 0, problem: str = "") -> ChildEnded:
+    return ChildEnded(status, at_ms, 0.5, problem)
+
+
+def running(strategy: RestartStrategy | None = None, *events: Event, is_standby: bool = False) -> Keeper:
+    keeper = Keeper(strategy or FixedDelay(delay_ms=70), is_standby=is_standby)
+    assert keeper.handle(Begin()) == [StartChild(None)]
+    for event in events:
+        keeper.handle(event)
+    return keeper
+
+
+@pytest.mark.parametrize("status", [KILLED, -6, -15, Exit.FAILED, 137, 5])
+def test_a_driver_that_died_is_started_again_after_the_delay_of_the_strategy(status: int) -> None:  # KR2
+    keeper = running()
+    assert keeper.handle(ended(status)) == [ReportRestart(ended(status), 70, 1), ArmDelay(70)]
+    assert keeper.handle(DelayOver()) == [StartChild(None)]
+    assert keeper.handle(ended(status)) == [ReportRestart(ended(status), 70, 2), ArmDelay(70)]
+
+
+@pytest.mark.parametrize("code", [Exit.DONE, Exit.USAGE, Exit.FOR_GOOD, Exit.REPLACED])
+def test_an_end_that_starting_again_does_not_cure_ends_the_keeper(code: Exit) -> None:  # KR3
+    keeper = running()
+    assert keeper.handle(ended(code)) == [End(code)]
+    assert keeper.phase is Phase.ENDED
+
+
+def test_a_standby_that_was_replaced_stands_by_again() -> None:  # KR3, SB12
+    replaced = ended(Exit.REPLACED)
+    assert running(is_standby=True).handle(replaced) == [ReportRestart(replaced, 70, 1), ArmDelay(70)]
+    assert running(is_standby=True).handle(ended(Exit.DONE)) == [End(Exit.DONE)]
+    assert running(is_standby=True).handle(ended(Exit.FOR_GOOD)) == [End(Exit.FOR_GOOD)]
+
+
+@pytest.mark.parametrize(("status", "code"), [(KILLED, 137), (Exit.FAILED, 1), (None, 1)])
+def test_a_strategy_that_gives_up_ends_the_keeper_with_the_last_code(status: int | None, code: int) -> None:  # KR5
+    assert running(NoRestart()).handle(ended(status)) == [End(code, "the restart strategy is 'none'")]
+    keeper = running(FixedDelay(attempts=1, delay_ms=5), ended(KILLED), DelayOver())
+    assert keeper.handle(ended(status)) == [End(code, "it failed 2 times, and 1 restarts were allowed")]
+
+
+def test_a_quiet_time_makes_an_exponential_delay_start_over() -> None:  # KR2: the ends of children are its failures
+    strategy = ExponentialDelay(initial_ms=100, multiplier=3.0, jitter=0.0, reset_after_ms=1_000)
+    keeper = running(strategy)
+    delays = []
+    for at_ms in (0, 500, 5_000):
+        delays += [e.after_ms for e in keeper.handle(ended(KILLED, at_ms)) if isinstance(e, ArmDelay)]
+        keeper.handle(DelayOver())
+    assert delays == [100, 300, 100]
+
+
+@pytest.mark.parametrize("wish", [Wish.STOP, Wish.INTERRUPT])
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (KILLED, 137), (-15, 143), (1, 1)])
+def test_after_a_stop_nothing_is_started_again(wish: Wish, status: int, code: int) -> None:  # KR6
+    keeper = running(None, ChildListens())
+    assert keeper.handle(Wished(wish)) == [Tell(wish)]
+    assert keeper.handle(Wished(wish)) == [Tell(wish)], "the second one is passed on, too"
+    assert keeper.handle(ended(status)) == [End(code)]
+
+
+def test_a_stop_reaches_a_driver_that_does_not_listen_yet() -> None:  # KR6
+    assert running().handle(Wished(Wish.STOP)) == [Tell(Wish.STOP)]
+
+
+def test_a_wish_to_drain_waits_until_the_driver_listens_and_outlives_it() -> None:  # KR7
+    keeper = running()
+    assert keeper.handle(Wished(Wish.DRAIN)) == [Ignored("told when the child listens")]
+    assert keeper.handle(ChildListens()) == [Tell(Wish.DRAIN)]
+    keeper.handle(ended(KILLED))
+    keeper.handle(DelayOver())
+    assert keeper.handle(ChildListens()) == [Tell(Wish.DRAIN)], "the next driver goes on draining"
+
+
+def test_a_wish_between_two_drivers_is_for_the_next_one() -> None:  # KR7
+    keeper = running(None, ChildListens(), ended(KILLED))
+    waits = [Ignored("told when the child listens")]
+    assert [keeper.handle(Wished(wish)) for wish in (Wish.DRAIN, Wish.CHECKPOINT)] == [waits, waits]
+    keeper.handle(DelayOver())
+    assert keeper.handle(ChildListens()) == [Tell(Wish.DRAIN), Tell(Wish.CHECKPOINT)]
+
+
+def test_a_wish_for_a_checkpoint_is_told_once() -> None:  # KR7
+    keeper = running(None, Wished(Wish.CHECKPOINT))
+    assert keeper.handle(ChildListens()) == [Tell(Wish.CHECKPOINT)]
+    assert keeper.handle(Wished(Wish.CHECKPOINT)) == [Tell(Wish.CHECKPOINT)]
+    keeper.handle(ended(KILLED))
+    keeper.handle(DelayOver())
+    assert keeper.handle(ChildListens()) == [Ignored("nobody has asked for anything")]
+
+
+@pytest.mark.parametrize("wish", [Wish.STOP, Wish.INTERRUPT])
+def test_a_stop_between_two_drivers_ends_at_once(wish: Wish) -> None:  # KR8
+    keeper = running(None, ended(KILLED))
+    (effect,) = keeper.handle(Wished(wish))
+    assert effect == End(
+        Exit.DONE, "stopped between two drivers; the same command continues from the last completed checkpoint"
+    )
+    assert keeper.handle(DelayOver()) == [Ignored("no restart is due")]
+
+
+def test_the_next_driver_is_told_what_the_last_one_claimed() -> None:  # KR10
+    keeper = running(None, ChildClaimed(Generation(4)), ChildClaimed(Generation(6)), ended(KILLED))
+    assert keeper.handle(DelayOver()) == [StartChild(Generation(6))]
+    keeper.handle(ended(KILLED))
+    assert keeper.handle(DelayOver()) == [StartChild(Generation(6))], "one that claimed nothing changes nothing"
+
+
+def test_a_driver_that_cannot_be_started_counts_as_one_that_died() -> None:  # KR11
+    keeper = running()
+    failed = ended(None, problem="no more processes")
+    assert keeper.handle(failed) == [ReportRestart(failed, 70, 1), ArmDelay(70)]
+
+
+def test_what_cannot_happen_is_refused() -> None:
+    with pytest.raises(ProtocolViolation):
+        running().handle(Begin())
+    with pytest.raises(ProtocolViolation):
+        running(None, ended(KILLED)).handle(ended(KILLED))
+
+
+STATUSES = st.sampled_from([KILLED, -15, -6, 0, 1, 2, 3, 4, 137, None])
+STRATEGIES = st.sampled_from([NoRestart(), FixedDelay(2, 50), FixedDelay(None, 0), ExponentialDelay()])
+
+
+@given(STRATEGIES, st.booleans(), st.data())
+def test_there_is_never_more_than_one_child(strategy: RestartStrategy, is_standby: bool, data: st.DataObject) -> None:
+    """KR1–KR8 in any history: one child at a time, none after a stop or an end, delays waited out."""
+    keeper = Keeper(strategy, is_standby=is_standby)
+    now, is_alive, is_delayed, is_stopped, over = 0, False, False, False, None
+    effects: list[Effect] = keeper.handle(Begin())
+    for _ in range(40):
+        for effect in effects:
+            assert over is None
+            match effect:
+                case StartChild():
+                    assert not is_alive, "KR1"
+                    assert not is_stopped, "KR6"
+                    is_alive = True
+                case ArmDelay():
+                    assert not is_alive
+                    is_delayed = True
+                case Tell():
+                    assert is_alive
+                case End():
+                    over = effect.code
+        if over is not None:
+            break
+        legal: list[Event] = [Wished(data.draw(st.sampled_from(list(Wish))))]
+        if is_alive:
+            legal += [ended(data.draw(STATUSES), now), ended(KILLED, now), ChildListens()]
+        if is_delayed:
+            legal.append(DelayOver())
+        event = data.draw(st.sampled_from(legal))
+        now += data.draw(st.integers(0, 100_000))
+        if isinstance(event, ChildEnded):
+            is_alive = False
+        if isinstance(event, DelayOver):
+            is_delayed = False
+        is_stopped |= isinstance(event, Wished) and event.wish in (Wish.STOP, Wish.INTERRUPT)
+        effects = keeper.handle(event)
+        if isinstance(event, ChildEnded) and not is_stopped and event.status in (0, 2, 3):
+            assert effects == [End(event.status)], "KR3"
+    if over is not None:
+        assert keeper.phase is Phase.ENDED
