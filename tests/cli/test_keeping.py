@@ -216,8 +216,8 @@ def test_what_a_dead_driver_leaves_running_is_ended_before_the_next_one_starts(
     kept = keep(
         "left = [words[1] for words in map(json.loads, open(sys.argv[1]))]\n"
         "if left:\n"
-        "    state = open(f'/proc/{left[0]}/stat').read().split()[2] if os.path.exists(f'/proc/{left[0]}') else 'gone'\n"
-        "    tell(state)\n"
+        "    stat = f'/proc/{left[0]}/stat'\n"
+        "    tell(open(stat).read().split()[2] if os.path.exists(stat) else 'gone')\n"
         "    sys.exit(0)\n"
         "tell(subprocess.Popen([sys.executable, '-S', '-c', 'import time; time.sleep(3600)']).pid)\n"
         "hold()"
@@ -231,8 +231,7 @@ def test_what_a_dead_driver_leaves_running_is_ended_before_the_next_one_starts(
 
 def test_the_next_driver_has_the_name_and_the_generation_of_the_last_one(keep: Callable[..., Kept]) -> None:  # KR10
     kept = keep(
-        "tell(kept.claimant, kept.after)\nkept.claimed(7)\n"
-        "sys.exit(1 if len(open(sys.argv[1]).readlines()) < 2 else 0)"
+        "tell(kept.claimant, kept.after)\nkept.claimed(7)\nsys.exit(1 if len(open(sys.argv[1]).readlines()) < 2 else 0)"
     )
     assert kept.end()[0] == 0
     (_, first_name, first), (_, second_name, second) = kept.told()

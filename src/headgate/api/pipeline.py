@@ -212,6 +212,14 @@ class Pipeline:
             config, graph, plan, outputs, sink is not None, hooks, frozenset(self._forgotten_hooks)
         )
 
+    def definition_on(self, master: str | None, *, spark: Any = None) -> PipelineDefinition:
+        """Return what ``start`` would run there.
+
+        Raises:
+            UsageError: see ``definition``.
+        """
+        return self.definition(self._parallelism or _slots(master, spark))
+
     def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
         """Replace what the program says (the command line's options); None keeps it.
 
@@ -243,7 +251,7 @@ class Pipeline:
         refuse_while_loading(self)
         from headgate.spark.session import start_pipeline
 
-        definition = self.definition(self._parallelism or _slots(master, spark))
+        definition = self.definition_on(master, spark=spark)
         _make_checkpoint_directory(definition.config)
         for node in definition.graph.nodes:
             if isinstance(node.spec, CapturableSource):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -18,11 +20,12 @@ from headgate.cli.kept import Kept
 from headgate.cli.load import load_pipeline
 from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, Quiet, ShownObserver
 from headgate.cli.restarts import RESTART_DEFAULT, restart_strategy
+from headgate.cli.standby import StandingBy, jvm_check
 from headgate.cli.text import count_text, duration_text
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.runtime.driver.succession import Succession, succeeding
-from headgate.spark.session import quick_jvm
+from headgate.spark.session import WarmSession, quick_jvm
 
 COMMAND = [sys.executable, "-P", "-m", "headgate.cli.main"]
 """``headgate``, whatever is in the working directory."""
@@ -46,6 +49,12 @@ def run(
     supervised: Annotated[
         bool, typer.Option("--supervised", help="Start the driver again when it died, from a small process of its own.")
     ] = False,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Wait beside a pipeline that runs elsewhere, and take over when its driver is gone."
+        ),
+    ] = False,
     restart: Annotated[
         str | None,
         typer.Option(
@@ -66,6 +75,11 @@ def run(
     With --supervised a driver that died, or failed in a way that may pass, is started again. Signals to the supervisor
     are for the driver.
 
+    With --standby the same command on another machine, with the same checkpoint directory or object store, waits until
+    the driver that runs gives no sign of life for 5 s, and goes on in its place. It does not start what its user
+    stopped, and ends when the pipeline has finished. Ctrl-C or SIGTERM ends it. With --supervised too, a standby is
+    started again as a standby.
+
     Exit codes: 0 done or stopped, 1 failed and starting again may help, 2 wrong use, 3 failed for good: something has
     to be changed first, 4 somebody else runs the pipeline now.
     """
@@ -73,19 +87,23 @@ def run(
     if quiet and as_json:
         raise UsageError("give --quiet or --json, not both")
     if restart is not None and not supervised:
-        raise UsageError("--restart says when --supervised starts a driver again; the program says when a pipeline restarts")
+        raise UsageError("--restart is about --supervised, which is not given; restarts of workers are in the program")
     strategy = restart_strategy(restart or RESTART_DEFAULT)
     if supervised and not describe:
-        options = _options(master, parallelism, checkpoint_dir, quiet, as_json)
+        options = _options(master, parallelism, checkpoint_dir, quiet, as_json, standby)
         command = [*COMMAND, "run", *options, "--", program, *(arguments or ())]
-        become_keeper(Orders(command, strategy, Path(program).stem, as_json=as_json))
+        become_keeper(Orders(command, strategy, Path(program).stem, is_standby=standby, as_json=as_json))
     pipeline = load_pipeline(program, arguments or ())
     pipeline.override(parallelism=parallelism, checkpoint_dir=checkpoint_dir)
     if describe:
         typer.echo(pipeline.describe())
         return
-    with _observer(pipeline, quiet, as_json) as observer:
-        result = run_to_end(lambda: _started(pipeline, master, observer, kept))
+    result = _standing_by(pipeline, master, quiet, as_json, kept) if standby else None
+    if standby and result is None:
+        return
+    if result is None:
+        with _observer(pipeline, quiet, as_json) as observer:
+            result = run_to_end(lambda: _started(pipeline, master, observer, kept))
     if not quiet and not as_json:
         typer.echo(f"{pipeline.name}: {result_text(result)}", err=True)
 
@@ -97,12 +115,35 @@ def _started(pipeline: Pipeline, master: str | None, observer: ShownObserver, ke
         return pipeline.start(master, observer=observer)
 
 
+def _standing_by(pipeline: Pipeline, master: str | None, quiet: bool, as_json: bool, kept: Kept) -> RunResult | None:
+    """Wait for a turn and run; None when it never came."""
+    definition = pipeline.definition_on(master)
+    config = definition.config
+
+    def say(notice: str, text: str) -> None:
+        if as_json:
+            typer.echo(json.dumps({"event": "standby", "notice": notice, "text": text}))
+        elif not quiet:
+            typer.echo(f"{config.name}: {text}", err=True)
+
+    with quick_jvm(), ExitStack() as shown:  # this process does nothing else with Spark
+        session = WarmSession(config.name, definition.plan.parallelism, master)
+        shown.callback(session.close)
+
+        def start() -> PipelineHandle:
+            observer = shown.enter_context(_observer(pipeline, quiet, as_json))
+            return pipeline.start(master, spark=session.spark, observer=observer)
+
+        check = jvm_check(lambda: session.is_alive)
+        return StandingBy(config.checkpoint_root, config.name, kept, start, say, check).run()
+
+
 def _options(
-    master: str | None, parallelism: int | None, checkpoint_dir: str | None, quiet: bool, as_json: bool
+    master: str | None, parallelism: int | None, checkpoint_dir: str | None, quiet: bool, as_json: bool, standby: bool
 ) -> list[str]:
     """Return what a kept driver is told of the options of its keeper."""
     values = {"--master": master, "--parallelism": parallelism, "--checkpoint-dir": checkpoint_dir}
-    flags = {"--quiet": quiet, "--json": as_json}
+    flags = {"--quiet": quiet, "--json": as_json, "--standby": standby}
     given = [f"{name}={value}" for name, value in values.items() if value is not None]
     return given + [name for name, is_on in flags.items() if is_on]
 

@@ -80,6 +80,20 @@ class SparkLauncher:
             ended(None)
 
 
+def warm_up(spark: Any, parallelism: int) -> None:
+    """Run a job that does nothing, so that Spark has forked Python workers once and the next job need not wait."""
+    context = spark.sparkContext
+    with _worker_environment(context, context.master.startswith("local")):
+        spark.range(0, parallelism, 1, parallelism).mapInArrow(nothing, RESULT_SCHEMA).collect()
+
+
+def nothing(batches: Iterator[Any]) -> Iterator[Any]:
+    """Read everything and return nothing."""
+    for _ in batches:
+        pass
+    return iter(())
+
+
 @contextmanager
 def _worker_environment(context: Any, is_local: bool) -> Iterator[None]:
     """Let workers run this Python when they run on this machine, with one Polars thread each.

@@ -26,7 +26,8 @@ from headgate.model.progress import (
 )
 from headgate.runtime.driver.driver import Driver, owner_text
 from headgate.runtime.driver.pipeline_lock import PipelineLock
-from headgate.spark.launcher import SparkLauncher
+from headgate.runtime.driver.succession import succession
+from headgate.spark.launcher import SparkLauncher, warm_up
 
 SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
@@ -148,7 +149,8 @@ def start_pipeline(
     from pyspark.sql import SparkSession
 
     config = definition.config
-    lock = PipelineLock.acquire(config.checkpoint_root, config.name, owner_text())  # before a JVM is started in vain
+    silent = succession().lock_nonce
+    lock = PipelineLock.acquire(config.checkpoint_root, config.name, owner_text(), silent)  # before a JVM is started
     found = spark if spark is not None else SparkSession.getActiveSession()
     owns_session, session = found is None, found
     parallelism = definition.plan.parallelism
@@ -160,7 +162,8 @@ def start_pipeline(
         host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
         launcher = SparkLauncher(session, definition, fingerprint, is_local)
-        driver = Driver(definition, launcher, observer or SilentObserver(), fingerprint, host=host, lock=lock)
+        watcher = observer or SilentObserver()
+        driver = Driver(definition, launcher, watcher, fingerprint, host=host, lock=lock, beats=True)
     except BaseException:
         lock.release()
         if owns_session and session is not None:
@@ -194,6 +197,37 @@ def make_session(name: str, parallelism: int, master: str | None) -> Any:
     if master.startswith("local"):
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
     return builder.getOrCreate()
+
+
+class WarmSession:
+    """What a standby keeps ready: a local session that has run a job, so that its JVM and its Python workers are up.
+
+    None on a cluster: an application that waits would hold slots that the running pipeline needs.
+    """
+
+    def __init__(self, name: str, parallelism: int, master: str | None) -> None:
+        self.spark: Any = None
+        if _stays_here(master):
+            self.spark = make_session(name, parallelism, master)
+            warm_up(self.spark, parallelism)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its JVM runs."""
+        return self.spark is None or self.spark.sparkContext._gateway.proc.poll() is None
+
+    def close(self) -> None:
+        """Stop the session, if there is one."""
+        from py4j.protocol import Py4JNetworkError
+
+        if self.spark is not None:
+            with suppress(Py4JNetworkError, OSError):  # the JVM may have died before
+                self.spark.stop()
+
+
+def _stays_here(master: str | None) -> bool:
+    """Whether a session for ``master`` is in this machine alone."""
+    return (master or os.environ.get("HEADGATE_MASTER") or "local").startswith("local")
 
 
 @contextmanager

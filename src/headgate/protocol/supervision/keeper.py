@@ -1,7 +1,8 @@
 """Keeps a driver running: starts it as a child, and again when it died (rules KR1–KR12 of docs/spec/keeper.md).
 
-One ``Keeper`` per ``headgate run --supervised``. Counterparts: ``cli.keeping`` (the process that interprets), ``cli.kept``
-(the child's end). Never looks at checkpoints: what a driver goes on from, and whether it may, the driver finds out.
+One ``Keeper`` per ``headgate run --supervised``. Counterparts: ``cli.keeping`` (the process that interprets),
+``cli.kept`` (the child's end). Never looks at checkpoints: what a driver goes on from, and whether it may, the driver
+finds out.
 """
 
 from __future__ import annotations

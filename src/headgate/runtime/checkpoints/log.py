@@ -84,6 +84,11 @@ class CheckpointLog:
         """Where it is, for messages."""
         return self._entries.url
 
+    @property
+    def generation(self) -> Generation:
+        """The newest generation that was claimed through this object, 0 before."""
+        return self._generation
+
     def observe(self) -> ObservedLog:
         """Read the whole log, damaged entries included.
 

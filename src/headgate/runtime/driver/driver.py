@@ -21,10 +21,11 @@ from headgate.model.ids import Generation, WorkerIndex
 from headgate.model.progress import CheckpointOutcome, Observer, PendingCheckpoint, PipelineState, Progress, RunResult
 from headgate.protocol.supervision import supervisor
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver import asking, replacement_watch
+from headgate.runtime.driver import asking, heart, replacement_watch
 from headgate.runtime.driver.coordination import Pools
 from headgate.runtime.driver.ending import RunEnd, error_of
 from headgate.runtime.driver.event_loop import EventLoop
+from headgate.runtime.driver.heart import Heart
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.driver.progress_book import ProgressBook
 from headgate.runtime.driver.replacement_watch import ReplacementWatch
@@ -50,18 +51,22 @@ class Driver:
         *,
         host: str = "127.0.0.1",
         lock: PipelineLock | None = None,
+        beats: bool = False,
         around: Surroundings = PROCESS,
     ) -> None:
         """Make the driver; ``host`` is the address on which workers can reach this process.
 
-        ``lock`` is the pipeline's lock if the caller holds it already; the driver releases it at its end.
+        ``lock`` is the pipeline's lock if the caller holds it already; the driver releases it at its end. ``beats``:
+        it gives signs of life, for standbys.
         """
         config, owner = definition.config, owner_text()
         self._config = config
         given = succession()
         claimant = given.claimant or f"{owner}, driver {around.token(4).hex()}"  # differs even within one process
         lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, owner)
-        log = CheckpointLog(open_storage(config.checkpoint_root), config.name)
+        storage = open_storage(config.checkpoint_root)
+        log = self._log = CheckpointLog(storage, config.name)
+        self._heart = Heart(storage, config.name, owner, around) if beats else None
         self._observer = observer
         self.book = ProgressBook("bad-records")
         self._latest = Progress(PipelineState.STARTING)
@@ -113,6 +118,8 @@ class Driver:
         self.post(lambda: self.supervision.handle(supervisor.Begin()))
         self._loop.every(PROGRESS_PERIOD_MS, "progress", self._show_progress)
         self._loop.every(replacement_watch.PERIOD_MS, "fence", self._look_for_another)
+        if self._heart is not None:
+            self._loop.every(heart.LOOK_MS, "heartbeat", self._beat)
 
     def stop(self) -> None:
         """Take a last checkpoint, commit it, then end. From any thread."""
@@ -166,6 +173,10 @@ class Driver:
         if self.supervision.live is not None:
             self._watch.look()
 
+    def _beat(self) -> None:
+        if self._heart is not None and self._log.generation:
+            self._heart.beat(self._log.generation, self.supervision.course)
+
     def _on_replaced(self, newer: Generation) -> None:
         if self.supervision.live is not None:
             self.supervision.live.replaced_by(newer)
@@ -206,6 +217,10 @@ class Driver:
         self.supervision.close()
         self._pools.storage.shutdown(wait=True)
         self._pools.commit.shutdown(wait=True)
+        if self._heart is not None:
+            problem = self._heart.stop(self._log.generation, self.result)  # behind the last commit (SB3)
+            if problem:
+                self._observer.on_note(problem)
         self._end.release_lock()
 
 

@@ -12,9 +12,10 @@ import os
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from pathlib import Path
 from typing import IO
 
 from headgate.codec.lock_holder import Ending, LockHolder, decode_holder, encode_holder
@@ -23,6 +24,7 @@ from headgate.model.security import Access
 from headgate.storage.access import access_in, open_lock
 from headgate.storage.backends import local_directory
 from headgate.storage.local import make_directories
+from headgate.storage.paths import TEMP_PREFIX
 
 LOCK_NAME = "lock"
 
@@ -39,6 +41,10 @@ def taking_signals() -> Iterator[None]:
         _takes_signals.reset(token)
 
 
+class AlreadyRunning(UsageError):  # noqa: N818  says what is so
+    """Another driver holds the lock of the pipeline."""
+
+
 class PipelineLock:
     """Holds ``<root>/<pipeline>/lock`` while this process lives."""
 
@@ -47,27 +53,29 @@ class PipelineLock:
         self._holder = holder
 
     @classmethod
-    def acquire(cls, root: str, pipeline: str, owner: str) -> PipelineLock:
+    def acquire(cls, root: str, pipeline: str, owner: str, silent: str | None = None) -> PipelineLock:
         """Take the lock, if ``root`` is a local directory.
 
+        ``silent`` is the nonce of a run that has given no sign of life: its lock is broken (SB8). A process that is
+        stopped holds it as well as one that works; who may write does not depend on it.
+
         Raises:
-            UsageError: another driver runs this pipeline.
+            AlreadyRunning: another driver runs this pipeline.
         """
         local = local_directory(root)
         if local is None:
             return cls(None)
         directory = local / pipeline
         make_directories(directory, access_in(directory) if local.is_dir() else Access.OWNER)
-        file = os.fdopen(open_lock(directory / LOCK_NAME), "ab+", buffering=0)  # held as long as the pipeline runs
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
+        file = _locked(directory / LOCK_NAME)
+        if file is None:
             holder = read_holder(root, pipeline)
-            raise UsageError(
-                f"pipeline '{pipeline}' is already run by {holder.owner if holder else 'another process'} with the "
-                "same checkpoint directory; stop that one first, or give this pipeline another name"
-            ) from error
+            if silent is None or holder is None or holder.nonce != silent:
+                raise AlreadyRunning(
+                    f"pipeline '{pipeline}' is already run by {holder.owner if holder else 'another process'} with the "
+                    "same checkpoint directory; stop that one first, or give this pipeline another name"
+                )
+            file = _broken(directory / LOCK_NAME)
         os.set_inheritable(file.fileno(), False)
         signals = _takes_signals.get()
         nonce = secrets.token_hex(8)
@@ -89,6 +97,30 @@ class PipelineLock:
         assert self._file is not None
         self._file.truncate(0)
         self._file.write(encode_holder(holder))
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """Return the lock file once it is ours, None while somebody else's."""
+    while True:
+        file = os.fdopen(open_lock(path), "ab+", buffering=0)  # held as long as the pipeline runs
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            return None
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                return file
+        file.close()  # it was broken between the two: the one that is there now counts
+
+
+def _broken(path: Path) -> IO[bytes]:
+    """Put a lock of ours in the place of somebody's: whoever holds that one goes on writing where nobody looks."""
+    mine = path.with_name(f"{TEMP_PREFIX}{secrets.token_hex(8)}")  # swept at the next start if this process dies now
+    file = os.fdopen(open_lock(mine), "ab+", buffering=0)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    os.replace(mine, path)
+    return file
 
 
 def read_holder(root: str, pipeline: str) -> LockHolder | None:

@@ -12,6 +12,7 @@ from typing import Protocol, assert_never
 from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
+from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
 from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Observer, PipelineState
@@ -88,6 +89,14 @@ class Supervision:
         self._is_drain_wanted = False
         self._asked: dict[int, Callable[[CheckpointOutcome], None]] = {}
         self._requests_count = 0
+
+    @property
+    def course(self) -> Course:
+        """What the run is at, as far as its user has a say in it."""
+        if self._is_stop_wanted:
+            return Course.STOPPING
+        is_draining = self._is_drain_wanted or (self.live is not None and self.live.is_draining)
+        return Course.DRAINING if is_draining else Course.RUNNING
 
     # -- events -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,193 @@
+"""``headgate run --standby``: waits beside a running pipeline, ready to take it over (docs/spec/standby.md).
+
+It carries out what ``protocol.supervision.standby`` decides, in the main thread; signals end it. Counterpart: the
+driver that runs, by its heartbeats.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+from headgate.api.running import run_to_end
+from headgate.cli.kept import Kept
+from headgate.errors import FencedError, PipelineFailed, StorageError
+from headgate.model.heartbeat import Course
+from headgate.model.ids import Generation
+from headgate.model.progress import PipelineHandle, RunResult
+from headgate.protocol.machine import Ignored
+from headgate.protocol.supervision.standby import (
+    Begin,
+    Effect,
+    End,
+    Event,
+    LookAtAll,
+    LookAtBeat,
+    Looked,
+    LookFailed,
+    Notice,
+    Observed,
+    Pause,
+    PauseOver,
+    Say,
+    Standby,
+    TakeOver,
+    TakeoverLost,
+)
+from headgate.runtime.driver.lookout import Lookout
+from headgate.runtime.driver.pipeline_lock import AlreadyRunning, read_holder
+from headgate.runtime.driver.stopping import DRAIN, STOP
+from headgate.runtime.driver.succession import Succession, succeeding
+from headgate.storage.backends import open_storage
+
+TEXTS = {
+    Notice.WATCHING: "standing by: {detail} runs it",
+    Notice.NOBODY_YET: "standing by: nobody runs it yet, or an older release does; taking over if its log stays as it "
+    "is for a minute",
+    Notice.STOPPED: "standing by: its user stopped it; waiting until somebody starts it again",
+    Notice.FAILED_FOR_GOOD: "standing by: it failed, and starting it again would not help; waiting until somebody has "
+    "mended and started it: {detail}",
+    Notice.UNREACHABLE: "standing by, without seeing anything: {detail}",
+    Notice.OUTRUN: "another process was quicker; standing by again",
+    Notice.TAKING_OVER: "taking over: {detail} is gone",
+}
+ENDS = {
+    Course.FINISHED: "has processed all its input: there is nothing to stand by for",
+    Course.DRAINED: "was drained and does not continue: there is nothing to stand by for",
+}
+
+
+@dataclass(slots=True)
+class StandingBy:
+    """One standby.
+
+    Attributes:
+        root, pipeline: what it watches.
+        kept: its keeper, if it has one.
+        start: starts the pipeline; called for a takeover.
+        say: tells the user a notice and its sentence.
+        check: called before every look; raises when this process could not take over any more.
+    """
+
+    root: str
+    pipeline: str
+    kept: Kept
+    start: Callable[[], PipelineHandle]
+    say: Callable[[str, str], None]
+    check: Callable[[], None] = lambda: None
+    _machine: Standby = field(default_factory=Standby)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _lock_of: tuple[Generation | None, str | None] = (None, None)
+
+    def run(self) -> RunResult | None:
+        """Wait, and run the pipeline when it is our turn; None: it ended or we were stopped before.
+
+        Raises:
+            FencedError: somebody took over from us (SB12).
+            PipelineFailed, UsageError: see ``Pipeline.run``.
+        """
+        lookout = Lookout(open_storage(self.root), self.pipeline, self.kept.claimant)
+        event: Event | None = Begin()
+        with self._ending_on_signals():
+            while event is not None and not self._ended.is_set():
+                effects = self._machine.handle(event)
+                event = None
+                for effect in effects:
+                    if isinstance(effect, TakeOver):
+                        result = self._take_over(effect)
+                        if result is not None:
+                            return result
+                        event = TakeoverLost()
+                    else:
+                        event = self._run(effect, lookout) or event
+        return None
+
+    @contextmanager
+    def _ending_on_signals(self) -> Iterator[None]:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before: dict[int, Any] = {n: signal.signal(n, lambda number, frame: self._ended.set()) for n in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def _run(self, effect: Effect, lookout: Lookout) -> Event | None:
+        """Carry out ``effect``; return what came of it, if anything."""
+        match effect:
+            case LookAtAll():
+                return self._look(lookout.all, is_all=True)
+            case LookAtBeat():
+                generation = effect.generation
+                return self._look(lambda: lookout.beat(generation), is_all=False)
+            case Pause():
+                return None if self._ended.wait(effect.after_ms / 1000) else PauseOver()
+            case Say():
+                detail = effect.detail or "its process"
+                self.say(effect.notice.name.lower().replace("_", "-"), TEXTS[effect.notice].format(detail=detail))
+            case End():
+                self.say("ended", f"{self.pipeline} {ENDS[effect.course]}")
+            case TakeOver() | Ignored():
+                return None
+            case _:
+                assert_never(effect)
+        return None
+
+    def _look(self, look: Callable[[], Observed], *, is_all: bool) -> Event:
+        self.check()
+        began_ms = _now_ms()
+        try:
+            observed = look()
+        except StorageError as error:
+            return LookFailed(str(error))
+        if is_all and observed.generation != self._lock_of[0]:  # at the first sight: later it may be an heir's (SB8)
+            holder = read_holder(self.root, self.pipeline)
+            self._lock_of = observed.generation, None if holder is None else holder.nonce
+        return Looked(began_ms, _now_ms(), observed, is_all)
+
+    def _take_over(self, effect: TakeOver) -> RunResult | None:
+        """Run the pipeline; None when somebody else was quicker (SB9)."""
+        claimed: list[Generation] = []
+
+        def tell(generation: Generation) -> None:
+            claimed.append(generation)
+            self.kept.claimed(generation)
+
+        def start() -> PipelineHandle:
+            self.kept.listens()
+            handle = self.start()
+            if effect.drain:  # SB10: as its user would
+                os.kill(os.getpid(), DRAIN)
+            if self._ended.is_set():  # Ctrl-C, while it started
+                os.kill(os.getpid(), STOP)
+            return handle
+
+        try:
+            with succeeding(Succession(self.kept.claimant, effect.after, tell, self._lock_of[1])):
+                return run_to_end(start)
+        except AlreadyRunning:
+            return None
+        except FencedError:
+            if claimed:
+                raise
+            return None
+
+
+def jvm_check(is_alive: Callable[[], bool]) -> Callable[[], None]:
+    """Return a check of the JVM that a standby keeps ready."""
+
+    def check() -> None:
+        if not is_alive():
+            raise PipelineFailed("the JVM that this standby kept ready has ended; start the standby again")
+
+    return check
+
+
+def _now_ms() -> int:
+    return int(time.monotonic() * 1000)

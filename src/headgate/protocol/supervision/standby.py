@@ -1,0 +1,297 @@
+"""Waits beside a running pipeline and decides when to take it over (rules SB6–SB13 of docs/spec/standby.md).
+
+One ``Standby`` per waiting process. It decides when trying is worth it, never who may write: that is the claim, which
+is made on condition that the generation that was silent is still the newest. Counterparts: ``cli.standby``
+(interprets), ``runtime.driver.lookout`` (looks), ``protocol.supervision.pulse`` (the other side).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TypeAlias, assert_never
+
+from headgate.model.heartbeat import Course
+from headgate.model.ids import Generation
+from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.supervision.pulse import BEAT_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What storage says about the newest generation.
+
+    Attributes:
+        generation: the newest one in the log; 0: nobody has ever run.
+        mark: differs from one sign of life to the next; "" without any.
+        course: what the run is at, or how it ended. A beat that says nothing counts as running.
+        owner: who runs it, for people.
+        is_ours: claimed by a driver of this standby's own keeper, which is dead.
+        knows_beats: whether there is any heartbeat, of whatever generation (SB11).
+        reason: why it failed.
+    """
+
+    generation: Generation
+    mark: str = ""
+    course: Course = Course.RUNNING
+    owner: str = ""
+    is_ours: bool = False
+    knows_beats: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """EVENT: the standby was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """EVENT: a look that began and ended at these times found ``observed``.
+
+    ``is_all``: it looked at everything; else only at the beats of the generation that is known.
+    """
+
+    began_ms: int
+    ended_ms: int
+    observed: Observed
+    is_all: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LookFailed:
+    """EVENT: storage did not answer."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class PauseOver:
+    """EVENT: the pause before the next look has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeoverLost:
+    """EVENT: somebody else claimed first."""
+
+
+Event: TypeAlias = Begin | Looked | LookFailed | PauseOver | TakeoverLost
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtAll:
+    """EFFECT: read the log, the heartbeats, and how the newest run ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtBeat:
+    """EFFECT: read the beat of one generation."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """EFFECT: ``PauseOver`` after this time."""
+
+    after_ms: int
+
+
+class Notice(Enum):
+    """What a standby waits for, or does."""
+
+    WATCHING = "somebody runs it"
+    NOBODY_YET = "nobody has run it, or an older release does"
+    STOPPED = "its user stopped it"
+    FAILED_FOR_GOOD = "it failed, and starting it again would not help"
+    UNREACHABLE = "storage does not answer"
+    OUTRUN = "somebody else took over"
+    TAKING_OVER = "taking over"
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """EFFECT: tell the user, once for each change (SB13). ``detail``: who runs it, or what is wrong."""
+
+    notice: Notice
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """EFFECT: claim, on condition that ``after`` is still the newest generation (SB8); drain if it was draining."""
+
+    after: Generation
+    drain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """EFFECT: there is nothing to stand by for: the run ended like this."""
+
+    course: Course
+
+
+Effect: TypeAlias = LookAtAll | LookAtBeat | Pause | Say | TakeOver | End | Ignored
+
+
+class Phase(Enum):
+    """What the standby waits for."""
+
+    CREATED = "Begin"
+    LOOKING = "the outcome of a look"
+    PAUSING = "the next look"
+    TAKING = "the outcome of a takeover"
+    ENDED = "nothing"
+
+
+LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.CREATED: frozenset({Phase.LOOKING}),
+    Phase.LOOKING: frozenset({Phase.LOOKING, Phase.PAUSING, Phase.TAKING, Phase.ENDED}),
+    Phase.PAUSING: frozenset({Phase.LOOKING}),
+    Phase.TAKING: frozenset({Phase.LOOKING}),
+    Phase.ENDED: frozenset(),
+}
+
+_UNTIL_STARTED = {
+    Course.STOPPED: Notice.STOPPED,
+    Course.FAILED_FOR_GOOD: Notice.FAILED_FOR_GOOD,
+}
+"""Ends after which only a person starts the pipeline again (SB6)."""
+
+
+class Standby(Machine):
+    """Decides when to take over."""
+
+    LOOK_MS = 500
+    """Between two looks at the beats of a running pipeline: one small read each."""
+
+    REST_MS = 2_000
+    """Between two looks where there are no beats to read: each of them reads the log."""
+
+    SILENCE_MS = 5_000
+    """Two beats and a half. One slow write is no death, and a takeover is to be done within ten seconds."""
+
+    UNKNOWN_MS = 60_000
+    """Without any heartbeat (SB11): longer than a first start takes, or most checkpoint intervals."""
+
+    GAP_MS = 2 * BEAT_MS
+    """A longer time without a look proves nothing about what happened in it (SB7)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._phase = Phase.CREATED
+        self._known: Observed | None = None
+        self._changed_ms = 0
+        """End of the look that first saw what is known now."""
+        self._looked_ms: int | None = None
+        """End of the last look; None: it failed, or there was none."""
+        self._said: Notice | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """What the standby waits for."""
+        return self._phase
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Advance by one event; return the effects to run, in order."""
+        self._begin(event)
+        match event:
+            case Begin():
+                effects = self._look()
+            case PauseOver():
+                effects = self._look() if self._phase is Phase.PAUSING else [Ignored("no pause")]
+            case Looked():
+                effects = self._on_looked(event)
+            case LookFailed():
+                effects = self._on_failed(event)
+            case TakeoverLost():
+                effects = self._on_lost()
+            case _:
+                assert_never(event)
+        return effects
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def _look(self) -> list[Effect]:
+        known = self._known
+        if known is None or self._looked_ms is None or not known.knows_beats or known.course in _UNTIL_STARTED:
+            return self._look_at_all()
+        self._enter(Phase.LOOKING)
+        return [LookAtBeat(known.generation)]
+
+    def _look_at_all(self) -> list[Effect]:
+        self._enter(Phase.LOOKING)
+        return [LookAtAll()]
+
+    def _on_looked(self, event: Looked) -> list[Effect]:
+        if self._phase is not Phase.LOOKING:
+            raise self._violation("an answer to no look")
+        found = event.observed
+        if not event.is_all:
+            assert self._known is not None
+            found = replace(self._known, mark=found.mark, course=found.course)  # a beat says nothing of the rest
+        self._count(event, found)
+        if found.course in (Course.FINISHED, Course.DRAINED) and event.is_all:
+            self._enter(Phase.ENDED)
+            return [End(found.course)]
+        if found.course in _UNTIL_STARTED and event.is_all:
+            return self._wait(_UNTIL_STARTED[found.course], found.reason, self.REST_MS)
+        if not self._is_due(event, found):
+            notice = Notice.WATCHING if found.knows_beats else Notice.NOBODY_YET
+            return self._wait(notice, found.owner, self.LOOK_MS if found.knows_beats else self.REST_MS)
+        if not event.is_all:
+            return self._look_at_all()
+        if found.course is Course.STOPPING:  # SB6: it died of it
+            return self._wait(Notice.STOPPED, "", self.REST_MS)
+        return self._take(found)
+
+    def _count(self, event: Looked, found: Observed) -> None:
+        """Start counting the silence again if anything changed, or nobody looked for a while (SB7)."""
+        before = self._known
+        is_same = before is not None and (before.generation, before.mark) == (found.generation, found.mark)
+        has_slept = self._looked_ms is None or event.began_ms - self._looked_ms > self.GAP_MS
+        if not is_same or has_slept:
+            self._changed_ms = event.ended_ms
+        self._known, self._looked_ms = found, event.ended_ms
+
+    def _is_due(self, event: Looked, found: Observed) -> bool:
+        if found.course is Course.FAILED or (found.is_ours and found.course is not Course.STOPPING):  # SB10
+            return True
+        if found.course not in (Course.RUNNING, Course.DRAINING, Course.STOPPING):
+            return True  # an end that a beat tells of: everything has to be looked at
+        patience_ms = self.SILENCE_MS if found.knows_beats else self.UNKNOWN_MS
+        return event.began_ms - self._changed_ms >= patience_ms
+
+    def _on_failed(self, event: LookFailed) -> list[Effect]:
+        if self._phase is not Phase.LOOKING:
+            raise self._violation("an answer to no look")
+        self._looked_ms = None  # SB7: what happens meanwhile is not seen
+        return self._wait(Notice.UNREACHABLE, event.problem, self.REST_MS)
+
+    def _wait(self, notice: Notice, detail: str, pause_ms: int) -> list[Effect]:
+        self._enter(Phase.PAUSING)
+        return [*self._say(notice, detail), Pause(pause_ms)]
+
+    def _say(self, notice: Notice, detail: str) -> list[Effect]:
+        if self._said is notice:  # SB13
+            return []
+        self._said = notice
+        return [Say(notice, detail)]
+
+    # -- taking over ------------------------------------------------------------------------------------------------
+
+    def _take(self, found: Observed) -> list[Effect]:
+        self._enter(Phase.TAKING)
+        told = self._say(Notice.TAKING_OVER, found.owner)
+        return [*told, TakeOver(found.generation, drain=found.course is Course.DRAINING)]
+
+    def _on_lost(self) -> list[Effect]:
+        if self._phase is not Phase.TAKING:
+            raise self._violation("lost a takeover that was not under way")
+        self._known = self._looked_ms = None
+        return [*self._say(Notice.OUTRUN, ""), *self._look_at_all()]
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in LEGAL_PHASES[self._phase], f"{self._phase} does not lead to {phase}"
+        self._phase = phase

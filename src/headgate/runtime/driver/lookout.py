@@ -1,0 +1,80 @@
+"""What a standby sees of a pipeline: its log, its heartbeats, how its newest run ended (docs/spec/standby.md).
+
+Only reads. Counterpart: ``runtime.driver.heart``; ``protocol.supervision.standby`` decides.
+"""
+
+from __future__ import annotations
+
+from headgate.codec.heartbeat import beat_path, decode_beat, end_path, generation_of, mark_of
+from headgate.errors import StorageError
+from headgate.model.heartbeat import Course
+from headgate.model.ids import Generation
+from headgate.model.manifest import Claim, Manifest
+from headgate.protocol.checkpoints.recovery import ObservedLog
+from headgate.protocol.supervision.standby import Observed
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.storage.base import NotFound, Storage
+
+
+class Lookout:
+    """Looks at one pipeline."""
+
+    def __init__(self, storage: Storage, pipeline: str, claimant: str) -> None:
+        """``claimant``: the name of this standby's keeper in the log, or one that nobody has."""
+        self._storage = storage
+        self._pipeline = pipeline
+        self._claimant = claimant
+        self._log = CheckpointLog(storage, pipeline)
+
+    def beat(self, generation: Generation) -> Observed:
+        """Return what the beats of ``generation`` say: its mark and course count, nothing else.
+
+        Raises:
+            StorageError
+        """
+        data = self._get(beat_path(self._pipeline, generation))
+        beat = None if data is None else decode_beat(data)
+        mark = "" if data is None else mark_of(data)
+        return Observed(generation, mark, Course.RUNNING if beat is None else beat.course)
+
+    def all(self) -> Observed:
+        """Return what everything says.
+
+        Raises:
+            StorageError
+        """
+        log = self._log.observe()
+        generation, owner = newest_run(log)
+        prefix = f"{self._pipeline}/heartbeats"
+        knows_beats = any(generation_of(path.removeprefix(f"{prefix}/")) for path in self._storage.list(prefix))
+        is_ours = bool(owner) and owner == self._claimant
+        if not knows_beats:  # SB11: then the log is all that tells of life
+            mark = str(max((entry.sequence for entry in log.entries), default=0))
+            return Observed(generation, mark, Course.RUNNING, owner, is_ours, knows_beats=False)
+        found = self.beat(generation)
+        ended = self._get(end_path(self._pipeline, generation))
+        word = None if ended is None else decode_beat(ended)
+        course = found.course if word is None else word.course
+        reason = "" if word is None else word.reason
+        return Observed(generation, found.mark, course, owner, is_ours, True, reason)
+
+    def _get(self, path: str) -> bytes | None:
+        try:
+            return self._storage.get(path)
+        except NotFound:
+            return None
+
+
+def newest_run(log: ObservedLog) -> tuple[Generation, str]:
+    """Return the newest generation in the log and who claimed it, as far as that can be read; 0: there is none.
+
+    Raises:
+        StorageError: there are entries, and none can be read.
+    """
+    entries = [entry.content for entry in log.counted()]
+    read = [content for content in entries if isinstance(content, Claim | Manifest)]
+    if entries and not read:
+        raise StorageError("read", entries[0].path, "no entry of the log can be read", is_transient=False)  # type: ignore[union-attr]
+    newest = max((content.generation for content in read), default=Generation(0))
+    owners = [content.owner for content in read if isinstance(content, Claim) and content.generation == newest]
+    return newest, owners[0] if owners else ""
