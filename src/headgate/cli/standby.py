@@ -129,8 +129,10 @@ class StandingBy:
             case Pause():
                 return None if self._ended.wait(effect.after_ms / 1000) else PauseOver()
             case Say():
-                detail = effect.detail or "its process"
-                self.say(effect.notice.name.lower().replace("_", "-"), TEXTS[effect.notice].format(detail=detail))
+                names_an_owner = effect.notice in (Notice.WATCHING, Notice.TAKING_OVER)
+                owner = effect.detail.partition(", driver ")[0] or "its process"
+                text = TEXTS[effect.notice].format(detail=owner if names_an_owner else effect.detail)
+                self.say(effect.notice.name.lower().replace("_", "-"), text)
             case End():
                 self.say("ended", f"{self.pipeline} {ENDS[effect.course]}")
             case TakeOver() | Ignored():

@@ -35,7 +35,7 @@ class Beat:
     """A sign of life of one generation, or its last word.
 
     Attributes:
-        owner: who runs it, for people.
+        owner: under which name it was claimed.
         count: differs from beat to beat.
         checkpoint: the newest completed one, at the end.
         reason: of a failure.

@@ -11,7 +11,8 @@ import pytest
 
 from headgate.codec.lock_holder import Ending
 from headgate.errors import UsageError
-from headgate.runtime.driver.pipeline_lock import PipelineLock, read_holder, taking_signals
+from headgate.runtime.driver import pipeline_lock
+from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock, read_holder, taking_signals
 
 
 def test_the_second_one_is_told_who_holds_it(tmp_path: Path) -> None:
@@ -82,3 +83,52 @@ def test_the_lock_is_where_the_checkpoints_are(tmp_path: Path) -> None:
     assert (directory / "p" / "lock").is_file()
     assert read_holder(str(directory), "p") is not None
     lock.release()
+
+
+def nonce(root: Path) -> str:
+    holder = read_holder(str(root), "p")
+    assert holder is not None
+    return holder.nonce
+
+
+def test_only_the_lock_of_the_silent_run_is_broken(tmp_path: Path) -> None:  # SB8
+    zombie = PipelineLock.acquire(str(tmp_path), "p", "a process that is stopped")
+    silent = nonce(tmp_path)
+    with pytest.raises(AlreadyRunning, match="a process that is stopped"):
+        PipelineLock.acquire(str(tmp_path), "p", "second", "the nonce of another run")
+    heir = PipelineLock.acquire(str(tmp_path), "p", "the heir", silent)
+    with pytest.raises(AlreadyRunning, match="the heir"):  # who saw the same silence comes too late
+        PipelineLock.acquire(str(tmp_path), "p", "another heir", silent)
+    with pytest.raises(AlreadyRunning, match="the heir"):
+        PipelineLock.acquire(str(tmp_path), "p", "anybody")
+    held = nonce(tmp_path)
+    zombie.release(Ending.FAILED, None, "it was replaced")  # it wakes
+    assert nonce(tmp_path) == held, "a zombie says nothing in the name of its heir"
+    assert not list((tmp_path / "p").glob(".hg-tmp-*"))
+    heir.release()
+    PipelineLock.acquire(str(tmp_path), "p", "anybody").release()
+
+
+def test_a_lock_of_a_dead_run_is_just_taken(tmp_path: Path) -> None:  # SB8
+    PipelineLock.acquire(str(tmp_path), "p", "one").release()
+    PipelineLock.acquire(str(tmp_path), "p", "two", nonce(tmp_path)).release()
+
+
+def test_a_lock_that_was_broken_while_it_was_opened_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SB8
+    PipelineLock.acquire(str(tmp_path), "p", "one").release()
+    opened, heirs = pipeline_lock.open_lock, []
+
+    def open_lock(path: Path) -> int:
+        descriptor = opened(path)
+        if not heirs:
+            heirs.append(os.fdopen(opened(path.with_name("next")), "rb"))
+            os.replace(path.with_name("next"), path)
+        return descriptor
+
+    monkeypatch.setattr(pipeline_lock, "open_lock", open_lock)
+    lock = PipelineLock.acquire(str(tmp_path), "p", "two")
+    assert read_holder(str(tmp_path), "p") is not None, "it is the file that others see"
+    lock.release()
+    heirs[0].close()

@@ -25,7 +25,7 @@ class Observed:
         generation: the newest one in the log; 0: nobody has ever run.
         mark: differs from one sign of life to the next; "" without any.
         course: what the run is at, or how it ended. A beat that says nothing counts as running.
-        owner: who runs it, for people.
+        owner: under which name it was claimed, "" where nobody says so.
         is_ours: claimed by a driver of this standby's own keeper, which is dead.
         knows_beats: whether there is any heartbeat, of whatever generation (SB11).
         reason: why it failed.
@@ -228,6 +228,9 @@ class Standby(Machine):
         if self._phase is not Phase.LOOKING:
             raise self._violation("an answer to no look")
         found = event.observed
+        if not event.is_all and self._has_slept(event):
+            self._looked_ms = None
+            return self._look_at_all()  # there may be another generation by now
         if not event.is_all:
             assert self._known is not None
             found = replace(self._known, mark=found.mark, course=found.course)  # a beat says nothing of the rest
@@ -250,10 +253,12 @@ class Standby(Machine):
         """Start counting the silence again if anything changed, or nobody looked for a while (SB7)."""
         before = self._known
         is_same = before is not None and (before.generation, before.mark) == (found.generation, found.mark)
-        has_slept = self._looked_ms is None or event.began_ms - self._looked_ms > self.GAP_MS
-        if not is_same or has_slept:
+        if not is_same or self._has_slept(event):
             self._changed_ms = event.ended_ms
         self._known, self._looked_ms = found, event.ended_ms
+
+    def _has_slept(self, event: Looked) -> bool:
+        return self._looked_ms is None or event.began_ms - self._looked_ms > self.GAP_MS
 
     def _is_due(self, event: Looked, found: Observed) -> bool:
         if found.course is Course.FAILED or (found.is_ours and found.course is not Course.STOPPING):  # SB10

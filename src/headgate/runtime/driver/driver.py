@@ -66,7 +66,7 @@ class Driver:
         lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, owner)
         storage = open_storage(config.checkpoint_root)
         log = self._log = CheckpointLog(storage, config.name)
-        self._heart = Heart(storage, config.name, owner, around) if beats else None
+        self._heart = Heart(storage, config.name, claimant, around) if beats else None
         self._observer = observer
         self.book = ProgressBook("bad-records")
         self._latest = Progress(PipelineState.STARTING)

@@ -27,15 +27,18 @@ class Lookout:
         self._log = CheckpointLog(storage, pipeline)
 
     def beat(self, generation: Generation) -> Observed:
-        """Return what the beats of ``generation`` say: its mark and course count, nothing else.
+        """Return what the beat of ``generation`` says.
 
         Raises:
             StorageError
         """
         data = self._get(beat_path(self._pipeline, generation))
-        beat = None if data is None else decode_beat(data)
-        mark = "" if data is None else mark_of(data)
-        return Observed(generation, mark, Course.RUNNING if beat is None else beat.course)
+        if data is None:
+            return Observed(generation)
+        beat = decode_beat(data)
+        if beat is None:
+            return Observed(generation, mark_of(data))
+        return Observed(generation, mark_of(data), beat.course, beat.owner)
 
     def all(self) -> Observed:
         """Return what everything says.
@@ -47,16 +50,19 @@ class Lookout:
         generation, owner = newest_run(log)
         prefix = f"{self._pipeline}/heartbeats"
         knows_beats = any(generation_of(path.removeprefix(f"{prefix}/")) for path in self._storage.list(prefix))
-        is_ours = bool(owner) and owner == self._claimant
         if not knows_beats:  # SB11: then the log is all that tells of life
             mark = str(max((entry.sequence for entry in log.entries), default=0))
-            return Observed(generation, mark, Course.RUNNING, owner, is_ours, knows_beats=False)
+            return Observed(generation, mark, Course.RUNNING, owner, self._is_ours(owner), knows_beats=False)
         found = self.beat(generation)
+        owner = owner or found.owner  # its claim may have been pruned
         ended = self._get(end_path(self._pipeline, generation))
         word = None if ended is None else decode_beat(ended)
         course = found.course if word is None else word.course
         reason = "" if word is None else word.reason
-        return Observed(generation, found.mark, course, owner, is_ours, True, reason)
+        return Observed(generation, found.mark, course, owner, self._is_ours(owner), True, reason)
+
+    def _is_ours(self, owner: str) -> bool:
+        return bool(owner) and owner == self._claimant
 
     def _get(self, path: str) -> bytes | None:
         try:
@@ -71,10 +77,9 @@ def newest_run(log: ObservedLog) -> tuple[Generation, str]:
     Raises:
         StorageError: there are entries, and none can be read.
     """
-    entries = [entry.content for entry in log.counted()]
-    read = [content for content in entries if isinstance(content, Claim | Manifest)]
-    if entries and not read:
-        raise StorageError("read", entries[0].path, "no entry of the log can be read", is_transient=False)  # type: ignore[union-attr]
+    read = [entry.content for entry in log.counted() if isinstance(entry.content, Claim | Manifest)]
+    if log.entries and not read:
+        raise StorageError("read", log.entries[-1].path, "nothing in the log can be read", is_transient=False)
     newest = max((content.generation for content in read), default=Generation(0))
-    owners = [content.owner for content in read if isinstance(content, Claim) and content.generation == newest]
-    return newest, owners[0] if owners else ""
+    claims = [entry.content for entry in log.entries if isinstance(entry.content, Claim)]
+    return newest, next((claim.owner for claim in claims if claim.generation == newest), "")

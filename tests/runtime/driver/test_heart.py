@@ -1,0 +1,291 @@
+"""The signs of life of a driver, and its last word (SB1–SB5 of docs/spec/standby.md)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.running import definition_of, pipeline_at
+
+import headgate as hg
+from headgate.codec.heartbeat import beat_path, decode_beat, encode_beat, end_path, generation_of, mark_of
+from headgate.errors import FencedError, HeadgateError, PipelineFailed, StorageError, UsageError
+from headgate.model.heartbeat import Beat, Course
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.progress import RunResult, SilentObserver
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver import heart as hearts
+from headgate.runtime.driver.driver import Driver
+from headgate.runtime.driver.heart import Heart, last_word
+from headgate.runtime.driver.lookout import Lookout
+from headgate.runtime.driver.succession import Succession, succeeding
+from headgate.runtime.process import Process
+from headgate.storage.backends import open_storage
+from headgate.storage.base import NotFound, Storage
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
+
+WAIT_S = 120.0
+FIRST, SECOND = Generation(1), Generation(2)
+
+
+class Clock(Process):
+    """A process whose clock a test turns."""
+
+    now_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    def sleep(self, seconds: float) -> None:
+        """Takes no time."""
+
+
+def ended(result: RunResult | HeadgateError) -> Future[RunResult]:
+    future: Future[RunResult] = Future()
+    if isinstance(result, HeadgateError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+    return future
+
+
+def beat_in(storage: Storage, generation: Generation) -> Beat | None:
+    return decode_beat(storage.get(beat_path("p", generation)))
+
+
+def end_in(storage: Storage, generation: Generation) -> Beat | None:
+    try:
+        return decode_beat(storage.get(end_path("p", generation)))
+    except NotFound:
+        return None
+
+
+def drained(heart: Heart) -> None:
+    """Wait until everything that was given to the heart's thread is done."""
+    done = threading.Event()
+    heart._pool.submit(done.set)
+    assert done.wait(WAIT_S)
+
+
+def test_a_beat_survives_its_bytes() -> None:  # SB5
+    beat = Beat(SECOND, "process 1 on here", 7, Course.FAILED, CheckpointId(9), "it failed")
+    data = encode_beat(beat)
+    assert decode_beat(data) == beat
+    assert decode_beat(data[:-3]) is None
+    assert decode_beat(data.replace(b"failed", b"stored")) is None
+    assert decode_beat(b"") is None
+    assert [generation_of(name) for name in ("0000000012", "0000000012-ended", "x", ".hg-tmp-1")] == [
+        12,
+        12,
+        None,
+        None,
+    ]
+
+
+def test_a_beat_of_another_version_is_a_sign_of_life() -> None:  # SB5
+    storage = MemoryStorage()
+    CheckpointLog(storage, "p").claim("somebody", 0)
+    newer = encode_beat(Beat(FIRST, "o", 1)).replace(b"headgate-heartbeat 1", b"headgate-heartbeat 2")
+    lookout = Lookout(storage, "p", "")
+    marks = []
+    for data in (newer, newer + b"more"):
+        storage.put(beat_path("p", FIRST), [data])
+        found = lookout.all()
+        assert (found.course, found.knows_beats, found.generation) == (Course.RUNNING, True, FIRST)
+        marks.append(found.mark)
+    assert marks == [mark_of(newer), mark_of(newer + b"more")]
+
+
+def test_one_beat_is_written_at_a_time() -> None:  # SB1
+    let, begun = threading.Event(), threading.Event()
+
+    class Slow(MemoryStorage):
+        def put(self, path: str, parts: Any) -> None:
+            begun.set()
+            assert let.wait(WAIT_S)
+            super().put(path, parts)
+
+    around, storage = Clock(), Slow()
+    heart = Heart(storage, "p", "me", around)
+    heart.beat(FIRST, Course.RUNNING)
+    assert begun.wait(WAIT_S)
+    for around.now_ms in (3_000, 6_000):
+        heart.beat(FIRST, Course.STOPPING)  # returns at once: nothing waits for storage
+    let.set()
+    drained(heart)
+    assert beat_in(storage, FIRST) == Beat(FIRST, "me", 1)
+    heart.beat(FIRST, Course.STOPPING)
+    drained(heart)
+    assert beat_in(storage, FIRST) == Beat(FIRST, "me", 2, Course.STOPPING), "what was put off is said now"
+    heart.stop(Generation(0), ended(RunResult(True)))
+
+
+def test_the_first_beat_of_a_generation_removes_older_ones() -> None:  # SB4
+    storage = FaultyStorage(MemoryStorage())
+    for generation in (1, 2, 3):
+        storage.put(beat_path("p", generation), [encode_beat(Beat(Generation(generation), "o", 1))])
+        storage.put(end_path("p", generation), [encode_beat(Beat(Generation(generation), "o", 1))])
+    storage.put("p/heartbeats/note", [b"not ours"])
+    around = Clock()
+    heart = Heart(storage, "p", "me", around)
+    for around.now_ms in (0, 2_000, 4_000):
+        heart.beat(Generation(4), Course.RUNNING)
+        drained(heart)
+    assert storage.list("p") == ["p/heartbeats/0000000004", "p/heartbeats/note"]
+    assert [call for call, _ in storage.calls].count("list") == 2, "once by this test, once by the heart"
+    heart.stop(Generation(0), ended(RunResult(True)))
+
+
+def test_a_driver_that_cannot_write_its_beats_goes_on() -> None:  # SB2
+    storage = FaultyStorage(MemoryStorage(), [Fault(FaultKind.IO_ERROR, "put", "heartbeats", times=2)])
+    around = Clock()
+    heart = Heart(storage, "p", "me", around)
+    for around.now_ms in (0, 2_000, 4_000):
+        heart.beat(FIRST, Course.RUNNING)
+        drained(heart)
+    assert beat_in(storage, FIRST) == Beat(FIRST, "me", 3)
+    assert heart.stop(FIRST, ended(RunResult(False, last_checkpoint=CheckpointId(5)))) == ""
+
+
+@pytest.mark.parametrize(
+    ("result", "course"),
+    [
+        (RunResult(False, last_checkpoint=CheckpointId(5)), Course.STOPPED),
+        (RunResult(True, last_checkpoint=CheckpointId(5)), Course.FINISHED),
+        (RunResult(True, last_checkpoint=CheckpointId(5), is_drained=True), Course.DRAINED),
+        (PipelineFailed("the JVM has ended"), Course.FAILED),
+        (PipelineFailed("operator 'map' failed", is_for_good=True), Course.FAILED_FOR_GOOD),
+        (UsageError("state does not fit"), Course.FAILED_FOR_GOOD),
+        (StorageError("put", "x", "gone"), Course.FAILED),
+    ],
+)
+def test_the_end_of_a_run_is_recorded(result: RunResult | HeadgateError, course: Course) -> None:  # SB3
+    storage = MemoryStorage()
+    heart = Heart(storage, "p", "me", Clock())
+    heart.beat(SECOND, Course.RUNNING)
+    assert heart.stop(SECOND, ended(result)) == ""
+    word = end_in(storage, SECOND)
+    assert word is not None
+    assert word == beat_in(storage, SECOND), "who looks at the beats only sees it, too"
+    assert (word.course, word.owner) == (course, "me")
+    assert word.reason == (str(result) if isinstance(result, HeadgateError) else "")
+    assert word.checkpoint == (None if isinstance(result, HeadgateError) else 5)
+
+
+def test_the_reason_of_a_failure_is_bounded() -> None:  # SB4
+    word = last_word(FIRST, "me", ended(PipelineFailed("x" * 100_000)))
+    assert word is not None
+    assert len(encode_beat(word)) < 1_000
+
+
+def test_a_driver_that_was_replaced_records_no_end() -> None:  # SB3
+    storage = MemoryStorage()
+    assert Heart(storage, "p", "me", Clock()).stop(FIRST, ended(FencedError("p", 1, 2))) == ""
+    assert Heart(storage, "p", "me", Clock()).stop(Generation(0), ended(RunResult(True))) == "", "it claimed nothing"
+    assert storage.list("p") == []
+
+
+def test_a_late_beat_does_not_undo_the_end() -> None:  # SB3
+    storage = MemoryStorage()
+    CheckpointLog(storage, "p").claim("me", 0)
+    heart = Heart(storage, "p", "me", Clock())
+    heart.beat(FIRST, Course.RUNNING)
+    heart.stop(FIRST, ended(RunResult(False)))
+    storage.put(beat_path("p", FIRST), [encode_beat(Beat(FIRST, "me", 1))])  # one that had timed out lands (X10)
+    assert Lookout(storage, "p", "").all().course is Course.STOPPED
+
+
+@pytest.mark.parametrize("times", [3, 99])
+def test_an_end_that_cannot_be_written_is_tried_again_and_then_told(times: int) -> None:  # SB3
+    storage = FaultyStorage(MemoryStorage(), [Fault(FaultKind.TIMEOUT, "put", "-ended", times=times)])
+    problem = Heart(storage, "p", "me", Clock()).stop(FIRST, ended(RunResult(False)))
+    if times == 3:
+        assert problem == ""
+        assert end_in(storage, FIRST) is not None
+    else:
+        assert problem.startswith("how this run ended could not be recorded, so a standby may start the pipeline again")
+
+
+class Idle:
+    """A launcher whose workers never come."""
+
+    def __init__(self) -> None:
+        self.ended: list[Callable[[str | None], None]] = []
+
+    def submit(self, submission: int, address: Any, secret: bytes, ended: Callable[[str | None], None]) -> None:
+        self.ended.append(ended)
+
+    def cancel(self, submission: int) -> None:
+        while self.ended:
+            self.ended.pop()(None)
+
+
+def driver_at(root: Path, given: Succession | None = None) -> Driver:
+    pipeline = pipeline_at(root, interval=None)
+    pipeline.source(hg.FromRows([{"id": 1}])).sink(hg.Discard(), name="out")
+    with succeeding(given or Succession()):
+        return Driver(definition_of(pipeline), Idle(), SilentObserver(), "tests", beats=True)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    done = threading.Event()
+    for _ in range(int(WAIT_S * 100)):
+        if condition():
+            return
+        done.wait(0.01)
+    raise AssertionError("it did not happen")
+
+
+def test_a_driver_beats_from_its_claim_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SB1, SB3
+    monkeypatch.setattr(hearts, "LOOK_MS", 5)
+    driver = driver_at(tmp_path)
+    storage = open_storage(str(tmp_path / "checkpoints"))
+    driver.start()
+    wait_for(lambda: storage.list("p/heartbeats"))
+    assert beat_in(storage, FIRST) is not None
+    driver.post(driver.supervision.stop)
+    wait_for(lambda: (beat_in(storage, FIRST) or Beat(FIRST, "", 0)).course is Course.STOPPING)
+    driver.cancel()
+    driver.join()
+    word = end_in(storage, FIRST)
+    assert word is not None
+    assert word.course is Course.STOPPED
+
+
+def test_a_driver_started_again_does_not_claim_behind_another_one(tmp_path: Path) -> None:  # KR10
+    told: list[Generation] = []
+    kept = Succession("supervisor 1", None, told.append)
+
+    def run(given: Succession) -> str:
+        driver = driver_at(tmp_path, given)
+        driver.start()
+        wait_for(lambda: driver.supervision.machine.generation or driver.result.done())
+        driver.cancel()
+        driver.join()
+        return type(driver.result.exception()).__name__
+
+    assert run(kept) == "NoneType"
+    assert run(kept) == "NoneType", "one that died before it could tell what it had claimed changes nothing"
+    assert told == [1, 2]
+    assert run(Succession("supervisor 1", FIRST)) == "NoneType", "generation 2 was claimed under the same name"
+    assert run(Succession("somebody else")) == "NoneType"
+    assert run(Succession("supervisor 1", Generation(3))) == "FencedError"
+    assert run(Succession("supervisor 1", Generation(4))) == "NoneType", "whoever knows of it may follow it"
+
+
+def test_of_two_heirs_of_one_generation_one_claims(tmp_path: Path) -> None:  # SB9
+    CheckpointLog(open_storage(str(tmp_path / "checkpoints")), "p").claim("gone", 0)
+    drivers = [driver_at(tmp_path / "", Succession("", FIRST, lock_nonce=None)) for _ in range(1)]
+    log = CheckpointLog(open_storage(str(tmp_path / "checkpoints")), "p")
+    log.claim("the other heir", 0, FIRST)
+    drivers[0].start()
+    drivers[0].join()
+    assert isinstance(drivers[0].result.exception(), FencedError)
+    with pytest.raises(FencedError):
+        log.claim("a third heir", 0, FIRST)
+    assert log.observe().entries[-1].content.generation == SECOND  # type: ignore[union-attr]
