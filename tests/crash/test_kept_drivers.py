@@ -1,0 +1,123 @@
+"""``headgate run --supervised``: drivers that are killed are started again, and every signal arrives (KR1–KR12)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from crash.processes import STARTED_S, environment, kill
+from crash.results import assert_clean
+from crash.standing import Place
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(600 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
+
+WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    places: list[Place] = []
+
+    def make(with_spark: bool, **options: str) -> Place:
+        places.append(Place(tmp_path, with_spark=with_spark, **options))  # type: ignore[arg-type]
+        return places[-1]
+
+    yield make
+    for one in places:
+        one.close()
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_drivers_killed_at_random_are_started_again_and_nothing_is_lost_or_doubled(
+    place: Callable[..., Place], dice: random.Random, with_spark: bool, tmp_path: Path
+) -> None:  # KR1, KR2, KR10
+    here = place(with_spark)
+    kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms")
+    begun_s, killed, seen = time.monotonic(), 0, set()
+    while not here.until_time_is_up(begun_s, killed):
+        kept.checkpoint()
+        threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
+        driver = kept.driver()
+        assert driver.pid not in seen, "one driver after the other"
+        seen.add(driver.pid)
+        jvms = [p.pid for p in driver.children(recursive=True) if p.name() == "java"]
+        kill(dice.choice(jvms) if jvms and dice.random() < 0.3 else driver.pid)
+        killed += 1
+        told = kept.wait("a restart", lambda e: e["event"] == "driver-restart")
+        assert told["restarts"] == killed
+        kept.cursor = len(kept.events)
+    kept.checkpoint()
+    assert psutil.Process(kept.pid).memory_info().rss < 40 << 20, "a keeper is small"
+    here.hurry()
+    assert kept.exit_code(STARTED_S) == 0, kept.tale("exit code")
+    kept.assert_gone()
+    here.assert_exactly_once()
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "Ctrl-C", "headgate stop", "SIGUSR1"])
+def test_a_kept_pipeline_stops_and_drains_as_any_other(
+    place: Callable[..., Place], with_spark: bool, how: str, tmp_path: Path
+) -> None:  # KR6, KR7
+    if with_spark and how in ("SIGINT", "SIGUSR1"):
+        pytest.skip("the same way as the others")
+    here = place(with_spark)
+    kept = here.run("--supervised")
+    kept.checkpoint()
+    if how == "headgate stop":
+        command = [sys.executable, "-m", "headgate.cli.main", "stop", "kept", "--checkpoints", here.checkpoints]
+        asked = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S)
+        assert (asked.returncode, "stopped; the same command continues" in asked.stdout) == (0, True), asked
+    elif how == "Ctrl-C":
+        os.killpg(kept.pid, signal.SIGINT)
+    else:
+        os.kill(kept.pid, signal.Signals[how])
+    assert kept.exit_code(STARTED_S) == 0, kept.tale("exit code")
+    kept.assert_gone()
+    assert not kept.has("driver-restart")
+    assert "Traceback" not in kept.stderr()
+    states = [e["state"] for e in kept.events if e["event"] == "progress"]
+    assert "stopping" in states or "draining" in states
+    if how != "SIGUSR1":
+        here.hurry()
+        again = here.run("--supervised")
+        assert again.exit_code(STARTED_S) == 0, again.tale("exit code")
+        here.assert_exactly_once()
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_a_killed_keeper_leaves_nothing_running_and_the_next_start_goes_on(
+    place: Callable[..., Place], with_spark: bool
+) -> None:  # KR9
+    here = place(with_spark)
+    kept = here.run("--supervised")
+    kept.checkpoint()
+    kept.kill()
+    kept.assert_gone()
+    here.hurry()
+    again = here.run("--supervised")
+    again.wait("the continuation", lambda e: e["event"] == "note" and "continues from checkpoint" in e["text"])
+    assert again.exit_code(STARTED_S) == 0
+    again.assert_gone()
+    here.assert_exactly_once()
+
+
+def test_a_program_that_cannot_be_loaded_ends_the_keeper(place: Callable[..., Place]) -> None:  # KR3
+    here = place(False)
+    here.program.write_text("import headgate\nraise ValueError('mistyped')")
+    kept = here.run("--supervised")
+    assert kept.exit_code() == 2
+    assert "mistyped" in kept.stderr()
+    assert not kept.has("driver-restart")

@@ -1,0 +1,59 @@
+"""Has ``headgate run`` start its workers as plain child processes instead of Spark's, in processes that a test starts.
+
+Python imports this module by itself at start, because the test puts its directory on PYTHONPATH. Everything else is the
+product's own: the command line, the keeper, the standby, the driver, the workers, the storage, the signals.
+"""
+
+import importlib.util
+import sys
+
+SESSION = "headgate.spark.session"
+
+
+class Finder:
+    """Replaces two names of the session's module as soon as it is imported."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != SESSION:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        original = spec.loader.exec_module
+
+        def exec_module(module):
+            original(module)
+            module.start_pipeline = lambda definition, **options: start(module, definition, **options)
+            module.WarmSession = Nothing
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+class Nothing:
+    """A session that is not needed."""
+
+    spark = None
+    is_alive = True
+
+    def __init__(self, *given):
+        pass
+
+    def close(self):
+        pass
+
+
+def start(module, definition, *, observer=None, **_):
+    from tests.runtime.launching import FINGERPRINT, ProcessLauncher, Zygote
+
+    from headgate.runtime.driver.driver import Driver, owner_text
+    from headgate.runtime.driver.pipeline_lock import PipelineLock
+    from headgate.runtime.driver.succession import succession
+
+    config = definition.config
+    lock = PipelineLock.acquire(config.checkpoint_root, config.name, owner_text(), succession().lock_nonce)
+    driver = Driver(definition, ProcessLauncher(Zygote(), definition), observer, FINGERPRINT, lock=lock, beats=True)
+    driver.start()
+    return module.SparkHandle(driver, None, False)
+
+
+sys.meta_path.insert(0, Finder())
