@@ -1,0 +1,149 @@
+"""``headgate run --standby`` in this process: what it looks at, what it starts, what it says (docs/spec/standby.md)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from headgate.cli.kept import Kept
+from headgate.cli.standby import ENDS, TEXTS, StandingBy, jvm_check
+from headgate.codec.heartbeat import beat_path, encode_beat, end_path
+from headgate.errors import FencedError, PipelineFailed
+from headgate.model.heartbeat import Beat, Course
+from headgate.model.ids import Generation
+from headgate.model.progress import PipelineState, Progress, RunResult
+from headgate.protocol.supervision.standby import Notice, Standby
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver.pipeline_lock import AlreadyRunning
+from headgate.runtime.driver.succession import succession
+from headgate.storage.backends import open_storage
+from headgate.storage.base import Storage
+from headgate.storage.memory import forget_memory_storage
+
+ROOT = "memory://standby"
+FIRST = Generation(1)
+
+
+class Over:
+    """A handle of a run that is over."""
+
+    progress = Progress(PipelineState.FINISHED)
+    drained = False
+
+    def wait(self, timeout_s: float | None = None) -> RunResult:
+        return RunResult(True)
+
+
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    monkeypatch.setattr(Standby, "LOOK_MS", 1)
+    monkeypatch.setattr(Standby, "REST_MS", 1)
+    monkeypatch.setattr(Standby, "SILENCE_MS", 20)
+    monkeypatch.setattr(Standby, "UNKNOWN_MS", 40)
+    yield open_storage(ROOT)
+    forget_memory_storage("standby")
+
+
+def run_of(storage: Storage, course: Course = Course.RUNNING) -> None:
+    CheckpointLog(storage, "p").claim("process 1 on here, driver 12", 0)
+    storage.put(beat_path("p", FIRST), [encode_beat(Beat(FIRST, "process 1 on here, driver 12", 1))])
+    if course is not Course.RUNNING:
+        storage.put(end_path("p", FIRST), [encode_beat(Beat(FIRST, "o", 0, course, reason="it was bad"))])
+
+
+def standing_by(start: Callable[[], Any], said: list[tuple[str, str]], **options: Any) -> RunResult | None:
+    return StandingBy(ROOT, "p", Kept(None), start, lambda *words: said.append(words), **options).run()
+
+
+def test_it_takes_over_behind_the_generation_that_was_silent(storage: Storage) -> None:  # SB8
+    run_of(storage)
+    said: list[tuple[str, str]] = []
+    seen: list[Any] = []
+
+    def start() -> Over:
+        seen.append(succession())
+        return Over()
+
+    assert standing_by(start, said) == RunResult(True)
+    assert seen[0].after == FIRST
+    assert said == [
+        ("watching", "standing by: process 1 on here runs it"),
+        ("taking-over", "taking over: process 1 on here is gone"),
+    ]
+
+
+@pytest.mark.parametrize("lost", [FencedError("pipeline p", 1, 2), AlreadyRunning("it is run by another one")])
+def test_whoever_was_too_late_waits_again(storage: Storage, lost: Exception) -> None:  # SB9
+    run_of(storage)
+    said: list[tuple[str, str]] = []
+    outcomes: list[Any] = [lost, Over()]
+
+    def start() -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    assert standing_by(start, said) == RunResult(True)
+    assert [notice for notice, _ in said] == ["watching", "taking-over", "outrun", "watching", "taking-over"]
+
+
+def test_whoever_ran_and_was_replaced_ends(storage: Storage) -> None:  # SB12
+    run_of(storage)
+
+    def start() -> Any:
+        succession().tell_claim(Generation(2))
+        raise FencedError("pipeline p", 2, 3)
+
+    with pytest.raises(FencedError):
+        standing_by(start, [])
+
+
+@pytest.mark.parametrize("course", [Course.FINISHED, Course.DRAINED])
+def test_it_ends_with_the_pipeline(storage: Storage, course: Course) -> None:  # SB6
+    run_of(storage, course)
+    said: list[tuple[str, str]] = []
+    assert standing_by(lambda: pytest.fail("it started"), said) is None
+    assert said == [("ended", f"p {ENDS[course]}")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("course", [Course.STOPPED, Course.FAILED_FOR_GOOD])
+def test_it_waits_where_its_user_has_ended_it_until_it_is_told_to_end(
+    storage: Storage, number: signal.Signals, course: Course
+) -> None:  # SB6
+    run_of(storage, course)
+    said: list[tuple[str, str]] = []
+    looks: list[int] = []
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) == 100:
+            os.kill(os.getpid(), number)
+
+    before = signal.getsignal(number)
+    assert standing_by(lambda: pytest.fail("it started"), said, check=check) is None
+    assert signal.getsignal(number) is before
+    assert len(said) == 1
+    assert ("it was bad" in said[0][1]) is (course is Course.FAILED_FOR_GOOD)
+
+
+def test_nobody_has_run_it_yet(storage: Storage) -> None:  # SB11
+    said: list[tuple[str, str]] = []
+    assert standing_by(Over, said) == RunResult(True)
+    assert [notice for notice, _ in said] == ["nobody-yet", "taking-over"]
+
+
+def test_a_standby_without_its_jvm_ends(storage: Storage) -> None:
+    run_of(storage)
+    with pytest.raises(PipelineFailed, match="the JVM that this standby kept ready has ended") as caught:
+        standing_by(lambda: pytest.fail("it started"), [], check=jvm_check(lambda: False))
+    assert not caught.value.is_for_good, "its keeper starts it again"
+
+
+def test_every_notice_has_a_sentence() -> None:
+    assert set(TEXTS) == set(Notice)

@@ -1,0 +1,206 @@
+"""``headgate run --standby``: the driver dies, freezes or stops; whoever stands by takes over, once (SB1–SB13)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from crash.processes import STARTED_S, kill
+from crash.results import assert_clean
+from crash.standing import Place, Process, tale, whoever_completes
+
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(900 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
+
+WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Callable[..., Place]]:
+    places: list[Place] = []
+
+    def make(with_spark: bool, *, is_object_store: bool = False) -> Place:
+        where = f"obstore+file://{tmp_path}/checkpoints" if is_object_store else None
+        places.append(Place(tmp_path, with_spark=with_spark, checkpoints=where))
+        return places[-1]
+
+    yield make
+    for one in places:
+        one.close()
+
+
+def took_over(heir: Process, since_s: float, record: Callable[[str, object], None]) -> None:
+    """Wait until ``heir`` runs the pipeline, and record how long that took."""
+    heir.notice("taking-over")
+    heir.wait("the pipeline running", lambda e: e["event"] == "progress" and e["state"] == "running")
+    took_ms = round((time.monotonic() - since_s) * 1000)
+    record("takeover_ms", took_ms)
+    print(f"takeover: {took_ms} ms")
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("is_object_store", [False, True], ids=["directory", "object store"])
+def test_a_standby_takes_over_when_the_driver_is_killed(
+    place: Callable[..., Place],
+    with_spark: bool,
+    is_object_store: bool,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:  # SB8
+    here = place(with_spark, is_object_store=is_object_store)
+    first = here.run()
+    first.checkpoint()
+    second = here.run("--standby")
+    second.notice("watching")
+    first.checkpoint()
+    assert not second.has("progress"), "it only watches"
+    first.kill()
+    took_over(second, time.monotonic(), record_property)
+    second.checkpoint()
+    here.hurry()
+    assert second.exit_code(STARTED_S) == 0, tale(here.processes)
+    for process in here.processes:
+        process.assert_gone()
+    here.assert_exactly_once()
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("is_object_store", [False, True], ids=["directory", "object store"])
+def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
+    place: Callable[..., Place],
+    with_spark: bool,
+    is_object_store: bool,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:  # SB8
+    """In a directory it holds the lock all the time, too."""
+    here = place(with_spark, is_object_store=is_object_store)
+    zombie = here.run()
+    zombie.checkpoint()
+    heir = here.run("--standby")
+    heir.notice("watching")
+    zombie.checkpoint()
+    zombie.signal(signal.SIGSTOP)
+    try:
+        took_over(heir, time.monotonic(), record_property)
+        heir.checkpoint()
+    finally:
+        zombie.signal(signal.SIGCONT)
+    assert zombie.exit_code(STARTED_S) == 4, tale(here.processes)
+    heir.checkpoint()
+    here.hurry()
+    assert heir.exit_code(STARTED_S) == 0, tale(here.processes)
+    for process in here.processes:
+        process.assert_gone()
+    here.assert_exactly_once()
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finished(
+    place: Callable[..., Place], with_spark: bool
+) -> None:  # SB6
+    here = place(with_spark)
+    first = here.run()
+    first.checkpoint()
+    second = here.run("--standby")
+    second.notice("watching")
+    first.signal(signal.SIGTERM)
+    assert first.exit_code(STARTED_S) == 0
+    second.notice("stopped")
+    here.hurry()
+    again = here.run()
+    assert again.exit_code(STARTED_S) == 0
+    assert second.exit_code(STARTED_S) == 0, tale(here.processes)
+    assert second.events[-2]["notice"] == "ended"
+    assert not second.has("progress"), "it never ran"
+    here.assert_exactly_once()
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
+    place: Callable[..., Place], with_spark: bool, tmp_path: Path
+) -> None:  # SB9
+    here = place(with_spark, is_object_store=True)
+    first = here.run()
+    first.checkpoint()
+    others = [here.run("--standby"), here.run("--standby")]
+    for other in others:
+        other.notice("watching")
+    first.kill()
+    heir = whoever_completes(others)
+    (other,) = [process for process in others if process is not heir]
+    heir.checkpoint()
+    assert other.process.poll() is None, tale(here.processes)
+    heir.kill()
+    other.notice("taking-over")
+    other.checkpoint()
+    here.hurry()
+    assert other.exit_code(STARTED_S) == 0, tale(here.processes)
+    here.assert_exactly_once()
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_a_standby_ends_when_it_is_told_to(place: Callable[..., Place], with_spark: bool) -> None:  # SB6
+    here = place(with_spark)
+    alone = here.run("--standby")
+    alone.notice("nobody-yet")
+    alone.signal(signal.SIGINT)
+    assert alone.exit_code(STARTED_S) == 0, alone.tale("exit code")
+    alone.assert_gone()
+    assert "Traceback" not in alone.stderr()
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_drivers_killed_and_frozen_at_random_among_standbys_lose_and_double_nothing(
+    place: Callable[..., Place],
+    dice: random.Random,
+    with_spark: bool,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:  # SB8, SB9, SB12, KR3
+    """Each is kept: whoever is killed or replaced stands by again."""
+    here = place(with_spark, is_object_store=dice.random() < 0.5)
+    here.run().checkpoint()
+    kept = [here.run("--supervised", "--standby", "--restart", "fixed-delay:delay=50ms") for _ in range(2)]
+    for process in kept:
+        process.notice("watching")
+    here.processes[0].kill()
+    begun_s, count = time.monotonic(), 0
+    frozen: list[int] = []
+    while not here.until_time_is_up(begun_s, count):
+        active = whoever_completes(kept)
+        threading.Event().wait(dice.uniform(0.0, 1.0))  # the fault's time: not a wait for anything
+        driver = active.driver()
+        (other,) = [process for process in kept if process is not active]
+        if frozen and dice.random() < 0.7:
+            kill(frozen.pop(), signal.SIGCONT)
+        if dice.random() < 0.4 and not frozen:
+            kill(driver.pid, signal.SIGSTOP)
+            frozen.append(driver.pid)
+        else:
+            kill(driver.pid)
+        since_s = time.monotonic()
+        count += 1
+        heir = whoever_completes([other] if driver.pid in frozen else kept)
+        record_property("takeover_ms", round((time.monotonic() - since_s) * 1000))
+        print(f"takeover {count} by {'the other' if heir is other else 'the same'}: {time.monotonic() - since_s:.1f} s")
+    for pid in frozen:
+        kill(pid, signal.SIGCONT)
+    whoever_completes(kept)
+    here.hurry()
+    for process in kept:
+        assert process.exit_code(2 * STARTED_S) == 0, tale(here.processes)
+        process.assert_gone()
+    here.assert_exactly_once()
+    assert_clean(tmp_path)
+    assert not [p for p in psutil.process_iter() if p.pid in frozen]
