@@ -10,9 +10,10 @@ NAME ?=
 LOGS ?=
 WORKERS ?= 2
 TIMES ?= 20
+MINUTES ?= 5
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java demo test test-again crash-loops check format sim bench bench-peers clean
+.PHONY: help setup setup-java demo test test-again crash-loops kill-drivers check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -36,6 +37,10 @@ test-again: setup ## the tests without Spark and kills TIMES times with other se
 
 crash-loops: setup-java ## kill what runs loops TIMES times in each scenario, on Spark
 	HEADGATE_TEST_TIMES=$(TIMES) $(PYTHON_ENV) -m pytest -q tests/crash/test_loop_*.py
+
+kill-drivers: setup-java ## kill drivers under --supervised and --standby for MINUTES minutes, on Spark
+	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_kept_drivers.py \
+		tests/crash/test_standbys.py -k "random and spark"
 
 check: setup ## format, lint, import layering, types, unit tests, a short simulation
 	$(PYTHON_ENV) -m ruff format --check .

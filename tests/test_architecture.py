@@ -30,6 +30,8 @@ SPECS = [
     "listeners",
     "lives",
     "supervision",
+    "keeper",
+    "standby",
     "two-phase-commit",
     "plan",
     "final-checkpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -233,12 +234,10 @@ def driver_at(root: Path, given: Succession | None = None) -> Driver:
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    done = threading.Event()
-    for _ in range(int(WAIT_S * 100)):
-        if condition():
-            return
-        done.wait(0.01)
-    raise AssertionError("it did not happen")
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
 
 
 def test_a_driver_beats_from_its_claim_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SB1, SB3
