@@ -205,7 +205,7 @@ def test_the_checkpoint_directory_is_made_for_whom_the_user_wants(tmp_path: Path
         pipeline = hg.Pipeline(
             name, checkpointing=hg.Checkpointing(dir=tmp_path / name), security=hg.Security(access=access)
         )
-        pipeline_module._make_checkpoint_directory(hello(pipeline).config)
+        pipeline_module.make_checkpoint_directory(hello(pipeline).config)
         return stat.S_IMODE((tmp_path / name).stat().st_mode)
 
     assert started("private", "owner") == 0o700

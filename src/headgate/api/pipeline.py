@@ -252,7 +252,7 @@ class Pipeline:
         from headgate.spark.session import start_pipeline
 
         definition = self.definition_on(master, spark=spark)
-        _make_checkpoint_directory(definition.config)
+        make_checkpoint_directory(definition.config)
         for node in definition.graph.nodes:
             if isinstance(node.spec, CapturableSource):
                 spark = _captured(node.name, node.spec) or spark
@@ -321,7 +321,7 @@ def _placed(graph: Graph, config: PipelineConfig) -> Graph:
     return Graph(tuple(nodes))
 
 
-def _make_checkpoint_directory(config: PipelineConfig) -> None:
+def make_checkpoint_directory(config: PipelineConfig) -> None:
     """Make it for whom the user wants, before anything is written there.
 
     Raises:

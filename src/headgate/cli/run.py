@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from headgate.api.pipeline import Pipeline
+from headgate.api.pipeline import Pipeline, make_checkpoint_directory
 from headgate.api.running import run_to_end
 from headgate.cli import keeping
 from headgate.cli.keeping import Orders
@@ -119,6 +119,7 @@ def _standing_by(pipeline: Pipeline, master: str | None, quiet: bool, as_json: b
     """Wait for a turn and run; None when it never came."""
     definition = pipeline.definition_on(master)
     config = definition.config
+    make_checkpoint_directory(config)  # as the start of a pipeline does it: whoever looks there first makes it
 
     def say(notice: str, text: str) -> None:
         if as_json:

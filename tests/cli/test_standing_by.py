@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from headgate.cli import run
 from headgate.cli.kept import Kept
+from headgate.cli.main import app
 from headgate.cli.standby import ENDS, TEXTS, StandingBy, jvm_check
 from headgate.codec.heartbeat import beat_path, encode_beat, end_path
 from headgate.errors import FencedError, PipelineFailed
@@ -143,6 +148,27 @@ def test_a_standby_without_its_jvm_ends(storage: Storage) -> None:
     with pytest.raises(PipelineFailed, match="the JVM that this standby kept ready has ended") as caught:
         standing_by(lambda: pytest.fail("it started"), [], check=jvm_check(lambda: False))
     assert not caught.value.is_for_good, "its keeper starts it again"
+
+
+def test_the_directory_is_made_for_whom_the_pipeline_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nothing:
+        def __init__(self, *given: object) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import headgate as hg\np = hg.Pipeline('p', security=hg.Security(access='group'))\n"
+        "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\n"
+    )
+    monkeypatch.setattr(run, "WarmSession", Nothing)
+    monkeypatch.setattr(StandingBy, "run", lambda self: open_storage(self.root).list("p") or None)
+    where = tmp_path / "checkpoints"
+    result = CliRunner().invoke(app, ["run", "--standby", "--checkpoint-dir", str(where), str(program)])
+    assert result.exit_code == 0, result.output
+    assert stat.S_IMODE(where.stat().st_mode) & 0o2770 == 0o2770
 
 
 def test_every_notice_has_a_sentence() -> None:
