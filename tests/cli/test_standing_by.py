@@ -7,7 +7,7 @@ import signal
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from headgate.cli import run
 from headgate.cli.kept import Kept
 from headgate.cli.main import app
+from headgate.cli.progress import Quiet
 from headgate.cli.standby import ENDS, TEXTS, StandingBy, jvm_check
 from headgate.codec.heartbeat import beat_path, encode_beat, end_path
 from headgate.errors import FencedError, PipelineFailed
@@ -150,20 +151,61 @@ def test_a_standby_without_its_jvm_ends(storage: Storage) -> None:
     assert not caught.value.is_for_good, "its keeper starts it again"
 
 
+class Warm:
+    """A session that is not needed."""
+
+    spark = None
+    is_alive = True
+
+    def __init__(self, *given: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_progress_of_a_takeover_that_came_too_late_is_not_shown_any_more(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # SB9
+    run_of(storage)
+    opened: list[int] = []
+    outcomes: list[Any] = [AlreadyRunning("it is run by another one"), Over()]
+
+    class Shown(Quiet):
+        def __enter__(self) -> Self:
+            opened.append(1)
+            assert sum(opened) == 1, "two of them draw on one terminal"
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            opened.append(-1)
+
+    def start(self: Any, *given: Any, **options: Any) -> Any:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import headgate as hg\np = hg.Pipeline('p')\np.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())"
+    )
+    monkeypatch.setattr(run, "WarmSession", Warm)
+    monkeypatch.setattr(run, "_observer", lambda *given: Shown())
+    monkeypatch.setattr(run.Pipeline, "start", start)
+    result = CliRunner().invoke(app, ["run", "--standby", "--checkpoint-dir", ROOT, str(program)])
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert opened == [1, -1, 1, -1]
+    assert "p: another process was quicker; standing by again" in result.stderr
+
+
 def test_the_directory_is_made_for_whom_the_pipeline_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nothing:
-        def __init__(self, *given: object) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
     program = tmp_path / "program.py"
     program.write_text(
         "import headgate as hg\np = hg.Pipeline('p', security=hg.Security(access='group'))\n"
         "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\n"
     )
-    monkeypatch.setattr(run, "WarmSession", Nothing)
+    monkeypatch.setattr(run, "WarmSession", Warm)
     monkeypatch.setattr(StandingBy, "run", lambda self: open_storage(self.root).list("p") or None)
     where = tmp_path / "checkpoints"
     result = CliRunner().invoke(app, ["run", "--standby", "--checkpoint-dir", str(where), str(program)])

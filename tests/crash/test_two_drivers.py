@@ -62,7 +62,7 @@ def test_a_driver_that_wakes_after_its_replacement_says_so_and_changes_nothing(
     assert error["kind"] == "FencedError"
     ways = ("generation 1 was replaced by generation 2", "generation 2 of this pipeline was started elsewhere")
     assert any(way in error["error"] for way in ways), error
-    assert zombie.child.exit_code() == 1
+    assert zombie.child.exit_code() == 4
     zombie.child.assert_gone()
     assert heir.result()["restarts"] == 0  # the one that wakes takes nothing back
     assert heir.child.exit_code() == 0

@@ -23,7 +23,7 @@ def test_a_failing_function_is_told_with_operator_and_record_and_no_frame_of_our
 ) -> None:
     life = launch(spec("failing", rows=20_000, rate=None, fails_at=1_234))
     error = life.failed()["error"]
-    assert life.child.exit_code() == 1
+    assert life.child.exit_code() == 3
     life.child.assert_gone()
     assert "the function of operator 'divide' failed on the record" in error
     assert "'id': 1234" in error

@@ -98,13 +98,13 @@ def run(
     if describe:
         typer.echo(pipeline.describe())
         return
-    result = _standing_by(pipeline, master, quiet, as_json, kept) if standby else None
-    if standby and result is None:
-        return
-    if result is None:
+    result: RunResult | None
+    if standby:
+        result = _standing_by(pipeline, master, quiet, as_json, kept)
+    else:
         with _observer(pipeline, quiet, as_json) as observer:
             result = run_to_end(lambda: _started(pipeline, master, observer, kept))
-    if not quiet and not as_json:
+    if result is not None and not quiet and not as_json:
         typer.echo(f"{pipeline.name}: {result_text(result)}", err=True)
 
 
@@ -122,14 +122,15 @@ def _standing_by(pipeline: Pipeline, master: str | None, quiet: bool, as_json: b
     make_checkpoint_directory(config)  # as the start of a pipeline does it: whoever looks there first makes it
 
     def say(notice: str, text: str) -> None:
+        shown.close()  # the progress of a takeover that came too late
         if as_json:
             typer.echo(json.dumps({"event": "standby", "notice": notice, "text": text}))
         elif not quiet:
             typer.echo(f"{config.name}: {text}", err=True)
 
-    with quick_jvm(), ExitStack() as shown:  # this process does nothing else with Spark
+    with quick_jvm(), ExitStack() as opened, ExitStack() as shown:  # this process does nothing else with Spark
         session = WarmSession(config.name, definition.plan.parallelism, master)
-        shown.callback(session.close)
+        opened.callback(session.close)
 
         def start() -> PipelineHandle:
             observer = shown.enter_context(_observer(pipeline, quiet, as_json))
