@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from types import FrameType
@@ -54,8 +55,12 @@ SIGNALS = {
     signal.SIGUSR2: Wish.CHECKPOINT,
 }
 _NUMBERS = {wish: number for number, wish in SIGNALS.items()}
-_STRATEGIES = {kind.__name__: kind for kind in (config.NoRestart, config.FixedDelay, config.ExponentialDelay)}
-_STRATEGIES |= {config.FailureRate.__name__: config.FailureRate}
+_STRATEGIES: dict[str, Callable[..., RestartStrategy]] = {
+    "NoRestart": config.NoRestart,
+    "FixedDelay": config.FixedDelay,
+    "ExponentialDelay": config.ExponentialDelay,
+    "FailureRate": config.FailureRate,
+}
 
 SHOW_CURSOR = "\x1b[?25h\n"
 """What a progress table that was killed has left undone on a terminal."""
