@@ -174,11 +174,11 @@ class Keeper(Machine):
                 effects = self._start() if self._phase is Phase.PAUSING else [Ignored("no restart is due")]
             case _:
                 assert_never(event)
+        self._check()
         return effects
 
     def _start(self) -> list[Effect]:
         self._enter(Phase.RUNNING)
-        self._is_listening = False
         return [StartChild(self._claimed)]
 
     # -- the child --------------------------------------------------------------------------------------------------
@@ -198,6 +198,7 @@ class Keeper(Machine):
     def _on_ended(self, event: ChildEnded) -> list[Effect]:
         if self._phase is not Phase.RUNNING:
             raise self._violation("a child ended that was not started")
+        self._is_listening = False
         if self._is_stop_wanted or self._is_over(event.status):  # KR6, KR3
             return self._end(event, "")
         decision = self._policy.on_failure(event.at_ms, event.jitter)  # KR2, KR11
@@ -242,3 +243,9 @@ class Keeper(Machine):
     def _enter(self, phase: Phase) -> None:
         assert phase in LEGAL_PHASES[self._phase], f"{self._phase} does not lead to {phase}"
         self._phase = phase
+
+    def _check(self) -> None:
+        if self._phase is not Phase.RUNNING:
+            assert not self._is_listening, "only a child that runs listens"
+        if self._phase is Phase.PAUSING:
+            assert not self._is_stop_wanted, "whoever was asked to stop is not started again (KR6)"

@@ -209,6 +209,7 @@ class Standby(Machine):
                 effects = self._on_lost()
             case _:
                 assert_never(event)
+        self._check()
         return effects
 
     # -- looking ----------------------------------------------------------------------------------------------------
@@ -300,3 +301,8 @@ class Standby(Machine):
     def _enter(self, phase: Phase) -> None:
         assert phase in LEGAL_PHASES[self._phase], f"{self._phase} does not lead to {phase}"
         self._phase = phase
+
+    def _check(self) -> None:
+        if self._phase is Phase.TAKING:
+            assert self._known is not None
+            assert self._known.course in (Course.RUNNING, Course.DRAINING, Course.FAILED), "not ours to start (SB6)"
