@@ -248,6 +248,7 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (storage_that_hangs_holds_the_driver_up, heart_tests.test_one_beat_is_written_at_a_time, ()),
     (a_wish_waits_for_the_next_period, standby_tests.test_a_beat_is_due_at_a_claim_a_wish_and_every_period, ()),
     (heartbeats_pile_up, heart_tests.test_the_first_beat_of_a_generation_removes_older_ones, ()),
+    (heartbeats_pile_up, heart_tests.test_runs_that_end_before_their_first_beat_leave_nothing_but_the_last_end, ()),
     (the_end_is_only_a_beat, heart_tests.test_a_late_beat_does_not_undo_the_end, ()),
 ]
 

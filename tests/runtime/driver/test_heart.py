@@ -178,6 +178,13 @@ def test_the_end_of_a_run_is_recorded(result: RunResult | HeadgateError, course:
     assert word.checkpoint == (None if isinstance(result, HeadgateError) else 5)
 
 
+def test_runs_that_end_before_their_first_beat_leave_nothing_but_the_last_end() -> None:  # SB4
+    storage = MemoryStorage()
+    for generation in range(1, 30):  # a finished pipeline that is started again and again
+        Heart(storage, "p", "me", Clock()).stop(Generation(generation), ended(RunResult(True)))
+    assert storage.list("p") == [beat_path("p", 29), end_path("p", 29)]
+
+
 def test_the_reason_of_a_failure_is_bounded() -> None:  # SB4
     word = last_word(FIRST, "me", ended(PipelineFailed("x" * 100_000)))
     assert word is not None

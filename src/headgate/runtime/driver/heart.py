@@ -80,6 +80,7 @@ class Heart:
             try:
                 self._storage.put(end_path(self._pipeline, word.generation), [encode_beat(word)])
                 self._storage.put(beat_path(self._pipeline, word.generation), [encode_beat(word)])  # seen sooner
+                self._tidy(word.generation)  # a run may be over before its first beat
             except StorageError as error:
                 problem = str(error)
                 self._around.sleep(pause_s)
