@@ -26,6 +26,7 @@ from headgate.connectors.base import SourceBatch, SourceContext, owner_of_split
 from headgate.connectors.induced import CheckpointMarker
 
 TILLS, ARTICLES, AT_FIRST = 3, 5, 100_000
+ROWS = 50
 TABLES = """
 create table if not exists sales (number integer primary key autoincrement, till text, article integer,
                                   quantity integer, checkpoint integer);
@@ -170,7 +171,7 @@ class SalesReader:
     def __init__(self, source: Sales, tills: Sequence[str], positions: dict[str, bytes]) -> None:
         self.path = source.path
         markers = "" if source.cut else "and checkpoint is null"
-        self.query = f"select * from sales where till = ? and number > ? {markers} order by number limit 50"
+        self.query = f"select * from sales where till = ? and number > ? {markers} order by number limit {ROWS}"
         self.position = {till: int(positions.get(till, b"0")) for till in tills}
         self.ended: set[str] = set()
         self.still: set[str] = set()
@@ -193,7 +194,10 @@ class SalesReader:
         return None
 
     def read(self, till: str, rows: list, is_closed: bool) -> SourceBatch | CheckpointMarker | None:
-        """Return what ``rows`` begin with."""
+        """Return what ``rows`` begin with; markers behind the last sale of a closed till are not waited for."""
+        if is_closed and len(rows) < ROWS and all(row[4] is not None for row in rows):
+            self.ended.add(till)
+            return SourceBatch(till, pa.RecordBatch.from_pylist([], SCHEMA), None, True)
         if rows and rows[0][4] is not None:
             self.position[till] = rows[0][0]
             self.still.add(till)
@@ -204,13 +208,11 @@ class SalesReader:
                 break
             sales.append({"article": article, "quantity": quantity})
             self.position[till] = number
-        if not sales and not is_closed:
-            return None
         if not sales:
-            self.ended.add(till)
+            return None
         # Tills that are read in turn: what was read goes to the end.
         self.position[till] = self.position.pop(till)
-        return SourceBatch(till, pa.RecordBatch.from_pylist(sales, SCHEMA), None, not sales)
+        return SourceBatch(till, pa.RecordBatch.from_pylist(sales, SCHEMA))
 
     def read_on(self, splits: Sequence[str]) -> None:
         """Go on behind the markers of these tills."""

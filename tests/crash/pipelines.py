@@ -386,6 +386,7 @@ BUILDERS = {
     "many_keys": many_keys,
     "failing": failing,
     "dead_letters": dead_letters,
+    "stream_cuts": stream_cuts,
     "stream_to_stream": stream_to_stream,
     "text_files": text_files,
     "followed_files": followed_files,

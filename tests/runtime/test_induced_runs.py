@@ -7,6 +7,7 @@ import json
 import sqlite3
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -308,6 +309,53 @@ def test_a_hook_that_fails_or_is_stuck_costs_checkpoints_and_nothing_else(start:
     assert not run.restarts
     assert run.result().is_finished
     assert sorted(read_committed(str(tmp_path / "out"))["id"].to_list()) == list(range(2_000))
+
+
+class HeldUp(hg.Discard):
+    """Its recovery waits until a file is there, and says with another one that it waits."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def open_committer(self, pipeline: str, node: str, generation: Any) -> Any:
+        return self
+
+    def recover(self, keep: Any) -> None:
+        (self.root / "waits").touch()
+        deadline = time.monotonic() + 120
+        while not (self.root / "gate").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+
+    def commit(self, permit: Any, committables: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_that_ends_while_it_claims_closes_its_hooks(start: Start, tmp_path: Path) -> None:  # EI12
+    hook = Noting()
+    pipeline = pipeline_at(tmp_path)
+    pipeline.source(hg.FromRows([{"n": 1}])).sink(HeldUp(tmp_path), name="held-up")
+    pipeline.add_hook("noting", hook)
+    run = start(definition_of(pipeline))
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "waits").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    ends = run.driver.supervision.close
+
+    def ending() -> None:
+        ends()
+        (tmp_path / "gate").touch()
+
+    run.driver.supervision.close = ending  # type: ignore[method-assign]
+    run.driver.cancel()
+    run.wait(run.driver.result.done, "the end")
+    run.driver.join()
+    assert hook.calls == [("reset",), ("close",)]
+    assert not any(thread.name == "headgate-hook-noting" for thread in threading.enumerate())
 
 
 def test_more_failures_of_a_hook_than_tolerable_fail_the_pipeline(start: Start, tmp_path: Path) -> None:  # EI5, C22

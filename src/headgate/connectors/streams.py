@@ -222,17 +222,16 @@ class StreamCutReader(StreamSourceReader):
             return None
         reader, end = self._readers[split], self._ends[split]
         frontier = self._cuts.look()
+        last = frontier.ends[reader.segment] if end is None else end
+        if reader.position >= last and (end is not None or frontier.is_sealed):
+            return self._over(split)  # SC25: first, or checkpoint after checkpoint would keep it from its end
         met = self._cuts.meet(split, reader.segment, reader.position)
         if met is not None:
             return met
         limit = self._cuts.limit(reader.segment)
         limit = limit if end is None else min(limit, end)
         batch = None if reader.position >= limit else reader.read(end=limit)
-        if batch is not None:
-            return SourceBatch(split, to_canonical(batch, self._schema))
-        last = frontier.ends[reader.segment] if end is None else end
-        is_over = reader.position >= last and (end is not None or frontier.is_sealed)
-        return self._over(split) if is_over else None
+        return None if batch is None else SourceBatch(split, to_canonical(batch, self._schema))
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,7 @@ class Driver:
         self.supervision.close()
         self._pools.storage.shutdown(wait=True)
         self._pools.commit.shutdown(wait=True)
+        self.supervision.hooks.close()  # EI12: a claim that was under way may have called them until now
         if self._heart is not None:
             problem = self._heart.stop(self._log.generation, self.result)  # behind the last commit (SB3)
             if problem:

@@ -148,7 +148,6 @@ class Supervision:
         self.callbacks.close()
         if self.live is not None:
             self.live.coordination.close()
-        self.hooks.close()
 
     # -- effects ----------------------------------------------------------------------------------------------------
 

@@ -245,6 +245,9 @@ class _TapeReader(hg.CheckpointedFunction):
         return self._next(name, self._outside.tapes[name])
 
     def _next(self, name: str, tape: Tape) -> SourceBatch | CheckpointMarker | None:
+        if tape.is_closed and tape.rows_before(self._at[name]) == len(tape.rows):
+            self._ended.add(name)
+            return SourceBatch(name, pa.RecordBatch.from_pylist([], schema=SCHEMA), None, True)
         ahead = tape.items[self._at[name] : self._at[name] + self._pace.batch_rows]
         if ahead and ahead[0] < 0:
             self._at[name] += 1
@@ -252,12 +255,10 @@ class _TapeReader(hg.CheckpointedFunction):
             return CheckpointMarker(name, -ahead[0])
         count = next((i for i, item in enumerate(ahead) if item < 0), len(ahead))
         self._at[name] += count
-        if not count and not tape.is_closed:
-            return None
         if not count:
-            self._ended.add(name)
+            return None
         rows = [dict(tape.rows[item]) for item in ahead[:count]]
-        return SourceBatch(name, pa.RecordBatch.from_pylist(rows, schema=SCHEMA), None, not count)
+        return SourceBatch(name, pa.RecordBatch.from_pylist(rows, schema=SCHEMA))
 
     def read_on(self, splits: Sequence[str]) -> None:
         self._still -= set(splits)
