@@ -22,6 +22,7 @@ from headgate.protocol.machine import Machine
 ROOT = Path(__file__).parent.parent
 SPECS = [
     "alignment",
+    "unaligned",
     "guarantees",
     "subtask",
     "coordinator",

@@ -435,9 +435,13 @@ def test_describe_shows_heads_what_comes_back_and_what_is_in_a_loop() -> None:
     assert f"  filter [operator, in iterate > iterate-2] {columns}" in text
 
 
-def test_unaligned_checkpoints_cannot_cross_a_loop() -> None:
-    with pytest.raises(hg.UsageError, match=r"unaligned checkpoints cannot cross a loop") as caught:
-        hg.Checkpointing(mode="unaligned")
+def test_a_loop_and_an_alignment_timeout_are_refused() -> None:  # UA2
+    pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(alignment_timeout="1s"))
+    rows = pipeline.source(hg.FromRows([{"left": 1}]))
+    out = rows.iterate(lambda loop: (loop.filter(pl.col("left") > 0), loop.filter(pl.col("left") == 0)), name="trips")
+    out.sink(hg.Discard())
+    with pytest.raises(hg.UsageError, match="loop 'trips': unaligned checkpoints cannot cross a loop") as caught:
+        pipeline.definition()
     assert "\n" not in str(caught.value)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import headgate as hg
 from headgate.model.config import DamagedCheckpoint
-from headgate.model.options import Guarantee
+from headgate.model.options import Alignment, Guarantee
 
 
 def made(mode: str, **options: Any) -> hg.Pipeline:
@@ -77,3 +77,21 @@ def test_a_pause_between_checkpoints_that_overlap_is_refused() -> None:  # C4
     hg.Checkpointing(max_concurrent=2)
     with pytest.raises(hg.UsageError, match="max_concurrent=2 lets them overlap; give one of them"):
         hg.Checkpointing(min_pause="1s", max_concurrent=2)
+
+
+# UA1
+def test_an_alignment_timeout_needs_exactly_once_and_one_checkpoint_at_a_time() -> None:
+    assert hg.Checkpointing().to_config().alignment_timeout_ms is None
+    assert hg.Checkpointing(alignment_timeout=0).to_config().alignment_timeout_ms == 0
+    timed = hg.Checkpointing(alignment_timeout="1s").to_config()
+    assert (timed.alignment_timeout_ms, timed.alignment) == (1_000, Alignment.TIMED)
+    for mode in ("at_least_once", "at_most_once"):
+        with pytest.raises(hg.UsageError, match=f"for mode='exactly_once'; mode='{mode}' does not need it") as refused:
+            hg.Checkpointing(alignment_timeout="1s", mode=mode)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(hg.UsageError, match="max_concurrent=2 would store those twice; give one of them"):
+        hg.Checkpointing(alignment_timeout=0, max_concurrent=2)
+    with pytest.raises(hg.UsageError, match="checkpointing alignment_timeout must look like"):
+        hg.Checkpointing(alignment_timeout="soon")
+    with pytest.raises(hg.UsageError, match="unaligned checkpoints are no mode: give"):
+        hg.Checkpointing(mode="unaligned")

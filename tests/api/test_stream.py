@@ -182,7 +182,6 @@ LATER: list[Callable[[hg.Stream], object]] = [
     lambda s: hg.Session("5m"),
     lambda s: hg.Pipeline("x", state_backend="rocksdb"),
     lambda s: hg.Pipeline("x").add_listener(object()),
-    lambda s: hg.Checkpointing(mode="unaligned"),
 ]
 
 

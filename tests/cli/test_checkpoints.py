@@ -11,7 +11,7 @@ from headgate.cli.main import app
 from headgate.codec.log_entry import encode_log_entry
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import Manifest, SnapshotDelays, SnapshotPart, SubtaskEntry
 from headgate.protocol.checkpoints.recovery import Damage, Gap
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.backends import open_storage
@@ -102,6 +102,19 @@ def test_the_rows_of_each_state_are_shown_per_subtask(root: Path) -> None:
     (subtask,) = json.loads(told("show", "counts", "--dir", str(root), "--json"))["subtasks"]
     assert subtask["rows"] == {"window": {"windows": 250_000}, "sum": {"accumulators": 0}}
     assert "1.5 kB  ?  " in told("show", "counts", "1", "--dir", str(root)), "version 0.1 did not record them"
+
+
+def test_show_prints_delays_and_bytes_in_flight(root: Path) -> None:  # UA19
+    assert "in flight" not in told("show", "counts", "--dir", str(root)), "nobody measured"
+    parts = (SnapshotPart(10, 7), SnapshotPart(2_500, 7, inline=b"x", section="in-flight/window", name="way"))
+    entry = SubtaskEntry(SubtaskId(VertexId("window"), 0), parts, (), SnapshotDelays(1_200, 34))
+    log = CheckpointLog(open_storage(str(root)), "timed")
+    log.claim("test", 1_700_000_000_000)
+    log.append(replace(manifest(3), entries=(entry,)))
+    row = told("show", "timed", "--dir", str(root)).split("window[0]")[2].split("\n")[0]
+    assert row.split() == ["1.2", "s", "34", "ms", "2.5", "kB"]
+    (subtask,) = json.loads(told("show", "timed", "--dir", str(root), "--json"))["subtasks"]
+    assert (subtask["start_delay_ms"], subtask["alignment_ms"], subtask["in_flight_bytes"]) == (1_200, 34, 2_500)
 
 
 def test_json_is_for_programs(root: Path) -> None:

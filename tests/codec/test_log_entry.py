@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Claim, Committable, HookState, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import Claim, Committable, HookState, Manifest, SnapshotDelays, SnapshotPart, SubtaskEntry
 from headgate.model.options import Guarantee
 
 CLAIM = Claim(Generation(3), "process 1 on host ä", 1_700_000_000_000)
@@ -69,10 +69,30 @@ def test_a_manifest_of_version_0_1_has_no_rows_and_is_read() -> None:
     assert decode_log_entry(head + b"\n" + old, "log/1") == plain
 
 
+def test_a_claim_of_version_0_1_is_read() -> None:
+    old = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 1 ", 1)
+    assert decode_log_entry(old, "log/1") == CLAIM
+
+
 def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
-    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 3 ", 1)
-    with pytest.raises(CorruptionError, match="expected format version 2 or less, found 3"):
+    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 4 ", 1)
+    with pytest.raises(CorruptionError, match="expected format version 3 or less, found 4"):
         decode_log_entry(newer, "log/1")
+
+
+def test_a_manifest_with_records_in_flight_is_of_a_version_of_its_own() -> None:  # UA18
+    part = SnapshotPart(3, 7, "", b"abc", section="in-flight/sum", name="a way")
+    delays = SnapshotDelays(3, 4)
+    held = dataclasses.replace(MANIFEST, entries=(SubtaskEntry(ENTRY.subtask, (part,), (), delays), ENTRY))
+    data = encode_log_entry(held)
+    assert data.startswith(b"headgate-log 3 manifest ")
+    assert decode_log_entry(data, "log/1") == held
+    assert encode_log_entry(MANIFEST).startswith(b"headgate-log 2 manifest ")
+    for entry, found in ((held, b"2"), (MANIFEST, b"3")):
+        head, _, body = encode_log_entry(entry).partition(b"\n")
+        with pytest.raises(CorruptionError, match="expected format version"):
+            decode_log_entry(head[:13] + found + head[14:] + b"\n" + body, "log/1")
+    assert b"delays" not in encode_log_entry(MANIFEST), "what nobody measured is not there"
 
 
 @given(st.integers(0, 10**12))

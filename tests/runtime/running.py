@@ -219,11 +219,15 @@ def definition_of(pipeline: hg.Pipeline, *, inline_bytes_max: int | None = None,
     return replace(found, config=config)
 
 
+CHECKPOINTING = ("retained", "tolerable_failures", "timeout", "alignment_timeout")
+"""Options of ``pipeline_at`` that are about checkpoints."""
+
+
 def pipeline_at(
     root: Path, *, parallelism: int = 2, interval: str | None = "40ms", name: str = "p", **options: Any
 ) -> hg.Pipeline:
     """Return an empty pipeline whose checkpoints are below ``root``."""
-    checkpointing = {k: options.pop(k) for k in ("retained", "tolerable_failures", "timeout") if k in options}
+    checkpointing = {k: options.pop(k) for k in CHECKPOINTING if k in options}
     options.setdefault("restart", hg.FixedDelay(delay="20ms"))
     return hg.Pipeline(
         name,

@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from headgate.api.not_yet import not_there_yet
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model import config as model
@@ -34,6 +33,8 @@ class Checkpointing:
         tolerable_failures: consecutive failed checkpoints that are forgiven before the pipeline restarts.
         retained: completed checkpoints that are kept.
         mode: ``"exactly_once"``, ``"at_least_once"`` or ``"at_most_once"``; docs/guarantees.md says which to pick.
+        alignment_timeout: under back-pressure, how long a checkpoint waits for records in front of it, at each
+            shuffle; then they go into the checkpoint. 0: it does not wait; None: as long as it takes.
     """
 
     interval: Duration | None = "1s"
@@ -44,6 +45,7 @@ class Checkpointing:
     tolerable_failures: int = 0
     retained: int = 2
     mode: str = "exactly_once"
+    alignment_timeout: Duration | None = None
 
     def __post_init__(self) -> None:
         self.to_config()
@@ -76,7 +78,23 @@ class Checkpointing:
             tolerable_failures=_count(self.tolerable_failures, 0, "checkpointing tolerable_failures"),
             retained=_count(self.retained, 1, "checkpointing retained"),
             mode=mode,
+            alignment_timeout_ms=self._alignment_timeout_ms(mode),
         )
+
+    def _alignment_timeout_ms(self, mode: Guarantee) -> int | None:  # UA1
+        if self.alignment_timeout is None:
+            return None
+        if mode is not Guarantee.EXACTLY_ONCE:
+            raise UsageError(
+                f"checkpointing alignment_timeout is for mode='exactly_once'; mode='{mode.value}' does not need it, "
+                "so leave it out"
+            )
+        if self.max_concurrent > 1:
+            raise UsageError(
+                "checkpointing alignment_timeout keeps a checkpoint from waiting for records in front of it, and "
+                f"max_concurrent={self.max_concurrent} would store those twice; give one of them"
+            )
+        return duration_ms(self.alignment_timeout, "checkpointing alignment_timeout")
 
     def root(self) -> str:
         """Return the checkpoint directory as an absolute path or URL."""
@@ -187,8 +205,10 @@ BadRecords: TypeAlias = Fail | DeadLetter
 def _mode(text: str) -> Guarantee:
     """Return the mode of that name; words may be joined by hyphens, too."""
     if text == "unaligned":  # refused before there can be a loop, so the sentence covers both
-        instead = "use mode='exactly_once' (unaligned checkpoints cannot cross a loop)"
-        not_there_yet("checkpointing mode 'unaligned'", instead)
+        raise UsageError(
+            "unaligned checkpoints are no mode: give Checkpointing(alignment_timeout='1s'), with which a checkpoint "
+            "goes over to them under back-pressure"
+        )
     try:
         return Guarantee(text.replace("-", "_") if isinstance(text, str) else text)
     except ValueError:

@@ -9,6 +9,20 @@ from headgate.model.options import Guarantee
 from headgate.operators.loop_head import LoopHeadSpec
 
 
+def check_overtaking(graph: Graph) -> None:
+    """Refuse what barriers cannot overtake (UA2).
+
+    Raises:
+        UsageError
+    """
+    for node in graph.nodes:
+        if node.role is Role.LOOP_HEAD:
+            raise UsageError(
+                f"loop '{node.name}': unaligned checkpoints cannot cross a loop, because what goes round is recorded "
+                "between barriers that keep their place; leave alignment_timeout out of Checkpointing"
+            )
+
+
 def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint | None) -> None:
     """Refuse what cannot hold.
 

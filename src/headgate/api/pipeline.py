@@ -25,7 +25,7 @@ from headgate.api.config import (
     absolute_location,
 )
 from headgate.api.describe import describe_plan
-from headgate.api.guarantees import check_guarantee, policy_for
+from headgate.api.guarantees import check_guarantee, check_overtaking, policy_for
 from headgate.api.homes import remember
 from headgate.api.not_yet import not_there_yet
 from headgate.api.placed import CapturableSource, PlacedSource
@@ -194,6 +194,8 @@ class Pipeline:
         checkpoints = self._checkpointing.to_config()
         mode = checkpoints.mode
         check_guarantee(graph, mode, self._on_damaged)
+        if checkpoints.alignment_timeout_ms is not None:
+            check_overtaking(graph)
         config = PipelineConfig(
             name=self.name,
             parallelism=self._checked_parallelism(subtasks),

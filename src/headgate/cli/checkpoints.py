@@ -16,8 +16,9 @@ from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
 from headgate.cli.text import duration_text, size_text, time_text
+from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.errors import PipelineFailed, UsageError
-from headgate.model.manifest import Claim, Manifest, SnapshotPart
+from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.options import Guarantee
 from headgate.model.progress import CheckpointOutcome
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates
@@ -182,6 +183,8 @@ def _print_manifest(manifest: Manifest) -> None:
         size, path = size_text(row["size_bytes"]), row["path"] or "inline"
         table.add_row(row["subtask"], size, _rows_text(row["rows"]), str(row["committables"]), path)
     Console().print(table)
+    if any(entry.delays is not None for entry in manifest.entries):
+        Console().print(_delays_table(manifest))
     for node, text in manifest.state_texts.items():
         if text:
             typer.echo(f"state of {node}: {text}")
@@ -190,6 +193,22 @@ def _print_manifest(manifest: Manifest) -> None:
     for name, counts in _rows_by_state(manifest).items():
         each = ", ".join(f"{subtask} {count:,}" for subtask, count in counts.items())
         typer.echo(f"rows of {name}: {sum(counts.values()):,} ({each})")
+
+
+def _delays_table(manifest: Manifest) -> Table:
+    """Return how long each subtask waited for barriers, and what had not come through when they overtook it (UA19)."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("subtask", "first barrier after", "aligned for", "in flight"):
+        table.add_column(title, justify="left" if title == "subtask" else "right")
+    for entry in manifest.entries:
+        if entry.delays is not None:
+            start, alignment = duration_text(entry.delays.start_ms), duration_text(entry.delays.alignment_ms)
+            table.add_row(str(entry.subtask), start, alignment, size_text(_in_flight_bytes(entry)))
+    return table
+
+
+def _in_flight_bytes(entry: SubtaskEntry) -> int:
+    return sum(part.size_bytes for part in entry.parts if part.section.startswith(IN_FLIGHT_PREFIX))
 
 
 def _rows_text(rows: dict[str, dict[str, int]] | None) -> str:
@@ -260,6 +279,9 @@ def _subtask_fields(manifest: Manifest) -> list[dict[str, Any]]:
             "rows": entry.rows,
             "committables": len(entry.committables),
             "path": ", ".join(dict.fromkeys(part.path for part in entry.parts if part.path)),
+            "in_flight_bytes": _in_flight_bytes(entry),
+            "start_delay_ms": None if entry.delays is None else entry.delays.start_ms,
+            "alignment_ms": None if entry.delays is None else entry.delays.alignment_ms,
             "parts": [_part_fields(part) for part in entry.parts],
         }
         for entry in manifest.entries

@@ -7,23 +7,42 @@ read: the one snapshot of a subtask becomes its only part (SF2).
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import xxhash
 
+from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.errors import CorruptionError
-from headgate.model.manifest import MANIFEST_VERSION, Claim, LogEntry, Manifest
+from headgate.model.manifest import IN_FLIGHT_VERSION, MANIFEST_VERSION, Claim, LogEntry, Manifest
 
 _MAGIC = b"headgate-log"
-_VERSIONS = {str(version).encode(): version for version in (1, MANIFEST_VERSION)}
+_VERSIONS = {str(version).encode(): version for version in (1, MANIFEST_VERSION, IN_FLIGHT_VERSION)}
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 
 
 def encode_log_entry(entry: LogEntry) -> bytes:
     """Return the bytes of ``entry``."""
     kind = b"claim" if isinstance(entry, Claim) else b"manifest"
-    body = msgspec.json.format(msgspec.json.encode(entry), indent=1)
+    body = msgspec.json.format(msgspec.json.encode(_fields(entry)), indent=1)
     checksum = xxhash.xxh3_64_hexdigest(body).encode()
-    return b"%s %d %s %s\n%s" % (_MAGIC, MANIFEST_VERSION, kind, checksum, body)
+    return b"%s %d %s %s\n%s" % (_MAGIC, _version(entry), kind, checksum, body)
+
+
+def _version(entry: LogEntry) -> int:
+    """Return what a reader must know (UA18)."""
+    parts = entry.parts if isinstance(entry, Manifest) else ()
+    has_records = any(part.section.startswith(IN_FLIGHT_PREFIX) for part in parts)
+    return IN_FLIGHT_VERSION if has_records else MANIFEST_VERSION
+
+
+def _fields(entry: LogEntry) -> Any:
+    """Return ``entry`` as plain values, without the delays of subtasks that measured none."""
+    fields = msgspec.to_builtins(entry)
+    for subtask in fields.get("entries", ()):
+        if subtask["delays"] is None:
+            del subtask["delays"]
+    return fields
 
 
 def decode_log_entry(data: bytes, path: str) -> LogEntry:
@@ -37,7 +56,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
     if len(words) != 4 or words[0] != _MAGIC:
         raise CorruptionError(path, 0, "a checkpoint log entry", repr(data[:24]))
     if words[1] not in _VERSIONS:
-        expected = f"format version {MANIFEST_VERSION} or less"
+        expected = f"format version {IN_FLIGHT_VERSION} or less"
         raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[3] or words[2] not in _KINDS:
@@ -46,9 +65,13 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
     try:
         if _VERSIONS[words[1]] == 1 and words[2] == b"manifest":
             return _manifest_of_version_1(body)
-        return msgspec.json.decode(body, type=_KINDS[words[2]])
+        entry = msgspec.json.decode(body, type=_KINDS[words[2]])
     except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
+    if _VERSIONS[words[1]] not in (1, _version(entry)):  # the checksum is that of the body
+        expected = f"format version {_version(entry)}"
+        raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
+    return entry
 
 
 def _manifest_of_version_1(body: bytes) -> Manifest:

@@ -29,10 +29,12 @@ ROUNDS_PREFIX = "rounds/"
 STATE_PREFIX = "state/"
 LISTS_PREFIX = "lists/"
 UNION_PREFIX = "union/"
+IN_FLIGHT_PREFIX = "in-flight/"
 """What the section of a node holds: the prefix stands before the node's name."""
 
-OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX)
-"""Those whose rows are counted. Lists and unions are operator state: dealt out at a restore, or seen by everybody."""
+OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, IN_FLIGHT_PREFIX)
+"""Those whose rows are counted. Lists and unions are operator state: dealt out at a restore, or seen by everybody.
+Records in flight were on their way to the node when a barrier overtook them (UA17)."""
 
 _PREFIX = struct.Struct("<8sIIQ")
 _NAME = struct.Struct("<H")

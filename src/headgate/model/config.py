@@ -9,7 +9,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from headgate.errors import UsageError
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT
-from headgate.model.options import Guarantee
+from headgate.model.options import Alignment, Guarantee
 from headgate.model.security import SecurityConfig
 
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
@@ -72,6 +72,8 @@ class CheckpointConfig:
         retained: completed checkpoints kept.
         inline_bytes_max: state up to this size travels inside the manifest (C13).
         mode: what is guaranteed.
+        alignment_timeout_ms: how long a subtask aligns before its barriers overtake what waits; None: as long as it
+            takes.
     """
 
     interval_ms: int = 1_000
@@ -82,6 +84,12 @@ class CheckpointConfig:
     retained: int = 2
     inline_bytes_max: int = 20_480
     mode: Guarantee = Guarantee.EXACTLY_ONCE
+    alignment_timeout_ms: int | None = None
+
+    @property
+    def alignment(self) -> Alignment:
+        """What subtasks do with barriers (GM2, UA1)."""
+        return self.mode.alignment if self.alignment_timeout_ms is None else Alignment.TIMED
 
 
 @dataclass(frozen=True, slots=True)

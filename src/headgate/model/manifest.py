@@ -17,6 +17,8 @@ from headgate.model.options import Guarantee
 
 MANIFEST_VERSION = 2
 """1: a subtask has one snapshot, which is read as one part (SF2)."""
+IN_FLIGHT_VERSION = 3
+"""Of manifests with records in flight: who does not know of them would lose them (UA18)."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""
@@ -88,6 +90,17 @@ class Committable:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotDelays:
+    """How long a subtask waited, in milliseconds by its own clock (UA19).
+
+    ``start_ms``: from the trigger until the first barrier had come. ``alignment_ms``: from then to the snapshot.
+    """
+
+    start_ms: int
+    alignment_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class SubtaskEntry:
     """What one subtask contributed to a checkpoint."""
 
@@ -95,6 +108,8 @@ class SubtaskEntry:
     parts: tuple[SnapshotPart, ...]
     committables: tuple[Committable, ...] = ()
     """Everything prepared by this subtask and not yet known to belong to a completed checkpoint."""
+    delays: SnapshotDelays | None = None
+    """None where barriers do not overtake."""
 
     @property
     def size_bytes(self) -> int:

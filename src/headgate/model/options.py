@@ -25,6 +25,15 @@ class Alignment(Enum):
     """It reads nothing more from them until the barrier has come on all."""
     TRACKED = "tracked"
     """It reads on, so its snapshot may hold records from behind the barrier."""
+    TIMED = "timed"
+    """As ``ALIGNED``, but for a while; then the barrier overtakes what waits in front of it (UA3)."""
+    OVERTAKING = "overtaking"
+    """As ``TIMED``, and somewhere on its way it did not wait any longer (UA6)."""
+
+    @property
+    def may_overtake(self) -> bool:
+        """Whether records that are in flight may be in a snapshot."""
+        return self in (Alignment.TIMED, Alignment.OVERTAKING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +68,8 @@ class Guarantee(Enum):
         """What its subtasks do with barriers (GM2)."""
         return Alignment.TRACKED if self is Guarantee.AT_LEAST_ONCE else Alignment.ALIGNED
 
-    def options(self, *, is_last: bool) -> CheckpointOptions:
+    def options(self, *, is_last: bool, may_overtake: bool = False) -> CheckpointOptions:
         """Return what its checkpoints are to be; ``is_last``: a stop waits for this one (GM3)."""
         if self is Guarantee.EXACTLY_ONCE:  # what is sent behind the last barrier is in no snapshot
-            return ORDINARY
+            return CheckpointOptions(alignment=Alignment.TIMED) if may_overtake else ORDINARY
         return CheckpointOptions(alignment=self.alignment, is_last=is_last)

@@ -348,3 +348,16 @@ def test_checkpoints_are_triggered_as_the_mode_wants_them(mode: Guarantee) -> No
     machine.handle(StopRequested())
     last = [e.options for e in machine.handle(IdReserved(cp(11))) if isinstance(e, TriggerSources)]
     assert last == [CheckpointOptions(alignment=alignment, is_last=not exact)]
+
+
+def test_the_last_checkpoint_of_a_run_stays_aligned() -> None:  # UA3
+    for is_stopped in (True, False):
+        machine = Coordinator(gen(3), (A, B), CheckpointConfig(alignment_timeout_ms=0), cp(10))
+        machine.handle(STARTED)
+        machine.handle(INTERVAL)
+        triggered = [e.options for e in machine.handle(IdReserved(cp(10))) if isinstance(e, TriggerSources)]
+        assert triggered == [CheckpointOptions(alignment=Alignment.TIMED)]
+        for event in (StopRequested(),) if is_stopped else (finish(A), finish(B)):
+            machine.handle(event)
+        found = [e.options for e in machine.handle(IdReserved(cp(11))) if isinstance(e, TriggerSources)]
+        assert found == [CheckpointOptions()], "nothing is in flight when it is restored into a changed pipeline"

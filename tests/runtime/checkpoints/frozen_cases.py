@@ -19,7 +19,9 @@ from headgate.codec.snapshot import Buffer, decode_sections
 from headgate.connectors.base import SinkContext
 from headgate.connectors.files.sink import FileSink
 from headgate.connectors.files.writer import FileWriter
-from headgate.model.ids import CheckpointId, Generation
+from headgate.model.graph import MAIN, Partitioner
+from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId
+from headgate.model.plan import Plan, PlanEdge
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
 from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.operators.process.batch_states import BatchStateHandle
@@ -31,6 +33,7 @@ from headgate.operators.rows import paused_gc
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.operators.windows.choice import window_operators
 from headgate.operators.windows.plan import TumblingAggregate
+from headgate.runtime.checkpoints.in_flight import FrozenInFlight, RestoredPart, restored_records, ways_of
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker import loop_log
 from headgate.runtime.worker.deployment import SinkHead
@@ -292,6 +295,33 @@ class Lists:
         return False
 
 
+class Recorded:
+    """Records on their way to one subtask, on two channels of an edge."""
+
+    def __init__(self) -> None:
+        edge = PlanEdge(0, VertexId("u"), NodeName("u"), MAIN, VertexId("v"), Partitioner.REBALANCE, ())
+        self._plan = Plan((), (edge,), 2, 16)
+        self._ways = ways_of(self._plan, SubtaskId(VertexId("v"), 1), [SCHEMA])
+        self._recorded: dict[ChannelIndex, list[pa.RecordBatch]] = {}
+        self._step = 0
+        self.change()
+
+    def change(self) -> None:
+        self._step += 1
+        self._recorded.setdefault(ChannelIndex(self._step % 2), []).append(batch(self._step))
+
+    def freeze(self) -> FrozenState:
+        return FrozenInFlight(self._ways, self._recorded)
+
+    def contents(self, payload: bytes) -> list[Any]:
+        part = RestoredPart(1, 2, self._ways[0].name.encode(), lambda: memoryview(payload))
+        found = restored_records([part], self._ways, self._plan, SubtaskId(VertexId("v"), 1))
+        return [(channel, row) for channel, restored in found for row in restored.to_pylist()]
+
+    def is_holding(self) -> bool:
+        return False
+
+
 def add(total: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     return {**total, "n": total["n"] + row["n"]}
 
@@ -318,6 +348,7 @@ CASES: dict[str, Callable[[], Live]] = {
     "window-buffer": lambda: Windows(pl.col("n").n_unique(), may_combine=False),
     "held-by-a-file-sink": Held,
     "operator-lists": Lists,
+    "in-flight": Recorded,
     "loop-log": lambda: Log(("key",), 1 << 30),
     "loop-log-on-disk": lambda: Log(("key",), 0),
     "loop-log-without-key": lambda: Log((), 1 << 30),

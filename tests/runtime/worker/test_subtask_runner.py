@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -150,7 +150,10 @@ class Made:
         place: LoopPlace | None = None,
         rounds: RoundProgress = NO_ROUNDS,
         sink: Sink | None = None,
+        on_arrival: Callable[[], None] | None = None,
+        **more: Any,
     ) -> None:
+        """Make it; ``more`` are further fields of ``SubtaskParts``."""
         Passing.finished = Passing.resumed = 0
         self.reader = reader
         self.sent = Sent(Partitioner.REBALANCE, 1, credit=credit)
@@ -166,9 +169,12 @@ class Made:
             chain.add(out, out.inputs[0], SinkHead(sink), context, False)
         chain.open()
         self.inputs = [
-            InputChannel(ChannelKey(0, WorkerIndex(i), WorkerIndex(0)), CREDIT, lambda _: None, lambda _: None)
+            InputChannel(
+                ChannelKey(0, WorkerIndex(i), WorkerIndex(0)), CREDIT, lambda _: None, lambda _: None, on_arrival
+            )
             for i in range(inputs)
         ]
+        self.entries: dict[CheckpointId, SubtaskEntry] = {}
         self.reports: list[tuple[Any, ...]] = []
         self.committables: dict[CheckpointId, list[int]] = {}
         self.storage = MemoryStorage()
@@ -195,11 +201,13 @@ class Made:
                 is_draining=draining,
                 place=place,
                 rounds=rounds,
+                **more,
             )
         )
         self.runner.start()
 
     def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
+        self.entries[checkpoint] = entry
         self.reports.append(("acknowledged", checkpoint, inlined_sections(entry)))
         self.committables |= {c.checkpoint: list(c.payload) for c in entry.committables}
 

@@ -104,8 +104,9 @@ class Triggering:
         return Pending(self.wanted is Wanted.FINAL, self.wanted.is_last, is_draining, self.options())
 
     def options(self) -> CheckpointOptions:
-        """Return what a checkpoint that begins now is to be (GM2, GM3)."""
-        return self._config.mode.options(is_last=self.wanted is Wanted.LAST)
+        """Return what a checkpoint that begins now is to be (GM2, GM3, UA3)."""
+        may_overtake = self._config.alignment_timeout_ms is not None and not self.wanted.is_last
+        return self._config.mode.options(is_last=self.wanted is Wanted.LAST, may_overtake=may_overtake)
 
     def again(self) -> list[Effect]:
         """A last checkpoint that failed is wanted again, after a pause in which storage may recover (E5)."""

@@ -1,7 +1,7 @@
 """What happens to one subtask and what it orders: events and effects of ``protocol.subtasks.subtask``.
 
 Those of the machines that it is composed of are in their own modules; what reaches one of them as it comes is one class
-(barriers, cancel markers, aborts, feedback, probes). Counterparts: the interpreter, which reports
+(barriers, cancel markers, their arrival, aborts, feedback, probes). Counterparts: the interpreter, which reports
 the events and runs the effects. Source: rules T1–T10 of docs/spec/subtask.md. Never decides anything.
 """
 
@@ -13,8 +13,9 @@ from typing import TypeAlias
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable, SnapshotPart
 from headgate.model.options import ORDINARY, CheckpointOptions
-from headgate.protocol.checkpoints import align
+from headgate.protocol.checkpoints import align, overtake
 from headgate.protocol.checkpoints.align import AbortReceived, BarrierReceived, CancelReceived
+from headgate.protocol.checkpoints.overtake import AlignmentTimedOut, BarrierArrived, CancelArrived
 from headgate.protocol.loops import head as loop_head
 from headgate.protocol.loops import part as loop_part
 from headgate.protocol.loops.head import FeedbackReceived
@@ -117,6 +118,9 @@ Event: TypeAlias = (
     | SplitsSeen
     | BarrierReceived
     | CancelReceived
+    | BarrierArrived
+    | CancelArrived
+    | AlignmentTimedOut
     | EndReceived
     | SourceEnded
     | InputResumed
@@ -170,6 +174,7 @@ class ReportFinished:
 
 Effect: TypeAlias = (
     align.Effect
+    | overtake.Effect
     | loop_head.Effect
     | loop_part.Effect
     | ReadOn

@@ -1,20 +1,21 @@
 """One subtask's part in checkpoints and in the end of input (rules T1–T10 of docs/spec/subtask.md).
 
-Composes the ``Aligner`` with the snapshot's asynchronous part, the precommitted output of its sinks, the final
-checkpoint and, inside loops, the ``LoopHead`` and the ``LoopPart``. Counterparts: the ``Coordinator`` and the
-subtasks of the neighbouring vertices. It never touches records: the interpreter runs operators and hands over opaque
-state handles.
+Composes the ``Aligner`` (or what takes its place) with the snapshot's asynchronous part, the precommitted output of its
+sinks, the final checkpoint and, inside loops, the ``LoopHead`` and the ``LoopPart``. Counterparts: the ``Coordinator``
+and the subtasks of the neighbouring vertices. It never touches records: the interpreter runs operators and hands over
+opaque state handles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable
 from headgate.model.options import Alignment, CheckpointOptions
-from headgate.protocol.checkpoints import align
+from headgate.protocol.checkpoints import overtake
 from headgate.protocol.checkpoints.align import (
     AbortReceived,
     Aligner,
@@ -28,6 +29,16 @@ from headgate.protocol.checkpoints.align import (
     UnblockChannels,
 )
 from headgate.protocol.checkpoints.commit import Precommit
+from headgate.protocol.checkpoints.overtake import (
+    AlignmentTimedOut,
+    AllRecorded,
+    ArmAlignmentTimer,
+    BarrierArrived,
+    CancelArrived,
+    DropRecording,
+    Overtaker,
+    RecordChannels,
+)
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.checkpoints.track import Tracker
 from headgate.protocol.loops import head as loop_head
@@ -91,6 +102,7 @@ class Subtask(Machine):
         rounds: RoundProgress = NO_ROUNDS,
         alignment: Alignment = Alignment.ALIGNED,
         induced_from: CheckpointId | None = None,
+        is_immediate: bool = False,
     ) -> None:
         """Make the machine of a subtask with ``channels_count`` inputs, feedback channels aside (0: a source).
 
@@ -102,12 +114,14 @@ class Subtask(Machine):
             rounds: from the restored snapshot.
             alignment: of every barrier of this run (GM2).
             induced_from: of a source whose reader sets its barriers: the first checkpoint of this generation.
+            is_immediate: barriers that may overtake do so at once: the timeout is 0.
         """
         super().__init__()
         self._is_source = channels_count == 0
         self._channels_count = channels_count
         self._alignment = alignment
-        self._aligner = (Tracker if alignment is Alignment.TRACKED else Aligner)(max(channels_count, 1))
+        assert place is None or not alignment.may_overtake, "no barrier overtakes in a loop (UA2)"
+        self._aligner = _aligner(alignment, max(channels_count, 1), is_immediate=is_immediate)
         self._is_suspended = False
         self._induced = None if induced_from is None else InducedCut(induced_from)
         self._precommit = Precommit()
@@ -176,7 +190,7 @@ class Subtask(Machine):
                 effects = self._aligned(event)
             case CancelReceived() if event.channel in self._feedback:
                 effects = [Ignored("whoever feeds back has told the coordinator")]  # L10
-            case CancelReceived():
+            case CancelReceived() | BarrierArrived() | CancelArrived() | AlignmentTimedOut():
                 effects = self._aligned(event)
             case EndReceived():
                 effects = self._on_end(event)
@@ -248,14 +262,19 @@ class Subtask(Machine):
             self._induced.stop()
         return effects
 
-    def _aligned(self, event: align.Event) -> list[Effect]:
+    @property
+    def recording(self) -> CheckpointId | None:
+        """The checkpoint whose snapshot was taken and is not whole yet, because barriers overtook (UA8)."""
+        return self._aligner.recording if isinstance(self._aligner, Overtaker) else None
+
+    def _aligned(self, event: overtake.Event) -> list[Effect]:
         """Pass ``event`` to the aligner, note the snapshots it orders, and let the loop head know."""
-        if isinstance(event, BarrierReceived) and event.options.alignment is not self._alignment:
+        if isinstance(event, BarrierReceived | BarrierArrived) and not self._is_expected(event.options.alignment):
             raise self._violation(
                 f"a barrier of {event.checkpoint} is {event.options.alignment}, not {self._alignment}"
             )
         effects: list[Effect] = []
-        for effect in self._aligner.handle(event):
+        for effect in self._ordered(event):
             effects.append(effect)
             match effect:
                 case TakeSnapshot():
@@ -264,9 +283,24 @@ class Subtask(Machine):
                     self._writing.add(effect.checkpoint)
                 case EmitBarrier() if self._head is not None:  # L1, GM22: the log begins where it went out
                     effects += self._logged(loop_head.SnapshotTaken(effect.checkpoint))
+                case DropRecording():
+                    self._writing.discard(effect.checkpoint)
                 case EmitCancel() if self._head is not None:
                     effects += self._logged(loop_head.GivenUp(effect.checkpoint))
         return effects
+
+    def _ordered(self, event: overtake.Event) -> Sequence[overtake.Effect]:
+        if isinstance(self._aligner, Overtaker):
+            return self._aligner.handle(event)
+        if isinstance(event, BarrierArrived | CancelArrived | AlignmentTimedOut):
+            raise self._violation(f"{type(event).__name__}, where no barrier may overtake")
+        return self._aligner.handle(event)
+
+    def _is_expected(self, alignment: Alignment) -> bool:
+        """Whether a barrier may have this ``alignment``: the run's, or that of what may be overtaken in it (UA3)."""
+        if self._alignment.may_overtake:
+            return alignment is not Alignment.TRACKED
+        return alignment is self._alignment
 
     def _logged(self, event: loop_head.Event) -> list[Effect]:
         """Pass ``event`` to the loop head; a checkpoint whose log it drops is not being written any more."""
@@ -338,6 +372,8 @@ class Subtask(Machine):
     def _on_written(self, event: SnapshotWritten) -> list[Effect]:
         if event.checkpoint in self.open_logs:
             raise self._violation(f"the snapshot of {event.checkpoint} was written before its log was complete (L4)")
+        if event.checkpoint == self.recording:
+            raise self._violation(f"the snapshot of {event.checkpoint} was written before all was recorded (UA8)")
         self._precommit.prepared(event.committables)  # kept even when the checkpoint is gone (T5)
         if event.checkpoint not in self._writing and not any(part.path for part in event.parts):
             return [Ignored("written after the checkpoint was aborted")]
@@ -355,6 +391,8 @@ class Subtask(Machine):
 
     def _on_abort(self, event: AbortReceived) -> list[Effect]:
         released = self._released(event.checkpoint)
+        if event.checkpoint == self.recording:
+            return self._aligned(event)  # UA10
         if event.checkpoint in self._writing:
             self._writing.remove(event.checkpoint)
             return [*released, CancelWrite(event.checkpoint)]
@@ -374,6 +412,8 @@ class Subtask(Machine):
         effects: list[Effect] = []
         for checkpoint in sorted(c for c in self._writing if c < event.checkpoint):  # subsumed (C15)
             effects += self._released(checkpoint)
+            if checkpoint == self.recording:
+                effects += self._aligned(AbortReceived(checkpoint))
             if checkpoint in self._writing:
                 self._writing.remove(checkpoint)
                 effects.append(CancelWrite(checkpoint))
@@ -385,12 +425,23 @@ class Subtask(Machine):
         assert not self._is_finished or self._is_source or self._regular_ended == self._channels_count, "the end (T6)"
 
 
+def _aligner(alignment: Alignment, channels_count: int, *, is_immediate: bool) -> Aligner | Tracker | Overtaker:
+    if alignment.may_overtake:
+        return Overtaker(channels_count, is_immediate=is_immediate)
+    return (Tracker if alignment is Alignment.TRACKED else Aligner)(channels_count)
+
+
 __all__ = [
     "AbortReceived",
     "Acknowledge",
     "AdvanceToEnd",
+    "AlignmentTimedOut",
+    "AllRecorded",
+    "ArmAlignmentTimer",
+    "BarrierArrived",
     "BarrierReceived",
     "BlockChannel",
+    "CancelArrived",
     "CancelReceived",
     "CancelWrite",
     "CheckpointAnnounced",
@@ -398,6 +449,7 @@ __all__ = [
     "CompleteReceived",
     "Decline",
     "DropLog",
+    "DropRecording",
     "Effect",
     "EmitBarrier",
     "EmitCancel",
@@ -419,6 +471,7 @@ __all__ = [
     "ProbeOrdered",
     "ProbeReceived",
     "ReadOn",
+    "RecordChannels",
     "ReportEntranceEnded",
     "ReportFinished",
     "ReportProbe",

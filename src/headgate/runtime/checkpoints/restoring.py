@@ -19,6 +19,7 @@ from headgate import fault_points
 from headgate.codec.messages import Restored
 from headgate.codec.snapshot import (
     FINISHED_PREFIX,
+    IN_FLIGHT_PREFIX,
     LISTS_PREFIX,
     POSITIONS_PREFIX,
     ROUNDS_PREFIX,
@@ -34,6 +35,7 @@ from headgate.model.options import Alignment
 from headgate.model.plan import Plan, Vertex
 from headgate.operators.base import RestoredState
 from headgate.protocol.loops.part import NO_ROUNDS, RoundProgress
+from headgate.runtime.checkpoints.in_flight import RestoredPart
 from headgate.runtime.checkpoints.snapshots import read_part
 from headgate.storage.base import NotFound, Storage
 
@@ -88,6 +90,7 @@ class RestoredSnapshots:
         parts: Mapping[int, Readers] | None = None,
         *,
         is_exact: bool = True,
+        in_flight: Mapping[str, Sequence[RestoredPart]] | None = None,
     ) -> None:
         """Use ``read_restored``. ``count`` is the former parallelism (0: nothing to restore).
 
@@ -95,6 +98,7 @@ class RestoredSnapshots:
             formers: small sections by former index; all sections of a snapshot of version 1.
             parts: the other ones, still to be read.
             is_exact: none holds what came from behind the barrier (GM20).
+            in_flight: records that were on their way, by the node that they were on their way to.
         """
         self._worker = int(worker)
         self._is_moved = count != plan.parallelism or not is_exact
@@ -102,6 +106,11 @@ class RestoredSnapshots:
         self._count = count
         self._parts = parts or {}
         self._is_exact = is_exact
+        self._in_flight = in_flight or {}
+
+    def in_flight(self, vertex: Vertex) -> Sequence[RestoredPart]:
+        """Return what was on its way to former subtasks of ``vertex``, as far as this worker was given it (UA14)."""
+        return self._in_flight.get(str(vertex.id), ())
 
     def states(self, node: str, vertex: Vertex) -> list[RestoredState]:
         """Return the parts of ``node``'s state for this worker's subtask of ``vertex``, by former subtask."""
@@ -199,6 +208,7 @@ def read_restored(
     """
     formers: dict[int, dict[str, memoryview]] = {}
     parts: dict[int, dict[str, list[Callable[[], memoryview]]]] = {}
+    in_flight: dict[str, list[RestoredPart]] = {}
     for snapshot in restored:
         # Sections hold the node's name, so those of the vertices of one former subtask do not clash.
         sections = formers.setdefault(snapshot.subtask.index, {})
@@ -207,11 +217,14 @@ def read_restored(
             read = partial(_read, storage, pipeline, part, f"inlined snapshot of {snapshot.subtask}")
             if part.section == BUNDLE:
                 sections.update(decode_sections(read(), part.path or f"inlined snapshot of {snapshot.subtask}"))
+            elif part.section.startswith(IN_FLIGHT_PREFIX):
+                found = RestoredPart(snapshot.subtask.index, snapshot.parallelism, part.name, read)
+                in_flight.setdefault(part.section.removeprefix(IN_FLIGHT_PREFIX), []).append(found)
             else:
                 others.setdefault(part.section, []).append(read)
     count = restored[0].parallelism if restored else 0
     exact = all(snapshot.is_exact for snapshot in restored)
-    return RestoredSnapshots(worker, plan, formers, count, parts, is_exact=exact)
+    return RestoredSnapshots(worker, plan, formers, count, parts, is_exact=exact, in_flight=in_flight)
 
 
 def _read(storage: Storage, pipeline: str, part: SnapshotPart, inlined: str) -> memoryview:

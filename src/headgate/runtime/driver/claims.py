@@ -20,6 +20,7 @@ from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
+from headgate.runtime.checkpoints.in_flight import misfit
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
 from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.lives import SinkOwners
@@ -88,7 +89,8 @@ def begin_generation(
     if restored is not None:
         _set_aside(log, claimed, choice, restored, note, around)
         plan = definition.plan
-        problem = recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
+        problem = misfit(restored, definition)  # UA16
+        problem = problem or recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
         known = {spec.name for spec in definition.hooks} | definition.forgotten_hooks
         problem = problem or recovery.unclaimed_hook(restored, known)
         if problem is not None:

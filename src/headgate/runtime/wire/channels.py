@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headgate.codec.frames import BatchElement, Element
-from headgate.model.ids import WorkerIndex
+from headgate.codec.frames import Barrier, BatchElement, Cancel, Element
+from headgate.model.ids import CheckpointId, WorkerIndex
 
 
 class ChannelKey(NamedTuple):
@@ -37,6 +37,8 @@ class InputChannel:
         on_ready: called, in the putting thread or from ``unblock``, when the channel becomes readable; must be
             quick and thread-safe. May be called when there is nothing to read any more.
         return_credit: called in the mailbox thread with bytes that the sender may use again.
+        on_arrival: called in the putting thread when a barrier or a cancel marker has come, which ``arrived`` tells
+            of; as quick as ``on_ready``. None: nobody asks (UA1).
     """
 
     def __init__(
@@ -45,9 +47,12 @@ class InputChannel:
         credit_bytes: int,
         on_ready: Callable[[InputChannel], None],
         return_credit: Callable[[int], None],
+        on_arrival: Callable[[], None] | None = None,
     ) -> None:
         assert credit_bytes > 0
         self.key = key
+        self._on_arrival = on_arrival
+        self._arrived: deque[Barrier | Cancel] = deque()
         self._return_at = max(1, credit_bytes // 2)  # CH9: half a window at a time
         self._on_ready = on_ready
         self._return_credit = return_credit
@@ -81,8 +86,25 @@ class InputChannel:
         if type(element) is BatchElement:
             self._put_bytes += element.size_bytes
         self._queue.append(element)
+        if self._on_arrival is not None and isinstance(element, Barrier | Cancel):  # UA4; it can be found in the queue
+            self._arrived.append(element)
+            self._on_arrival()
         if len(self._queue) == 1 and not self._is_blocked:
             self._on_ready(self)
+
+    def arrived(self) -> Barrier | Cancel | None:
+        """Return the next barrier or cancel marker that has come since the last call, read or not; None: no more."""
+        return self._arrived.popleft() if self._arrived else None
+
+    def waiting_before(self, checkpoint: CheckpointId) -> list[BatchElement]:
+        """Return the batches that stand in front of the barrier of ``checkpoint``, which has arrived (UA7)."""
+        found: list[BatchElement] = []
+        for element in self._queue.copy():  # the other thread may append meanwhile
+            if isinstance(element, BatchElement):
+                found.append(element)
+            elif isinstance(element, Barrier) and element.checkpoint == checkpoint:
+                return found
+        raise AssertionError(f"the barrier of checkpoint {checkpoint} is not in {self.key}")
 
     def poll(self) -> Element | None:
         """Take the next element, or None when there is none or the channel is blocked.
@@ -168,12 +190,13 @@ def local_channel(
     credit_bytes: int,
     on_ready: Callable[[InputChannel], None],
     on_credit: Callable[[OutputChannel], None],
+    on_arrival: Callable[[], None] | None = None,
 ) -> tuple[InputChannel, OutputChannel]:
     """Return both ends of a channel inside one worker: elements by reference, the same credit (CH10)."""
 
     def return_credit(size_bytes: int) -> None:
         output.add_credit(size_bytes)
 
-    receiving = InputChannel(key, credit_bytes, on_ready, return_credit)
+    receiving = InputChannel(key, credit_bytes, on_ready, return_credit, on_arrival)
     output = OutputChannel(key, credit_bytes, receiving.put, on_credit)
     return receiving, output

@@ -211,7 +211,9 @@ class Exchange:
                     merge_bytes_max=MERGE_BYTES_MAX,
                 )
             else:
-                self._inputs[key], self._outputs[key] = local_channel(key, credit_bytes, ready, credit)
+                self._inputs[key], self._outputs[key] = local_channel(
+                    key, credit_bytes, ready, credit, self._callbacks.on_arrival
+                )
         edges = {
             edge.index: EdgeOfPeer(self._schemas[edge.index], f"the loop '{edge.target}'" if edge.is_feedback else "")
             for edge in self._plan.edges

@@ -47,12 +47,14 @@ class ExchangeCallbacks:
         on_credit: an output channel can send (spurious calls are possible).
         on_lost: the connection with a worker is gone; at most once per worker, never after ``close``.
         on_error: this worker cannot take what comes (the disk share of its loops is used up, L25); the peer is well.
+        on_arrival: a barrier or a cancel marker has come (UA4); None: nobody asks.
     """
 
     on_ready: Callable[[ReceivingChannel], None]
     on_credit: Callable[[OutputChannel], None]
     on_lost: Callable[[WorkerIndex, str], None]
     on_error: Callable[[HeadgateError], None]
+    on_arrival: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,8 @@ class Peer:
             )
             credit_bytes = FEEDBACK_CREDIT_BYTES
         else:
-            receiving = InputChannel(inward, credit_bytes, on_ready, partial(self._return_credit, index))
+            give_back, on_arrival = partial(self._return_credit, index), self._callbacks.on_arrival
+            receiving = InputChannel(inward, credit_bytes, on_ready, give_back, on_arrival)
         sending = OutputChannel(outward, credit_bytes, partial(self._transmit, index), self._callbacks.on_credit)
         self._incoming[index] = _Incoming(receiving, edge.schema)
         self._outgoing[index] = _Outgoing(sending, BatchEncoder(edge.schema), schema_fingerprint(edge.schema))

@@ -24,15 +24,18 @@ from headgate.operators.base import Operator, OperatorContext, OperatorSpec, Res
 from headgate.operators.expressions import ExpressionsSpec, fuse
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
 from headgate.protocol.loops.part import LoopPlace
+from headgate.runtime.checkpoints.in_flight import restored_records, ways_of
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots, read_restored
 from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.wire.exchange import Exchange
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.worker.chain import Chain, SourceHead
 from headgate.runtime.worker.hooks import Hooks
+from headgate.runtime.worker.in_flight import InFlight
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner, LoopState
 from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
 from headgate.runtime.worker.outlets import EdgeOutlet
+from headgate.runtime.worker.overtaking import Overtaking
 from headgate.runtime.worker.subtask_runner import Reports, SubtaskParts, SubtaskRunner
 from headgate.state.frozen import FrozenState
 from headgate.storage.base import Storage
@@ -91,7 +94,9 @@ class Deployment:
         reports: Reports,
         budget: SpillBudget,
         clock: Clock,
+        is_interrupted: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_interrupted = is_interrupted
         self._definition = definition
         self._worker = worker
         self._message = message
@@ -151,10 +156,26 @@ class Deployment:
             mode=self._definition.config.checkpoints.mode,
             hooks=hooks,
             first_checkpoint=CheckpointId(self._message.first_checkpoint),
+            in_flight=self._in_flight(vertex, subtask, restored),
+            overtaking=self._overtaking(),
         )
         if vertex.is_loop_head:
             return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))
         return SubtaskRunner(parts)
+
+    def _in_flight(self, vertex: Vertex, subtask: SubtaskId, restored: RestoredSnapshots) -> InFlight:
+        plan = self._definition.plan
+        if vertex.nest is not None:
+            return InFlight()  # UA2
+        ways = ways_of(plan, subtask, edge_schemas(self._definition))
+        parts = restored.in_flight(vertex)
+        return InFlight(ways, restored_records(parts, ways, plan, subtask) if parts else None)
+
+    def _overtaking(self) -> Overtaking | None:
+        timeout_ms = self._definition.config.checkpoints.alignment_timeout_ms
+        if timeout_ms is None:
+            return None
+        return Overtaking(timeout_ms, self._clock.monotonic_ms, self._is_interrupted)
 
     def _loop_state(self, chain: Chain, subtask: SubtaskId, log: Sequence[RestoredState]) -> LoopState:
         """Return what a loop head has beside an ordinary subtask; ``log``: of the former heads (L17, L19)."""

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol, assert_never
 
 import msgspec
+import pyarrow as pa
 
 from headgate import fault_points
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
-from headgate.codec.snapshot import FINISHED_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
+from headgate.codec.snapshot import FINISHED_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
 from headgate.connectors.base import SinkWriter, SourceBatch
 from headgate.connectors.induced import AnyReader, CheckpointMarker, Polled
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN_INPUT, InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.manifest import SubtaskEntry
-from headgate.model.options import CheckpointOptions, Guarantee
+from headgate.model.options import Alignment, CheckpointOptions, Guarantee
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.loops.rounds import Probe, ProbeReceived
@@ -38,10 +39,13 @@ from headgate.protocol.watermarks import (
     WatermarkReceived,
 )
 from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
+from headgate.runtime.wire.channels import InputChannel
 from headgate.runtime.wire.feedback import ReceivingChannel
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.hooks import Hooks
+from headgate.runtime.worker.in_flight import InFlight
 from headgate.runtime.worker.outlets import EdgeOutlet
+from headgate.runtime.worker.overtaking import Delays, Overtaking
 from headgate.runtime.worker.sources import Source
 
 """Sections of a snapshot are named by node, not by vertex: chaining may differ when the pipeline is edited."""
@@ -88,6 +92,8 @@ class SubtaskParts:
         place, rounds: where it stands in a nest of loops, and how far rounds had come.
         mode: what the pipeline guarantees.
         first_checkpoint: no checkpoint of this generation is below it.
+        in_flight: what it replays first, and records when a barrier overtakes.
+        overtaking: how long it aligns; None: as long as it takes.
     """
 
     subtask: SubtaskId
@@ -106,6 +112,8 @@ class SubtaskParts:
     mode: Guarantee = Guarantee.EXACTLY_ONCE
     hooks: Hooks | None = None
     first_checkpoint: CheckpointId = FIRST_CHECKPOINT
+    in_flight: InFlight = field(default_factory=InFlight)
+    overtaking: Overtaking | None = None
 
 
 class SubtaskRunner:
@@ -127,9 +135,15 @@ class SubtaskRunner:
             is_restored_finished=parts.is_restored_finished,
             place=parts.place,
             rounds=parts.rounds,
-            alignment=parts.mode.alignment,
             induced_from=parts.first_checkpoint if self._sets_barriers else None,
+            alignment=parts.mode.alignment if parts.overtaking is None else Alignment.TIMED,
+            is_immediate=parts.overtaking is not None and parts.overtaking.timeout_ms == 0,
         )
+        self._in_flight = parts.in_flight
+        self._overtaking = parts.overtaking
+        self._arriving = [channel for channel in self._inputs if isinstance(channel, InputChannel)]
+        self._deadline: tuple[CheckpointId, int] | None = None
+        self._delays = Delays()
         self._merger = WatermarkMerger(max(regular_count, 1))
         self._origins = [ChannelOrigin(ChannelIndex(index)) for index in range(regular_count)]
         self._nest = parts.chain.vertex.nest
@@ -210,22 +224,48 @@ class SubtaskRunner:
             if not self.can_send or not self._step_input():
                 break
             did = True
+            if self._overtaking is not None and self._overtaking.is_interrupted():
+                break
         return did
+
+    def note_arrivals(self) -> None:
+        """Tell the machine of barriers and cancel markers that came, however much stands in front of them (UA4)."""
+        for index, channel in enumerate(self._arriving):
+            while (marker := channel.arrived()) is not None:
+                if isinstance(marker, Barrier):
+                    self._note_barrier(marker.checkpoint)
+                    self.handle(machine.BarrierArrived(ChannelIndex(index), marker.checkpoint, marker.options))
+                else:
+                    self.handle(machine.CancelArrived(ChannelIndex(index), marker.checkpoint))
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When it goes over unless it has aligned before (UA6); None: it does not align."""
+        return None if self._deadline is None else self._deadline[1]
+
+    def note_trigger(self, checkpoint: CheckpointId) -> None:
+        """The driver has triggered ``checkpoint``: its barriers are on their way (UA19)."""
+        if self._overtaking is not None:
+            self._delays.triggered(checkpoint, self._overtaking.clock_ms())
 
     def tick(self, now_ms: int) -> None:
         """Let operators act on processing time; not behind the end of a source, where only barriers may follow."""
+        if self._deadline is not None and now_ms >= self._deadline[1]:
+            (checkpoint, _), self._deadline = self._deadline, None
+            self.handle(machine.AlignmentTimedOut(checkpoint))
         if self.can_send and not self._has_ended:
             self.chain.tick(now_ms)
 
     def wakeup_ms(self, now_ms: int) -> int | None:
         """Return how long the mailbox may sleep for the sake of this subtask's source and timers, or None.
 
-        Without credit it can do nothing, however much is due: credit wakes the mailbox.
+        Without credit it can do nothing but go over, however much is due: credit wakes the mailbox.
         """
+        waits_ms = [] if self._deadline is None else [max(self._deadline[1] - now_ms, 0)]
         if not self.can_send or self._has_ended:
-            return None
+            return min(waits_ms, default=None)
         due_ms = self.chain.next_tick_ms()
-        waits_ms = [] if due_ms is None else [max(due_ms - now_ms, 0)]
+        waits_ms += [] if due_ms is None else [max(due_ms - now_ms, 0)]
         if self._source is not None and not self._machine.is_suspended and not self._stands_still(self._source):
             waits_ms.append(self._source.reader.wakeup_ms())
         return min(waits_ms, default=None)
@@ -318,6 +358,8 @@ class SubtaskRunner:
             self.chain.on_splits(owned)
 
     def _step_input(self) -> bool:
+        if self._in_flight.is_replaying:  # UA12
+            return self._replay_next()
         count = len(self._origins)
         for offset in range(count):
             index = (self._next_input + offset) % count
@@ -328,18 +370,27 @@ class SubtaskRunner:
                 return True
         return False
 
+    def _replay_next(self) -> bool:
+        restored = self._in_flight.next()
+        if restored is not None:
+            self._on_batch(*restored)
+        return True
+
+    def _on_batch(self, channel: ChannelIndex, batch: pa.RecordBatch) -> None:
+        self._resume()
+        if channel in self._entrances_closed:
+            raise UsageError(
+                f"more input came to loop '{self._nest}' after its input had ended and its rounds had begun, "
+                "so there is no round that it could belong to; take the added input away until the loop has "
+                "ended, or run the pipeline under a new name"
+            )
+        self.chain.set_origin(self._origins[channel])
+        self.chain.head.process(batch, self._input_names[channel])
+
     def _on_element(self, channel: ChannelIndex, element: Element) -> None:
         match element:
             case BatchElement():
-                self._resume()
-                if channel in self._entrances_closed:
-                    raise UsageError(
-                        f"more input came to loop '{self._nest}' after its input had ended and its rounds had begun, "
-                        "so there is no round that it could belong to; take the added input away until the loop has "
-                        "ended, or run the pipeline under a new name"
-                    )
-                self.chain.set_origin(self._origins[channel])
-                self.chain.head.process(element.batch, self._input_names[channel])
+                self._on_batch(channel, element.batch)
             case Watermark():
                 self._merge(WatermarkReceived(channel, element.watermark_ms))
             case Idle():
@@ -390,8 +441,20 @@ class SubtaskRunner:
             case machine.Decline():
                 self._reports.decline(self.subtask, effect.checkpoint, effect.reason, text)
             case machine.Acknowledge():
-                entry = SubtaskEntry(self.subtask, effect.parts, effect.committables)
+                delays = self._delays.taken(effect.checkpoint) if self._overtaking is not None else None
+                entry = SubtaskEntry(self.subtask, effect.parts, effect.committables, delays)
                 self._reports.acknowledge(effect.checkpoint, entry)
+            case machine.ArmAlignmentTimer():
+                assert self._overtaking is not None
+                self._deadline = effect.checkpoint, self._overtaking.clock_ms() + self._overtaking.timeout_ms
+            case machine.RecordChannels():
+                for channel in effect.channels:
+                    waiting = self._arriving[channel].waiting_before(effect.checkpoint)
+                    self._in_flight.record(channel, [element.batch for element in waiting])
+            case machine.AllRecorded():
+                self._write_recorded()
+            case machine.DropRecording():
+                self._drop_recording(effect.checkpoint)
             case machine.CancelWrite():
                 self._writer.cancel(effect.checkpoint)
             case machine.FinishOperators():
@@ -425,8 +488,10 @@ class SubtaskRunner:
                 outlet.send_element(probe)
 
     def _note_barrier(self, checkpoint: CheckpointId) -> None:
-        if checkpoint not in self._align_started:
+        if checkpoint > max(self._align_started, default=CheckpointId(0)):  # an older one may be read later
             self._align_started = {checkpoint: time.perf_counter_ns()}
+        if self._overtaking is not None:
+            self._delays.arrived(checkpoint, self._overtaking.clock_ms())
 
     def _take_snapshot(self, checkpoint: CheckpointId, *, is_last: bool) -> None:
         """The synchronous part: flush (U8), then seal what the sinks were given, and take references (ST5)."""
@@ -445,6 +510,8 @@ class SubtaskRunner:
         sealed = [(node, sink.seal(checkpoint)) for node, sink in self._sinks.items()]
         lists = self._hooks.snapshot(checkpoint)  # HL11: it may still change what the chain freezes
         self._frozen = FrozenSubtask(checkpoint, self.chain.freeze(), plain, sealed, lists)
+        if self._overtaking is not None:
+            self._delays.frozen(checkpoint, self._overtaking.clock_ms())
         align_us = (begun_ns - self._align_started.pop(checkpoint, begun_ns)) // 1000
         freeze_us = (time.perf_counter_ns() - flushed_ns) // 1000
         self._reports.snapshot_taken(self.subtask, checkpoint, align_us, freeze_us)
@@ -452,13 +519,35 @@ class SubtaskRunner:
     def _emit_barrier(self, effect: machine.EmitBarrier) -> None:
         """Barrier first, then the write: the barrier is on the critical path of everybody downstream.
 
-        On a feedback edge it is the sentinel (L8).
+        It needs no credit, here or anywhere (UA9). On a feedback edge it is the sentinel (L8).
         """
         for outlet in self._outlets:
             outlet.send_element(Barrier(effect.checkpoint, effect.options))
+        if effect.options.alignment is Alignment.OVERTAKING:
+            fault_points.reach("overtook")
+            self._in_flight.begin()
+            return  # not before all is recorded (UA8)
+        self._begin_write(self._thawed())
+
+    def _thawed(self) -> FrozenSubtask:
         assert self._frozen is not None
         frozen, self._frozen = self._frozen, None
+        return frozen
+
+    def _write_recorded(self) -> None:
+        """The snapshot is whole: before that nothing of it is durable (UA11)."""
+        frozen, recorded = self._thawed(), self._in_flight.taken()
+        if recorded is not None:
+            frozen = replace(frozen, lists={**frozen.lists, (IN_FLIGHT_PREFIX, str(self.subtask.vertex)): recorded})
         self._begin_write(frozen)
+
+    def _drop_recording(self, checkpoint: CheckpointId) -> None:
+        """Forget the state and what was recorded; the writer keeps the sealed output for the next snapshot (UA10)."""
+        self._in_flight.drop()
+        self._writer.cancel(checkpoint)
+        frozen = self._thawed()
+        frozen.release()  # U6
+        self._begin_write(replace(frozen, states={}, lists={}))
 
     def _begin_write(self, frozen: FrozenSubtask) -> None:
         self._writer.start(frozen)

@@ -114,6 +114,8 @@ class Worker:
         self._is_listening = False
         self._metrics = WorkerMetrics()
         self._peer_lost: tuple[int, PeerLost] | None = None
+        self._overtakes = task.definition.config.checkpoints.alignment_timeout_ms is not None
+        self._has_arrivals = False
 
     def run(self) -> None:
         """Serve one generation; return when the pipeline has ended well.
@@ -125,7 +127,11 @@ class Worker:
         pa.set_cpu_count(1)  # as many workers as cores share the machine
         task = self._task
         callbacks = ExchangeCallbacks(
-            lambda _: self._wake.set(), lambda _: self._wake.set(), self._on_peer_lost, self._post
+            lambda _: self._wake.set(),
+            lambda _: self._wake.set(),
+            self._on_peer_lost,
+            self._post,
+            self._on_arrival if self._overtakes else None,
         )
         exchange = self._exchange = Exchange(
             task.worker,
@@ -229,6 +235,7 @@ class Worker:
             self,
             self.loop_budget,
             self._around,
+            self._is_interrupted,
         )
         self._runners = deployment.runners()
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
@@ -251,6 +258,10 @@ class Worker:
             did = bool(self._mail)
             while self._mail:
                 self._on_mail(self._mail.popleft())
+            if self._has_arrivals:
+                self._has_arrivals = False  # before looking: whatever comes later sets it again
+                for runner in runners:
+                    runner.note_arrivals()
             for runner in runners:  # downstream first: drain before producing more
                 if runner.step():
                     did = True
@@ -295,6 +306,7 @@ class Worker:
                         runner.expect(CheckpointId(mail.checkpoint))
             case messages.TriggerCheckpoint() if mail.generation == self._generation:
                 for runner in self._runners:
+                    runner.note_trigger(CheckpointId(mail.checkpoint))
                     if runner.is_source:
                         runner.trigger(CheckpointId(mail.checkpoint), mail.options)
                     elif isinstance(runner, LoopHeadRunner):
@@ -363,6 +375,18 @@ class Worker:
         if isinstance(mail, messages.Stop) and not mail.is_success:
             self._around.exit(EXIT_FENCED)  # the mailbox may be blocked in a send; a fenced worker has nothing to save
         self._mail.append(mail)
+        self._wake.set()
+
+    def _is_interrupted(self) -> bool:
+        """Whether a barrier or a message came, or a subtask has aligned for long enough (UA4)."""
+        if self._has_arrivals or self._mail:
+            return True
+        deadlines = [runner.deadline_ms for runner in self._runners if runner.deadline_ms is not None]
+        return bool(deadlines) and min(deadlines) <= self._around.monotonic_ms()
+
+    def _on_arrival(self) -> None:
+        """A barrier or a cancel marker came into some queue (UA4). Called from any thread."""
+        self._has_arrivals = True
         self._wake.set()
 
     def _on_control_closed(self, reason: str) -> None:

@@ -51,6 +51,7 @@ class Settings:
         parallelism: of the next start.
         attempts: of Spark's own, per stage.
         judge: says whether what was committed is right.
+        credit_bytes: bytes that may be unread on one channel; None: the usual.
     """
 
     job: Job
@@ -71,6 +72,7 @@ class Settings:
     outside: Outside | None = None
     """What functions publish to; None: nothing is published."""
     judge: Judge = field(default_factory=Exactly)
+    credit_bytes: int | None = None
 
     def listed(self) -> list[Splits]:
         """Return what sources list now."""
@@ -96,7 +98,10 @@ class Settings:
         """Build the pipeline as a user's program does, but for limits that the public API does not offer."""
         found = self._pipeline(listed, now_ms, trouble).definition(self.parallelism)
         checkpoints = replace(found.config.checkpoints, inline_bytes_max=self.inline_bytes_max)
-        return replace(found, config=replace(found.config, checkpoints=checkpoints))
+        runtime = found.config.runtime
+        if self.credit_bytes is not None:
+            runtime = replace(runtime, credit_bytes=self.credit_bytes)
+        return replace(found, config=replace(found.config, checkpoints=checkpoints, runtime=runtime))
 
     def _pipeline(
         self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]

@@ -1,0 +1,67 @@
+"""What ends a turn of a subtask, and when barriers that came are told (UA4)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.clocks import HandClock, HandTimed
+
+import headgate as hg
+from headgate.codec.messages import HeartbeatReply, Stop
+from headgate.model.ids import WorkerIndex
+from headgate.runtime.worker.worker import Worker, WorkerTask
+
+
+def worker_of(clock: HandClock) -> Worker:
+    pipeline = hg.Pipeline("p", parallelism=1, checkpointing=hg.Checkpointing(alignment_timeout="10ms"))
+    pipeline.source(hg.FromRows([{"x": 1}])).sink(hg.Discard())
+    task = WorkerTask(pipeline.definition(), WorkerIndex(0), 1, 1, "127.0.0.1", 0, b"", "127.0.0.1", "")
+    return Worker(task, HandTimed(clock))
+
+
+def test_a_turn_ends_for_an_arrival_a_message_and_a_timeout() -> None:
+    clock = HandClock(passed_ms=5)
+    worker = worker_of(clock)
+    runner = SimpleNamespace(deadline_ms=None)
+    worker._runners = [cast(Any, SimpleNamespace(deadline_ms=None)), cast(Any, runner)]
+    assert not worker._is_interrupted()
+    runner.deadline_ms = 7
+    assert not worker._is_interrupted()
+    clock.advance(2, date_step_ms=0)
+    assert worker._is_interrupted(), "one has aligned for long enough"
+    runner.deadline_ms = None
+    worker._post(HeartbeatReply())
+    assert worker._is_interrupted()
+    worker._mail.clear()
+    worker._on_arrival()
+    assert worker._is_interrupted()
+
+
+def test_arrivals_are_told_before_anybody_has_a_turn() -> None:
+    worker = worker_of(HandClock(passed_ms=5))
+    done: list[str] = []
+
+    class Noting:
+        """Stands for a subtask; the barrier that it sends on arrives at another one."""
+
+        deadline_ms = None
+
+        def note_arrivals(self) -> None:
+            done.append("told")
+            if len(done) < 3:
+                worker._on_arrival()
+
+        def step(self) -> bool:
+            done.append("turn")
+            return True
+
+        def tick(self, now_ms: int) -> None:
+            if len(done) > 4:
+                worker._stopping = Stop("enough")
+
+    worker._runners = [cast(Any, Noting())]
+    worker._report_metrics = lambda: None  # type: ignore[method-assign]
+    worker._on_arrival()
+    worker._loop()
+    assert done == ["told", "turn", "told", "turn", "turn"]

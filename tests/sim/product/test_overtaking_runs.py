@@ -1,0 +1,69 @@
+"""Pipelines whose barriers overtake, in the machine room: restored with what was in flight, at any parallelism."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.mutants.harness import Mutant
+from tests.mutants.test_overtaking_mutants import (
+    a_barrier_that_arrives_late_records_nothing,
+    channels_without_their_barrier_are_read_on,
+    everybody_gets_all_records_of_a_shuffle,
+    new_input_comes_before_what_was_restored,
+    records_stay_with_the_number_of_their_subtask,
+    the_sealed_output_of_a_dropped_recording_is_lost,
+    what_is_behind_a_barrier_is_recorded_too,
+    what_is_left_of_a_replay_is_in_no_snapshot,
+    what_waits_is_not_recorded,
+)
+from tests.sim.product.patching import around
+
+from headgate.runtime.worker import deployment
+from headgate.sim.product.overtaking import OvertakingRun, run_seed
+
+SMOKE = (32, 37, 42, 43, 49)
+
+
+def test_the_simulator_restores_what_was_in_flight() -> None:  # SM50, UA11
+    replayed: Counter[bool] = Counter()
+
+    def counting(original: Any, parts: Any, ways: Any, plan: Any, subtask: Any) -> Iterator[Any]:
+        found = list(parts)
+        for restored in original(found, ways, plan, subtask):
+            replayed[found[0].parallelism != plan.parallelism] += 1
+            yield restored
+
+    with around(deployment, "restored_records", counting):
+        for seed in SMOKE:
+            assert OvertakingRun(seed).run() is None
+    assert replayed[False] > 0, "at the same parallelism"
+    assert replayed[True] > 0, "at another one"
+
+
+def test_a_seed_whose_barriers_overtake_has_one_digest() -> None:  # SM50
+    assert run_seed(32).digest == run_seed(32).digest
+
+
+MUTANTS: dict[Mutant, tuple[int, ...]] = {
+    what_waits_is_not_recorded: (32,),
+    what_is_behind_a_barrier_is_recorded_too: (37,),
+    channels_without_their_barrier_are_read_on: (32,),
+    a_barrier_that_arrives_late_records_nothing: (32,),
+    the_sealed_output_of_a_dropped_recording_is_lost: (),
+    what_is_left_of_a_replay_is_in_no_snapshot: (42,),
+    everybody_gets_all_records_of_a_shuffle: (4,),
+    records_stay_with_the_number_of_their_subtask: (37,),
+    new_input_comes_before_what_was_restored: (32,),
+}
+
+
+@pytest.mark.parametrize(("mutant", "seeds"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_overtaking_is_found(mutant: Mutant, seeds: tuple[int, ...]) -> None:  # SM50
+    for seed in (*seeds, *range(200)):
+        with mutant():
+            if run_seed(seed, events_max=100_000).violation is not None:
+                return
+    pytest.fail(f"no seed finds {mutant}")
