@@ -30,6 +30,7 @@ SPECS = [
     "induced",
     "listeners",
     "lives",
+    "savepoints",
     "supervision",
     "keeper",
     "standby",

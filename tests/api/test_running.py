@@ -10,7 +10,14 @@ import pytest
 import headgate as hg
 from headgate.api.running import RunRequested, loading_only, refuse_while_loading, run_to_end
 from headgate.errors import UsageError
-from headgate.model.progress import CheckpointOutcome, CheckpointProgress, PipelineState, Progress, RunResult
+from headgate.model.progress import (
+    CheckpointOutcome,
+    CheckpointProgress,
+    Location,
+    PipelineState,
+    Progress,
+    RunResult,
+)
 
 
 @dataclass
@@ -34,7 +41,9 @@ class FakeHandle:
             return RunResult(is_finished=not self.calls)
         return None
 
-    def stop(self, timeout_s: float | None = None, *, drain: bool = False) -> RunResult | None:
+    def stop(
+        self, timeout_s: float | None = None, *, drain: bool = False, savepoint: Location | None = None
+    ) -> RunResult | None:
         self.calls.append("drain" if drain else "stop")
         if self.stops:
             self.ended.set()
@@ -45,6 +54,9 @@ class FakeHandle:
         self.ended.set()
 
     def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
+        return None
+
+    def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
         return None
 
     def answer_requests(self) -> None:

@@ -15,6 +15,8 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 from headgate.model.metrics import Sample
 from headgate.model.options import CheckpointKind, CheckpointOptions
+from headgate.model.origin import Place
+from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops import rounds
@@ -32,6 +34,8 @@ FROM_WORKER: list[m.FromWorker] = [
     m.Ready(1, is_listening=True),
     m.Told(1, 2),
     m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY)),
+    m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY, Copied((HANDLE,)))),
+    m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY, Copied(problem="no space left"))),
     m.Decline(Declined(Generation(1), SINK, CheckpointId(2), AbortReason.SNAPSHOT_FAILED), "disk full"),
     m.Finished(FinishReported(Generation(1), SINK)),
     m.EntranceEnded(1, rounds.EntranceEnded(SINK, 3, 4)),
@@ -43,6 +47,7 @@ FROM_WORKER: list[m.FromWorker] = [
 ]
 TO_WORKER: list[m.ToWorker] = [
     m.Deploy(4, [m.Address("h", 1)], [m.Restored(SubtaskId(VertexId("window"), 0), 2, (HANDLE,))], 1 << 22, 5, 20_480),
+    m.Deploy(4, [m.Address("h", 1)], [], 1 << 22, 5, 20_480, place=Place("s3://me@bucket/here", "files-0a").text),
     m.TriggerCheckpoint(1, 2),
     m.TriggerCheckpoint(1, 2, CheckpointOptions(CheckpointKind.SAVEPOINT, target="/mnt/here")),
     m.Complete(1, 2),
@@ -59,6 +64,11 @@ TO_WORKER: list[m.ToWorker] = [
 @pytest.mark.parametrize("message", FROM_WORKER, ids=lambda message: type(message).__name__)
 def test_a_message_of_a_worker_survives_the_wire(message: m.FromWorker) -> None:
     assert m.decode_from_worker(m.encode_message(message)) == message
+
+
+def test_a_place_survives_the_wire() -> None:
+    place = Place("s3://me@bucket/here", "files-0a")
+    assert Place.parse(place.text) == place
 
 
 @pytest.mark.parametrize("message", TO_WORKER, ids=lambda message: type(message).__name__)

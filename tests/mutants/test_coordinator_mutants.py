@@ -178,8 +178,8 @@ def the_pipeline_ends_before_its_last_commit() -> AbstractContextManager[None]: 
 
 
 def a_drain_that_comes_too_early_is_forgotten() -> AbstractContextManager[None]:  # E7
-    def on_drain(call: Any, self: Any) -> Any:
-        return [Ignored("too early")] if self._phase is coordinator.Phase.CREATED else call(self)
+    def on_drain(call: Any, self: Any, savepoint: Any) -> Any:
+        return [Ignored("too early")] if self._phase is coordinator.Phase.CREATED else call(self, savepoint)
 
     return around(Coordinator, "_on_drain", on_drain)
 

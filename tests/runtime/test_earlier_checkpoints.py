@@ -17,6 +17,7 @@ from tests.runtime.test_process_results import events
 
 import headgate as hg
 from headgate.codec.snapshot import decode_sections
+from headgate.model.config import StartConfig
 from headgate.model.definition import PipelineDefinition
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.recovery import candidates
@@ -107,3 +108,21 @@ def test_a_pipeline_goes_on_from_a_checkpoint_of_an_earlier_version(
     assert counts["value"].sum() == made.height
     swept = log.files.verify(before)
     assert [one.problem for one in swept] == ["the file is missing"] * len(before.files), "nobody needs them any more"
+
+
+@pytest.mark.parametrize(("place", "pipeline"), [("savepoint_1", "golden"), ("checkpoints_1/golden", "another")])
+def test_a_pipeline_begins_at_what_earlier_versions_wrote(
+    start: Any, tmp_path: Path, place: str, pipeline: str
+) -> None:  # SV6, SV20
+    named = shutil.copytree(GOLDEN / place, tmp_path / "named" / pipeline)
+    before = {path: path.read_bytes() for path in named.rglob("*") if path.is_file()}
+    found = golden(tmp_path, 3)
+    begins = replace(found.config, name="golden", start=StartConfig(str(named)))
+    run = start(replace(found, config=begins))
+    assert run.result().is_finished
+    log, manifest = newest(tmp_path)
+    made = events(SOURCE)
+    sums = rows_of(log, manifest, "sums").select("key", "value").sort("key")
+    assert sums.equals(made.group_by("key").agg(pl.col("value").sum()).sort("key"))
+    assert {path: path.read_bytes() for path in named.rglob("*") if path.is_file()} == before
+    assert any(note.startswith("restored from") for note in run.notes)

@@ -50,12 +50,14 @@ class GraphBuilder:
             hand over bad records have an output ``BAD_RECORDS``.
         bodies: the loops whose bodies are being written right now, outermost first.
         explored: nodes whose stream was looked at (``collect`` and the like): nothing else needs to read it.
+        derived: nodes that the user gave no name.
     """
 
     nodes: list[Node] = field(default_factory=list)
     outputs: dict[NodeName, dict[OutputTag, pa.Schema]] = field(default_factory=dict)
     bodies: list[NodeName] = field(default_factory=list)
     explored: set[NodeName] = field(default_factory=set)
+    derived: set[NodeName] = field(default_factory=set)
 
     def node(self, name: NodeName) -> Node:
         """Return the node called ``name`` (it must exist)."""
@@ -65,10 +67,11 @@ class GraphBuilder:
         """Return the loops that node ``name`` is in, outermost first."""
         return next((node.loops for node in self.nodes if node.name == name), ())
 
-    def claim_name(self, kind: str, name: str | None) -> NodeName:
+    def claim_name(self, kind: str, name: str | None, part_of: NodeName | None = None) -> NodeName:
         """Return the name of a new node: ``name``, or ``kind``, ``kind-2``, … in order of appearance.
 
-        Derived names depend only on the operators before, so that a rerun of the same program finds its state.
+        Derived names depend only on the operators before, so that a rerun of the same program finds its state. One that
+        is ``part_of`` a node with a name of its own counts as named.
 
         Raises:
             UsageError: it is taken, reserved, or not a name.
@@ -78,6 +81,8 @@ class GraphBuilder:
             number = 1
             while (derived := kind if number == 1 else f"{kind}-{number}") in taken:
                 number += 1
+            if part_of is None or part_of in self.derived:
+                self.derived.add(NodeName(derived))
             return NodeName(derived)
         check_name(name, "an operator")
         if name == BAD_RECORDS_NODE:
@@ -167,7 +172,8 @@ class GraphBuilder:
                 node = self.node(name)
                 waiting += [edge.upstream for edge in node.inputs + node.feedback]
         nodes = [node for node in self.nodes if node.name in needed]
-        return GraphBuilder(nodes, {node.name: self.outputs[node.name] for node in nodes})
+        outputs = {node.name: self.outputs[node.name] for node in nodes}
+        return GraphBuilder(nodes, outputs, derived=self.derived & needed)
 
     def _counts_rounds(self, node: Node) -> bool:
         spec = node.spec if node.role is Role.LOOP_HEAD else self.node(node.loops[0]).spec if node.loops else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -12,11 +11,11 @@ from headgate.errors import UsageError
 from headgate.model import config as model
 from headgate.model.config import CheckpointConfig, Duration, duration_ms
 from headgate.model.options import Guarantee
+from headgate.storage.backends import absolute_location
 
 CHECKPOINT_DIR_DEFAULT = ".headgate/checkpoints"
 """Below the working directory of the driver."""
 
-_URL = re.compile(r"^[a-z][a-z0-9+.-]*://")
 _MODES = ", ".join(f"'{mode.value}'" for mode in Guarantee)
 
 
@@ -213,12 +212,6 @@ def _mode(text: str) -> Guarantee:
         return Guarantee(text.replace("-", "_") if isinstance(text, str) else text)
     except ValueError:
         raise UsageError(f"checkpointing mode must be one of {_MODES}, not {text!r}") from None
-
-
-def absolute_location(location: str | os.PathLike[str]) -> str:
-    """Return a URL unchanged and a path as absolute: workers may have another working directory."""
-    text = os.fspath(location)
-    return text if _URL.match(text) else os.path.abspath(os.path.expanduser(text))
 
 
 def _attempts(value: int | None) -> int | None:

@@ -99,7 +99,7 @@ def _to_keys(back: Records, name: NodeName, keys: tuple[str, ...]) -> tuple[Edge
     if back._keys:
         return tuple(replace(edge, partitioner=Partitioner.HASH, keys=keys) for edge in back._edges)
     builder = back._pipeline._builder
-    check = builder.claim_name(f"{name}-feedback", None)
+    check = builder.claim_name(f"{name}-feedback", None, name)
     builder.add(check, Role.OPERATOR, back._edges, catalog.KeyCheckSpec(keys), back._schema, refuses=True)
     return (Edge(check, Partitioner.HASH, keys),)
 

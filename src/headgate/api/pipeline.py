@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -22,7 +23,6 @@ from headgate.api.config import (
     FixedDelay,
     NoRestart,
     Restart,
-    absolute_location,
 )
 from headgate.api.describe import describe_plan
 from headgate.api.guarantees import check_guarantee, check_overtaking, policy_for
@@ -31,6 +31,7 @@ from headgate.api.not_yet import not_there_yet
 from headgate.api.placed import CapturableSource, PlacedSource
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
 from headgate.api.security import Security
+from headgate.api.starting import Restorable, start_config
 from headgate.api.stream import Stream
 from headgate.connectors.base import Source
 from headgate.connectors.hooks import CoordinatorHook, HookedSource
@@ -54,7 +55,7 @@ from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
 from headgate.operators import bad_records
 from headgate.operators.types import canonical_schema
-from headgate.storage.backends import local_directory
+from headgate.storage.backends import absolute_location, local_directory
 from headgate.storage.roots import make_root
 
 PARALLELISM_DEFAULT = 2
@@ -127,6 +128,7 @@ class Pipeline:
         self._hooks: dict[str, HookSpec] = {}
         self._forgotten_hooks: set[str] = set()
         self._announces = True
+        self._begins: tuple[Restorable | None, int | None, Sequence[str]] = (None, None, ())
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r}, {len(self._builder.nodes)} operators)"
@@ -209,10 +211,9 @@ class Pipeline:
         )
         graph = _placed(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
-        hooks = tuple(self._hooks.values())
-        return PipelineDefinition(
-            config, graph, plan, outputs, sink is not None, hooks, frozenset(self._forgotten_hooks)
-        )
+        hooks, forgotten = tuple(self._hooks.values()), frozenset(self._forgotten_hooks)
+        derived = frozenset(str(name) for name in self._builder.derived)
+        return PipelineDefinition(config, graph, plan, outputs, sink is not None, hooks, forgotten, derived)
 
     def definition_on(self, master: str | None, *, spark: Any = None) -> PipelineDefinition:
         """Return what ``start`` would run there.
@@ -233,12 +234,25 @@ class Pipeline:
         if checkpoint_dir is not None:
             self._checkpointing = replace(self._checkpointing, dir=absolute_location(checkpoint_dir))
 
+    def begin_with(
+        self, restore: Restorable | None, go_back_behind: int | None, allow_unclaimed_state: Sequence[str]
+    ) -> None:
+        """Say what starts begin with that say nothing themselves (the command line's options)."""
+        self._begins = (restore, go_back_behind, allow_unclaimed_state)
+
     def describe(self) -> str:
         """Return the plan as text: the chains that run in one thread, and what flows between them."""
         return describe_plan(self.definition())
 
     def start(
-        self, master: str | None = None, *, spark: Any = None, observer: Observer | None = None
+        self,
+        master: str | None = None,
+        *,
+        spark: Any = None,
+        observer: Observer | None = None,
+        restore: Restorable | None = None,
+        go_back_behind: int | None = None,
+        allow_unclaimed_state: Sequence[str] = (),
     ) -> PipelineHandle:
         """Start and return at once.
 
@@ -246,6 +260,12 @@ class Pipeline:
             master: a Spark master's URL; default is the active SparkSession, else local Spark.
             spark: the SparkSession to use.
             observer: gets progress; default logs restarts and notes to the logger ``headgate``.
+            restore: where a pipeline without checkpoints of its own begins: at a savepoint, or at the checkpoints of a
+                pipeline (``DIR/NAME``, or one of them, ``DIR/NAME/chk-ID``). Started again with the same place, it goes
+                on from its own newest checkpoint. An id is one of the pipeline's own.
+            go_back_behind: the pipeline's newest checkpoint, if it may leave that one, and repeat what was committed
+                since, for ``restore``.
+            allow_unclaimed_state: names of operators that are gone, whose state is left behind.
 
         Raises:
             UsageError: wrong pipeline, missing Java, too few slots, another driver runs this pipeline.
@@ -254,6 +274,9 @@ class Pipeline:
         from headgate.spark.session import start_pipeline
 
         definition = self.definition_on(master, spark=spark)
+        given = (restore, go_back_behind, allow_unclaimed_state)
+        begins = start_config(definition.config, *(self._begins if given == (None, None, ()) else given))
+        definition = replace(definition, config=replace(definition.config, start=begins))
         make_checkpoint_directory(definition.config)
         for node in definition.graph.nodes:
             if isinstance(node.spec, CapturableSource):
@@ -265,16 +288,31 @@ class Pipeline:
         handle: PipelineHandle = start_pipeline(definition, spark=spark, master=master, observer=watcher)
         return handle
 
-    def run(self, master: str | None = None, *, spark: Any = None, observer: Observer | None = None) -> RunResult:
+    def run(
+        self,
+        master: str | None = None,
+        *,
+        spark: Any = None,
+        observer: Observer | None = None,
+        restore: Restorable | None = None,
+        go_back_behind: int | None = None,
+        allow_unclaimed_state: Sequence[str] = (),
+    ) -> RunResult:
         """Run until bounded input ends, or until Ctrl-C or SIGTERM stops it after a last checkpoint.
 
-        SIGUSR1 drains it: reading stops, everything in flight is processed, and the pipeline has finished.
+        SIGUSR1 drains it: reading stops, everything in flight is processed, and the pipeline has finished. The
+        arguments are those of ``start``.
 
         Raises:
             PipelineFailed: the restart strategy gave up.
             UsageError, FencedError: see ``start``.
         """
-        return run_to_end(lambda: self.start(master, spark=spark, observer=observer))
+        begins: dict[str, Any] = {
+            "restore": restore,
+            "go_back_behind": go_back_behind,
+            "allow_unclaimed_state": allow_unclaimed_state,
+        }
+        return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins))
 
     def add_listener(self, *args: object, **options: object) -> NoReturn:
         """Checkpoint listeners are not there yet."""

@@ -315,7 +315,7 @@ class WindowedStream:
         edges = keyed._edges
         if operators.combine is not None:
             before = tuple(Edge(edge.upstream) for edge in edges)
-            combine = builder.claim_name(f"{node}-combine", None)
+            combine = builder.claim_name(f"{node}-combine", None, node)
             partial = catalog.output_schema(operators.combine, keyed._schema, str(combine))
             text = catalog.state_text(operators.combine)
             builder.add(combine, Role.OPERATOR, before, operators.combine, partial, state_text=text)

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
+from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.text import duration_text, size_text, time_text
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.errors import PipelineFailed, UsageError
@@ -24,8 +24,9 @@ from headgate.model.progress import CheckpointOutcome
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_files import Aside
+from headgate.runtime.driver.asking import Wish
 from headgate.runtime.driver.stopping import RunningPipeline
-from headgate.storage.backends import open_storage
+from headgate.storage.backends import absolute_location, open_storage
 
 DATA_CHARS_MAX = 200
 """Of what a hook returned, so much is shown."""
@@ -79,9 +80,9 @@ def show_checkpoint(
         raise UsageError(f"pipeline '{pipeline}' has not {what}; there is {there}")
     manifest = found[0]
     if as_json:
-        typer.echo(json.dumps({**_manifest_fields(manifest), "subtasks": _subtask_fields(manifest)}))
+        typer.echo(json.dumps({**manifest_fields(manifest), "subtasks": subtask_fields(manifest)}))
     else:
-        _print_manifest(manifest)
+        print_manifest(manifest)
 
 
 @app.command("take")
@@ -90,16 +91,7 @@ def take(
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
     """Have a pipeline that runs on this machine take a checkpoint now, and wait until it is completed."""
-    running = RunningPipeline.find(absolute_location(directory), pipeline)
-    ask = running.ask_for_checkpoint()
-    try:
-        while (outcome := ask.answered()) is None:
-            if running.ended() is not None:
-                outcome = CheckpointOutcome(None, "the pipeline ended")
-                break
-            time.sleep(LOOK_S)
-    finally:
-        ask.remove()
+    outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), Wish())
     if outcome.checkpoint is None:
         raise PipelineFailed(f"{pipeline}: there is no new checkpoint: {outcome.reason}")
     typer.echo(f"{pipeline}: checkpoint {outcome.checkpoint} is completed")
@@ -122,6 +114,19 @@ def discard(
     if not yes:
         typer.confirm("Remove their files for good?", abort=True)
     typer.echo(f"{log.discard_aside()} files removed")
+
+
+def asked(running: RunningPipeline, wish: Wish) -> CheckpointOutcome:
+    """Ask a running pipeline for something, and wait for what comes of it."""
+    ask = running.ask_for(wish)
+    try:
+        while (outcome := ask.answered()) is None:
+            if running.ended() is not None:
+                return ask.answered() or CheckpointOutcome(None, "the pipeline ended")
+            time.sleep(LOOK_S)
+        return outcome
+    finally:
+        ask.remove()
 
 
 def _print_aside(found: list[Aside]) -> None:
@@ -156,6 +161,7 @@ def _print_entries(log: ObservedLog) -> None:
             case Manifest() as m:
                 remark = ("final" if m.is_final else "") + (" (draining)" if m.is_draining else "")
                 remark += "" if m.mode is Guarantee.EXACTLY_ONCE else f" {m.mode.value}"
+                remark += "" if m.place is None else f" restored from {m.place.url}"
                 remark += "" if entry in counted else " (left behind)"
                 moment, size = time_text(m.trigger_wall_ms), size_text(m.size_bytes)
                 duration = duration_text(m.duration_ms)
@@ -171,15 +177,16 @@ def _print_entries(log: ObservedLog) -> None:
         typer.secho(f"missing: log entry {sequence}", fg=typer.colors.RED)
 
 
-def _print_manifest(manifest: Manifest) -> None:
-    fields = _manifest_fields(manifest)
+def print_manifest(manifest: Manifest) -> None:
+    """Print what a checkpoint, or a savepoint, holds."""
+    fields = manifest_fields(manifest)
     for name, value in fields.items():
-        if name not in ("state", "hooks"):
+        if name not in ("state", "hooks") and value != "":
             typer.echo(f"{name.replace('_', ' ')}: {value}")
     table = Table(box=None, pad_edge=False)
     for title in ("subtask", "size", "rows", "committables", "snapshot"):
         table.add_column(title)
-    for row in _subtask_fields(manifest):
+    for row in subtask_fields(manifest):
         size, path = size_text(row["size_bytes"]), row["path"] or "inline"
         table.add_row(row["subtask"], size, _rows_text(row["rows"]), str(row["committables"]), path)
     Console().print(table)
@@ -229,7 +236,7 @@ def _rows_by_state(manifest: Manifest) -> dict[str, dict[str, int]]:
 def _entry_fields(entry: ObservedEntry) -> dict[str, Any]:
     match entry.content:
         case Manifest() as manifest:
-            return {"sequence": entry.sequence, "kind": "checkpoint", **_manifest_fields(manifest)}
+            return {"sequence": entry.sequence, "kind": "checkpoint", **manifest_fields(manifest)}
         case Claim() as claim:
             return {
                 "sequence": entry.sequence,
@@ -242,7 +249,8 @@ def _entry_fields(entry: ObservedEntry) -> dict[str, Any]:
             return {"sequence": entry.sequence, "kind": "damaged", "path": damage.path, "problem": damage.problem}
 
 
-def _manifest_fields(manifest: Manifest) -> dict[str, Any]:
+def manifest_fields(manifest: Manifest) -> dict[str, Any]:
+    """Return what a checkpoint is, for people and for JSON."""
     return {
         "checkpoint": manifest.checkpoint,
         "generation": manifest.generation,
@@ -255,6 +263,7 @@ def _manifest_fields(manifest: Manifest) -> dict[str, Any]:
         "is_final": manifest.is_final,
         "is_draining": manifest.is_draining,
         "committables": len(manifest.committables),
+        "restored_from": "" if manifest.origin is None else manifest.origin.url,
         "state": {node: text for node, text in manifest.state_texts.items() if text},
         "hooks": {state.hook: None if state.data is None else _data_text(state.data) for state in manifest.hooks},
     }
@@ -271,7 +280,8 @@ def _data_text(data: bytes) -> str:
     return f"{size}: {shown.hex()}{'…' if len(data) > len(shown) else ''}"
 
 
-def _subtask_fields(manifest: Manifest) -> list[dict[str, Any]]:
+def subtask_fields(manifest: Manifest) -> list[dict[str, Any]]:
+    """Return what each subtask contributed."""
     return [
         {
             "subtask": str(entry.subtask),

@@ -19,8 +19,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
+from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.storage.access import is_open_to_others
+from headgate.storage.backends import absolute_location
 
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17

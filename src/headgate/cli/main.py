@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headgate import __version__
-from headgate.cli import checkpoints, doctor, run, sinks, stop, streams
+from headgate.cli import checkpoints, doctor, run, savepoints, sinks, stop, streams
 from headgate.cli.failures import report
 from headgate.errors import HeadgateError, UsageError
 
@@ -28,12 +28,13 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(streams.app, name="streams")
 app.add_typer(sinks.app, name="sinks")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(savepoints.app, name="savepoints")
 
 
 @app.command("savepoint", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def savepoint() -> None:
-    """Savepoints are not there yet."""
-    raise UsageError("a savepoint is not there yet; stopping a pipeline keeps its last checkpoint")
+    """It is called savepoints."""
+    raise UsageError("the command is: headgate savepoints take NAME PATH")
 
 
 @app.command("rescale", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -42,6 +43,22 @@ def run(
     parallelism: Annotated[int | None, typer.Option("--parallelism", "-p", help="Subtasks of each operator.")] = None,
     checkpoint_dir: Annotated[
         str | None, typer.Option(help="Directory or URL of the checkpoints, instead of the program's.")
+    ] = None,
+    restore: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Begin at this savepoint, at DIR/NAME (the newest checkpoint of a pipeline), at DIR/NAME/chk-ID, or "
+            "at the pipeline's own checkpoint ID. Given again, it goes on from its own newest checkpoint.",
+        ),
+    ] = None,
+    go_back_behind: Annotated[
+        int | None,
+        typer.Option(help="The newest checkpoint, if it may be left for --from and its output be produced again."),
+    ] = None,
+    allow_unclaimed_state: Annotated[
+        list[str] | None,
+        typer.Option(help="An operator that is gone, and whose state is left behind. May be repeated."),
     ] = None,
     describe: Annotated[bool, typer.Option("--describe", help="Print the plan and exit.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
@@ -91,10 +108,13 @@ def run(
     strategy = restart_strategy(restart or RESTART_DEFAULT)
     if supervised and not describe:
         options = _options(master, parallelism, checkpoint_dir, quiet, as_json, standby)
+        options += _start_options(restore, go_back_behind, allow_unclaimed_state or ())
         command = [*COMMAND, "run", *options, "--", program, *(arguments or ())]
         become_keeper(Orders(command, strategy, Path(program).stem, is_standby=standby, as_json=as_json))
     pipeline = load_pipeline(program, arguments or ())
     pipeline.override(parallelism=parallelism, checkpoint_dir=checkpoint_dir)
+    where = int(restore) if restore is not None and restore.isdecimal() else restore
+    pipeline.begin_with(where, go_back_behind, tuple(allow_unclaimed_state or ()))
     if describe:
         typer.echo(pipeline.describe())
         return
@@ -148,6 +168,13 @@ def _options(
     flags = {"--quiet": quiet, "--json": as_json, "--standby": standby}
     given = [f"{name}={value}" for name, value in values.items() if value is not None]
     return given + [name for name, is_on in flags.items() if is_on]
+
+
+def _start_options(restore: str | None, go_back_behind: int | None, allowed: Sequence[str]) -> list[str]:
+    """Return what every start of a kept driver names: it goes back once (SV24)."""
+    values = {"--from": restore, "--go-back-behind": go_back_behind}
+    given = [f"{name}={value}" for name, value in values.items() if value is not None]
+    return given + [f"--allow-unclaimed-state={name}" for name in allowed]
 
 
 def become_keeper(orders: Orders) -> NoReturn:

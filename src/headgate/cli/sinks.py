@@ -9,14 +9,13 @@ from typing import Annotated
 
 import typer
 
-from headgate.api.config import absolute_location
 from headgate.cli.text import time_text
 from headgate.connectors.files.layout import CLAIMS, OWNERS, SinkIdentity
 from headgate.connectors.files.owner import FileOwner
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import UsageError
 from headgate.model.life import Owner
-from headgate.storage.backends import open_storage
+from headgate.storage.backends import absolute_location, open_storage
 
 app = typer.Typer(help="Whose the sinks of a directory are.", no_args_is_help=True)
 

@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
-from headgate.api.config import CHECKPOINT_DIR_DEFAULT, absolute_location
+from headgate.api.config import CHECKPOINT_DIR_DEFAULT
+from headgate.cli.checkpoints import asked
 from headgate.codec.lock_holder import Ending, LockHolder
-from headgate.errors import PipelineFailed
+from headgate.errors import PipelineFailed, UsageError
+from headgate.model.progress import CheckpointOutcome
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver.asking import Wish
 from headgate.runtime.driver.stopping import RunningPipeline
-from headgate.storage.backends import open_storage
+from headgate.storage.backends import absolute_location, open_storage
 
 LOOK_S = 0.1
 """How often the pipeline's process is looked at."""
@@ -34,6 +37,9 @@ def stop(
             "--checkpoints", "--dir", help="Directory of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT
         ),
     ] = CHECKPOINT_DIR_DEFAULT,
+    savepoint: Annotated[
+        str | None, typer.Option(help="Directory or URL at which a savepoint of the last checkpoint is written.")
+    ] = None,
 ) -> None:
     """Stop a pipeline that runs on this machine, and wait until it has ended.
 
@@ -43,11 +49,22 @@ def stop(
     """
     root = absolute_location(checkpoints)
     running = RunningPipeline.find(root, pipeline)
-    running.ask(drain=drain)
     how = "draining" if drain else "stopping"
-    typer.echo(f"{pipeline}: {how} {running.holder.owner}", err=True)
+    outcome: CheckpointOutcome | None = None
+    if savepoint is None:
+        running.ask(drain=drain)
+        typer.echo(f"{pipeline}: {how} {running.holder.owner}", err=True)
+    else:
+        typer.echo(f"{pipeline}: {how} {running.holder.owner} with a savepoint", err=True)
+        outcome = asked(running, Wish(absolute_location(savepoint), ends=True, drains=drain))
+        if outcome.is_refused:
+            raise UsageError(f"{pipeline} goes on, because the savepoint cannot be there: {outcome.reason}")
     ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline)
     typer.echo(f"{pipeline}: {_outcome(ended, drain)}")
+    if outcome is not None:
+        if outcome.savepoint is None:
+            raise PipelineFailed(f"{pipeline}: there is no savepoint: {outcome.reason}")
+        typer.echo(f"{pipeline}: savepoint {outcome.savepoint} is complete")
 
 
 def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str) -> LockHolder:

@@ -39,6 +39,7 @@ class LockHolder:
         takes_asks: whether SIGUSR2 has it look for checkpoints that somebody asks for; else it would kill the process.
         checkpoint: the newest completed checkpoint of the run at its end.
         reason: of a failure.
+        takes_savepoints: whether what it is asked for may be a savepoint.
     """
 
     owner: str
@@ -50,6 +51,7 @@ class LockHolder:
     checkpoint: int | None = None
     reason: str = ""
     takes_asks: bool = False
+    takes_savepoints: bool = False
 
 
 def encode_holder(holder: LockHolder) -> bytes:

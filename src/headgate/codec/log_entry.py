@@ -18,6 +18,7 @@ from headgate.model.manifest import IN_FLIGHT_VERSION, MANIFEST_VERSION, Claim, 
 
 _MAGIC = b"headgate-log"
 _VERSIONS = {str(version).encode(): version for version in (1, MANIFEST_VERSION, IN_FLIGHT_VERSION)}
+_WHERE_FROM = ("origin", "place")
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 
 
@@ -37,12 +38,15 @@ def _version(entry: LogEntry) -> int:
 
 
 def _fields(entry: LogEntry) -> Any:
-    """Return ``entry`` as plain values, without the delays of subtasks that measured none."""
+    """Return ``entry`` as plain values, without the delays of subtasks that measured none.
+
+    A pipeline that was never restored by name does not say so in each manifest.
+    """
     fields = msgspec.to_builtins(entry)
     for subtask in fields.get("entries", ()):
         if subtask["delays"] is None:
             del subtask["delays"]
-    return fields
+    return {name: value for name, value in fields.items() if value is not None or name not in _WHERE_FROM}
 
 
 def decode_log_entry(data: bytes, path: str) -> LogEntry:

@@ -178,7 +178,8 @@ class Deploy(Struct, frozen=True, tag="deploy"):
 
     ``addresses`` by worker index; ``restored`` only what this worker needs;
     ``is_draining``: that checkpoint was taken while draining, so no source reads on (E9); ``first_checkpoint``: no
-    checkpoint of this generation is below it.
+    checkpoint of this generation is below it;
+    ``place``: where the files are (``origin.Place`` as text); "": in the pipeline's directory.
     """
 
     generation: Id
@@ -189,6 +190,7 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     inline_bytes_max: Id
     is_draining: bool = False
     first_checkpoint: Id = 0
+    place: Text = ""
 
 
 class Announce(Struct, frozen=True, tag="announce"):

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT
 from headgate.model.options import Alignment, Guarantee
 from headgate.model.security import SecurityConfig
@@ -166,6 +167,21 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StartConfig:
+    """What a start is told about the checkpoint that it begins with (docs/spec/savepoints.md).
+
+    Attributes:
+        restore: a savepoint, or the checkpoints of a pipeline, or one of them; None: the pipeline's own newest one.
+        go_back_behind: the newest checkpoint of the pipeline that may be left for it.
+        allow_unclaimed_state: operators whose state may be left behind when they are gone.
+    """
+
+    restore: str | None = None
+    go_back_behind: CheckpointId | None = None
+    allow_unclaimed_state: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineConfig:
     """Everything about a pipeline that is not its graph."""
 
@@ -178,3 +194,4 @@ class PipelineConfig:
     on_damaged: DamagedCheckpoint = DamagedCheckpoint.PREVIOUS
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    start: StartConfig = field(default_factory=StartConfig)

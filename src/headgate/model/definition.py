@@ -40,6 +40,7 @@ class PipelineDefinition:
         diverts: bad records go to the sink node ``bad-records`` (else the first one fails the pipeline).
         hooks: of the coordinator, in the order in which they were added.
         forgotten_hooks: names of hooks whose data in an old checkpoint is not needed any more (EI9).
+        derived_names: operators that the user gave no name.
     """
 
     config: PipelineConfig
@@ -49,6 +50,7 @@ class PipelineDefinition:
     diverts: bool = False
     hooks: tuple[HookSpec, ...] = ()
     forgotten_hooks: frozenset[str] = frozenset()
+    derived_names: frozenset[str] = frozenset()
 
     def schema(self, node: NodeName, tag: OutputTag = MAIN) -> object:
         """Return the ``pyarrow.Schema`` of one output of ``node``."""

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.options import Guarantee
+from headgate.model.origin import Origin, Place
 
 MANIFEST_VERSION = 2
 """1: a subtask has one snapshot, which is read as one part (SF2)."""
@@ -180,6 +181,10 @@ class Manifest:
     """Of the run that took it (GM4). Version 0.1 knew no other and did not write it."""
     hooks: tuple[HookState, ...] = ()
     """Of every hook that the pipeline had then, by name. Version 0.1 had none and did not write any."""
+    origin: Origin | None = None
+    """What this checkpoint, or the newest one before it that was restored by name, was restored from (SV24)."""
+    place: Place | None = None
+    """Where the files of its parts are, if not in the pipeline's directory: they are somebody else's (SV27)."""
 
     @property
     def committables(self) -> tuple[Committable, ...]:
@@ -200,7 +205,9 @@ class Manifest:
 
     @property
     def files(self) -> frozenset[str]:
-        """Paths of all files that this checkpoint needs, whoever wrote them (SF4)."""
+        """Paths of all files of the pipeline that this checkpoint needs, whoever wrote them (SF4)."""
+        if self.place is not None:  # SV27
+            return frozenset()
         return frozenset(part.path for part in self.parts if part.path)
 
 

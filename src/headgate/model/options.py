@@ -15,7 +15,7 @@ class CheckpointKind(Enum):
     CHECKPOINT = "checkpoint"
     """The pipeline's: removed when newer ones are retained."""
     SAVEPOINT = "savepoint"
-    """The user's: never removed by the pipeline."""
+    """The pipeline's, and what is written of it below ``target`` is the user's: never removed by the pipeline (SV1)."""
 
 
 class Alignment(Enum):
@@ -41,7 +41,7 @@ class CheckpointOptions:
     """What a checkpoint is to be. All barriers of one checkpoint carry the same options.
 
     Attributes:
-        target: where its snapshots go, if not below the pipeline's checkpoint directory.
+        target: of a savepoint: where its snapshots go, too (``origin.Place`` as text).
         is_last: no source sends a record behind its barrier (GM3).
     """
 

@@ -7,12 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, NodeName
 
 NO_GENERATION = Generation(0)
 """Before the first generation."""
+
+
+class _Path(Protocol):
+    """What ``pathlib.Path`` is."""
+
+    def __fspath__(self) -> str:
+        """Return it as text."""
+        ...
+
+
+Location: TypeAlias = str | _Path
+"""A path, or a URL."""
 
 
 class PipelineState(Enum):
@@ -162,6 +174,7 @@ class RunResult:
         last_checkpoint: the newest completed checkpoint, or None.
         restarts: how often this run was restarted after a failure.
         is_drained: its sources were told to end; it is finished, too.
+        savepoint: what came of the one that the run was to end with; None if none was asked for.
     """
 
     is_finished: bool
@@ -171,6 +184,7 @@ class RunResult:
     restarts: int = 0
     duration_ms: int = 0
     is_drained: bool = False
+    savepoint: CheckpointOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,10 +194,14 @@ class CheckpointOutcome:
     Attributes:
         checkpoint: completed, and begun after it was asked for; None if there is none.
         reason: why there is none, as a clause.
+        savepoint: where the savepoint is that was asked for.
+        is_refused: nothing was begun.
     """
 
     checkpoint: CheckpointId | None
     reason: str = ""
+    savepoint: str | None = None
+    is_refused: bool = False
 
 
 class PipelineHandle(Protocol):
@@ -201,11 +219,22 @@ class PipelineHandle(Protocol):
             FencedError: another driver of the same pipeline took over.
         """
 
-    def stop(self, timeout_s: float | None = None, *, drain: bool = False) -> RunResult | None:
+    def stop(
+        self, timeout_s: float | None = None, *, drain: bool = False, savepoint: Location | None = None
+    ) -> RunResult | None:
         """Take a last checkpoint, then stop; a later run of the same pipeline continues from it.
 
         With ``drain`` the sources end as if their input had ended: windows fire, everything in flight is processed,
         and the last checkpoint is final. A drained pipeline has finished: it does not continue.
+
+        Args:
+            timeout_s: how long to wait; None: until the end.
+            drain: see above.
+            savepoint: a place at which a savepoint of the last checkpoint is written; ``RunResult.savepoint`` says what
+                came of it.
+
+        Raises:
+            UsageError: the savepoint cannot be there; the pipeline goes on.
         """
 
     def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
@@ -213,6 +242,18 @@ class PipelineHandle(Protocol):
 
         Returns:
             None when ``timeout_s`` passed before. The checkpoint may still complete.
+        """
+
+    def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
+        """Write a savepoint at ``path``, an empty directory or a URL, and wait for what comes of it.
+
+        It holds the state of a checkpoint that is taken now. Nobody but its owner ever removes it.
+
+        Returns:
+            What came of it; ``savepoint`` is set if there is one. None when ``timeout_s`` passed before.
+
+        Raises:
+            UsageError: it cannot be there.
         """
 
     def answer_requests(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from headgate.errors import UsageError
@@ -19,6 +20,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import (
     CheckpointOutcome,
     CheckpointProgress,
+    Location,
     Observer,
     Progress,
     RunResult,
@@ -28,6 +30,7 @@ from headgate.runtime.driver.driver import Driver, owner_text
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.driver.succession import succession
 from headgate.spark.launcher import SparkLauncher, warm_up
+from headgate.storage.backends import absolute_location
 
 SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
@@ -74,12 +77,23 @@ class SparkHandle:
         self._release()
         return result
 
-    def stop(self, timeout_s: float | None = None, *, drain: bool = False) -> RunResult | None:
+    def stop(
+        self, timeout_s: float | None = None, *, drain: bool = False, savepoint: Location | None = None
+    ) -> RunResult | None:
         """Take a last checkpoint, then stop; a later run of the same pipeline continues from it.
 
         With ``drain`` the sources end as if their input had ended: windows fire, everything in flight is processed,
-        and the last checkpoint is final. A drained pipeline has finished: it does not continue.
+        and the last checkpoint is final. A drained pipeline has finished: it does not continue. ``savepoint``: a place
+        at which a savepoint of the last checkpoint is written; ``RunResult.savepoint`` says what came of it.
+
+        Raises:
+            UsageError: the savepoint cannot be there; the pipeline goes on.
+            PipelineFailed, FencedError: see ``wait``.
         """
+        if savepoint is not None:
+            asked = self.driver.end_with_savepoint(absolute_location(savepoint), drain=drain)
+            result = self.wait(timeout_s)
+            return None if result is None else replace(result, savepoint=asked.result())
         if drain:
             self.driver.drain()
         else:
@@ -93,6 +107,20 @@ class SparkHandle:
         """
         try:
             return self.driver.take_checkpoint().result(timeout_s)
+        except FutureTimeout:
+            return None
+
+    def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
+        """Write a savepoint at ``path`` and wait for what comes of it; ``savepoint`` of that is set if there is one.
+
+        None when ``timeout_s`` passed before.
+
+        Raises:
+            UsageError: it cannot be there.
+        """
+        asked = self.driver.take_savepoint(absolute_location(path))
+        try:
+            return asked.result(timeout_s)
         except FutureTimeout:
             return None
 

@@ -5,6 +5,7 @@ Source: docs/spec/storage.md. Never opens two kinds for one URL.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -51,6 +52,12 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
         return ObjectStorage(url)
     known = ", ".join(f"{name}://" for name in ("file", "memory", *OBJECT_SCHEMES))
     raise UsageError(f"storage URL {url} has the unknown scheme '{scheme}'; use a directory or one of {known}")
+
+
+def absolute_location(location: str | os.PathLike[str]) -> str:
+    """Return a URL unchanged and a path as absolute: workers may have another working directory."""
+    text = os.fspath(location)
+    return text if _SCHEME.match(text) else os.path.abspath(os.path.expanduser(text))
 
 
 def local_directory(url: str) -> Path | None:

@@ -250,11 +250,6 @@ def test_whatever_is_damaged_nothing_is_repeated_and_nothing_forgotten(data: st.
         ({"sum": "int by user"}, 64, "max_parallelism 128, this pipeline has 64"),
         ({}, 128, "state of operator 'sum', which this pipeline does not have"),
         ({"sum": "float by user"}, 128, r"the state of operator 'sum' in checkpoint 5 is \[int by user\]"),
-        (
-            {"sum": "int by user", "new": "window"},
-            128,
-            "operator 'new' has state, and checkpoint 5 holds none for it",
-        ),
     ],
 )
 def test_state_that_does_not_fit_is_refused_in_one_sentence(
@@ -281,3 +276,20 @@ def test_data_of_a_hook_that_is_gone_is_named() -> None:  # EI9
 def test_an_operator_that_gained_state_under_its_old_name_is_refused() -> None:  # R12
     found = incompatibility(manifest(5, step=""), {"step": "reduce by user"}, 128)
     assert found is not None
+
+
+def test_an_added_operator_without_a_name_is_refused() -> None:  # SV31
+    texts = {"sum": "int by user", "reduce-2": "int by key"}
+    found = incompatibility(manifest(5, sum="int by user"), texts, 128, derived={"reduce-2"})
+    assert found is not None
+    assert "operator 'reduce-2' has state, and checkpoint 5 does not know it; if it is new, give it a name" in found
+    assert incompatibility(manifest(5, sum="int by user"), texts, 128, derived={"sum"}) is None, "the user named it"
+
+
+def test_state_without_an_operator_is_refused_unless_it_is_named() -> None:  # SV30
+    found = incompatibility(manifest(5, sum="int by user"), {}, 128)
+    assert found is not None
+    assert "headgate run --allow-unclaimed-state sum" in found
+    assert incompatibility(manifest(5, sum="int by user"), {}, 128, unclaimed={"sum"}) is None
+    changed = incompatibility(manifest(5, sum="int by user"), {"sum": "float by user"}, 128, unclaimed={"sum"})
+    assert changed is not None, "what is there must fit"

@@ -151,7 +151,7 @@ def test_an_unexpected_error_while_a_manifest_is_written_leaves_its_outcome_open
     log, begun = place.begin("first")
     around = Around()
     all_parts, at_once = cast(Any, around), cast(Any, AtOnce())
-    pools = Pools(at_once, at_once)
+    pools = Pools(at_once, at_once, at_once)
     coordination = Coordination(place.definition, begun, log, all_parts, all_parts, all_parts, pools, all_parts)
     real = log.append
 

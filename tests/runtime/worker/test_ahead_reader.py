@@ -48,6 +48,18 @@ def test_the_last_positions_are_the_readers_own_when_nothing_is_held() -> None:
     assert AheadReader(Reader([batch(1)])).cut(cp(1), is_last=True) == {"s": b"0"}
 
 
+# SV9
+def test_the_positions_of_a_savepoint_are_in_front_of_what_is_held() -> None:
+    reader = AheadReader(Reader([batch(1), batch(2), batch(3)]))
+    reader.poll()
+    reader.poll()
+    assert reader.cut(cp(1), is_last=False) == {"s": b"2"}
+    assert reader.unprocessed_from == {"s": b"0"}, "nothing was processed yet"
+    reader.completed(cp(1))
+    assert ids(reader) == [1, 2], "and a savepoint stops nothing"
+    assert reader.unprocessed_from == {"s": b"2"}
+
+
 # GM36
 def test_a_reader_that_holds_enough_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead_reader, "HELD_BYTES_MAX", batch(1).nbytes)

@@ -19,6 +19,7 @@ from headgate.model.graph import MAIN, Edge, Node, Partitioner, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
 from headgate.model.plan import Vertex
+from headgate.model.savepoint import Copied
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext, RestoredState
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -176,7 +177,7 @@ class Made:
         written, errors = self._writes.append, self._writes.append
         return SnapshotWriter(SUBTASK, to, self._pool, lambda event, text: written((event, text)), errors)
 
-    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
+    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry, copied: Copied | None = None) -> None:
         self.reports.append(("acknowledged", checkpoint, inlined_sections(entry)))
         self.committables[checkpoint] = [c.checkpoint for c in entry.committables]
 

@@ -22,6 +22,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName,
 from headgate.model.manifest import SubtaskEntry
 from headgate.model.options import CheckpointKind, CheckpointOptions
 from headgate.model.plan import Vertex
+from headgate.model.savepoint import Copied
 from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
 from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.loops.rounds import Probe
@@ -206,7 +207,7 @@ class Made:
         )
         self.runner.start()
 
-    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
+    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry, copied: Copied | None = None) -> None:
         self.entries[checkpoint] = entry
         self.reports.append(("acknowledged", checkpoint, inlined_sections(entry)))
         self.committables |= {c.checkpoint: list(c.payload) for c in entry.committables}

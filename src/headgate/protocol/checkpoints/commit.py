@@ -101,6 +101,10 @@ class CommitQueue:
         """Whether every completed checkpoint is committed."""
         return not self._queue
 
+    def has_confirmed(self, checkpoint: CheckpointId) -> bool:
+        """Whether everything that was queued up to ``checkpoint`` is committed."""
+        return all(queued > checkpoint for queued, _ in self._queue)
+
     def completed(self, checkpoint: CheckpointId, committables: tuple[Committable, ...]) -> list[Commit]:
         """Queue the committables of a checkpoint whose manifest is durable.
 

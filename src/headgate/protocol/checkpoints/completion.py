@@ -13,6 +13,7 @@ from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable
+from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
@@ -34,8 +35,11 @@ from headgate.protocol.checkpoints.pending import Pending, PendingCheckpoints
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.checkpoints.requests import Requests
 from headgate.protocol.checkpoints.retention import Retention, Tolerance
+from headgate.protocol.checkpoints.savepoints import Savepoints
 from headgate.protocol.checkpoints.triggering import Triggering
 from headgate.protocol.machine import Ignored
+
+NOT_COPIED = Copied(problem="it wrote nothing to the savepoint")
 
 
 class Completion:
@@ -54,7 +58,8 @@ class Completion:
         self.generation = generation
         self._participants = frozenset(participants)
         self._timeout_ms = config.timeout_ms
-        self.triggering = Triggering(config, first_checkpoint)
+        self.savepoints = Savepoints()
+        self.triggering = Triggering(config, first_checkpoint, self.savepoints)
         self.pending = PendingCheckpoints(participants)
         self.retention = Retention(config.retained, retained)
         self.tolerance = Tolerance(config.tolerable_failures)
@@ -73,7 +78,7 @@ class Completion:
         """The id is recorded: the barriers may start."""
         if not self.triggering.reservation_over(checkpoint):
             return [Ignored("an id that is not wanted any more")]
-        pending = self.triggering.begun(is_draining=is_draining)
+        pending = self.triggering.begun(checkpoint, is_draining=is_draining)
         pending.awaited = list(self._hooks)
         self.pending.begin(checkpoint, pending)
         self.requests.begun(checkpoint)
@@ -90,7 +95,8 @@ class Completion:
         if not self.triggering.reservation_over(checkpoint):
             return [Ignored("an id that is not wanted any more")]
         reason = AbortReason.RESERVE_FAILED
-        return self.requests.not_begun(reason.text) + (self._count(checkpoint, reason) or self.triggering.again())
+        answers = self.requests.not_begun(reason.text) + self.savepoints.refuse(reason.text)
+        return answers + (self._count(checkpoint, reason) or self.triggering.again())
 
     # -- what hooks say ---------------------------------------------------------------------------------------------
 
@@ -128,10 +134,12 @@ class Completion:
                 return [Ignored("duplicate acknowledgement of a completed checkpoint")]
             files = tuple(part for part in entry.parts if part.path)
             return [DeleteParts(files)] if files else [Ignored("late acknowledgement")]
-        acks = self.pending[event.checkpoint].acks
-        if entry.subtask in acks:
+        pending = self.pending[event.checkpoint]
+        if entry.subtask in pending.acks:
             return [Ignored("duplicate acknowledgement")]
-        acks[entry.subtask] = entry
+        pending.acks[entry.subtask] = entry
+        if pending.savepoint is not None:
+            pending.copies[entry.subtask] = event.copied or NOT_COPIED
         return self._write_next()
 
     def declined(self, event: Declined) -> list[Effect]:
@@ -152,13 +160,18 @@ class Completion:
 
     def written(self, checkpoint: CheckpointId) -> list[Effect]:
         """The durable point (C12). Then, in this order: retain, subsume, notify, commit."""
+        passed = [older for older in self.pending.ids if older < checkpoint]
         pending, subsumed = self.pending.complete(checkpoint)
         self.last_completed = checkpoint
         self.tolerance.completed()
         effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint)), *self.retention.completed(checkpoint)]
         effects += [*subsumed, NotifyComplete(checkpoint), *self.requests.completed(checkpoint)]
+        for older in passed:
+            effects += self.savepoints.failed(older, AbortReason.SUBSUMED)
         effects += self._commits.completed(checkpoint, self._committables(pending))
-        return effects + self.triggering.completed(checkpoint, pending)
+        effects += self.triggering.completed(checkpoint, pending)
+        self.savepoints.completed(checkpoint, pending.copies, is_end=self.triggering.has_last)
+        return effects + self.savepoints.advance(self._commits)
 
     def manifest_failed(self, checkpoint: CheckpointId) -> list[Effect]:
         """It is certainly not there."""
@@ -178,9 +191,11 @@ class Completion:
     # -- failures ---------------------------------------------------------------------------------------------------
 
     def _abort(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
-        is_last = self.pending[checkpoint].is_last
+        is_last, savepoint = self.pending[checkpoint].is_last, self.pending[checkpoint].savepoint
         effects = self.pending.abort(checkpoint, reason) + self.requests.failed(checkpoint, reason.text)
-        failed = self._count(checkpoint, reason)
+        effects += self.savepoints.failed(checkpoint, reason)
+        is_excused = savepoint is not None and reason is AbortReason.EXPIRED  # SV7
+        failed = [] if is_excused else self._count(checkpoint, reason)
         if failed:
             return effects + failed
         return effects + (self.triggering.again() if is_last else self.begin())

@@ -32,6 +32,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     DrainRequested,
     DrainSources,
     DropCheckpoint,
+    DropSavepoint,
     Effect,
     Event,
     ExpiryTimer,
@@ -54,12 +55,17 @@ from headgate.protocol.checkpoints.coordinator_events import (
     RequestAnswered,
     ReserveFailed,
     ReserveId,
+    SavepointFailed,
+    SavepointOrder,
+    SavepointRequested,
+    SavepointWritten,
     Started,
     StopRequested,
     Timer,
     TimerFired,
     TriggerSources,
     WriteManifest,
+    WriteSavepoint,
 )
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.checkpoints.triggering import Wanted
@@ -201,10 +207,12 @@ class Coordinator(Machine):
                 return self._on_timer(event.timer)
             case CheckpointRequested():
                 return self._on_requested(event.request)
+            case SavepointRequested():
+                return self._on_savepoint_requested(event.order)
             case StopRequested():
-                return self._on_stop()
+                return self._on_stop(event.savepoint)
             case DrainRequested():
-                return self._on_drain()
+                return self._on_drain(event.savepoint)
             case IdReserved():
                 return checkpoints.reserved(event.checkpoint, is_draining=self._is_draining)
             case ReserveFailed():
@@ -221,6 +229,10 @@ class Coordinator(Machine):
                 return self._on_finish_reported(event)
             case ManifestWritten() | ManifestFailed() | ManifestUnknown():
                 return self._on_manifest(event)
+            case SavepointWritten():
+                return self._on_savepoint(checkpoints.savepoints.written(event.checkpoint))
+            case SavepointFailed():
+                return self._on_savepoint(checkpoints.savepoints.not_written(event.checkpoint, event.reason))
             case GenerationReplaced():
                 return self._on_replaced(event)
             case ListenerFound() | CompletionTold():
@@ -251,6 +263,18 @@ class Coordinator(Machine):
         if request is not None:
             self._checkpoints.requests.ask(request)
         return self._checkpoints.begin()
+
+    def _on_savepoint_requested(self, order: SavepointOrder) -> list[Effect]:
+        refused = _REFUSED.get(self._phase)  # as C62
+        if refused is not None:
+            return [RequestAnswered(order.request, None, refused), DropSavepoint(order.target)]
+        self._checkpoints.savepoints.ask(order)
+        return self._checkpoints.begin()
+
+    def _on_savepoint(self, effects: list[Effect]) -> list[Effect]:
+        """A savepoint is there, or will not be: the end may have waited for it, or another one (SV8, SV10)."""
+        effects = effects + self._end_if_done()
+        return effects if self._phase is Phase.DONE else effects + self._checkpoints.go_on()
 
     def _on_timer(self, timer: Timer) -> list[Effect]:
         checkpoints = self._checkpoints
@@ -305,27 +329,36 @@ class Coordinator(Machine):
     def _on_all_finished(self) -> list[Effect]:
         """Take the final checkpoint at once, without waiting for the interval (C26)."""
         self._enter(Phase.ENDING)
-        return [CancelTimer(IntervalTimer()), *self._checkpoints.begin()]
+        refused = self._checkpoints.savepoints.refuse(_REFUSED[Phase.ENDING])
+        return [CancelTimer(IntervalTimer()), *refused, *self._checkpoints.begin()]
 
-    def _on_stop(self) -> list[Effect]:
+    def _on_stop(self, savepoint: SavepointOrder | None) -> list[Effect]:
         if self._phase in (Phase.STOPPING, Phase.ENDING):
-            return [Ignored("already ending")]
+            return self._too_late_for(savepoint)
         if self._phase is Phase.CREATED:
             self._enter(Phase.DONE)
             return [GenerationDone(None, is_final=False)]
         self._enter(Phase.STOPPING)
-        return [CancelTimer(IntervalTimer()), *self._checkpoints.begin()]
+        savepoints = self._checkpoints.savepoints
+        answers = savepoints.end_with(savepoint) + savepoints.refuse(_REFUSED[Phase.STOPPING])
+        return [CancelTimer(IntervalTimer()), *answers, *self._checkpoints.begin()]
 
-    def _on_drain(self) -> list[Effect]:
+    def _on_drain(self, savepoint: SavepointOrder | None) -> list[Effect]:
         """Checkpoints go on as before, now marked (E9); the end comes when all have reported (E7)."""
         if self._phase in (Phase.STOPPING, Phase.ENDING):  # E10
-            return [Ignored("already ending")]
+            return self._too_late_for(savepoint)
+        answers = self._checkpoints.savepoints.end_with(savepoint)
         if self._is_draining:
-            return [Ignored("already draining")]
+            return answers or [Ignored("already draining")]
         self._is_draining = True
         if self._phase is Phase.CREATED:
-            return [Ignored("remembered until every participant runs")]
-        return [DrainSources()]
+            return answers or [Ignored("remembered until every participant runs")]
+        return [*answers, DrainSources()]
+
+    def _too_late_for(self, savepoint: SavepointOrder | None) -> list[Effect]:
+        if savepoint is None:
+            return [Ignored("already ending")]
+        return [RequestAnswered(savepoint.request, None, _REFUSED[self._phase]), DropSavepoint(savepoint.target)]
 
     def _on_listener(self, event: ListenerFound | CompletionTold) -> list[Effect]:
         if event.generation != self._generation:
@@ -340,6 +373,8 @@ class Coordinator(Machine):
         triggering = self._checkpoints.triggering
         if self._phase is Phase.DONE or not triggering.has_last or not self._commits.is_empty:
             return []
+        if not self._checkpoints.savepoints.is_idle:  # SV10
+            return []
         if any(told < self.last_completed for told in self._told.values()):
             return []
         self._enter(Phase.DONE)
@@ -347,7 +382,9 @@ class Coordinator(Machine):
 
     def _on_commit_succeeded(self, event: CommitSucceeded) -> list[Effect]:
         self._commit_tries = 0
-        return [*self._commits.succeeded(event.checkpoint), *self._end_if_done()] or [Ignored("nothing more to commit")]
+        effects: list[Effect] = [*self._commits.succeeded(event.checkpoint)]
+        effects += self._checkpoints.savepoints.advance(self._commits)
+        return [*effects, *self._end_if_done()] or [Ignored("nothing more to commit")]
 
     def _on_commit_failed(self, event: CommitFailed) -> list[Effect]:
         if not event.is_transient:  # K5: the target says aborted or unknown
@@ -393,6 +430,7 @@ __all__ = [
     "DrainRequested",
     "DrainSources",
     "DropCheckpoint",
+    "DropSavepoint",
     "Effect",
     "Event",
     "ExpiryTimer",
@@ -417,10 +455,15 @@ __all__ = [
     "RequestAnswered",
     "ReserveFailed",
     "ReserveId",
+    "SavepointFailed",
+    "SavepointOrder",
+    "SavepointRequested",
+    "SavepointWritten",
     "Started",
     "StopRequested",
     "Timer",
     "TimerFired",
     "TriggerSources",
     "WriteManifest",
+    "WriteSavepoint",
 ]

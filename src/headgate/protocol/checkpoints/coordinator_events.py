@@ -13,6 +13,7 @@ from headgate.model.failure import Failure
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import Committable, HookState, SnapshotPart, SubtaskEntry
 from headgate.model.options import ORDINARY, CheckpointOptions
+from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
@@ -76,13 +77,38 @@ class CheckpointRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointOrder:
+    """Who waits for a savepoint (answered with ``RequestAnswered``), and where it goes."""
+
+    request: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointRequested:
+    """EVENT: somebody asks for a savepoint now; it waits for nothing but other savepoints (SV8)."""
+
+    order: SavepointOrder
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
-    """EVENT: take one last checkpoint, commit it, then stop (E6). The input is not drained."""
+    """EVENT: take one last checkpoint, commit it, then stop (E6). The input is not drained.
+
+    ``savepoint``: that checkpoint carries it (SV10).
+    """
+
+    savepoint: SavepointOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """EVENT: end the sources as if their input had ended; everything in flight is processed (E7)."""
+    """EVENT: end the sources as if their input had ended; everything in flight is processed (E7).
+
+    ``savepoint``: the last checkpoint carries it (SV10).
+    """
+
+    savepoint: SavepointOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +149,8 @@ class Acknowledged:
     generation: Generation
     checkpoint: CheckpointId
     entry: SubtaskEntry
+    copied: Copied | None = None
+    """What it wrote to the savepoint that the checkpoint carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +210,21 @@ class ManifestUnknown:
 
 
 @dataclass(frozen=True, slots=True)
+class SavepointWritten:
+    """EVENT: the savepoint that ``checkpoint`` carried is complete, durably."""
+
+    checkpoint: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointFailed:
+    """EVENT: it could not be written."""
+
+    checkpoint: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationReplaced:
     """EVENT: the log holds the claim of a newer generation: this one is over (C38)."""
 
@@ -208,6 +251,7 @@ Event: TypeAlias = (
     Started
     | TimerFired
     | CheckpointRequested
+    | SavepointRequested
     | StopRequested
     | DrainRequested
     | IdReserved
@@ -222,6 +266,8 @@ Event: TypeAlias = (
     | ManifestWritten
     | ManifestFailed
     | ManifestUnknown
+    | SavepointWritten
+    | SavepointFailed
     | GenerationReplaced
     | CommitSucceeded
     | CommitFailed
@@ -328,6 +374,25 @@ class DropCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteSavepoint:
+    """EFFECT: write the file that makes a savepoint, if absent; report ``SavepointWritten`` or ``SavepointFailed``.
+
+    ``checkpoint`` is completed and committed; ``entries`` say what the subtasks wrote to ``target`` (SV2).
+    """
+
+    checkpoint: CheckpointId
+    target: str
+    entries: tuple[SubtaskEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropSavepoint:
+    """EFFECT: there will be no savepoint at ``target``: remove what was written there, best effort (SV4)."""
+
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
 class FailGeneration:
     """EFFECT: this generation cannot go on; the supervisor decides about a restart."""
 
@@ -364,6 +429,8 @@ Effect: TypeAlias = (
     | NotifyAbort
     | DeleteParts
     | DropCheckpoint
+    | WriteSavepoint
+    | DropSavepoint
     | Commit
     | FailGeneration
     | GenerationDone

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Committable, HookState, SubtaskEntry
 from headgate.model.options import ORDINARY, CheckpointOptions
+from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.coordinator_events import (
     CancelTimer,
     DeleteParts,
@@ -17,6 +18,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     ExpiryTimer,
     HookTimer,
     NotifyAbort,
+    SavepointOrder,
     WriteManifest,
 )
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -38,7 +40,10 @@ class Pending:
     """Hooks that have not answered yet."""
     hooks: dict[str, bytes | None] = field(default_factory=dict)
     """What the others returned."""
+    savepoint: SavepointOrder | None = None
+    """What it carries."""
     acks: dict[SubtaskId, SubtaskEntry] = field(default_factory=dict)
+    copies: dict[SubtaskId, Copied] = field(default_factory=dict)
 
     @property
     def committables(self) -> tuple[Committable, ...]:
@@ -95,13 +100,16 @@ class PendingCheckpoints:
         self._pending[checkpoint] = pending
 
     def write_next(self, carried: tuple[Committable, ...]) -> list[Effect]:
-        """Write the newest fully acknowledged manifest; one at a time, so that ids complete in order (C15)."""
+        """Write the newest fully acknowledged manifest; one at a time, so that ids complete in order (C15).
+
+        One that carries a savepoint is not passed over (SV8).
+        """
         if self._writing is not None:
             return [Ignored("a manifest is being written")]
         full = [c for c in self._pending if self.is_full(c)]
         if not full:
             return [Ignored("other participants are missing")]
-        checkpoint = max(full)
+        checkpoint = min((c for c in full if self._pending[c].savepoint is not None), default=max(full))
         pending = self._pending[checkpoint]
         self._writing = checkpoint
         entries = tuple(pending.acks[s] for s in self._participants)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headgate.model.config import DamagedCheckpoint
+from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Claim, LogEntry, Manifest
@@ -290,10 +291,31 @@ def _describe(skipped: Sequence[Damage]) -> str:
     return "; ".join(f"{d.path}: {d.problem}" for d in skipped)
 
 
-def incompatibility(manifest: Manifest, state_texts: Mapping[str, str], max_parallelism: int) -> str | None:
+def incompatibility_with(manifest: Manifest, definition: PipelineDefinition) -> str | None:
+    """Return why the state of ``manifest`` does not fit a pipeline, as one sentence, or None if it fits (R12)."""
+    return incompatibility(
+        manifest,
+        definition.plan.state_texts(),
+        definition.plan.max_parallelism,
+        definition.config.start.allow_unclaimed_state,
+        definition.derived_names,
+    )
+
+
+def incompatibility(
+    manifest: Manifest,
+    state_texts: Mapping[str, str],
+    max_parallelism: int,
+    unclaimed: Collection[str] = (),
+    derived: Collection[str] = (),
+) -> str | None:
     """Return why the state of ``manifest`` does not fit a plan, as one sentence, or None if it fits (R12).
 
     The parallelism may differ: state moves with its key group, positions with their split (KG8, R15).
+
+    Args:
+        unclaimed: operators whose state may be left behind (SV30).
+        derived: operators that the user gave no name (SV31).
     """
     here = f"checkpoint {manifest.checkpoint}"
     if manifest.max_parallelism != max_parallelism:
@@ -302,10 +324,13 @@ def incompatibility(manifest: Manifest, state_texts: Mapping[str, str], max_para
             f"{max_parallelism}; set it back, because it decides which key belongs where"
         )
     for name, text in sorted(manifest.state_texts.items()):
+        if name in unclaimed and name not in state_texts:
+            continue
         if text and name not in state_texts:
             return (
                 f"{here} holds state of operator '{name}', which this pipeline does not have; bring the operator "
-                "back under this name, or run under another pipeline name to start without the old state"
+                "back under this name, or run under another pipeline name to start without the old state, or, to leave "
+                f"its state behind, give allow_unclaimed_state=['{name}'] (headgate run --allow-unclaimed-state {name})"
             )
         if text and state_texts[name] != text:
             return (
@@ -313,16 +338,23 @@ def incompatibility(manifest: Manifest, state_texts: Mapping[str, str], max_para
                 f"[{state_texts[name]}]; restore the old definition, or rename the operator or the pipeline"
             )
     for name, count in sorted(_held(manifest).items()):
-        if name not in state_texts:  # D15
+        if name not in state_texts and name not in unclaimed:  # D15
             return (
                 f"{here} holds {count} records that sink '{name}' has not written yet, and this pipeline has no such "
-                "sink; bring it back under this name and run until it is drained or has written them"
+                "sink; bring it back under this name and run until it is drained or has written them, or, to give them "
+                f"up, give allow_unclaimed_state=['{name}'] (headgate run --allow-unclaimed-state {name})"
             )
     for name, text in sorted(state_texts.items()):
-        if text and not manifest.state_texts.get(name):  # unknown there, or stateless there
+        if text and manifest.state_texts.get(name) == "":
             return (
                 f"operator '{name}' has state, and {here} holds none for it; starting it empty would lose what "
-                "it should have counted: run under another pipeline name to start from the beginning"
+                "it should have counted: run under another pipeline name to start from the beginning, or give it "
+                "another name to start it empty"
+            )
+        if text and name not in manifest.state_texts and name in derived:
+            return (
+                f"operator '{name}' has state, and {here} does not know it; if it is new, give it a name of its own "
+                "(name=...) to start it empty: a name that is derived changes when operators are added before it"
             )
     return None
 
@@ -337,6 +369,23 @@ def unclaimed_hook(manifest: Manifest, known: Collection[str]) -> str | None:
                 f"under this name, or, if that does not matter, say so with pipeline.forget_hook('{state.hook}')"
             )
     return None
+
+
+def changes(manifest: Manifest, definition: PipelineDefinition) -> list[str]:
+    """Return what the user should know about a restore into a pipeline that was edited; it fits."""
+    here = f"checkpoint {manifest.checkpoint}"
+    state_texts = definition.plan.state_texts()
+    new = [name for name, text in state_texts.items() if text and name not in manifest.state_texts]
+    said = [f"operator '{name}' is new: it starts empty" for name in sorted(new)]
+    allowed = {name for name in definition.config.start.allow_unclaimed_state if name not in state_texts}
+    held = _held(manifest)
+    promised = {committable.sink for committable in manifest.committables}
+    for name in sorted(allowed):
+        if manifest.state_texts.get(name) or held.get(name):
+            said.append(f"the state of operator '{name}' in {here} is left behind")
+        if name in promised:
+            said.append(f"what {here} promised for sink '{name}', and was not committed yet, is given up")
+    return said
 
 
 def _held(manifest: Manifest) -> dict[str, int]:

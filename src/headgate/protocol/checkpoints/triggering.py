@@ -6,13 +6,15 @@ subtasks answer.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import CheckpointId
-from headgate.model.options import CheckpointOptions
-from headgate.protocol.checkpoints.coordinator_events import ArmTimer, Effect, PauseTimer, ReserveId
+from headgate.model.options import CheckpointKind, CheckpointOptions
+from headgate.protocol.checkpoints.coordinator_events import ArmTimer, Effect, PauseTimer, ReserveId, SavepointOrder
 from headgate.protocol.checkpoints.pending import Pending, PendingCheckpoints
+from headgate.protocol.checkpoints.savepoints import Savepoints
 from headgate.protocol.machine import Ignored
 
 LAST_RETRY_MS_MIN = 200
@@ -36,8 +38,9 @@ class Wanted(Enum):
 class Triggering:
     """Begins one checkpoint at a time."""
 
-    def __init__(self, config: CheckpointConfig, first: CheckpointId) -> None:
+    def __init__(self, config: CheckpointConfig, first: CheckpointId, savepoints: Savepoints) -> None:
         self._config = config
+        self._savepoints = savepoints
         self._next = first
         self._reserving: CheckpointId | None = None
         self._is_due = False
@@ -77,7 +80,8 @@ class Triggering:
         """Begin a checkpoint if one is wanted and allowed (C2, C3, C4)."""
         if self._reserving is not None or not self._wants(pending):
             return [Ignored("no checkpoint can begin now")]
-        if not self.wanted.is_last and len(pending) >= self._config.max_concurrent:
+        is_forced = self.wanted.is_last or self._savepoints.is_wanted  # SV8
+        if not is_forced and len(pending) >= self._config.max_concurrent:
             return [Ignored("as many checkpoints are pending as allowed")]
         checkpoint, self._next = self._next, CheckpointId(self._next + 1)
         self._is_due = False
@@ -87,7 +91,8 @@ class Triggering:
     def _wants(self, pending: PendingCheckpoints) -> bool:
         if self.wanted.is_last:
             return not pending.has_last(is_final=self.wanted is Wanted.FINAL) and not self.has_last
-        return self.wanted is Wanted.PERIODIC and self._is_due and not self._is_paused
+        is_due = self._is_due and not self._is_paused
+        return self.wanted is Wanted.PERIODIC and (is_due or self._savepoints.is_wanted)
 
     def reservation_over(self, checkpoint: CheckpointId) -> bool:
         """Take the outcome of a reservation; return whether anybody waits for it."""
@@ -96,17 +101,23 @@ class Triggering:
         self._reserving = None
         return True
 
-    def begun(self, *, is_draining: bool) -> Pending:
+    def begun(self, checkpoint: CheckpointId, *, is_draining: bool) -> Pending:
         """Return the checkpoint whose barriers start now.
 
         Final only if everybody had finished *before* that (C26, E3): decided here.
         """
-        return Pending(self.wanted is Wanted.FINAL, self.wanted.is_last, is_draining, self.options())
+        savepoint = self._savepoints.begun(checkpoint, is_last=self.wanted.is_last)
+        options = self._options(savepoint)
+        return Pending(self.wanted is Wanted.FINAL, self.wanted.is_last, is_draining, options, savepoint=savepoint)
 
-    def options(self) -> CheckpointOptions:
+    def _options(self, savepoint: SavepointOrder | None) -> CheckpointOptions:
         """Return what a checkpoint that begins now is to be (GM2, GM3, UA3)."""
-        may_overtake = self._config.alignment_timeout_ms is not None and not self.wanted.is_last
-        return self._config.mode.options(is_last=self.wanted is Wanted.LAST, may_overtake=may_overtake)
+        is_cut = self.wanted.is_last or savepoint is not None  # SV9: a savepoint holds no records in flight
+        may_overtake = self._config.alignment_timeout_ms is not None and not is_cut
+        options = self._config.mode.options(is_last=self.wanted is Wanted.LAST, may_overtake=may_overtake)
+        if savepoint is None:
+            return options
+        return replace(options, kind=CheckpointKind.SAVEPOINT, target=savepoint.target)  # SV1
 
     def again(self) -> list[Effect]:
         """A last checkpoint that failed is wanted again, after a pause in which storage may recover (E5)."""

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.manifest import Committable, SnapshotPart
 from headgate.model.options import ORDINARY, CheckpointOptions
+from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints import align, overtake
 from headgate.protocol.checkpoints.align import AbortReceived, BarrierReceived, CancelReceived
 from headgate.protocol.checkpoints.overtake import AlignmentTimedOut, BarrierArrived, CancelArrived
@@ -90,6 +91,8 @@ class SnapshotWritten:
     checkpoint: CheckpointId
     parts: tuple[SnapshotPart, ...]
     committables: tuple[Committable, ...] = ()
+    copied: Copied | None = None
+    """What was written to the savepoint that the checkpoint carries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,7 @@ class Acknowledge:
     checkpoint: CheckpointId
     parts: tuple[SnapshotPart, ...]
     committables: tuple[Committable, ...]
+    copied: Copied | None = None
 
 
 @dataclass(frozen=True, slots=True)

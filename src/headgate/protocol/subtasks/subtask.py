@@ -380,7 +380,7 @@ class Subtask(Machine):
         # Too late, with a file: acknowledged all the same, so that the coordinator deletes the file (C10).
         self._writing.discard(event.checkpoint)
         covered = self._precommit.covered_by(event.checkpoint)  # T3
-        return [Acknowledge(event.checkpoint, event.parts, covered)]
+        return [Acknowledge(event.checkpoint, event.parts, covered, event.copied)]
 
     def _on_failed(self, event: SnapshotFailed) -> list[Effect]:
         if event.checkpoint not in self._writing:

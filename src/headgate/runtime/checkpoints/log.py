@@ -97,6 +97,18 @@ class CheckpointLog:
         """
         return self._entries.observe()
 
+    def known_life(self) -> Life | None:
+        """Return who this pipeline is to its sinks, None if it was never drawn. Changes nothing.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        path = f"{self._pipeline}/life"
+        try:
+            return read_again(lambda: decode_life(self._storage.get(path), f"{self._storage.url}/{path}"))
+        except NotFound:
+            return None
+
     def life(self, host: str, wall_ms: int) -> Life:
         """Return who this pipeline is to its sinks; drawn at its very first start, which nothing precedes (LV1).
 

@@ -16,9 +16,10 @@ from headgate.codec.snapshot_path import stored_file
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import BUNDLE, Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.origin import Place
 from headgate.protocol.checkpoints.recovery import Damage, Gap, ObservedLog
 from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
-from headgate.runtime.checkpoints.snapshots import read_part, verify_part
+from headgate.runtime.checkpoints.snapshots import read_part, storage_at, verify_part
 from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe
 
 _ASIDE = re.compile(r"/aside/(\d{10,})-(\d{10,})/")
@@ -43,23 +44,27 @@ class SnapshotFiles:
         self._pipeline = pipeline
         self._retention = FileRetention(Generation(0), CheckpointId(0), {})
 
-    def read(self, part: SnapshotPart) -> memoryview:
-        """Return the bytes of ``part`` after checking them.
+    def read(self, part: SnapshotPart, place: Place | None = None) -> memoryview:
+        """Return the bytes of ``part`` after checking them; ``place``: where it is, if not here (SV27).
 
         Raises:
             CorruptionError, NotFound, StorageError
         """
-        return read_part(self._storage, self._pipeline, part)
+        if place is None:
+            return read_part(self._storage, self._pipeline, part)
+        return read_part(storage_at(place), place.prefix, part)
 
-    def sections(self, entry: SubtaskEntry) -> dict[str, list[memoryview]]:
+    def sections(self, entry: SubtaskEntry, place: Place | None = None) -> dict[str, list[memoryview]]:
         """Return everything that one subtask left in a checkpoint: the parts of each section, in their order.
+
+        ``place``: where that is, if not here.
 
         Raises:
             CorruptionError, NotFound, StorageError
         """
         found: dict[str, list[memoryview]] = {}
         for part in entry.parts:
-            data = self.read(part)
+            data = self.read(part, place)
             inner = decode_sections(data, part.path) if part.section == BUNDLE else {part.section: data}
             for name, section in inner.items():
                 found.setdefault(name, []).append(section)
@@ -67,14 +72,21 @@ class SnapshotFiles:
 
     def verify(self, manifest: Manifest) -> list[Damage]:
         """Read every part of ``manifest``, one at a time, and return what is wrong with their files (I4)."""
+        storage, pipeline, at = self._storage, self._pipeline, ""
+        if manifest.place is not None:  # SV27
+            pipeline, at = manifest.place.prefix, f"{manifest.place.url.rstrip('/')}/"
+            try:
+                storage = storage_at(manifest.place)
+            except NotFound as error:
+                return [Damage(error.path, "the directory is missing")]
         found: dict[str, Damage] = {}
         for part in manifest.parts:
             try:
-                verify_part(self._storage, self._pipeline, part)
+                verify_part(storage, pipeline, part)
             except CorruptionError as error:
-                found.setdefault(error.path, Damage(error.path, str(error)))
+                found.setdefault(error.path, Damage(f"{at}{error.path}", str(error)))
             except NotFound as error:
-                found.setdefault(error.path, Damage(error.path, "the file is missing"))
+                found.setdefault(error.path, Damage(f"{at}{error.path}", "the file is missing"))
         return list(found.values())
 
     # -- what is needed ---------------------------------------------------------------------------------------------

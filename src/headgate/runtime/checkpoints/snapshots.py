@@ -14,11 +14,25 @@ from headgate.codec.snapshot import OF_ROWS, decode_sections
 from headgate.codec.state_rows import difference, stored_rows
 from headgate.errors import CorruptionError
 from headgate.model.manifest import BUNDLE, SnapshotPart
-from headgate.storage.base import Storage
+from headgate.model.origin import Place
+from headgate.storage.backends import local_directory, open_storage
+from headgate.storage.base import NotFound, Storage
 from headgate.storage.reading import read_again
 
 READ_BYTES_MAX = 8 << 20
 """So much of a file is asked for at a time."""
+
+
+def storage_at(place: Place) -> Storage:
+    """Return the storage of somebody else's files; a directory that is missing is not made (SV5).
+
+    Raises:
+        NotFound, UsageError
+    """
+    local = local_directory(place.url)
+    if local is not None and not local.is_dir():
+        raise NotFound(place.url)
+    return open_storage(place.url)
 
 
 def read_part(storage: Storage, pipeline: str, part: SnapshotPart) -> memoryview:

@@ -15,14 +15,17 @@ from typing import TypeVar
 
 from headgate import fault_points
 from headgate.connectors.base import SealedTransaction
-from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Committable, SnapshotPart
+from headgate.model.origin import Place
+from headgate.model.savepoint import Copied
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Pool, Surroundings
 from headgate.state.frozen import FrozenState
+from headgate.storage.backends import open_storage
 
 _T = TypeVar("_T")
 
@@ -31,6 +34,10 @@ RETRY_PAUSES_S = (0.1, 0.3, 0.6)
 
 PAYLOAD_BYTES_MAX = 64 << 10
 """What a sink prepares beyond this size is a file of its own; a manifest holds only the reference to it (SF9)."""
+
+
+PROBLEM_CHARS_MAX = 1_000
+"""Of what storage says about a savepoint."""
 
 
 class PrepareRefused(Exception):  # noqa: N818 - what the target said
@@ -47,12 +54,20 @@ class PrepareRefused(Exception):  # noqa: N818 - what the target said
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SavepointPart:
+    """Where a snapshot is written for a savepoint (``origin.Place`` as text), and with which ``plain`` sections."""
+
+    target: str
+    plain: Mapping[str, bytes]
+
+
 @dataclass(slots=True)
 class FrozenSubtask:
     """What the synchronous part leaves behind: references only.
 
     ``plain`` are sections that are bytes already (source positions, flags); ``lists`` is operator state, by the prefix
-    of its section and by node.
+    of its section and by node; ``savepoint`` is where it is to be written once more.
     """
 
     checkpoint: CheckpointId
@@ -60,6 +75,7 @@ class FrozenSubtask:
     plain: Mapping[str, bytes]
     sealed: Sequence[tuple[str, SealedTransaction]]
     lists: Mapping[tuple[str, str], FrozenState] = field(default_factory=dict)
+    savepoint: SavepointPart | None = None
 
     def release(self) -> None:
         """Give the frozen states up: they are durable, or nobody will write them (U6). Idempotent."""
@@ -144,11 +160,12 @@ class SnapshotWriter:
         if self._is_cancelled(job.checkpoint):
             return
         self._store_outputs()
-        parts = self._with_retries(lambda: self._write_state(job))
+        parts = self._with_retries(lambda: self._write_state(job, self._to, job.plain))
+        copied = None if job.savepoint is None else self._copied(job, job.savepoint)
         job.release()  # U6: before anybody hears of it, so that the next barrier finds the state in one piece
         fault_points.reach("after-snapshot-before-ack")
         committables, self._prepared = tuple(self._prepared), []
-        self._report(SnapshotWritten(job.checkpoint, parts, committables), "")
+        self._report(SnapshotWritten(job.checkpoint, parts, committables, copied), "")
 
     def _prepare_all(self) -> None:
         while self._unprepared:
@@ -174,14 +191,23 @@ class SnapshotWriter:
     def _write_output(self, committable: Committable, number: int) -> SnapshotPart:
         return write_output(self._to, self._subtask, committable.checkpoint, number, committable.payload)
 
-    def _write_state(self, job: FrozenSubtask) -> tuple[SnapshotPart, ...]:
+    def _copied(self, job: FrozenSubtask, to: SavepointPart) -> Copied:
+        """Write the snapshot of ``job`` for a savepoint, too (SV1); what is wrong there is wrong there alone (SV7)."""
+        try:
+            place = Place.parse(to.target)
+            there = replace(self._to, storage=open_storage(place.url), pipeline=place.prefix)
+            return Copied(self._with_retries(lambda: self._write_state(job, there, to.plain)))
+        except HeadgateError as error:
+            return Copied(problem=str(error)[:PROBLEM_CHARS_MAX])
+
+    def _write_state(self, job: FrozenSubtask, to: Destination, plain: Mapping[str, bytes]) -> tuple[SnapshotPart, ...]:
         """Write the snapshot of ``job``. Changes nothing of it, so it can be repeated (U6).
 
         Raises:
             AssertionError: what was written is not what was frozen; such a checkpoint must not complete (U7).
         """
-        target = SubtaskTarget(self._to, self._subtask, job.checkpoint)
-        target.put_bundle(job.plain)
+        target = SubtaskTarget(to, self._subtask, job.checkpoint)
+        target.put_bundle(plain)
         for node, state in job.states.items():
             target.put_state(node, state)
         for (prefix, node), state in job.lists.items():

@@ -1,14 +1,16 @@
-"""Checkpoints that another process of this machine asks a running pipeline for (rule C63 of docs/spec/coordinator.md).
+"""Checkpoints and savepoints that another process of this machine asks a running pipeline for (rule C63 of
+docs/spec/coordinator.md).
 
 Who asks leaves a file with a name of its own beside the pipeline's lock, and rings with a signal. The pipeline's
-process takes a checkpoint and puts what came of it in another file. Counterparts: ``runtime.driver.stopping`` (finds
-and rings), ``api.running`` (hears).
+process takes it, does what it says, and puts what came of it in another file. Counterparts: ``runtime.driver.stopping``
+(finds and rings), ``api.running`` (hears).
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,16 @@ import msgspec
 from headgate.model.progress import CheckpointOutcome
 from headgate.storage.backends import local_directory
 
-ASKED, WRITTEN, ANSWERED = ".asked", ".written", ".answered"
+ASKED, TAKEN, WRITTEN, ANSWERED = ".asked", ".taken", ".written", ".answered"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What somebody asks for: a checkpoint, or a savepoint at ``savepoint``. ``ends``, ``drains``: and the end."""
+
+    savepoint: str = ""
+    ends: bool = False
+    drains: bool = False
 
 
 class Ask:
@@ -26,13 +37,26 @@ class Ask:
         self._path = path
 
     @classmethod
-    def leave(cls, root: str, pipeline: str) -> Ask:
+    def leave(cls, root: str, pipeline: str, wish: Wish | None = None) -> Ask:
         """Leave a question beside the lock of ``pipeline``."""
         local = local_directory(root)
         assert local is not None, "only a local pipeline can be rung for"
         ask = cls(local / pipeline / f"checkpoint-{os.getpid()}-{secrets.token_hex(8)}")
-        ask._path.with_suffix(ASKED).touch(mode=0o600, exist_ok=False)
+        written = ask._path.with_suffix(WRITTEN)
+        written.touch(mode=0o600, exist_ok=False)
+        if wish is not None:
+            written.write_bytes(msgspec.json.encode(wish))
+        written.rename(ask._path.with_suffix(ASKED))
         return ask
+
+    def take(self) -> Wish | None:
+        """Return what is asked for, to whoever takes it first; None: nobody waits, or somebody else did."""
+        try:
+            self._path.with_suffix(ASKED).rename(self._path.with_suffix(TAKEN))
+            data = self._path.with_suffix(TAKEN).read_bytes()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=Wish) if data else Wish()
 
     @property
     def is_given_up(self) -> bool:
@@ -42,11 +66,12 @@ class Ask:
 
     def answer(self, outcome: CheckpointOutcome) -> None:
         """Say what came of it, unless nobody waits any more."""
-        asked, written = self._path.with_suffix(ASKED), self._path.with_suffix(WRITTEN)
-        if asked.exists():
+        asked, written = (self._path.with_suffix(ASKED), self._path.with_suffix(TAKEN)), self._path.with_suffix(WRITTEN)
+        if any(path.exists() for path in asked):
             written.write_bytes(msgspec.json.encode(outcome))
             written.rename(self._path.with_suffix(ANSWERED))
-            asked.unlink(missing_ok=True)
+            for path in asked:
+                path.unlink(missing_ok=True)
 
     def answered(self) -> CheckpointOutcome | None:
         """Return what came of it, or None while nobody has said so."""
@@ -57,7 +82,7 @@ class Ask:
 
     def remove(self) -> None:
         """Forget it, answered or not."""
-        for suffix in (ASKED, WRITTEN, ANSWERED):
+        for suffix in (ASKED, TAKEN, WRITTEN, ANSWERED):
             self._path.with_suffix(suffix).unlink(missing_ok=True)
 
 

@@ -14,14 +14,17 @@ from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Manifest
+from headgate.model.manifest import Committable, Manifest
+from headgate.model.origin import Origin
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.in_flight import misfit
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
+from headgate.runtime.driver.adopting import Adoption
 from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.lives import SinkOwners
 from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
@@ -43,6 +46,8 @@ class NewGeneration:
     restored: Manifest | None
     retained: tuple[CheckpointId, ...]
     commits: SinkCommits
+    origin: Origin | None = None
+    """What the restored checkpoint goes back to, if somebody named that (SV24)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,14 @@ def begin_generation(
         OutputDenied: a target denies what the restored checkpoint promised (K5).
         StorageError, FencedError
     """
-    claimed = _claim(definition, log, owner, mine, around)
+    adoption = _looked(definition, log, around)
+    if adoption is not None and isinstance(adoption.decide(_retrying(log.observe, around)), Adopt):
+        _retrying(adoption.check, around)  # SV20: before anything is written
+    floor = Generation(0) if adoption is None else adoption.floor
+    claimed = _claim(definition, log, owner, mine, around, floor)
     fault_points.reach("after-claim")
+    if adoption is not None:
+        claimed = _adopted(adoption, claimed, note, around)
     generation = claimed.next.generation
     choice = _choose(definition, log, claimed.log, around)
     newest = _retrying(log.newer_generation, around)
@@ -88,17 +99,19 @@ def begin_generation(
             restored = choice.manifest
     if restored is not None:
         _set_aside(log, claimed, choice, restored, note, around)
-        plan = definition.plan
         problem = misfit(restored, definition)  # UA16
-        problem = problem or recovery.incompatibility(restored, plan.state_texts(), plan.max_parallelism)
+        problem = problem or recovery.incompatibility_with(restored, definition)
         known = {spec.name for spec in definition.hooks} | definition.forgotten_hooks
         problem = problem or recovery.unclaimed_hook(restored, known)
         if problem is not None:
             raise UsageError(problem)
+        for text in recovery.changes(restored, definition):
+            note(text)
     _retrying(lambda: make_targets(definition), around)
-    commits = SinkCommits(definition, generation, log.files.read)
+    place = None if restored is None else restored.place
+    commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place))
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
-    keep = () if restored is None else restored.committables  # R18: whatever the parallelism was
+    keep = () if restored is None else _promised(restored, definition)  # R18: whatever the parallelism was
     try:
         _retrying(lambda: commits.recover(permit, keep), around)
     except BaseException:
@@ -118,7 +131,37 @@ def begin_generation(
     except BaseException:
         commits.close()
         raise
-    return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits)
+    origin = None if restored is None else restored.origin
+    return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits, origin)
+
+
+def _looked(definition: PipelineDefinition, log: CheckpointLog, around: Surroundings) -> Adoption | None:
+    """Return what this start names; what may be out of reach for a moment is looked for again."""
+    for pause_s in RETRY_PAUSES_S:
+        adoption = Adoption.look(definition, log)
+        if adoption is None or not adoption.may_pass:
+            return adoption
+        around.sleep(pause_s)
+    return Adoption.look(definition, log)
+
+
+def _adopted(adoption: Adoption, claimed: Claimed, note: Callable[[str], None], around: Surroundings) -> Claimed:
+    """Restore what was named, unless that was done before; ``claimed`` holds the log as nobody changes it any more."""
+    decision = adoption.decide(claimed.log)
+    if isinstance(decision, Adopt):
+        _retrying(adoption.check, around)
+        claimed = adoption.adopt(claimed)
+        fault_points.reach("after-adoption")
+    for text in adoption.story(decision):
+        note(text)
+    return claimed
+
+
+def _promised(restored: Manifest, definition: PipelineDefinition) -> tuple[Committable, ...]:
+    """Return what ``restored`` promised, but for sinks that were removed by name (SV30)."""
+    here = definition.plan.state_texts()
+    gone = {name for name in definition.config.start.allow_unclaimed_state if name not in here}
+    return tuple(committable for committable in restored.committables if committable.sink not in gone)
 
 
 def is_listening(definition: PipelineDefinition) -> bool:
@@ -161,9 +204,14 @@ def _drop_old(log: CheckpointLog, completed: Sequence[CheckpointId], count_max: 
 
 
 def _claim(
-    definition: PipelineDefinition, log: CheckpointLog, owner: str, mine: Generation | None, around: Surroundings
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    owner: str,
+    mine: Generation | None,
+    around: Surroundings,
+    above: Generation,
 ) -> Claimed:
-    """Claim a generation, once all sinks belong to this life of the pipeline (LV2, LV3).
+    """Claim a generation above ``above``, once all sinks belong to this life of the pipeline (LV2, LV3).
 
     Raises:
         UsageError: a sink belongs to another one.
@@ -176,7 +224,8 @@ def _claim(
     owners = _retrying(sinks.ask, around)
     following = recovery.next_claim(_retrying(log.observe, around)).generation  # behind the answers (LV6)
     sinks.check(owners, following)
-    claimed = _retrying(lambda: log.claim(owner, wall_ms, mine, lives.floor(owners.values())), around)
+    floor = max(above, lives.floor(owners.values()))
+    claimed = _retrying(lambda: log.claim(owner, wall_ms, mine, floor), around)
     _retrying(sinks.tell, around)
     return claimed
 

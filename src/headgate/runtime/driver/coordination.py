@@ -8,7 +8,7 @@ back as events.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, assert_never
 
 from headgate import fault_points
@@ -18,13 +18,17 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
+from headgate.model.options import CheckpointOptions
+from headgate.model.origin import Place
 from headgate.model.progress import CheckpointProgress, PendingCheckpoint
+from headgate.model.savepoint import Savepoint
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints.commit import Commit, promised_from
 from headgate.protocol.checkpoints.recovery import Damage
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
+from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.driver.claims import NewGeneration
 from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.driver.hook_calls import HookCalls, failure_text, newer_generation
@@ -41,6 +45,8 @@ class Pools:
 
     storage: Pool
     commit: Pool
+    savepoint: Pool
+    """Storage of the user's, which may be slow."""
 
 
 class Recipients(Protocol):
@@ -95,6 +101,8 @@ class Coordination:
         self._reports = reports
         self._pools = pools
         self._triggered: dict[CheckpointId, tuple[int, int]] = {}
+        self._with_savepoints: dict[CheckpointId, Manifest | None] = {}
+        """What is completed of the checkpoints that carry savepoints."""
         self._is_closed = False
         self._drops_count = 0
         self.is_started = False
@@ -146,12 +154,12 @@ class Coordination:
             case machine.ReserveId():
                 self._pools.storage.submit(self._reserve, effect.checkpoint)
             case machine.AnnounceCheckpoint():
-                self._has_begun(effect.checkpoint)
+                self._has_begun(effect.checkpoint, effect.options)
                 self._workers.broadcast(messages.Announce(self.generation, effect.checkpoint, effect.options))
             case machine.CallHook():
                 self._call_hook(effect)
             case machine.TriggerSources():
-                self._has_begun(effect.checkpoint)
+                self._has_begun(effect.checkpoint, effect.options)
                 fault_points.reach("before-trigger")
                 self._workers.broadcast(messages.TriggerCheckpoint(self.generation, effect.checkpoint, effect.options))
             case machine.DrainSources():
@@ -164,6 +172,7 @@ class Coordination:
                 self._tell_hooks("notify_checkpoint_complete", effect.checkpoint)
             case machine.NotifyAbort():
                 self._triggered.pop(effect.checkpoint, None)
+                self._with_savepoints.pop(effect.checkpoint, None)
                 self._reports.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
                 self._workers.broadcast(messages.Abort(self.generation, effect.checkpoint))
                 self._tell_hooks("notify_checkpoint_aborted", effect.checkpoint)
@@ -171,6 +180,12 @@ class Coordination:
                 self._pools.storage.submit(self._quietly, lambda: self._log.files.delete(effect.parts))
             case machine.DropCheckpoint():
                 self._pools.storage.submit(self._quietly, lambda: self._drop(effect.checkpoint))
+            case machine.WriteSavepoint():
+                manifest = self._with_savepoints.pop(effect.checkpoint)
+                assert manifest is not None
+                self._pools.savepoint.submit(self._write_savepoint, effect, manifest)
+            case machine.DropSavepoint():
+                self._pools.savepoint.submit(self._quietly, lambda: _give_up(Place.parse(effect.target)))
             case Commit():
                 self._pools.commit.submit(self._commit, effect)
             case machine.FailGeneration():
@@ -191,7 +206,9 @@ class Coordination:
             self._reports.note(f"hook '{timer.hook}' did not answer for checkpoint {timer.checkpoint} in time")
         self.handle(machine.TimerFired(timer))
 
-    def _has_begun(self, checkpoint: CheckpointId) -> None:
+    def _has_begun(self, checkpoint: CheckpointId, options: CheckpointOptions) -> None:
+        if options.target is not None:
+            self._with_savepoints[checkpoint] = None
         self._triggered.setdefault(checkpoint, (self._around.monotonic_ms(), self._around.wall_ms()))
 
     def _manifest(self, effect: machine.WriteManifest) -> Manifest:
@@ -211,6 +228,7 @@ class Coordination:
             is_draining=effect.is_draining,
             mode=self._definition.config.checkpoints.mode,
             hooks=effect.hooks,
+            origin=self._begun.origin,
         )
 
     # -- hooks ------------------------------------------------------------------------------------------------------
@@ -296,6 +314,8 @@ class Coordination:
 
     def _completed(self, manifest: Manifest) -> None:
         self._triggered.pop(manifest.checkpoint, None)
+        if manifest.checkpoint in self._with_savepoints:
+            self._with_savepoints[manifest.checkpoint] = manifest
         self._reports.checkpoint_completed(
             CheckpointProgress(
                 manifest.checkpoint,
@@ -314,6 +334,25 @@ class Coordination:
             call()
         except Exception as error:
             self._note(f"could not remove old checkpoint files: {error}")
+
+    # -- in the thread of savepoints --------------------------------------------------------------------------------
+
+    def _write_savepoint(self, effect: machine.WriteSavepoint, manifest: Manifest) -> None:
+        if self._is_closed:
+            return
+        place = Place.parse(effect.target)
+        whole = replace(manifest, entries=effect.entries, carried=(), origin=None, follows=None, log_start=0)  # SV2
+        drawn, name = self._around.token(16).hex(), self._definition.config.name
+        try:
+            fault_points.reach("before-savepoint")
+            savepoint = Savepoint(drawn, name, self._around.wall_ms(), place.prefix, whole)
+            SavepointDirectory(place.url).write(savepoint)
+            fault_points.reach("after-savepoint")
+        except Exception as error:
+            said = str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
+            self._report(machine.SavepointFailed(effect.checkpoint, said))
+            return
+        self._report(machine.SavepointWritten(effect.checkpoint))
 
     def _drop(self, checkpoint: CheckpointId) -> None:
         self._log.drop(checkpoint, CheckpointId(checkpoint + 1))
@@ -357,3 +396,7 @@ class Coordination:
 
     def _note(self, text: str) -> None:
         self._timers.post(lambda: self._reports.note(text))
+
+
+def _give_up(place: Place) -> None:
+    SavepointDirectory(place.url).give_up(place)

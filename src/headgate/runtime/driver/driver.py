@@ -16,11 +16,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from headgate.codec import messages
+from headgate.errors import HeadgateError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
+from headgate.model.origin import Place
 from headgate.model.progress import CheckpointOutcome, Observer, PendingCheckpoint, PipelineState, Progress, RunResult
 from headgate.protocol.supervision import supervisor
 from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.driver import asking, heart, replacement_watch
 from headgate.runtime.driver.coordination import Pools
 from headgate.runtime.driver.ending import RunEnd, error_of
@@ -30,11 +33,12 @@ from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.driver.progress_book import ProgressBook
 from headgate.runtime.driver.replacement_watch import ReplacementWatch
 from headgate.runtime.driver.succession import succession
-from headgate.runtime.driver.supervision import Launcher, Supervision
+from headgate.runtime.driver.supervision import Answer, Launcher, Supervision
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
-from headgate.storage.backends import open_storage
+from headgate.storage.backends import local_directory, open_storage
+from headgate.storage.roots import make_root
 
 PROGRESS_PERIOD_MS = 500
 
@@ -61,6 +65,7 @@ class Driver:
         """
         config, owner = definition.config, owner_text()
         self._config = config
+        self._around = around
         given = succession()
         claimant = given.claimant or f"{owner}, driver {around.token(4).hex()}"  # differs even within one process
         lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, owner)
@@ -72,7 +77,9 @@ class Driver:
         self._latest = Progress(PipelineState.STARTING)
         self._end = RunEnd(definition, lock, around)
         self._loop = EventLoop(lambda: self._end.is_over, self._on_error, self._close, around)
-        self._pools = Pools(around.pool(1, "headgate-storage"), around.pool(1, "headgate-commit"))
+        self._pools = Pools(
+            around.pool(1, "headgate-storage"), around.pool(1, "headgate-commit"), around.pool(1, "headgate-savepoint")
+        )
         on_event: Callable[[supervisor.Event], None] = lambda event: self.supervision.handle(event)  # noqa: E731
         self.workers = Workers(definition, fingerprint, self._loop, on_event, self._on_report, host=host, around=around)
         self.supervision = Supervision(
@@ -131,23 +138,68 @@ class Driver:
 
     def take_checkpoint(self) -> Future[CheckpointOutcome]:
         """Take a checkpoint now. From any thread."""
+        return self._asked(self.supervision.ask)
+
+    def take_savepoint(self, url: str) -> Future[CheckpointOutcome]:
+        """Take a savepoint now. From any thread; it looks at the place at once.
+
+        Raises:
+            UsageError: it cannot be at ``url``.
+            StorageError
+        """
+        place = self._new_place(url)
+        return self._asked(lambda answer: self.supervision.ask_for_savepoint(place, answer))
+
+    def end_with_savepoint(self, url: str, *, drain: bool) -> Future[CheckpointOutcome]:
+        """Stop or drain, with a savepoint of the last checkpoint. From any thread; it looks at the place at once.
+
+        Raises:
+            UsageError: it cannot be at ``url``; the pipeline goes on.
+            StorageError
+        """
+        place = self._new_place(url)
+        return self._asked(lambda answer: self.supervision.end_with_savepoint(place, answer, drain=drain))
+
+    def _new_place(self, url: str) -> Place:
+        """Look at a place; choose a name for the files of one try there (SV4). Nothing is ordered before (SV11)."""
+        local = local_directory(url)
+        if local is not None:
+            try:
+                make_root(local, self._config.security.access, "savepoint directory")
+            except OSError as error:
+                raise UsageError(f"savepoint directory {local} cannot be created ({error.strerror})") from error
+        return SavepointDirectory(url).place(self._around.token(8).hex())
+
+    def _asked(self, ask: Callable[[Answer], None]) -> Future[CheckpointOutcome]:
+        """Have ``ask`` run in the event thread; the end of the run answers, too."""
         asked: Future[CheckpointOutcome] = Future()
 
         def answer(outcome: CheckpointOutcome) -> None:
-            with suppress(InvalidStateError):  # the end of the run may have answered
+            with suppress(InvalidStateError):
                 asked.set_result(outcome)
 
-        self.post(lambda: self.supervision.ask(answer))
+        self.post(lambda: ask(answer))
         self.result.add_done_callback(lambda _: answer(CheckpointOutcome(None, "the pipeline ended")))
         return asked
 
     def answer_asks(self) -> None:
-        """Take a checkpoint for those who ask from other processes; returns when they are answered (C63)."""
-        asks = asking.left(self._config.checkpoint_root, self._config.name)
-        if asks:  # one is for all: it begins now
-            outcome = self.take_checkpoint().result()
-            for ask in asks:
-                ask.answer(outcome)
+        """Do what others ask for from their processes; returns when they are answered (C63)."""
+        left = asking.left(self._config.checkpoint_root, self._config.name)
+        taken = [(ask, wish) for ask, wish in ((ask, ask.take()) for ask in left) if wish is not None]
+        checkpoint = self.take_checkpoint() if any(not wish.savepoint for _, wish in taken) else None  # one is for all
+        outcomes = [(ask, self._wished(wish) if wish.savepoint else checkpoint) for ask, wish in taken]
+        for told in [_told(ask, outcome) for ask, outcome in outcomes if outcome is not None]:
+            told.result()
+
+    def _wished(self, wish: asking.Wish) -> Future[CheckpointOutcome]:
+        try:
+            if wish.ends:
+                return self.end_with_savepoint(wish.savepoint, drain=wish.drains)
+            return self.take_savepoint(wish.savepoint)
+        except HeadgateError as error:
+            refused: Future[CheckpointOutcome] = Future()
+            refused.set_result(CheckpointOutcome(None, str(error), is_refused=True))
+            return refused
 
     def cancel(self) -> None:
         """End without another checkpoint. From any thread."""
@@ -217,12 +269,27 @@ class Driver:
         self.supervision.close()
         self._pools.storage.shutdown(wait=True)
         self._pools.commit.shutdown(wait=True)
+        self._pools.savepoint.shutdown(wait=True)
         self.supervision.hooks.close()  # EI12: a claim that was under way may have called them until now
         if self._heart is not None:
             problem = self._heart.stop(self._log.generation, self.result)  # behind the last commit (SB3)
             if problem:
                 self._observer.on_note(problem)
         self._end.release_lock()
+
+
+def _told(ask: asking.Ask, outcome: Future[CheckpointOutcome]) -> Future[None]:
+    """Answer ``ask`` in the thread that decides, as soon as there is an outcome: the process may end soon after."""
+    told: Future[None] = Future()
+
+    def tell(done: Future[CheckpointOutcome]) -> None:
+        try:
+            ask.answer(done.result())
+        finally:
+            told.set_result(None)
+
+    outcome.add_done_callback(tell)
+    return told
 
 
 def owner_text() -> str:

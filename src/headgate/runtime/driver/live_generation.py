@@ -13,6 +13,7 @@ from headgate.codec import messages
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, WorkerIndex
 from headgate.protocol.checkpoints import coordinator
+from headgate.protocol.checkpoints.coordinator import SavepointOrder
 from headgate.runtime.checkpoints.restoring import restored_by
 from headgate.runtime.driver.claims import NewGeneration
 from headgate.runtime.driver.coordination import Coordination
@@ -68,6 +69,7 @@ class LiveGeneration:
                 config.checkpoints.inline_bytes_max,
                 restored is not None and (restored.is_draining or restored.is_final),  # HL8: what was added is not read
                 self._begun.first_checkpoint,
+                "" if restored is None or restored.place is None else restored.place.text,
             )
             record.connection.send(deployment)
 
@@ -75,13 +77,13 @@ class LiveGeneration:
         """Every worker runs: begin to take checkpoints."""
         self.coordination.start(first_delay_ms)
 
-    def stop(self) -> None:
+    def stop(self, savepoint: SavepointOrder | None = None) -> None:
         """Take a last checkpoint, then end."""
-        self.coordination.handle(coordinator.StopRequested())
+        self.coordination.handle(coordinator.StopRequested(savepoint))
 
-    def drain(self) -> None:
+    def drain(self, savepoint: SavepointOrder | None = None) -> None:
         """End the sources (E9)."""
-        self.coordination.handle(coordinator.DrainRequested())
+        self.coordination.handle(coordinator.DrainRequested(savepoint))
 
     def replaced_by(self, newer: Generation) -> None:
         """Another driver has begun generation ``newer``."""

@@ -79,7 +79,9 @@ class PipelineLock:
         os.set_inheritable(file.fileno(), False)
         signals = _takes_signals.get()
         nonce = secrets.token_hex(8)
-        taken = LockHolder(owner, socket.gethostname(), os.getpid(), nonce, signals, takes_asks=signals)
+        taken = LockHolder(
+            owner, socket.gethostname(), os.getpid(), nonce, signals, takes_asks=signals, takes_savepoints=signals
+        )
         lock = cls(file, taken)
         lock._write(taken)
         return lock

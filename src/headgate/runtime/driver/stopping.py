@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import UsageError
-from headgate.runtime.driver.asking import Ask
+from headgate.runtime.driver.asking import Ask, Wish
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
 from headgate.storage.backends import local_directory
 
@@ -71,18 +71,19 @@ class RunningPipeline:
         except (PermissionError, ProcessLookupError) as error:
             raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
 
-    def ask_for_checkpoint(self) -> Ask:
+    def ask_for(self, wish: Wish) -> Ask:
         """Leave a question and ring. Call at once after ``find``.
 
         Raises:
             UsageError: the process does not know how to answer, belongs to somebody else, or has just ended.
         """
-        if not self.holder.takes_asks:
+        if not (self.holder.takes_savepoints if wish.savepoint else self.holder.takes_asks):
+            what = "savepoint" if wish.savepoint else "checkpoint on request"
             raise UsageError(
                 f"pipeline '{self._pipeline}' is run by {self.holder.owner} with an older release, which takes no "
-                "checkpoint on request; start it again with this one"
+                f"{what}; start it again with this one"
             )
-        ask = Ask.leave(self._root, self._pipeline)
+        ask = Ask.leave(self._root, self._pipeline, wish)
         try:
             os.kill(self.holder.pid, ASK)
         except (PermissionError, ProcessLookupError) as error:

@@ -7,7 +7,8 @@ Everything but the claim happens in the driver's event thread. Counterparts: ``r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, assert_never
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeAlias, assert_never
 
 from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
 from headgate.model.definition import PipelineDefinition
@@ -15,8 +16,11 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
+from headgate.model.origin import Place
 from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Observer, PipelineState
 from headgate.protocol.checkpoints import coordinator
+from headgate.protocol.checkpoints.coordinator import SavepointOrder
+from headgate.protocol.checkpoints.savepoints import ONE_END
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import supervisor
 from headgate.protocol.supervision.supervisor import AttemptId
@@ -43,6 +47,20 @@ class Launcher(Protocol):
 
     def cancel(self, submission: int) -> None:
         """Have the workers of this submission killed."""
+
+
+Answer: TypeAlias = Callable[[CheckpointOutcome], None]
+
+NOT_RUNNING = CheckpointOutcome(None, "the pipeline does not run at the moment")
+
+
+@dataclass(slots=True)
+class _AtTheEnd:
+    """A savepoint of the last checkpoint; ``request``: as the generation at work knows it."""
+
+    place: Place
+    answer: Answer
+    request: int | None = None
 
 
 class Supervision:
@@ -87,8 +105,9 @@ class Supervision:
         self._failed_ms: int | None = None
         self._is_stop_wanted = False
         self._is_drain_wanted = False
-        self._asked: dict[int, Callable[[CheckpointOutcome], None]] = {}
+        self._asked: dict[int, Answer] = {}
         self._requests_count = 0
+        self._at_the_end: _AtTheEnd | None = None
 
     @property
     def course(self) -> Course:
@@ -110,26 +129,58 @@ class Supervision:
         self._is_stop_wanted = True
         if self.live is not None and self.live.is_started:
             self.state = PipelineState.STOPPING
-            self.live.stop()
-        elif self.state is not PipelineState.STARTING:
+            self.live.stop(self._ordered_for_the_end())
+        elif self.state is not PipelineState.STARTING and self._at_the_end is None:
             self.handle(supervisor.CancelRequested())  # between two generations: the last checkpoint stands
 
     def drain(self) -> None:
         """End the sources now, and in every later generation of this run (E9)."""
         self._is_drain_wanted = True
         if self.live is not None:
-            self.live.drain()
+            self.live.drain(self._ordered_for_the_end())
         if self.state is PipelineState.RUNNING:
             self.state = PipelineState.DRAINING
 
-    def ask(self, answer: Callable[[CheckpointOutcome], None]) -> None:
+    def ask(self, answer: Answer) -> None:
         """Take a checkpoint now; ``answer`` is called once with what came of it (C61)."""
         if self.live is None:
-            answer(CheckpointOutcome(None, "the pipeline does not run at the moment"))
+            answer(NOT_RUNNING)
+        else:
+            self.live.coordination.handle(coordinator.CheckpointRequested(self._number(answer)))
+
+    def ask_for_savepoint(self, place: Place, answer: Answer) -> None:
+        """Take a savepoint now; ``answer`` is called once with what came of it."""
+        if self.live is None:
+            answer(NOT_RUNNING)
+        else:
+            order = SavepointOrder(self._number(_of_savepoint(place, answer)), place.text)
+            self.live.coordination.handle(coordinator.SavepointRequested(order))
+
+    def end_with_savepoint(self, place: Place, answer: Answer, *, drain: bool) -> None:
+        """End with a savepoint of the last checkpoint, whatever fails until then (SV10)."""
+        if self._at_the_end is not None:
+            answer(CheckpointOutcome(None, ONE_END))
             return
+        self._at_the_end = _AtTheEnd(place, answer)
+        self.drain() if drain else self.stop()
+
+    def _number(self, answer: Answer) -> int:
         self._requests_count += 1
         self._asked[self._requests_count] = answer
-        self.live.coordination.handle(coordinator.CheckpointRequested(self._requests_count))
+        return self._requests_count
+
+    def _ordered_for_the_end(self) -> SavepointOrder | None:
+        """Return what the last checkpoint of this generation is to carry, unless it was told already."""
+        asked = self._at_the_end
+        if asked is None or asked.request is not None:
+            return None
+        asked.request = self._number(self._answer_at_the_end)
+        return SavepointOrder(asked.request, asked.place.text)
+
+    def _answer_at_the_end(self, outcome: CheckpointOutcome) -> None:
+        asked, self._at_the_end = self._at_the_end, None
+        assert asked is not None
+        _of_savepoint(asked.place, asked.answer)(outcome)
 
     def job_ended(self, submission: int, error: str | None) -> None:
         """Every task of a submission is gone. From any thread."""
@@ -229,7 +280,9 @@ class Supervision:
             self._observer.on_note(
                 f"generation {begun.generation} continues from checkpoint {begun.restored.checkpoint}{moved}"
             )
-        if self._is_drain_wanted or (begun.restored is not None and begun.restored.is_draining):  # E9
+        if self._is_drain_wanted:  # E9
+            self.live.drain(self._ordered_for_the_end())
+        elif begun.restored is not None and begun.restored.is_draining:
             self.live.drain()
         self.handle(supervisor.GenerationReady(begun.generation))
 
@@ -265,6 +318,9 @@ class Supervision:
             self.live.close()
             self.live = None
         asked, self._asked = self._asked, {}
+        if self._at_the_end is not None and self._at_the_end.request is not None and not effect.is_done:
+            del asked[self._at_the_end.request]
+            self._at_the_end.request = None  # the next generation takes it (SV10)
         for answer in asked.values():  # C62
             answer(CheckpointOutcome(None, "the pipeline ended" if effect.is_done else "the pipeline restarted"))
         if self._deployed is not None:  # workers of Spark's own retry wait for the next generation
@@ -298,6 +354,11 @@ class Supervision:
     def note(self, text: str) -> None:
         """Show the user a sentence. From any thread."""
         self._timers.post(lambda: self._observer.on_note(text))
+
+
+def _of_savepoint(place: Place, answer: Answer) -> Answer:
+    """Return what says where the savepoint is, if there is one."""
+    return lambda outcome: answer(outcome if outcome.checkpoint is None else replace(outcome, savepoint=place.url))
 
 
 def claim_failure(error: Exception) -> Failure:

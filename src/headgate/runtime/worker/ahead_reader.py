@@ -46,7 +46,12 @@ class AheadReader:
     def cut(self, checkpoint: CheckpointId, *, is_last: bool) -> dict[str, bytes]:
         """Return the positions of a snapshot that is taken now (GM31, GM32)."""
         is_ahead = self._gate.cut(checkpoint, is_last=is_last)
-        return self._inner.positions() if is_ahead or not self._held else self._held[0].positions
+        return self._inner.positions() if is_ahead else self.unprocessed_from
+
+    @property
+    def unprocessed_from(self) -> dict[str, bytes]:
+        """Positions in front of everything that is held (SV9)."""
+        return self._held[0].positions if self._held else self._inner.positions()
 
     def completed(self, checkpoint: CheckpointId) -> None:
         """What ``checkpoint`` covers may be processed."""

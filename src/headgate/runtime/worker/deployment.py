@@ -15,10 +15,11 @@ from headgate.clock import Clock
 from headgate.codec.messages import Deploy
 from headgate.connectors.base import HoldingWriter, Sink, SinkContext, SinkWriter, Source, SourceContext
 from headgate.connectors.induced import AnyReader, InducedSource
-from headgate.errors import UsageError
+from headgate.errors import CorruptionError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import MAIN, Node, Role
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
+from headgate.model.origin import Place
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 from headgate.operators.expressions import ExpressionsSpec, fuse
@@ -26,6 +27,7 @@ from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
 from headgate.protocol.loops.part import LoopPlace
 from headgate.runtime.checkpoints.in_flight import restored_records, ways_of
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots, read_restored
+from headgate.runtime.checkpoints.snapshots import storage_at
 from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.wire.exchange import Exchange
 from headgate.runtime.wire.spill import SpillBudget
@@ -38,7 +40,7 @@ from headgate.runtime.worker.outlets import EdgeOutlet
 from headgate.runtime.worker.overtaking import Overtaking
 from headgate.runtime.worker.subtask_runner import Reports, SubtaskParts, SubtaskRunner
 from headgate.state.frozen import FrozenState
-from headgate.storage.base import Storage
+from headgate.storage.base import NotFound, Storage
 
 
 class SinkHead(Operator):
@@ -115,7 +117,14 @@ class Deployment:
             UsageError: the positions of a source contradict each other.
         """
         plan, pipeline = self._definition.plan, self._definition.config.name
-        restored = read_restored(self._storage, pipeline, self._worker, plan, self._message.restored)
+        storage = self._storage
+        if self._message.place:  # SV27
+            place = Place.parse(self._message.place)
+            try:
+                storage, pipeline = storage_at(place), place.prefix
+            except NotFound as error:
+                raise CorruptionError(error.path, 0, "a savepoint, or checkpoints", "no directory") from error
+        restored = read_restored(storage, pipeline, self._worker, plan, self._message.restored)
         runners = [self._runner(vertex, restored) for vertex in plan.vertices]
         return list(reversed(runners))
 

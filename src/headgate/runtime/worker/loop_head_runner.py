@@ -253,7 +253,7 @@ class LoopHeadRunner(SubtaskRunner):
         self._writer.cancel(checkpoint)
         frozen = self._waiting[checkpoint]
         frozen.release()  # U6
-        self._release(replace(frozen, states={}, lists={}))
+        self._release(replace(frozen, states={}, lists={}, savepoint=None))
 
     def _release(self, frozen: FrozenSubtask) -> None:
         """Hand over to the writer, not before what was frozen earlier: output is prepared in its order (K3)."""

@@ -47,6 +47,11 @@ class Source:
         """Return those of a snapshot that is taken now."""
         return self.reader.positions() if self.ahead is None else self.ahead.cut(checkpoint, is_last=is_last)
 
+    @property
+    def unprocessed_from(self) -> dict[str, bytes] | None:
+        """Where reading goes on for whoever has none of what is held (SV9); None: as in every snapshot."""
+        return None if self.ahead is None else self.ahead.unprocessed_from
+
     def splits_now(self) -> SplitsSeen:
         """Return which splits a marker may still come from (EI25, EI26, EI30)."""
         assert self.markers is not None

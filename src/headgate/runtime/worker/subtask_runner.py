@@ -24,6 +24,7 @@ from headgate.model.graph import MAIN_INPUT, InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
 from headgate.model.manifest import SubtaskEntry
 from headgate.model.options import Alignment, CheckpointOptions, Guarantee
+from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.loops.rounds import Probe, ProbeReceived
@@ -38,7 +39,7 @@ from headgate.protocol.watermarks import (
     WatermarkMerger,
     WatermarkReceived,
 )
-from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
+from headgate.runtime.checkpoints.uploads import FrozenSubtask, SavepointPart, SnapshotWriter
 from headgate.runtime.wire.channels import InputChannel
 from headgate.runtime.wire.feedback import ReceivingChannel
 from headgate.runtime.worker.chain import Chain
@@ -59,8 +60,8 @@ ELEMENTS_PER_TURN_MAX = 16
 class Reports(Protocol):
     """What a subtask tells the coordinator; interpreted by the worker."""
 
-    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
-        """Its part of ``checkpoint`` is durable."""
+    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry, copied: Copied | None = None) -> None:
+        """Its part of ``checkpoint`` is durable; ``copied`` of the savepoint that it carries."""
 
     def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:
         """It gives ``checkpoint`` up."""
@@ -432,7 +433,7 @@ class SubtaskRunner:
                 assert self._source.markers is not None
                 self._source.markers.read_on(effect.splits)
             case machine.TakeSnapshot():
-                self._take_snapshot(effect.checkpoint, is_last=effect.options.is_last)
+                self._take_snapshot(effect.checkpoint, options=effect.options)
             case machine.EmitBarrier():
                 self._emit_barrier(effect)
             case machine.EmitCancel():
@@ -443,7 +444,7 @@ class SubtaskRunner:
             case machine.Acknowledge():
                 delays = self._delays.taken(effect.checkpoint) if self._overtaking is not None else None
                 entry = SubtaskEntry(self.subtask, effect.parts, effect.committables, delays)
-                self._reports.acknowledge(effect.checkpoint, entry)
+                self._reports.acknowledge(effect.checkpoint, entry, effect.copied)
             case machine.ArmAlignmentTimer():
                 assert self._overtaking is not None
                 self._deadline = effect.checkpoint, self._overtaking.clock_ms() + self._overtaking.timeout_ms
@@ -493,7 +494,7 @@ class SubtaskRunner:
         if self._overtaking is not None:
             self._delays.arrived(checkpoint, self._overtaking.clock_ms())
 
-    def _take_snapshot(self, checkpoint: CheckpointId, *, is_last: bool) -> None:
+    def _take_snapshot(self, checkpoint: CheckpointId, *, options: CheckpointOptions) -> None:
         """The synchronous part: flush (U8), then seal what the sinks were given, and take references (ST5)."""
         fault_points.reach("before-snapshot")
         begun_ns = time.perf_counter_ns()
@@ -504,17 +505,24 @@ class SubtaskRunner:
         if self._nest is not None:
             plain[f"{ROUNDS_PREFIX}{self.chain.vertex.head.name}"] = msgspec.msgpack.encode(self._machine.rounds)
         if self._source is not None:
-            plain[f"{POSITIONS_PREFIX}{self.chain.vertex.head.name}"] = msgspec.msgpack.encode(
-                self._source.positions(checkpoint, is_last=is_last)
-            )
+            section = f"{POSITIONS_PREFIX}{self.chain.vertex.head.name}"
+            plain[section] = msgspec.msgpack.encode(self._source.positions(checkpoint, is_last=options.is_last))
         sealed = [(node, sink.seal(checkpoint)) for node, sink in self._sinks.items()]
         lists = self._hooks.snapshot(checkpoint)  # HL11: it may still change what the chain freezes
-        self._frozen = FrozenSubtask(checkpoint, self.chain.freeze(), plain, sealed, lists)
+        savepoint = None if options.target is None else SavepointPart(options.target, self._copied(plain))
+        self._frozen = FrozenSubtask(checkpoint, self.chain.freeze(), plain, sealed, lists, savepoint)
         if self._overtaking is not None:
             self._delays.frozen(checkpoint, self._overtaking.clock_ms())
         align_us = (begun_ns - self._align_started.pop(checkpoint, begun_ns)) // 1000
         freeze_us = (time.perf_counter_ns() - flushed_ns) // 1000
         self._reports.snapshot_taken(self.subtask, checkpoint, align_us, freeze_us)
+
+    def _copied(self, plain: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Return the small sections of a snapshot as a savepoint has them (SV9)."""
+        positions = None if self._source is None else self._source.unprocessed_from
+        if positions is None:
+            return plain
+        return {**plain, f"{POSITIONS_PREFIX}{self.chain.vertex.head.name}": msgspec.msgpack.encode(positions)}
 
     def _emit_barrier(self, effect: machine.EmitBarrier) -> None:
         """Barrier first, then the write: the barrier is on the critical path of everybody downstream.

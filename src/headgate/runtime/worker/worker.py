@@ -20,6 +20,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
+from headgate.model.savepoint import Copied
 from headgate.operators.user_function import HookError, UserFunctionError, user_traceback
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -340,9 +341,9 @@ class Worker:
 
     # -- what subtasks report (``subtask_runner.Reports``) ---------------------------------------------------------
 
-    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry) -> None:
+    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry, copied: Copied | None = None) -> None:
         """Send an acknowledgement."""
-        self._control.send(messages.Acknowledge(Acknowledged(self._generation, checkpoint, entry)))
+        self._control.send(messages.Acknowledge(Acknowledged(self._generation, checkpoint, entry, copied)))
 
     def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:
         """Send a decline."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
-from headgate.sim.product import induced, modes, overtaking, streams
+from headgate.sim.product import induced, modes, overtaking, savepoints, streams
 from headgate.sim.product.coverage_table import measure, table, write
 from headgate.sim.product.run import Result, run_seed
 
@@ -18,6 +18,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "modes": modes.run_seed,
     "induced": induced.run_seed,
     "overtaking": overtaking.run_seed,
+    "savepoints": savepoints.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -40,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--modes", action="store_true", help="pipelines that count at least or at most once")
     parser.add_argument("--induced", action="store_true", help="pipelines whose sources set their own barriers")
     parser.add_argument("--overtaking", action="store_true", help="pipelines whose barriers overtake what waits")
+    parser.add_argument("--savepoints", action="store_true", help="pipelines that are moved with savepoints")
     chosen = parser.parse_args(arguments)
     if chosen.coverage:
         text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)

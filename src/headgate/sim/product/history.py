@@ -128,7 +128,7 @@ class History:
         found: dict[str, list[int]] = {}
         for entry in manifest.entries:
             found.setdefault(entry.subtask.vertex, []).append(entry.subtask.index)
-            for part in entry.parts:  # no backend shares files yet
+            for part in entry.parts if manifest.place is None else ():  # no backend shares files yet
                 wrote = stored_file(part.path)
                 of = None if wrote is None else (wrote.checkpoint, wrote.generation)
                 if of not in (None, (manifest.checkpoint, manifest.generation)):
@@ -164,6 +164,20 @@ class History:
         assert found is not None
         is_listed = any(name in names for names in self._listed.get(sink, {}).values())
         return not is_listed and any(checkpoint <= int(found.group(1)) for checkpoint in self.damaged)
+
+    def hidden_until(self, checkpoint: int) -> list[str]:
+        """Return what completed checkpoints up to this one promised, and nobody can see yet."""
+        found: list[str] = []
+        for (completed, generation), one in self.written.items():
+            if completed <= checkpoint and self.completed.get(completed) == generation and not one.is_late:
+                for sink, names in one.files.items():
+                    shown = frozenset().union(*self._listed.get(sink, {}).values())
+                    found += sorted(names - shown)
+        return found
+
+    def newest_generation(self) -> int:
+        """Return the newest one that was claimed."""
+        return max(self._owners, default=0)
 
     # -- what users are told ----------------------------------------------------------------------------------------
 
@@ -231,6 +245,13 @@ class History:
         assert found is not None, file
         checkpoint, generation = int(found.group(1)), int(found.group(2))
         return any(generation < newer and checkpoint > restored for newer, restored in self.went_back)
+
+
+def sealed_by(file: str) -> int:
+    """Return the checkpoint that a committed file was sealed by."""
+    found = _FILE.fullmatch(file)
+    assert found is not None, file
+    return int(found.group(1))
 
 
 def _files(committables: Sequence[Committable]) -> dict[str, frozenset[str]]:

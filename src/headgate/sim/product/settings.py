@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import headgate as hg
-from headgate.model.config import Duration
+from headgate.model.config import Duration, StartConfig
 from headgate.model.definition import PipelineDefinition
 from headgate.sim.product.files import FileInputs
 from headgate.sim.product.graphs import draw_graph
@@ -73,6 +73,8 @@ class Settings:
     """What functions publish to; None: nothing is published."""
     judge: Judge = field(default_factory=Exactly)
     credit_bytes: int | None = None
+    start: StartConfig = field(default_factory=StartConfig)
+    """What every start names."""
 
     def listed(self) -> list[Splits]:
         """Return what sources list now."""
@@ -101,7 +103,7 @@ class Settings:
         runtime = found.config.runtime
         if self.credit_bytes is not None:
             runtime = replace(runtime, credit_bytes=self.credit_bytes)
-        return replace(found, config=replace(found.config, checkpoints=checkpoints, runtime=runtime))
+        return replace(found, config=replace(found.config, checkpoints=checkpoints, runtime=runtime, start=self.start))
 
     def _pipeline(
         self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]

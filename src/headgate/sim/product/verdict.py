@@ -137,7 +137,7 @@ class Order:
 def _positions(log: CheckpointLog, manifest: Manifest, source: str) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for entry in manifest.entries:
-        for stored in log.files.sections(entry).get(f"{POSITIONS_PREFIX}{source}", ()):
+        for stored in log.files.sections(entry, manifest.place).get(f"{POSITIONS_PREFIX}{source}", ()):
             found |= msgspec.msgpack.decode(stored, type=dict[str, bytes])
     return found
 

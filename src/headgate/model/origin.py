@@ -1,0 +1,41 @@
+"""Where a pipeline was restored from, if somebody named a savepoint or a checkpoint (docs/spec/savepoints.md)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headgate.model.ids import CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Files below the directory ``prefix`` of the storage at ``url``."""
+
+    url: str
+    prefix: str
+
+    @property
+    def text(self) -> str:
+        """As one word, for messages between processes."""
+        return f"{self.prefix}@{self.url}"
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Return what ``text`` made of it; a prefix has no '@'."""
+        prefix, _, url = text.partition("@")
+        return cls(url, prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What was restored by name. Every later checkpoint of the pipeline says so, too (SV24).
+
+    Attributes:
+        source: the id of the savepoint, or the life of the pipeline whose checkpoint it was.
+        checkpoint: its id there.
+        url: as it was named.
+    """
+
+    source: str
+    checkpoint: CheckpointId
+    url: str

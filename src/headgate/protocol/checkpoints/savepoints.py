@@ -1,0 +1,153 @@
+"""Savepoints of one generation: which checkpoint carries which, and when one counts (docs/spec/savepoints.md).
+
+Part of the ``Coordinator``. A savepoint is what the subtasks wrote of an ordinary checkpoint once more, at a place of
+the user's. It is complete when that checkpoint is, and all output in front of it is visible (SV2). Never begins a
+checkpoint, and never ends one: it only knows what they are for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from headgate.model.ids import CheckpointId, SubtaskId
+from headgate.model.manifest import SubtaskEntry
+from headgate.model.savepoint import Copied
+from headgate.protocol.checkpoints.commit import CommitQueue
+from headgate.protocol.checkpoints.coordinator_events import (
+    DropSavepoint,
+    Effect,
+    RequestAnswered,
+    SavepointOrder,
+    WriteSavepoint,
+)
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.machine import Ignored
+
+ONE_END = "the end of the pipeline has a savepoint already"
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A savepoint that some checkpoint carries."""
+
+    order: SavepointOrder
+    copies: Mapping[SubtaskId, Copied] = field(default_factory=dict)
+    is_completed: bool = False
+    """Whether its checkpoint is."""
+    is_written: bool = False
+    """Whether the file that makes it one is being written."""
+
+
+class Savepoints:
+    """All that were asked for and are not answered yet."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[SavepointOrder] = deque()
+        self._end: SavepointOrder | None = None
+        self._taken: dict[CheckpointId, _Taken] = {}
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a checkpoint is to begin now for the sake of one (SV8)."""
+        return bool(self._waiting) and all(taken.order is self._end for taken in self._taken.values())
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everybody who asked is answered."""
+        return self._end is None and not self._taken and not self._waiting
+
+    def ask(self, order: SavepointOrder) -> None:
+        """Somebody wants one of a checkpoint that begins from now on."""
+        self._waiting.append(order)
+
+    def end_with(self, order: SavepointOrder | None) -> list[Effect]:
+        """The last checkpoint is to carry ``order`` (SV10)."""
+        if order is None:
+            return []
+        if self._end is not None:
+            return [RequestAnswered(order.request, None, ONE_END)]
+        self._end = order
+        return []
+
+    def refuse(self, reason: str) -> list[Effect]:
+        """No checkpoint but the last one begins any more, or none could: that answers everybody who waits."""
+        waiting, self._waiting = self._waiting, deque()
+        return [RequestAnswered(order.request, None, reason) for order in waiting]
+
+    # -- its checkpoint ---------------------------------------------------------------------------------------------
+
+    def begun(self, checkpoint: CheckpointId, *, is_last: bool) -> SavepointOrder | None:
+        """The barriers of ``checkpoint`` start: return what it carries."""
+        order = self._end if is_last else self._waiting.popleft() if self.is_wanted else None
+        if order is not None:
+            self._taken[checkpoint] = _Taken(order)
+        return order
+
+    def failed(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
+        """``checkpoint`` was given up. The savepoint of an end goes with the next last checkpoint (SV10).
+
+        Not one that took too long: nobody knows whether it ever would be quick enough, and the end must come.
+        """
+        taken = self._taken.get(checkpoint)
+        if taken is None:
+            return []
+        if taken.order is self._end and reason is not AbortReason.EXPIRED:
+            del self._taken[checkpoint]
+            return []
+        return self._answer(checkpoint, reason.text)
+
+    def completed(self, checkpoint: CheckpointId, copies: Mapping[SubtaskId, Copied], *, is_end: bool) -> None:
+        """``checkpoint`` is completed. ``is_end``: nothing else is wanted after it."""
+        taken = self._taken.get(checkpoint)
+        if taken is None:
+            return
+        if taken.order is self._end and not is_end:  # the final one will be the end
+            del self._taken[checkpoint]
+            return
+        taken.copies, taken.is_completed = copies, True
+
+    # -- what makes it one ------------------------------------------------------------------------------------------
+
+    def advance(self, commits: CommitQueue) -> list[Effect]:
+        """Write what is complete: its checkpoint is, and all output up to it is committed (SV2)."""
+        effects: list[Effect] = []
+        for checkpoint, taken in list(self._taken.items()):
+            if not taken.is_completed or taken.is_written or not commits.has_confirmed(checkpoint):
+                continue
+            problems = sorted({f"{s}: {c.problem}" for s, c in taken.copies.items() if c.problem})
+            if problems:  # SV7
+                effects += self._answer(checkpoint, problems[0])
+                continue
+            taken.is_written = True
+            entries = tuple(SubtaskEntry(subtask, copied.parts) for subtask, copied in sorted(taken.copies.items()))
+            effects.append(WriteSavepoint(checkpoint, taken.order.target, entries))
+        return effects
+
+    def written(self, checkpoint: CheckpointId) -> list[Effect]:
+        """There is a savepoint."""
+        taken = self._taken.get(checkpoint)
+        if taken is None or not taken.is_written:
+            return [Ignored("nobody waits for this savepoint")]
+        self._forget(checkpoint)
+        return [RequestAnswered(taken.order.request, checkpoint)]
+
+    def not_written(self, checkpoint: CheckpointId, reason: str) -> list[Effect]:
+        """There is none (SV7)."""
+        if checkpoint not in self._taken:
+            return [Ignored("nobody waits for this savepoint")]
+        return self._answer(checkpoint, reason)
+
+    def _answer(self, checkpoint: CheckpointId, reason: str) -> list[Effect]:
+        return _given_up(self._forget(checkpoint), reason)
+
+    def _forget(self, checkpoint: CheckpointId) -> SavepointOrder:
+        order = self._taken.pop(checkpoint).order
+        if order is self._end:
+            self._end = None
+        return order
+
+
+def _given_up(order: SavepointOrder, reason: str) -> list[Effect]:
+    return [RequestAnswered(order.request, None, reason), DropSavepoint(order.target)]

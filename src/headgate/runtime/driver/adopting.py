@@ -1,0 +1,207 @@
+"""Restores what a start names: a savepoint, or a checkpoint, becomes the newest one of the pipeline's own log.
+
+From then on the log alone decides what to restore (SV21 of docs/spec/savepoints.md). The life of a pipeline is never
+restored: its sinks decide about that as at any start (SV28). Decisions are those of
+``protocol.checkpoints.restoring_by_name``. Runs in the driver's storage thread, as a part of ``claims``; changes
+nothing at the named place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Manifest
+from headgate.model.options import Guarantee
+from headgate.model.origin import Origin, Place
+from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse
+from headgate.protocol.checkpoints.restoring_by_name import Adopt, GoOn, Named, decide
+from headgate.runtime.checkpoints.in_flight import misfit
+from headgate.runtime.checkpoints.log import CheckpointLog, Claimed, Outcome
+from headgate.runtime.checkpoints.savepoints import SavepointDirectory
+from headgate.storage.backends import local_directory, open_storage
+from headgate.storage.base import NotFound
+
+_CHECKPOINT = re.compile(r"chk-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is at a named place. ``manifest`` says where its files are; ``pipeline``: whose it was."""
+
+    manifest: Manifest
+    origin: Origin
+    pipeline: str
+    what: str
+    is_newest: bool = False
+
+
+class Adoption:
+    """What one start names, and what is there. Make it with ``look``."""
+
+    def __init__(
+        self,
+        definition: PipelineDefinition,
+        log: CheckpointLog,
+        url: str,
+        found: Found | None,
+        problem: HeadgateError | None = None,
+    ) -> None:
+        """Use ``look``. ``problem``: why nobody can tell what is there."""
+        self._problem = problem
+        self._is_checked = False
+        self._definition = definition
+        self._log = log
+        self._url = url
+        self._found = found
+        start = definition.config.start
+        is_newest = found is not None and found.is_newest
+        may_go_back = definition.config.checkpoints.mode is not Guarantee.AT_MOST_ONCE
+        origin = None if found is None else found.origin
+        self._named = Named(url, origin, is_newest, start.go_back_behind, may_go_back)
+
+    @classmethod
+    def look(cls, definition: PipelineDefinition, log: CheckpointLog) -> Adoption | None:
+        """Return what this start names, None if nothing. Changes nothing.
+
+        What cannot be read does not matter to a pipeline that was restored from there before (SV24).
+        """
+        url = definition.config.start.restore
+        if url is None:
+            return None
+        try:
+            return cls(definition, log, url, _savepoint_at(url) or _checkpoint_at(url, log))
+        except CorruptionError as error:  # SV20
+            return cls(definition, log, url, None, UsageError(f"{url} cannot be restored: {error}"))
+        except StorageError as error:
+            return cls(definition, log, url, None, error)
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether another look may find more."""
+        return isinstance(self._problem, StorageError) and self._problem.is_transient
+
+    @property
+    def floor(self) -> Generation:
+        """The generation that the next one must exceed (SV22)."""
+        return Generation(0) if self._found is None else self._found.manifest.generation
+
+    def decide(self, observed: ObservedLog) -> Adopt | GoOn:
+        """Return what this start does, in front of this log of its own.
+
+        Raises:
+            UsageError: it must not, or cannot.
+            StorageError: nobody can tell now what is named.
+        """
+        known = self._log.known_life()
+        decision = decide(observed, "" if known is None else known.id, self._named)
+        if isinstance(decision, Refuse) and self._problem is not None:
+            raise self._problem
+        if isinstance(decision, Refuse):
+            name = self._definition.config.name
+            raise UsageError(f"pipeline '{name}' is not restored from {self._url}: {decision.reason}")
+        return decision
+
+    def check(self) -> None:
+        """Read everything that is to be restored, and compare it with the pipeline (SV20). Once.
+
+        Raises:
+            UsageError: it is damaged, or does not fit.
+            StorageError
+        """
+        if self._is_checked:
+            return
+        assert self._found is not None
+        damage = self._log.files.verify(self._found.manifest)
+        if damage:
+            named = "; ".join(f"{d.path}: {d.problem}" for d in damage)
+            raise UsageError(f"{self._found.what} is damaged and is not restored: {named}")
+        known = {spec.name for spec in self._definition.hooks} | self._definition.forgotten_hooks
+        problem = misfit(self._found.manifest, self._definition)
+        problem = problem or recovery.incompatibility_with(self._found.manifest, self._definition)
+        problem = problem or recovery.unclaimed_hook(self._found.manifest, known)
+        if problem is not None:
+            raise UsageError(problem)
+        self._is_checked = True
+
+    def adopt(self, claimed: Claimed) -> Claimed:
+        """Write it to the log as the newest checkpoint of the generation just claimed (SV21).
+
+        Raises:
+            FencedError: another generation was claimed.
+            StorageError: nobody knows whether it is there; the next claim sees.
+        """
+        found = self._found
+        assert found is not None
+        checkpoint = CheckpointId(max(claimed.first_checkpoint, found.manifest.checkpoint + 1))  # SV22
+        manifest = replace(found.manifest, checkpoint=checkpoint, generation=claimed.next.generation)
+        manifest = replace(manifest, origin=found.origin)
+        if found.pipeline != self._definition.config.name:  # SV26
+            entries = tuple(replace(entry, committables=()) for entry in manifest.entries)
+            manifest = replace(manifest, entries=entries, carried=())
+        self._log.reserve(checkpoint)
+        if self._log.append(manifest) is not Outcome.WRITTEN:
+            raise StorageError("restore", self._log.url, self._log.problem or "nobody can tell whether it was written")
+        return Claimed(claimed.next, CheckpointId(checkpoint + 1), self._log.observe())
+
+    def story(self, decision: Adopt | GoOn) -> list[str]:
+        """Return what the user should read about it."""
+        if isinstance(decision, GoOn) or self._found is None:
+            return [f"{self._url} was restored before; the pipeline goes on from its own newest checkpoint"]
+        found = self._found
+        said = [f"restored from {found.what}"]
+        if decision.behind is not None:
+            said.append(
+                f"going back behind checkpoint {decision.behind}: output that was committed since will be produced "
+                "again; remove it at the target if it must not be there twice"
+            )
+        if found.manifest.committables and found.pipeline != self._definition.config.name:
+            said.append(
+                f"output that this checkpoint had promised is committed by pipeline '{found.pipeline}', not by this one"
+            )
+        return said
+
+
+def _savepoint_at(url: str) -> Found | None:
+    local = local_directory(url)
+    if local is not None and not local.is_dir():
+        return None
+    try:
+        savepoint = SavepointDirectory(url).read()
+    except NotFound:
+        return None
+    manifest = replace(savepoint.manifest, place=Place(url, savepoint.files))
+    origin = Origin(savepoint.id, manifest.checkpoint, url)
+    what = f"the savepoint {url} (of pipeline '{savepoint.pipeline}', checkpoint {manifest.checkpoint})"
+    return Found(manifest, origin, savepoint.pipeline, what)
+
+
+def _checkpoint_at(url: str, own: CheckpointLog) -> Found | None:
+    """Return the checkpoint at ``<directory>/<pipeline>`` or ``<directory>/<pipeline>/chk-<id>``."""
+    home, _, last = url.rstrip("/").rpartition("/")
+    match = _CHECKPOINT.fullmatch(last)
+    root, _, pipeline = (home if match else url.rstrip("/")).rpartition("/")
+    local = local_directory(root) if root and pipeline else None
+    if not root or not pipeline or root.endswith(":/") or (local is not None and not (local / pipeline).is_dir()):
+        return None
+    log = CheckpointLog(open_storage(root), pipeline)
+    manifests = recovery.candidates(log.observe())
+    found = [m for m in manifests if match is None or m.checkpoint == int(match.group(1))]
+    if not found:
+        return None
+    manifest, life = found[0], log.known_life()
+    if not _is_same(log.url, own.url) and manifest.place is None:
+        manifest = replace(manifest, place=Place(root, pipeline))
+    origin = Origin(log.url if life is None else life.id, found[0].checkpoint, url)
+    what = f"checkpoint {manifest.checkpoint} of pipeline '{pipeline}' at {log.url}"
+    return Found(manifest, origin, pipeline, what, is_newest=match is None)
+
+
+def _is_same(url: str, other: str) -> bool:
+    """Whether two URLs are one directory, whatever links lead there: then its files are the pipeline's own (SF4)."""
+    one, two = local_directory(url), local_directory(other)
+    return url == other or (one is not None and two is not None and one.resolve() == two.resolve())

@@ -1,0 +1,35 @@
+"""Savepoints in the machine room: taken, moved with, begun at; and planted bugs that are found."""
+
+from __future__ import annotations
+
+import pytest
+from tests.mutants.harness import Mutant
+from tests.sim.product.mutants_of_savepoints import ALL
+
+from headgate.sim.product.savepoints import BeginningRun, SavepointRun, run_seed
+
+SMOKE = (3, 5, 6)
+
+
+def test_savepoints_are_taken_and_restored() -> None:  # SM41
+    taken = moved = begun = 0
+    for seed in SMOKE:
+        first = SavepointRun(seed)
+        assert first.run() is None
+        taken, moved = taken + len(first.taken), moved + first.moves_count
+        if first.kept is not None:
+            begun += 1
+            assert BeginningRun(seed, first.kept).run() is None
+    assert taken > 3
+    assert moved > 1
+    assert begun > 1
+
+
+def test_a_seed_is_the_same_twice() -> None:
+    assert run_seed(5).digest == run_seed(5).digest
+
+
+@pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", str(value)))
+def test_a_planted_bug_of_savepoints_is_found(mutant: Mutant, seed: int) -> None:  # SM41
+    with mutant():
+        assert run_seed(seed).violation is not None
