@@ -12,9 +12,7 @@ from tests.mutants.test_overtaking_mutants import (
     a_barrier_that_arrives_late_records_nothing,
     channels_without_their_barrier_are_read_on,
     everybody_gets_all_records_of_a_shuffle,
-    new_input_comes_before_what_was_restored,
     records_stay_with_the_number_of_their_subtask,
-    the_sealed_output_of_a_dropped_recording_is_lost,
     what_is_behind_a_barrier_is_recorded_too,
     what_is_left_of_a_replay_is_in_no_snapshot,
     what_waits_is_not_recorded,
@@ -52,11 +50,9 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
     what_is_behind_a_barrier_is_recorded_too: (37,),
     channels_without_their_barrier_are_read_on: (32,),
     a_barrier_that_arrives_late_records_nothing: (32,),
-    the_sealed_output_of_a_dropped_recording_is_lost: (),
     what_is_left_of_a_replay_is_in_no_snapshot: (42,),
     everybody_gets_all_records_of_a_shuffle: (4,),
     records_stay_with_the_number_of_their_subtask: (37,),
-    new_input_comes_before_what_was_restored: (32,),
 }
 
 
