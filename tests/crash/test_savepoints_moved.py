@@ -54,7 +54,7 @@ class Place:
 def test_a_pipeline_moves_with_a_savepoint_whatever_is_killed(
     spec: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:  # SV2, SV10, SV21, SV24, SV28
-    place = Place(tmp_path, spec("standard", rows=ROWS, rate=2_000, inline_bytes_max=0))
+    place = Place(tmp_path, spec("standard", rows=ROWS, rate=400, inline_bytes_max=0))
     try:
         for point in ("before-savepoint", "after-savepoint"):
             child = place.start(kill_at=point)

@@ -53,6 +53,7 @@ from headgate.protocol.checkpoints.coordinator import (
     WriteSavepoint,
 )
 from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.machine import Ignored
 
 HERE, THERE = "files-1@/here", "files-2@/there"
 ASKED = SavepointRequested(SavepointOrder(1, HERE))
@@ -233,6 +234,18 @@ def test_the_savepoint_of_a_stop_goes_with_the_checkpoint_that_is_the_last() -> 
     after(machine, *both(11))
     assert of_kind(machine.handle(written(11)), WriteSavepoint) == [write(11)]
     assert GenerationDone(cp(11), is_final=True) in machine.handle(SavepointWritten(cp(11)))
+
+
+def test_nothing_follows_the_checkpoint_that_the_savepoint_of_a_stop_is_of() -> None:  # SV10: the input ends behind it
+    out = committable(10)
+    machine = coordinator(STARTED, StopRequested(SavepointOrder(1, HERE)), reserved(10), *both(10, out), written(10))
+    after(machine, finish(A))
+    assert machine.handle(finish(B)) == [Ignored("the run ends with the checkpoint that its savepoint is of")]
+    assert of_kind(machine.handle(CommitSucceeded(cp(10))), WriteSavepoint) == [write(10)]
+    assert answers(machine.handle(SavepointWritten(cp(10)))) == [
+        RequestAnswered(1, cp(10)),
+        GenerationDone(cp(10), is_final=False),
+    ]
 
 
 def test_a_drain_with_a_savepoint_carries_it_with_the_final_checkpoint() -> None:  # SV10

@@ -8,7 +8,7 @@ from tests.sim.product.mutants_of_savepoints import ALL
 
 from headgate.sim.product.savepoints import BeginningRun, SavepointRun, run_seed
 
-SMOKE = (3, 5, 6)
+SMOKE = (3, 5, 6, 30)
 
 
 def test_savepoints_are_taken_and_restored() -> None:  # SM41

@@ -324,6 +324,9 @@ class Coordinator(Machine):
             return [Ignored("other subtasks still process")]
         if self._phase is Phase.CREATED:
             return [Ignored("remembered until every participant runs")]
+        checkpoints = self._checkpoints
+        if self._phase is Phase.STOPPING and checkpoints.triggering.has_last and not checkpoints.savepoints.is_idle:
+            return [Ignored("the run ends with the checkpoint that its savepoint is of")]  # SV10
         return self._on_all_finished()
 
     def _on_all_finished(self) -> list[Effect]:
