@@ -13,6 +13,7 @@ from tests.protocol.making import cp
 from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.coordinator import (
     Acknowledged,
+    AnnounceCheckpoint,
     DrainRequested,
     DropSavepoint,
     Effect,
@@ -57,7 +58,7 @@ class SavepointMachine(CoordinatorMachine):
                 assert (effect.checkpoint is not None) == (target in self.saved)
                 assert effect.checkpoint is None or effect.checkpoint > newest_before, "it began after it was asked for"
                 return
-            case TriggerSources() if effect.options.target is not None:
+            case TriggerSources() | AnnounceCheckpoint() if effect.options.target is not None:
                 self.carried[effect.checkpoint] = effect.options.target
             case WriteSavepoint():
                 assert self.carried[effect.checkpoint] == effect.target
