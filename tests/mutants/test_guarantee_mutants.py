@@ -80,7 +80,7 @@ def every_subtask_aligns() -> AbstractContextManager[None]:  # GM2
 
 
 def barriers_say_nothing_of_the_mode() -> AbstractContextManager[None]:  # GM2, GM3
-    return skipped(Triggering, "options", ORDINARY)
+    return skipped(Triggering, "_options", ORDINARY)
 
 
 def a_source_reads_on_behind_the_last_barrier() -> AbstractContextManager[None]:  # GM3

@@ -56,7 +56,7 @@ def sources_are_triggered_beside_the_hooks() -> Iterator[None]:  # EI1
 def the_options_are_those_of_the_last_answer() -> Iterator[None]:  # EI1
     def answered(call: Any, self: Any, event: Any) -> Any:
         return [
-            replace(e, options=self.triggering.options()) if isinstance(e, completion.TriggerSources) else e
+            replace(e, options=self.triggering._options(None)) if isinstance(e, completion.TriggerSources) else e
             for e in call(self, event)
         ]
 

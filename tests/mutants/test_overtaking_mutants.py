@@ -82,11 +82,11 @@ def a_barrier_that_overtook_is_like_any_other() -> AbstractContextManager[None]:
 
 
 def every_barrier_may_overtake() -> AbstractContextManager[None]:  # UA3
-    def options(call: Any, self: Any) -> CheckpointOptions:
-        found: CheckpointOptions = call(self)
+    def options(call: Any, self: Any, savepoint: Any) -> CheckpointOptions:
+        found: CheckpointOptions = call(self, savepoint)
         return replace(found, alignment=Alignment.TIMED)
 
-    return around(Triggering, "options", options)
+    return around(Triggering, "_options", options)
 
 
 def downstream_gets_a_cancel_marker_behind_its_barrier() -> AbstractContextManager[None]:  # UA10

@@ -27,9 +27,9 @@ from headgate.model import config
 from headgate.model.config import RestartStrategy
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored
+from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.keeper import (
     ArmDelay,
-    Begin,
     ChildClaimed,
     ChildEnded,
     ChildListens,

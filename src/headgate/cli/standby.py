@@ -22,8 +22,8 @@ from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.protocol.machine import Ignored
+from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.standby import (
-    Begin,
     Effect,
     End,
     Event,

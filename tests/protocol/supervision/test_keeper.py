@@ -11,9 +11,9 @@ from headgate.model.config import ExponentialDelay, FixedDelay, NoRestart, Resta
 from headgate.model.exits import Exit
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored
+from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.keeper import (
     ArmDelay,
-    Begin,
     ChildClaimed,
     ChildEnded,
     ChildListens,

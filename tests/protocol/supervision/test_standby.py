@@ -8,9 +8,9 @@ from headgate.errors import ProtocolViolation
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored
+from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.pulse import BEAT_MS, Pulse
 from headgate.protocol.supervision.standby import (
-    Begin,
     Effect,
     End,
     LookAtAll,

@@ -22,9 +22,9 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.model.progress import RunResult
 from headgate.protocol.checkpoints.recovery import candidates
+from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.pulse import Pulse
 from headgate.protocol.supervision.standby import (
-    Begin,
     Effect,
     End,
     LookAtAll,

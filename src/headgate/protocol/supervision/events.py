@@ -45,7 +45,7 @@ Timer: TypeAlias = RegisterTimer | RestartTimer | JobEndTimer
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """EVENT: the driver starts."""
+    """EVENT: the driver starts, or the keeper or standby whose machine this is told to."""
 
 
 @dataclass(frozen=True, slots=True)

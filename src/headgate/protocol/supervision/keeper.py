@@ -15,6 +15,7 @@ from headgate.model.config import RestartStrategy
 from headgate.model.exits import Exit
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.restart import GiveUp, RestartPolicy
 
 
@@ -25,11 +26,6 @@ class Wish(Enum):
     INTERRUPT = "interrupt"
     DRAIN = "drain"
     CHECKPOINT = "checkpoint"
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """EVENT: the keeper was started."""
 
 
 @dataclass(frozen=True, slots=True)

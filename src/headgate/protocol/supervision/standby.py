@@ -14,6 +14,7 @@ from typing import TypeAlias, assert_never
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.pulse import BEAT_MS
 
 
@@ -38,11 +39,6 @@ class Observed:
     is_ours: bool = False
     knows_beats: bool = True
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """EVENT: the standby was started."""
 
 
 @dataclass(frozen=True, slots=True)
