@@ -23,6 +23,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
 MAGIC = b"HGSNAP\r\n"
 VERSION = 1
 
+# Sections of a snapshot are named by node, not by vertex: chaining may differ when the pipeline is edited.
 FINISHED_PREFIX = "finished/"
 POSITIONS_PREFIX = "positions/"
 ROUNDS_PREFIX = "rounds/"

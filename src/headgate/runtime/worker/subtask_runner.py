@@ -49,7 +49,6 @@ from headgate.runtime.worker.outlets import EdgeOutlet
 from headgate.runtime.worker.overtaking import Delays, Overtaking
 from headgate.runtime.worker.sources import Source
 
-"""Sections of a snapshot are named by node, not by vertex: chaining may differ when the pipeline is edited."""
 FIRST_CHECKPOINT = CheckpointId(1)
 """Of a pipeline; a later generation begins with a later one."""
 
