@@ -263,6 +263,11 @@ def _leaks() -> list[str]:
 
 
 def _warm_up() -> None:
+    import pyarrow as pa
+    import pyspark.cloudpickle  # noqa: F401
+    import pytest  # noqa: F401  # functions of tests refer to it
+    import tests.runtime.holding  # noqa: F401
+
     import headgate.connectors.files.sink
     import headgate.connectors.files.source
     import headgate.connectors.generator
@@ -271,6 +276,8 @@ def _warm_up() -> None:
     import headgate.operators.catalog
     import headgate.runtime.worker.worker
     import headgate.testing.script  # noqa: F401
+
+    pa.array([0])  # imports pandas, where it is installed: half a second for each worker otherwise
 
 
 def _read(requests: BinaryIO, size: int) -> bytes:

@@ -89,12 +89,12 @@ def once_more(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
 
 
 def request(run: Run) -> None:
-    """Have a checkpoint begin now; there is no other."""
+    """Have a checkpoint begin now, unless the run has just ended; there is no other."""
 
     def ask() -> None:
         live = run.driver.supervision.live
-        assert live is not None
-        live.coordination.handle(coordinator.CheckpointRequested())
+        if live is not None:
+            live.coordination.handle(coordinator.CheckpointRequested())
 
     run.driver.post(ask)
 

@@ -285,13 +285,15 @@ def test_a_driver_started_again_does_not_claim_behind_another_one(tmp_path: Path
 
 
 def test_of_two_heirs_of_one_generation_one_claims(tmp_path: Path) -> None:  # SB9
-    CheckpointLog(open_storage(str(tmp_path / "checkpoints")), "p").claim("gone", 0)
-    drivers = [driver_at(tmp_path / "", Succession("", FIRST, lock_nonce=None)) for _ in range(1)]
     log = CheckpointLog(open_storage(str(tmp_path / "checkpoints")), "p")
+    log.claim("gone", 0)
+    driver = driver_at(tmp_path, Succession("", FIRST, lock_nonce=None))
     log.claim("the other heir", 0, FIRST)
-    drivers[0].start()
-    drivers[0].join()
-    assert isinstance(drivers[0].result.exception(), FencedError)
+    driver.start()
+    wait_for(lambda: driver.supervision.machine.generation or driver.result.done())
+    driver.cancel()
+    driver.join()
+    assert isinstance(driver.result.exception(), FencedError)
     with pytest.raises(FencedError):
         log.claim("a third heir", 0, FIRST)
     assert log.observe().entries[-1].content.generation == SECOND  # type: ignore[union-attr]
