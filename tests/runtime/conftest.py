@@ -5,12 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.runtime.launching import FINGERPRINT, ProcessLauncher, Zygote
-from tests.runtime.running import Run
+from tests.runtime.running import SILENCE_MS_MAX, Run
 
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import SilentObserver
@@ -47,9 +48,12 @@ def started(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pi
     launchers: list[ProcessLauncher] = []
 
     def start(definition: PipelineDefinition, *, observer: Any = None, **_: Any) -> SparkHandle:
+        runtime = replace(definition.config.runtime, heartbeat_timeout_ms=SILENCE_MS_MAX)
+        definition = replace(definition, config=replace(definition.config, runtime=runtime))
         definitions.append(definition)
         launchers.append(ProcessLauncher(zygote, definition))
         driver = Driver(definition, launchers[-1], observer or SilentObserver(), FINGERPRINT)
+        driver.supervision.machine.JOB_END_TIMEOUT_MS = SILENCE_MS_MAX
         driver.start()
         return SparkHandle(driver, None, False)
 

@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,8 @@ from typing import Any, BinaryIO
 FINGERPRINT = "tests"
 STOPPED, LEAKED, CRASHED = 1, 3, 4
 """Exit codes of a worker that ended otherwise than well: told to stop, left something open, raised."""
+
+LAST_TURN_S = 20.0
 
 _LENGTH = struct.Struct("<I")
 
@@ -92,7 +95,8 @@ class Stage:
     is_cancelled: bool = False
 
 
-def _kill(pid: int) -> None:
+def kill(pid: int) -> None:
+    """Kill a process that may have ended."""
     with contextlib.suppress(ProcessLookupError):  # it has ended already; the zygote's word is on its way
         os.kill(pid, signal.SIGKILL)
 
@@ -151,7 +155,7 @@ class ProcessLauncher:
                 if pid in self.spared:
                     self._gone(submission, pid, -signal.SIGKILL)
                 else:
-                    _kill(pid)
+                    kill(pid)
 
     def alive(self) -> set[int]:
         """Return the processes that run, zombies included."""
@@ -194,7 +198,7 @@ class ProcessLauncher:
                 stage.unborn -= 1
                 stage.alive.add(pid)
                 if stage.is_cancelled:
-                    _kill(pid)
+                    kill(pid)
 
         self._zygote.fork(call, born, lambda code: self._exited(submission, pids[0], code))
 
@@ -244,7 +248,17 @@ class WorkerCall:
 
 
 def _leaks() -> list[str]:
-    """Return what a worker that has returned still holds: threads and sockets of ours."""
+    """Return what a worker that has returned holds for good: a thread that has done everything gets its last turn."""
+    deadline = time.monotonic() + LAST_TURN_S
+    while (found := _held()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if found:
+        print(f"worker {os.getpid()} leaks {found}", file=sys.stderr, flush=True)
+    return found
+
+
+def _held() -> list[str]:
+    """Return what this process still holds: threads and sockets of ours."""
     found = [thread.name for thread in threading.enumerate() if thread.name.startswith("headgate-data")]
     found += [thread.name for thread in threading.enumerate() if thread.name.startswith("headgate-control")]
     for name in os.listdir("/proc/self/fd"):
@@ -254,8 +268,6 @@ def _leaks() -> list[str]:
             continue
         if target.startswith("socket:"):
             found.append(target)
-    if found:
-        print(f"worker {os.getpid()} leaks {found}", file=sys.stderr, flush=True)
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 from tests.runtime.holding import held
-from tests.runtime.launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote
+from tests.runtime.launching import FINGERPRINT, LEAKED, ProcessLauncher, Zygote, kill
 
 import headgate as hg
 from headgate.model.definition import PipelineDefinition
@@ -72,6 +72,8 @@ class Run:
         )
         self._before = _threads(), _sockets()
         self.driver = AskedDriver(definition, self.launcher, self, FINGERPRINT)
+        # Told to leave, a worker of a busy machine takes its time: killed for that, it would not have ended well.
+        self.driver.supervision.machine.JOB_END_TIMEOUT_MS = SILENCE_MS_MAX
         self.driver.result.add_done_callback(lambda _: self._wake())
         self.driver.start()
 
@@ -150,13 +152,26 @@ class Run:
         """
         pid = self.pids()[worker]
         self.launcher.spared.add(pid)
-        os.kill(pid, signal.SIGSTOP)
-        deadline = time.monotonic() + WAIT_S
-        while not _is_stopped(pid):  # until then other threads than the one that got the signal run on
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        _stop_process(pid)
         self._silence(worker)
         return pid
+
+    def suspend(self, worker: int) -> int:
+        """Stop a worker without anybody's noticing; return its process id."""
+        pid = self.pids()[worker]
+        _stop_process(pid)
+        return pid
+
+    def drain_and_kill(self, worker: int) -> None:
+        """Begin to drain and kill a worker in one step of the driver: at any later moment the drain may be over."""
+        pid = self.pids()[worker]
+
+        def begin() -> None:
+            self.driver.supervision.drain()
+            os.kill(pid, signal.SIGKILL)
+
+        self.driver.is_asked_to_end = True
+        self.driver.post(begin)
 
     def _silence(self, worker: int) -> None:
         connections = [r.connection for r in self.driver.workers.records if r.worker == worker]
@@ -182,22 +197,36 @@ class Run:
             self.driver.cancel()
         self.driver.join()
         for pid in self.launcher.alive():
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
         deadline = time.monotonic() + WAIT_S
-        while self.launcher.alive() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        while (self.launcher.alive() or any(self._left())) and time.monotonic() < deadline:
+            time.sleep(0.01)  # a thread that has done everything may not have had its last turn
         self._directory.cleanup()
         print(f"workers ended with {self.launcher.codes}")  # shown when the test failed
         assert not self.launcher.alive(), "a worker outlived its pipeline"
         assert LEAKED not in self.launcher.codes.values(), "a worker returned with threads or sockets open"
-        threads, sockets = _threads(), _sockets()
-        assert threads - self._before[0] == set(), "the driver left threads"
-        assert sockets - self._before[1] == set(), "the driver left ports open"
+        threads, sockets = self._left()
+        assert threads == set(), "the driver left threads"
+        assert sockets == set(), "the driver left ports open"
+
+    def _left(self) -> tuple[set[str], set[Any]]:
+        return _threads() - self._before[0], _sockets() - self._before[1]
+
+
+def _stop_process(pid: int) -> None:
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + WAIT_S
+    while not _is_stopped(pid):  # until then other threads than the one that got the signal run on
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def _is_stopped(pid: int) -> bool:
-    states = [(path / "stat").read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").iterdir()]
-    return set(states) == {"T"}
+    try:
+        stats = [(path / "stat").read_text() for path in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError):  # a thread ended between the two looks
+        return False
+    return {stat.rpartition(")")[2].split()[0] for stat in stats} == {"T"}
 
 
 def _threads() -> set[str]:
