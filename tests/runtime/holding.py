@@ -19,10 +19,13 @@ LOOK_MS = 5
 
 @dataclass(frozen=True)
 class Held:
-    """A source that is ``inner``, but for its end."""
+    """A source that is ``inner``, but for its end.
+
+    Each subtask keeps its last records back, as many as ``gates`` say, until the file beside the number is there.
+    """
 
     inner: Generator
-    gate: Path
+    gates: tuple[tuple[int, Path], ...]
 
     def schema(self) -> Any:
         return self.inner.schema()
@@ -31,15 +34,15 @@ class Held:
         return self.inner.identity()
 
     def open(self, context: SourceContext) -> HeldReader:
-        return HeldReader(self.inner, context, self.gate)
+        return HeldReader(self.inner, context, self.gates)
 
 
 class HeldReader(GeneratorReader):
     """Delivers what leaves at least one record of each subtask."""
 
-    def __init__(self, config: Generator, context: SourceContext, gate: Path) -> None:
+    def __init__(self, config: Generator, context: SourceContext, gates: tuple[tuple[int, Path], ...]) -> None:
         super().__init__(config, context)
-        self._gate, self._batch_rows = gate, config.batch_rows
+        self._gates = gates
 
     def poll(self) -> Any:
         return None if self._is_held() else super().poll()
@@ -49,16 +52,19 @@ class HeldReader(GeneratorReader):
 
     def _is_held(self) -> bool:
         left = sum(split.remaining() for split in self._splits)
-        return 0 < left <= self._batch_rows and not self._gate.exists()
+        return any(0 < left <= kept and not gate.exists() for kept, gate in self._gates)
 
 
-def held(definition: PipelineDefinition, gate: Path) -> PipelineDefinition:
-    """Return ``definition`` with every generator that has a rate and an end held by ``gate``."""
+def held(definition: PipelineDefinition, gate: Path, keeps: int | None = None) -> PipelineDefinition:
+    """Return ``definition`` with every generator that has a rate and an end held by ``gate``.
+
+    ``keeps`` (None: a batch, the least): so many records each subtask keeps back. May be repeated with another gate.
+    """
 
     def wrapped(node: Any) -> Any:
-        spec = node.spec
+        spec, gates = (node.spec.inner, node.spec.gates) if isinstance(node.spec, Held) else (node.spec, ())
         is_paced = isinstance(spec, Generator) and spec.rows_per_second is not None and spec.rows is not None
-        return replace(node, spec=Held(spec, gate)) if is_paced else node
+        return replace(node, spec=Held(spec, (*gates, (keeps or spec.batch_rows, gate)))) if is_paced else node
 
     vertices = tuple(
         replace(vertex, nodes=tuple(wrapped(node) for node in vertex.nodes)) for vertex in definition.plan.vertices
