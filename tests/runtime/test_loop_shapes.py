@@ -130,8 +130,7 @@ def test_checkpoints_that_overlap_each_keep_what_circulates(start: Start, tmp_pa
 def test_a_drained_loop_ends_empty(start: Start, tmp_path: Path) -> None:
     run = start(circling(tmp_path, 2, 4_000_000, 2_000))
     run.wait_checkpoints(3)
-    run.driver.drain()
-    run.kill(1)
+    run.drain_and_kill(1)
     result = run.result()
     assert (result.is_finished, result.is_drained) == (True, True)
     found = read_committed(str(tmp_path / "out"))
