@@ -39,8 +39,7 @@ def test_a_checkpoint_is_taken_on_request(start: Start, tmp_path: Path) -> None:
 
 def test_a_request_that_a_failure_meets_is_answered(start: Start, tmp_path: Path) -> None:  # C62
     run = begun(start, tmp_path)
-    frozen = run.pids()[0]
-    os.kill(frozen, 19)  # it acknowledges nothing
+    frozen = run.suspend(0)  # it acknowledges nothing
     asked = run.driver.take_checkpoint()
     run.wait(lambda: run.driver.supervision.live is not None and bool(run.driver.supervision._asked), "it was asked")
     os.kill(frozen, 9)
