@@ -56,9 +56,10 @@ def test_checkpoints_are_retained_when_a_pipeline_is_cancelled_or_fails(
         with pytest.raises(PipelineFailed, match="asked to fail"):
             run.result()
     assert len(kept(tmp_path)) == 2
-    assert kept(tmp_path)[0] >= max(run.checkpoints)
+    newest = kept(tmp_path)[0]  # it may have been written when nobody listened any more
+    assert newest >= max(run.checkpoints)
     again = start(definition_of(pipeline(tmp_path)))
     assert again.result().is_finished
-    assert any(f"continues from checkpoint {max(run.checkpoints)}" in note for note in again.notes)
+    assert any(f"continues from checkpoint {newest}" in note for note in again.notes)
     found = read_committed(str(tmp_path / "out"))["id"].sort().to_list()
     assert found == events(generator(3_000))["id"].to_list()
