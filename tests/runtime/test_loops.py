@@ -235,12 +235,13 @@ def forever(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
 def test_checkpoints_complete_in_a_loop_that_never_ends(start: Start, tmp_path: Path) -> None:
     pipeline = pipeline_at(tmp_path)
     out = entering(pipeline, numbers(500)).iterate(forever)
-    out.sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
+    out.sink(hg.FileSink(tmp_path / "out", "parquet", roll_interval=0), name="out")
     run = start(definition_of(pipeline))
     run.wait_checkpoints(5)
     run.kill(0)
     run.wait_restarts(1)
     run.wait_checkpoints(5)
+    run.wait(lambda: read_committed(str(tmp_path / "out")).height >= 500, "everybody has been round three times")
     run.driver.stop()
     assert not run.result().is_finished
     found = read_committed(str(tmp_path / "out"))

@@ -219,7 +219,7 @@ def test_savepoints_by_the_public_api(started: list[PipelineDefinition], tmp_pat
             is_running.set()
 
     is_running = threading.Event()
-    handle = pipeline("a", 10).start(observer=Watching())
+    handle = pipeline("a", 1).start(observer=Watching())
     assert is_running.wait(WAIT_S)
     outcome = handle.take_savepoint(tmp_path / "one")
     assert outcome is not None
