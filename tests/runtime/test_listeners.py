@@ -107,10 +107,11 @@ def test_a_requested_stop_publishes_what_its_last_checkpoint_covers(start: Start
     run.driver.stop()
     assert not run.result().is_finished
     assert len(run.checkpoints) == 1
+    before = len(lines(tmp_path / "log"))
     run = start(definition_of(publishing(tmp_path, source, interval=None)))
     assert run.result().is_finished
     assert public(tmp_path) == ids(source)
-    assert len(lines(tmp_path / "log")) - 3_000 in range(1_000), "what the stop had published comes once more"
+    assert 0 <= len(lines(tmp_path / "log")) - 3_000 <= before, "what the stop had published comes once more"
 
 
 def test_a_listener_that_fails_at_the_end_is_told_once_more_by_a_restart(start: Start, tmp_path: Path) -> None:  # HL8
