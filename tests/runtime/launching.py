@@ -28,6 +28,8 @@ STOPPED, LEAKED, CRASHED = 1, 3, 4
 """Exit codes of a worker that ended otherwise than well: told to stop, left something open, raised."""
 
 LAST_TURN_S = 20.0
+PEER_GRACE_MS = 20_000
+"""A busy machine may let the driver hear that a peer was missed before it hears why that one has left."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -233,6 +235,7 @@ class WorkerCall:
     def __call__(self) -> int:
         from headgate.runtime.worker import worker
 
+        worker.PEER_GRACE_MS = PEER_GRACE_MS
         if self.prepare is not None:
             self.prepare()
         if self.faults:
