@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from pyspark import cloudpickle
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
+from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
 from headgate.connectors.files.commit import read_committed
 from headgate.model.definition import PipelineDefinition
 
@@ -28,6 +29,8 @@ SCHEMA = pa.schema([("file", pa.string()), ("number", pa.int64())])
 PADDING = "x" * 10_000
 LONG = 2_500
 """Rows of a file that is long enough to be stopped in its middle: a block has about a hundred of them."""
+HALF = LONG // 2
+LOOK_MS = 5
 
 
 def write(root: Path, name: str, numbers: Iterable[int], kind: str = "json") -> None:
@@ -41,13 +44,36 @@ def write(root: Path, name: str, numbers: Iterable[int], kind: str = "json") -> 
     path.write_text("".join(json.dumps({**row, "padding": padding}) + "\n" for row in rows))
 
 
-def slowly(frame: pl.DataFrame) -> pl.DataFrame:
-    time.sleep(0.1)  # a paced source, stopped before it ends: not a wait for anything
-    return frame
+@dataclass(frozen=True)
+class HalfOfB:
+    """A source that is ``inner``, but never comes to the end of ``b``, however late it is stopped."""
+
+    inner: Any
+
+    def schema(self) -> Any:
+        return self.inner.schema()
+
+    def identity(self) -> str:
+        return str(self.inner.identity())
+
+    def open(self, context: SourceContext) -> HalfOfBReader:
+        return HalfOfBReader(self.inner.open(context))
 
 
-def quickly(frame: pl.DataFrame) -> pl.DataFrame:
-    return frame
+class HalfOfBReader:
+    def __init__(self, inner: SourceReader) -> None:
+        self._inner, self._rows_count = inner, 0
+        self.splits, self.is_finished = inner.splits, inner.is_finished
+        self.positions, self.close = inner.positions, inner.close
+
+    def poll(self) -> SourceBatch | None:
+        polled = None if self._rows_count >= HALF else self._inner.poll()
+        if polled is not None:
+            self._rows_count += polled.batch.column("file").to_pylist().count("b")
+        return polled
+
+    def wakeup_ms(self) -> int:
+        return LOOK_MS if self._rows_count >= HALF else self._inner.wakeup_ms()
 
 
 def source_of(root: Path, kind: str) -> Any:
@@ -56,9 +82,10 @@ def source_of(root: Path, kind: str) -> Any:
     return hg.JsonLines(root / "in", SCHEMA)
 
 
-def listed(root: Path, parallelism: int, kind: str, *, is_slow: bool) -> PipelineDefinition:
+def listed(root: Path, parallelism: int, kind: str, *, is_held: bool) -> PipelineDefinition:
     pipeline = pipeline_at(root, parallelism=parallelism)
-    rows = pipeline.source(source_of(root, kind)).map_batches(slowly if is_slow else quickly)
+    source = source_of(root, kind)
+    rows = pipeline.source(HalfOfB(source) if is_held else source, name="source")
     rows.sink(hg.FileSink(root / "rows", "parquet", roll_interval=0), name="rows")
     return definition_of(pipeline)
 
@@ -91,9 +118,9 @@ def test_a_file_that_was_added_between_two_starts_is_read_and_no_other_is_lost(
 ) -> None:  # N1, R16, T10
     write(tmp_path, "a", range(10), kind)
     write(tmp_path, "b", range(LONG), kind)
-    stopped_in_the_middle(start, tmp_path, listed(tmp_path, 2, kind, is_slow=True))
+    stopped_in_the_middle(start, tmp_path, listed(tmp_path, 2, kind, is_held=True))
     write(tmp_path, added, range(20), kind)
-    assert start(listed(tmp_path, after, kind, is_slow=False)).result().is_finished
+    assert start(listed(tmp_path, after, kind, is_held=False)).result().is_finished
     assert committed(tmp_path) == sorted(of("a", 10) + of("b", LONG) + of(added, 20))
 
 
@@ -168,14 +195,14 @@ def test_a_drained_pipeline_stays_drained_whatever_is_added(start: Start, tmp_pa
     # E9, R13
     write(tmp_path, "a", range(10))
     write(tmp_path, "b", range(LONG))
-    run: Run = start(listed(tmp_path, 2, "json", is_slow=True))
+    run: Run = start(listed(tmp_path, 2, "json", is_held=True))
     run.wait(lambda: len([name for name, _ in committed(tmp_path) if name == "b"]) > 0, "some of b")
     run.driver.drain()
     assert run.result().is_finished
     found = committed(tmp_path)
     assert len(found) < 10 + LONG
     write(tmp_path, "c", range(20))
-    again = start(listed(tmp_path, after, "json", is_slow=False))
+    again = start(listed(tmp_path, after, "json", is_held=False))
     assert again.result().is_finished
     assert committed(tmp_path) == found
     assert any("was drained and does not continue" in note for note in again.notes)
@@ -183,9 +210,9 @@ def test_a_drained_pipeline_stays_drained_whatever_is_added(start: Start, tmp_pa
 
 def test_a_pipeline_that_has_finished_says_that_it_reads_nothing_more(start: Start, tmp_path: Path) -> None:  # R13
     write(tmp_path, "a", range(10))
-    assert start(listed(tmp_path, 2, "json", is_slow=False)).result().is_finished
+    assert start(listed(tmp_path, 2, "json", is_held=False)).result().is_finished
     write(tmp_path, "b", range(20))
-    again = start(listed(tmp_path, 2, "json", is_slow=False))
+    again = start(listed(tmp_path, 2, "json", is_held=False))
     assert again.result().is_finished
     assert committed(tmp_path) == of("a", 10)
     assert any("what was added since is not read" in note for note in again.notes)
