@@ -11,7 +11,7 @@ import pytest
 
 from headgate.codec.handshake import Purpose
 from headgate.codec.messages import Abort, Complete, FromWorker, Ready, Stop, ToWorker, encode_message
-from headgate.runtime.wire import outbox
+from headgate.runtime.wire import control, outbox
 from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
 from headgate.runtime.wire.control import ControlClient, ControlServer, Loss, WorkerConnection
 from headgate.runtime.wire.listener import Listener
@@ -85,6 +85,37 @@ def test_last_words_are_waited_for(driver: Driver, monkeypatch: pytest.MonkeyPat
     threading.Timer(1.5, turn.set).start()
     worker.client.close()
     assert driver.messages.get(timeout=WAIT)[1] == Ready(7)
+
+
+def test_last_words_are_heard_though_nothing_can_be_sent_any_more(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CN11: the thread that sends finds out first that the worker is gone, and the one that receives has its turn."""
+    worker, turn = driver.worker(heartbeat_ms=60_000), threading.Event()
+    decode = control.decode_from_worker
+
+    def late(payload: bytes) -> FromWorker:
+        assert turn.wait(WAIT)
+        return decode(payload)
+
+    monkeypatch.setattr(control, "decode_from_worker", late)
+    worker.client.send(Ready(7))
+    worker.client.send(Ready(8))
+    worker.client.close()
+    deadline = time.monotonic() + WAIT
+    while not driver.server._workers:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    (connection,) = driver.server._workers
+    while not connection._outbox._is_closed:
+        assert time.monotonic() < deadline, "something can still be sent"
+        connection.send(Complete(1, 2))
+        time.sleep(0.005)
+    connection._outbox._thread.join(WAIT)
+    assert driver.lost.empty()
+    turn.set()
+    assert [driver.messages.get(timeout=WAIT)[1] for _ in range(2)] == [Ready(7), Ready(8)]
+    assert driver.lost.get(timeout=WAIT)[0] is connection
 
 
 def heard_again(side: object, name: str, times: int) -> None:

@@ -160,8 +160,8 @@ class WorkerConnection:
         self._on_lost = on_lost
         self._lock = around.lock()
         self._is_over = False
-        send_failed = lambda reason: self.lose(Loss(reason))  # noqa: E731
-        self._outbox = Outbox(connection, send_failed, name=f"headgate-control-send-{self.peer}", around=around)
+        self._unsent_reason = ""
+        self._outbox = Outbox(connection, self._send_failed, name=f"headgate-control-send-{self.peer}", around=around)
 
     def send(self, message: ToWorker) -> None:
         """Send ``message`` behind the earlier ones; never blocks, drops it when the worker is gone (CN11).
@@ -187,6 +187,12 @@ class WorkerConnection:
         self._connection.interrupt()
         self._on_lost(self, loss)
 
+    def _send_failed(self, reason: str) -> None:
+        """Take what has come until now, then lose the worker: it may have said why it left (CN11)."""
+        with self._lock:
+            self._unsent_reason = self._unsent_reason or reason
+        self._connection.interrupt()  # ends the receive thread behind what is queued
+
     def receive_loop(self, on_message: Callable[[WorkerConnection, FromWorker], None]) -> None:
         """Deliver messages until the connection is gone; then free it. Runs in the listener's thread."""
         try:
@@ -198,7 +204,7 @@ class WorkerConnection:
                 else:
                     on_message(self, message)
         except ConnectionLost as lost:
-            self.lose(Loss(lost.reason))
+            self.lose(Loss(self._unsent_reason or lost.reason))
         except HeadgateError as error:
             self.lose(Loss(str(error)))
         except Exception as error:  # CN9: one worker's message must not end the coordinator silently
