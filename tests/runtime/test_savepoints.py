@@ -34,6 +34,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not im
 
 Start = Any
 SOURCE = generator(2_000, 1_000, batch=20)
+SLOW = 50
+"""Records each second of a run whose successor is to see every key again, however late the savepoint is taken."""
 
 
 def windowed(root: Path, *, interval: str | None = "40ms", name: str = "p", parallelism: int = 2) -> PipelineDefinition:
@@ -159,15 +161,15 @@ class Counting(hg.ProcessFunction):
 
 @pytest.mark.parametrize("mode", ["exactly_once", "at_least_once", "at_most_once"])
 def test_a_savepoint_in_each_mode_is_a_cut(start: Start, tmp_path: Path, mode: str) -> None:  # SV9
-    def counting(root: Path, mode: str) -> PipelineDefinition:
+    def counting(root: Path, mode: str, rate: float | None = None) -> PipelineDefinition:
         pipeline = hg.Pipeline(
             "p", parallelism=2, checkpointing=hg.Checkpointing(interval="40ms", dir=root / "checkpoints", mode=mode)
         )
-        counts = pipeline.source(SOURCE).key_by("key").process(Counting(), name="counting")
-        counts.sink(hg.FileSink(root / "out", "parquet"), name="out")
+        counts = pipeline.source(replace(SOURCE, rows_per_second=rate)).key_by("key")
+        counts.process(Counting(), name="counting").sink(hg.FileSink(root / "out", "parquet"), name="out")
         return definition_of(pipeline)
 
-    first = start(counting(tmp_path / "a", mode))
+    first = start(counting(tmp_path / "a", mode, SLOW))
     first.wait_checkpoints(2)
     outcome = first.driver.take_savepoint(str(tmp_path / "taken")).result(WAIT_S)
     assert outcome.savepoint is not None, outcome
@@ -237,15 +239,17 @@ def test_savepoints_by_the_public_api(started: list[PipelineDefinition], tmp_pat
 
 
 def test_a_changed_program_goes_on_from_a_savepoint(start: Start, tmp_path: Path) -> None:  # SV30, SV31, R15
-    def edited(root: Path, *branches: str, step: str, parallelism: int) -> PipelineDefinition:
+    def edited(
+        root: Path, *branches: str, step: str, parallelism: int, rate: float | None = None
+    ) -> PipelineDefinition:
         pipeline = pipeline_at(root, parallelism=parallelism, name=root.name)
-        rows = pipeline.source(SOURCE, name="in").filter(pl.col("value") >= 0, name=step)
+        rows = pipeline.source(replace(SOURCE, rows_per_second=rate), name="in").filter(pl.col("value") >= 0, name=step)
         for branch in branches:
             counts = rows.key_by("key").process(Counting(), name=branch)
             counts.sink(hg.FileSink(root / branch, "parquet"), name=f"{branch}-out")
         return definition_of(pipeline)
 
-    first = start(edited(tmp_path / "a", "kept", "gone", step="all", parallelism=2))
+    first = start(edited(tmp_path / "a", "kept", "gone", step="all", parallelism=2, rate=SLOW))
     first.wait_checkpoints(2)
     outcome = ended_with(first, tmp_path / "taken")
     assert outcome.savepoint is not None
