@@ -87,7 +87,7 @@ def test_a_restart_from_a_checkpoint_taken_while_draining_drains_on(start: Start
     pipeline = pipeline_at(tmp_path, interval="20ms")
     stream = pipeline.source(generator(ROWS, RATE, splits=2)).rebalance().map(slowly)
     stream.sink(hg.FileSink(tmp_path / "out", "parquet"), name="out")
-    run = start(definition_of(pipeline))
+    run = start(definition_of(pipeline, credit_bytes=64 << 10))  # a backlog of seconds, however long it grows
     run.wait_checkpoints(2)
     killed: list[int] = []
 
