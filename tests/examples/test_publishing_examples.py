@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import polars as pl
+from pyspark import cloudpickle
 
 import headgate as hg
 from headgate.connectors.files.commit import read_committed
@@ -16,6 +21,8 @@ from headgate.connectors.files.commit import read_committed
 sys.path.append(str(Path(__file__).resolve().parents[1] / "runtime"))  # the launcher of the runtime's tests
 
 from running import pipeline_at
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
 Example = Callable[[str], ModuleType]
 Start = Callable[[hg.Pipeline], Any]
@@ -40,21 +47,25 @@ def test_every_record_is_in_one_published_file(example: Example, start: Start, t
     assert len(list(directory.glob("*.jsonl"))) > 2, "the final checkpoint is not the only one that published"
 
 
+def late(pause_s: float, frame: pl.DataFrame) -> pl.DataFrame:
+    time.sleep(pause_s)  # slow work: not a wait for anything
+    return frame
+
+
 def test_every_message_is_received_once_and_acknowledged(example: Example, start: Start, tmp_path: Path) -> None:
     module = example("acknowledge_messages")
     inbox, received = tmp_path / "inbox", tmp_path / "received"
     inbox.mkdir()
-    for number in range(1, 1_501):
+    for number in range(1, 601):
         (inbox / f"{number}.json").write_text(json.dumps({"id": number}))
 
-    def pipeline(parallelism: int) -> hg.Pipeline:
+    def pipeline(parallelism: int, pause_s: float = 0.0) -> hg.Pipeline:
         made = pipeline_at(tmp_path, parallelism=parallelism, interval="20ms")
-        made.source(module.Inbox(str(inbox)), name="inbox").sink(
-            hg.FileSink(received, roll_interval="20ms"), name="out"
-        )
+        messages = made.source(module.Inbox(str(inbox)), name="inbox").map_batches(partial(late, pause_s), name="late")
+        messages.sink(hg.FileSink(received, roll_interval="20ms"), name="out")
         return made
 
-    run = start(pipeline(2))
+    run = start(pipeline(2, 0.05))  # half a minute for all of them
     run.wait_checkpoints(1)
     run.driver.stop()
     run.result()
@@ -63,4 +74,4 @@ def test_every_message_is_received_once_and_acknowledged(example: Example, start
     assert run.result().is_finished
     assert left, "the stop came before the end, and left messages"
     assert list(inbox.iterdir()) == []
-    assert sorted(read_committed(str(received))["number"].to_list()) == list(range(1, 1_501))
+    assert sorted(read_committed(str(received))["number"].to_list()) == list(range(1, 601))
