@@ -350,8 +350,10 @@ def test_a_catalogue_that_may_not_be_read_is_refused_with_one_sentence(public: P
 
 
 def locks_on(path: Path) -> list[str]:
-    inode = f":{path.stat().st_ino} "
-    return [line.split(":", 1)[1] for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+    """Return what this process holds; a file elsewhere, that others lock, may have the same inode number."""
+    inode, process = f":{path.stat().st_ino} ", f" {os.getpid()} "
+    lines = Path("/proc/locks").read_text().splitlines()
+    return [line.split(":", 1)[1] for line in lines if inode in line and process in line]
 
 
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs to see the locks of files")
