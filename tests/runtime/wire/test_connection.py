@@ -6,6 +6,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -23,10 +24,12 @@ WAIT = 120
 class Server:
     """A listener that keeps what it accepts."""
 
-    def __init__(self) -> None:
+    def __init__(self, handshake_seconds: float = WAIT) -> None:
         self.accepted: queue.Queue[Connection] = queue.Queue()
         self.opened: list[Connection] = []
-        self.listener = Listener(SECRET, Purpose.CONTROL, self.accepted.put, name="test", handshake_seconds=1.0)
+        self.listener = Listener(
+            SECRET, Purpose.CONTROL, self.accepted.put, name="test", handshake_seconds=handshake_seconds
+        )
 
     def connect(self, secret: bytes = SECRET, purpose: Purpose = Purpose.CONTROL) -> Connection:
         opened = connect("127.0.0.1", self.listener.port, secret, purpose, timeout_seconds=WAIT)
@@ -48,6 +51,14 @@ class Server:
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def impatient() -> Iterator[Server]:
+    """One that closes a handshake after a second; on a busy machine that may be one of this job's, too."""
+    server = Server(handshake_seconds=1.0)
     yield server
     server.close()
 
@@ -116,17 +127,23 @@ def test_garbage_is_closed_without_an_answer(server: Server) -> None:
 
 
 # CN3
-def test_a_peer_that_drips_its_handshake_is_closed_at_the_deadline(server: Server) -> None:
-    with raw_socket(server) as stream:
+def test_a_peer_that_drips_its_handshake_is_closed_at_the_deadline(impatient: Server) -> None:
+    with raw_socket(impatient) as stream:
         stream.sendall(b"HGHS")
         assert is_closed_by_peer(stream)
 
 
 # CN5
-def test_a_flood_of_silent_connections_keeps_nobody_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flood_of_silent_connections_keeps_nobody_out(impatient: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "STRANGERS_MAX", 4)
-    flood = [raw_socket(server) for _ in range(20)]
-    one, other = server.pair()
+    flood = [raw_socket(impatient) for _ in range(20)]
+    deadline = time.monotonic() + WAIT
+    while True:
+        try:
+            one, other = impatient.pair()
+            break
+        except ConnectionLost:  # a second passed in which this process got no turn
+            assert time.monotonic() < deadline
     one.send_message(b"in")
     assert other.receive_message() == b"in"
     assert is_closed_by_peer(flood[0])

@@ -21,7 +21,7 @@ from headgate.runtime.wire.listener import Listener
 from headgate.runtime.wire.tls import Tls
 
 SECRET = b"s" * 32
-WAIT = 20
+WAIT = 60
 BLOCK = 8
 """Bytes of each block that the tests send."""
 HANDSHAKE_BYTES = (PREAUTH_BYTES_MAX, 32)
@@ -38,8 +38,9 @@ class Server:
             SECRET, Purpose.DATA, self.accepted.put, name="attacked", handshake_seconds=handshake_seconds, tls=tls
         )
 
-    def connect(self, port: int | None = None, tls: Tls | None = None) -> Connection:
-        self.opened.append(connect("127.0.0.1", port or self.listener.port, SECRET, Purpose.DATA, tls=tls))
+    def connect(self, port: int | None = None, timeout_seconds: float = WAIT) -> Connection:
+        there = port or self.listener.port
+        self.opened.append(connect("127.0.0.1", there, SECRET, Purpose.DATA, timeout_seconds=timeout_seconds))
         return self.opened[-1]
 
     def accept(self) -> Connection:
@@ -204,7 +205,7 @@ def test_somebody_in_between_with_a_certificate_of_its_own_is_refused() -> None:
 
         def connected() -> None:
             try:
-                connect("127.0.0.1", port, SECRET, Purpose.DATA, tls=Tls(on)).close()
+                connect("127.0.0.1", port, SECRET, Purpose.DATA, timeout_seconds=WAIT, tls=Tls(on)).close()
                 problem.put("let in")
             except ConnectionLost as lost:
                 problem.put(lost.reason)
@@ -289,7 +290,7 @@ def patiently(server: Server) -> Connection:
     deadline = time.monotonic() + WAIT
     while True:
         try:
-            return server.connect()
+            return server.connect(timeout_seconds=5.0)
         except ConnectionLost:
             if time.monotonic() > deadline:
                 raise

@@ -27,10 +27,12 @@ ON, OFF = Tls(SecurityConfig(tls=True)), Tls(SecurityConfig(tls=False))
 
 
 class Server:
-    def __init__(self, tls: Tls = ON) -> None:
+    def __init__(self, tls: Tls = ON, handshake_seconds: float = WAIT) -> None:
         self.tls = tls
         self.accepted: queue.Queue[Connection] = queue.Queue()
-        self.listener = Listener(SECRET, Purpose.DATA, self.accepted.put, name="tls", handshake_seconds=1.0, tls=tls)
+        self.listener = Listener(
+            SECRET, Purpose.DATA, self.accepted.put, name="tls", handshake_seconds=handshake_seconds, tls=tls
+        )
 
     def connect(self, secret: bytes = SECRET, tls: Tls | None = None) -> Connection:
         return connect("127.0.0.1", self.listener.port, secret, Purpose.DATA, timeout_seconds=WAIT, tls=tls or self.tls)
@@ -71,9 +73,9 @@ def test_a_listener_for_other_machines_speaks_tls_without_being_told(monkeypatch
     """The address is loopback, but counts as one that is not: nothing of the tests leaves this machine."""
     monkeypatch.setattr("headgate.runtime.wire.tls.is_loopback", lambda host: False)
     accepted: queue.Queue[Connection] = queue.Queue()
-    listener = Listener(SECRET, Purpose.DATA, accepted.put, name="tls")
+    listener = Listener(SECRET, Purpose.DATA, accepted.put, name="tls", handshake_seconds=WAIT)
     try:
-        one = connect("127.0.0.1", listener.port, SECRET, Purpose.DATA)
+        one = connect("127.0.0.1", listener.port, SECRET, Purpose.DATA, timeout_seconds=WAIT)
         other = accepted.get(timeout=WAIT)
         assert type(one._stream).__name__ == type(other._stream).__name__ == "TlsStream"
         one.send_message(b"hidden")
@@ -107,7 +109,7 @@ def test_records_cannot_be_read_on_the_way(server: Server) -> None:
 
         thread = threading.Thread(target=relay)
         thread.start()
-        one = connect("127.0.0.1", int(between.getsockname()[1]), SECRET, Purpose.DATA, tls=ON)
+        one = connect("127.0.0.1", int(between.getsockname()[1]), SECRET, Purpose.DATA, timeout_seconds=WAIT, tls=ON)
         other = server.accepted.get(timeout=WAIT)
         one.send_message(b"the salary of everybody" * 10)
         assert other.receive_message() == b"the salary of everybody" * 10
@@ -196,11 +198,13 @@ def test_a_file_that_is_no_certificate_is_named(tmp_path: Path, what: str) -> No
 
 
 # CN3
-def test_a_peer_that_drips_its_tls_handshake_is_closed_at_the_deadline(server: Server) -> None:
+def test_a_peer_that_drips_its_tls_handshake_is_closed_at_the_deadline() -> None:
+    server = Server(handshake_seconds=1.0)
     first = ClientHandshake(SECRET, Purpose.DATA, b"c" * NONCE_BYTES, is_tls=True).start()
     with socket.create_connection(("127.0.0.1", server.listener.port), timeout=WAIT) as stream:
         stream.sendall(first + b"\x16\x03\x01")
         assert stream.recv(100) == b""
+    server.listener.close()
 
 
 # SE10
