@@ -56,23 +56,34 @@ except OSError as error:
 """
 
 SLOW = """
-near, far, raw = connected()
-raw.setblocking(False)
-sent = received = 0
-buffer = bytearray(1 << 18)
-until = time.monotonic() + 3 * byte_streams.SILENCE_S_MAX
-while time.monotonic() < until:  # the window is closed nearly all the time
+def lasts():
+    near, far, raw = connected()
+    raw.setblocking(False)
+    sent = received = 0
+    buffer = bytearray(1 << 18)
+    until = time.monotonic() + 3 * byte_streams.SILENCE_S_MAX
+    longest, looked = 0.0, time.monotonic()
     try:
-        while True:
-            sent += raw.send(bytes(1 << 16))
-    except BlockingIOError:
-        received += far.readinto(buffer)
-        time.sleep(0.25)
-raw.setblocking(True)
-raw.shutdown(socket.SHUT_WR)
-while count := far.readinto(buffer):
-    received += count
-print(sent == received > 0)
+        while time.monotonic() < until:  # the window is closed nearly all the time
+            longest, looked = max(longest, time.monotonic() - looked), time.monotonic()
+            try:
+                while True:
+                    sent += raw.send(bytes(1 << 16))
+            except BlockingIOError:
+                received += far.readinto(buffer)
+                time.sleep(0.25)
+        raw.setblocking(True)
+        raw.shutdown(socket.SHUT_WR)
+        while count := far.readinto(buffer):
+            received += count
+    except OSError:
+        if max(longest, time.monotonic() - looked) < byte_streams.SILENCE_S_MAX / 2:
+            raise
+        return None  # this process got no turn for so long that its reader was silent, not slow
+    return sent == received > 0
+
+verdicts = (lasts() for _ in range(10))
+print(next((verdict for verdict in verdicts if verdict is not None), "never had its turn"))
 """
 
 
