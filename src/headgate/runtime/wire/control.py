@@ -33,6 +33,8 @@ CONNECT_SECONDS = 20.0
 LAST_WORDS_SECONDS = 10.0
 """How long a worker that ends waits until the coordinator's system has taken why: on a busy machine its threads may get
 no turn for a second, and "it was closed by the other side" helps nobody."""
+LAST_ORDER_SECONDS = 0.2
+"""How long a coordinator that ends waits, for each worker, until the system has taken the last order to it."""
 _RETRY_SECONDS = 0.1
 
 
@@ -271,7 +273,7 @@ class ControlServer:
         with self._lock:
             workers = dict(self._workers)
         for worker in workers:
-            worker.close(flush_seconds=0.2)
+            worker.close(flush_seconds=LAST_ORDER_SECONDS)
         for thread in (*workers.values(), self._watch):
             if not thread.is_current:
                 thread.join()
