@@ -5,12 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 from tests.clocks import HandClock, HandTimed
 
 import headgate as hg
 from headgate.codec.messages import HeartbeatReply, Stop
 from headgate.model.ids import WorkerIndex
-from headgate.runtime.worker.worker import Worker, WorkerTask
+from headgate.runtime.worker.worker import PEER_GRACE_MS, PeerLost, Worker, WorkerTask
 
 
 def worker_of(clock: HandClock) -> Worker:
@@ -36,6 +37,27 @@ def test_a_turn_ends_for_an_arrival_a_message_and_a_timeout() -> None:
     worker._mail.clear()
     worker._on_arrival()
     assert worker._is_interrupted()
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_worker_that_had_no_turn_reads_why_its_peer_left_before_it_gives_up(is_told: bool) -> None:
+    clock = HandClock(passed_ms=5)
+    worker = worker_of(clock)
+    worker._report_metrics = lambda: None  # type: ignore[method-assign]
+
+    def sleep(now_ms: int) -> None:
+        clock.advance(10 * PEER_GRACE_MS)
+        if is_told:
+            worker._post(Stop("done", is_success=True))
+
+    worker._sleep = sleep  # type: ignore[method-assign]
+    worker._post(PeerLost(WorkerIndex(1), "closed by the other side"))
+    if is_told:
+        worker._loop()
+        assert worker._stopping == Stop("done", is_success=True)
+    else:
+        with pytest.raises(PeerLost):
+            worker._loop()
 
 
 def test_arrivals_are_told_before_anybody_has_a_turn() -> None:

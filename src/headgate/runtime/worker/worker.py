@@ -273,8 +273,13 @@ class Worker:
                 self._sleep(now)
             if metrics.is_due(now, METRICS_PERIOD_MS):
                 self._report_metrics()
-            if self._peer_lost is not None and self._around.monotonic_ms() - self._peer_lost[0] > PEER_GRACE_MS:
-                raise self._peer_lost[1]
+            if self._peer_lost is not None:
+                self._give_up_without(*self._peer_lost)
+
+    def _give_up_without(self, since_ms: int, lost: PeerLost) -> None:
+        """Raise ``lost`` after the grace, unless the coordinator has said why the peer left: that may be unread yet."""
+        if self._stopping is None and not self._mail and self._around.monotonic_ms() - since_ms > PEER_GRACE_MS:
+            raise lost
 
     def _sleep(self, now: int) -> None:
         wait_ms = WAIT_MS_MAX
