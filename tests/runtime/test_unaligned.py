@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from pyspark import cloudpickle
-from tests.runtime.running import Run, definition_of, pipeline_at
+from tests.runtime.running import WAIT_S, Run, definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator, same
 
 import headgate as hg
@@ -32,14 +32,15 @@ ROWS = 6_000
 
 
 class Slowly:
-    """A function that takes its time while a file is there."""
+    """A function that takes its time while a file is there: more each time, so that a busy machine sees no end."""
 
     def __init__(self, flag: Path, column: str) -> None:
-        self._flag, self._column = flag, column
+        self._flag, self._column, self._slow_s = flag, column, 0.1
 
     def __call__(self, row: dict[str, Any]) -> bool:
         if row[self._column] % 20 == 0 and self._flag.exists():
-            time.sleep(0.1)  # slow work: not a wait for anything
+            time.sleep(self._slow_s)  # slow work: not a wait for anything
+            self._slow_s += 0.005
         return True
 
 
@@ -80,7 +81,7 @@ def in_flight(manifest: Manifest) -> dict[str, int]:
 def overtook(run: Run, root: Path, node: str = "joined") -> None:
     """Wait until records were on their way to ``node`` in a completed checkpoint."""
     run.wait_checkpoints(1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + WAIT_S
     while node not in in_flight(newest(root)):
         assert time.monotonic() < deadline, "nothing was ever in flight"
         run.wait_checkpoints(1)
