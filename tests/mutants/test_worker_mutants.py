@@ -17,6 +17,7 @@ from tests.runtime.wire import test_feedback as feedback_tests
 from tests.runtime.worker import test_loop_head_runner as head_tests
 from tests.runtime.worker import test_loop_log as log_tests
 from tests.runtime.worker import test_subtask_runner as runner_tests
+from tests.runtime.worker import test_worker_turns as turn_tests
 from tests.sim.product.patching import around
 
 from headgate.codec.frames import Barrier, BatchElement, Probe
@@ -30,6 +31,17 @@ from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.loop_log import LoopLog, SealedLog
 from headgate.runtime.worker.outlets import EdgeOutlet
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
+from headgate.runtime.worker.worker import Worker
+
+# -- peers ----------------------------------------------------------------------------------------------------------
+
+
+def a_peer_is_blamed_before_the_coordinator_is_heard() -> AbstractContextManager[None]:  # CN16
+    def give_up(call: Any, self: Any, since_ms: int, lost: BaseException) -> None:
+        raise lost
+
+    return around(Worker, "_give_up_without", give_up)
+
 
 # -- sources --------------------------------------------------------------------------------------------------------
 
@@ -281,6 +293,11 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
         the_highest_round_is_not_in_the_snapshot,
         restoring_tests.test_after_a_rescale_rounds_go_on_from_the_lowest_round_of_any_head,
         (1,),
+    ),
+    (
+        a_peer_is_blamed_before_the_coordinator_is_heard,
+        turn_tests.test_a_worker_that_had_no_turn_reads_why_its_peer_left_before_it_gives_up,
+        (True,),
     ),
 ]
 

@@ -71,12 +71,15 @@ def test_a_look_runs_only_what_the_stream_needs(tmp_path: Path, started: list[Pi
     assert [str(node.name) for node in started[0].graph.nodes] == ["numbers", "result"]
 
 
-@pytest.mark.parametrize("bound", [{"limit": 25}, {"seconds": 2}])
-def test_input_without_end_ends_at_a_bound(tmp_path: Path, bound: dict[str, Any]) -> None:  # N43
-    found = endless(pipeline_at(tmp_path)).filter(pl.col("n") >= 0).collect(**bound)["n"].to_list()
-    assert len(found) == len(set(found))
+@pytest.mark.parametrize("bounds", [[{"limit": 25}], [{"seconds": 0.3 * 4**n} for n in range(5)]])
+def test_input_without_end_ends_at_a_bound(tmp_path: Path, bounds: list[dict[str, Any]]) -> None:  # N43
+    for bound in bounds:
+        found = endless(pipeline_at(tmp_path)).filter(pl.col("n") >= 0).collect(**bound)["n"].to_list()
+        assert len(found) == len(set(found))
+        assert list((tmp_path / "checkpoints").iterdir()) == []
+        if found:  # the workers of a busy machine may have had no turn in so short a time
+            break
     assert len(found) == 25 if "limit" in bound else len(found) > 0
-    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_bounded_input_that_ends_before_its_bound_gives_all_there_is(tmp_path: Path) -> None:  # N43

@@ -40,7 +40,7 @@ def test_a_turn_ends_for_an_arrival_a_message_and_a_timeout() -> None:
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_a_worker_that_had_no_turn_reads_why_its_peer_left_before_it_gives_up(is_told: bool) -> None:
+def test_a_worker_that_had_no_turn_reads_why_its_peer_left_before_it_gives_up(is_told: bool) -> None:  # CN16
     clock = HandClock(passed_ms=5)
     worker = worker_of(clock)
     worker._report_metrics = lambda: None  # type: ignore[method-assign]

@@ -277,7 +277,7 @@ class Worker:
                 self._give_up_without(*self._peer_lost)
 
     def _give_up_without(self, since_ms: int, lost: PeerLost) -> None:
-        """Raise ``lost`` after the grace, unless the coordinator has said why the peer left: that may be unread yet."""
+        """Raise ``lost`` after the grace, unless the coordinator has said why the peer left (CN16)."""
         if self._stopping is None and not self._mail and self._around.monotonic_ms() - since_ms > PEER_GRACE_MS:
             raise lost
 
