@@ -11,6 +11,7 @@ import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.protocol.checkpoints import test_commit as commit_tests
 from tests.protocol.checkpoints import test_coordinator as coordinator_tests
+from tests.protocol.checkpoints import test_coordinator_cost as cost_tests
 from tests.protocol.checkpoints import test_coordinator_drain as drain_tests
 from tests.protocol.checkpoints import test_coordinator_end as end_tests
 from tests.sim.product.patching import around, skipped
@@ -90,6 +91,33 @@ def files_go_although_the_manifest_may_have_been_written() -> AbstractContextMan
         return [coordinator.DeleteParts(files), *call(self, event)] if is_unknown else call(self, event)
 
     return around(Coordinator, "_on_manifest", on_manifest)
+
+
+# -- cost -----------------------------------------------------------------------------------------------------------
+
+
+def every_event_looks_at_all_acknowledgements() -> AbstractContextManager[None]:  # C64
+    def check(call: Any, self: Any, last_completed: Any) -> None:
+        call(self, last_completed)
+        assert all(p.acks.keys() <= frozenset(self._participants) for p in self._pending.values())
+
+    return around(PendingCheckpoints, "check", check)
+
+
+def every_acknowledgement_looks_at_what_is_not_committed() -> AbstractContextManager[None]:  # C64
+    def write_next(call: Any, self: Any, commits: CommitQueue) -> Any:
+        assert commits.unconfirmed is not None
+        return call(self, commits)
+
+    return around(PendingCheckpoints, "write_next", write_next)
+
+
+def whoever_acknowledges_is_believed() -> AbstractContextManager[None]:  # C8
+    def acknowledge(self: Any, checkpoint: Any, entry: SubtaskEntry, copied: Any) -> bool:
+        self._pending[checkpoint].acks[entry.subtask] = entry
+        return True
+
+    return patched(PendingCheckpoints, "acknowledge", acknowledge)
 
 
 # -- commits --------------------------------------------------------------------------------------------------------
@@ -236,6 +264,17 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
         end_tests.test_output_of_an_aborted_checkpoint_is_committed_with_the_next,
         (),
     ),
+    (
+        every_event_looks_at_all_acknowledgements,
+        cost_tests.test_ten_times_the_subtasks_are_ten_times_the_looks,
+        (),
+    ),
+    (
+        every_acknowledgement_looks_at_what_is_not_committed,
+        cost_tests.test_what_is_not_committed_yet_is_not_looked_through_with_every_acknowledgement,
+        (),
+    ),
+    (whoever_acknowledges_is_believed, cost_tests.test_only_participants_acknowledge_and_once, ()),
     (newer_checkpoints_are_committed_first, commit_tests.test_commits_follow_each_other_in_order, ()),
     (a_commit_that_failed_is_not_tried_again, commit_tests.test_a_failed_commit_is_repeated_before_any_later_one, ()),
     (

@@ -7,6 +7,7 @@ read: the one snapshot of a subtask becomes its only part (SF2).
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -14,7 +15,17 @@ import xxhash
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.errors import CorruptionError
-from headgate.model.manifest import IN_FLIGHT_VERSION, MANIFEST_VERSION, Claim, LogEntry, Manifest
+from headgate.model.ids import SubtaskId
+from headgate.model.manifest import (
+    IN_FLIGHT_VERSION,
+    MANIFEST_VERSION,
+    Claim,
+    Committable,
+    LogEntry,
+    Manifest,
+    SnapshotPart,
+    SubtaskEntry,
+)
 
 _MAGIC = b"headgate-log"
 _VERSIONS = {str(version).encode(): version for version in (1, MANIFEST_VERSION, IN_FLIGHT_VERSION)}
@@ -37,16 +48,27 @@ def _version(entry: LogEntry) -> int:
     return IN_FLIGHT_VERSION if has_records else MANIFEST_VERSION
 
 
-def _fields(entry: LogEntry) -> Any:
-    """Return ``entry`` as plain values, without the delays of subtasks that measured none.
+class _Undelayed(msgspec.Struct, frozen=True):
+    """What a subtask that measured no delays contributed: a ``SubtaskEntry`` without them."""
+
+    subtask: SubtaskId
+    parts: tuple[SnapshotPart, ...]
+    committables: tuple[Committable, ...]
+
+
+def _fields(entry: LogEntry) -> dict[str, Any]:
+    """Return the fields of ``entry`` as they are written, without the delays of subtasks that measured none.
 
     A pipeline that was never restored by name does not say so in each manifest.
     """
-    fields = msgspec.to_builtins(entry)
-    for subtask in fields.get("entries", ()):
-        if subtask["delays"] is None:
-            del subtask["delays"]
+    fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
+    if isinstance(entry, Manifest):
+        fields["entries"] = [_written(subtask) for subtask in entry.entries]
     return {name: value for name, value in fields.items() if value is not None or name not in _WHERE_FROM}
+
+
+def _written(entry: SubtaskEntry) -> SubtaskEntry | _Undelayed:
+    return entry if entry.delays is not None else _Undelayed(entry.subtask, entry.parts, entry.committables)
 
 
 def decode_log_entry(data: bytes, path: str) -> LogEntry:

@@ -102,7 +102,7 @@ class Completion:
 
     def hook_answered(self, event: HookAnswered) -> list[Effect]:
         """One hook has done its part. Behind the last one the sources are triggered (EI1)."""
-        if event.checkpoint not in self.pending.ids:
+        if event.checkpoint not in self.pending:
             return [Ignored("a hook answered for a checkpoint that has ended")]
         pending = self.pending[event.checkpoint]
         if event.hook not in pending.awaited:
@@ -118,7 +118,7 @@ class Completion:
 
     def hook_failed(self, checkpoint: CheckpointId, hook: str, reason: AbortReason) -> list[Effect]:
         """One hook raised, or did not answer in time: the checkpoint is given up, and that counts (EI5)."""
-        if checkpoint not in self.pending.ids or hook not in self.pending[checkpoint].awaited:
+        if checkpoint not in self.pending or hook not in self.pending[checkpoint].awaited:
             return [Ignored("nobody waits for the hook any more")]
         return self._abort(checkpoint, reason)
 
@@ -129,17 +129,13 @@ class Completion:
         if event.generation != self.generation:  # C9, C11: and the files are not ours to delete
             return [Ignored("acknowledgement of another generation")]
         entry = event.entry
-        if event.checkpoint not in self.pending.ids or entry.subtask not in self._participants:
+        if event.checkpoint not in self.pending or entry.subtask not in self._participants:
             if event.checkpoint in self.retention:  # its manifest owns this very file (C10)
                 return [Ignored("duplicate acknowledgement of a completed checkpoint")]
             files = tuple(part for part in entry.parts if part.path)
             return [DeleteParts(files)] if files else [Ignored("late acknowledgement")]
-        pending = self.pending[event.checkpoint]
-        if entry.subtask in pending.acks:
+        if not self.pending.acknowledge(event.checkpoint, entry, event.copied or NOT_COPIED):
             return [Ignored("duplicate acknowledgement")]
-        pending.acks[entry.subtask] = entry
-        if pending.savepoint is not None:
-            pending.copies[entry.subtask] = event.copied or NOT_COPIED
         return self._write_next()
 
     def declined(self, event: Declined) -> list[Effect]:
@@ -183,7 +179,7 @@ class Completion:
         return _wanted(self._write_next() + self.begin())
 
     def _write_next(self) -> list[Effect]:
-        return self.pending.write_next(self._commits.unconfirmed)  # K7
+        return self.pending.write_next(self._commits)
 
     def _committables(self, pending: Pending) -> tuple[Committable, ...]:
         return pending.committables  # C16

@@ -410,7 +410,7 @@ class Coordinator(Machine):
 
     def _check(self) -> None:
         assert self._checkpoints.triggering.wanted is WANTED[self._phase]
-        assert self._finished <= self._participants
+        assert len(self._finished) <= len(self._participants)
         self._checkpoints.check()
 
 

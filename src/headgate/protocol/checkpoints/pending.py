@@ -11,6 +11,7 @@ from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Committable, HookState, SubtaskEntry
 from headgate.model.options import ORDINARY, CheckpointOptions
 from headgate.model.savepoint import Copied
+from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator_events import (
     CancelTimer,
     DeleteParts,
@@ -57,12 +58,17 @@ class PendingCheckpoints:
 
     def __init__(self, participants: tuple[SubtaskId, ...]) -> None:
         self._participants = participants
+        self._members = frozenset(participants)
         self._pending: dict[CheckpointId, Pending] = {}
         self._writing: CheckpointId | None = None
 
     def __len__(self) -> int:
         """Return how many are under way."""
         return len(self._pending)
+
+    def __contains__(self, checkpoint: CheckpointId) -> bool:
+        """Return whether it is under way."""
+        return checkpoint in self._pending
 
     def __getitem__(self, checkpoint: CheckpointId) -> Pending:
         """Return a checkpoint that is under way."""
@@ -99,10 +105,24 @@ class PendingCheckpoints:
         """Barriers of ``checkpoint`` start."""
         self._pending[checkpoint] = pending
 
-    def write_next(self, carried: tuple[Committable, ...]) -> list[Effect]:
+    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry, copied: Copied) -> bool:
+        """Take what a participant has done for ``checkpoint``, once; return whether it was the first time.
+
+        ``copied`` counts where the checkpoint carries a savepoint.
+        """
+        assert entry.subtask in self._members, "participants acknowledge (C8)"
+        pending = self._pending[checkpoint]
+        if entry.subtask in pending.acks:
+            return False
+        pending.acks[entry.subtask] = entry
+        if pending.savepoint is not None:
+            pending.copies[entry.subtask] = copied
+        return True
+
+    def write_next(self, commits: CommitQueue) -> list[Effect]:
         """Write the newest fully acknowledged manifest; one at a time, so that ids complete in order (C15).
 
-        One that carries a savepoint is not passed over (SV8).
+        It carries what ``commits`` has not confirmed yet (K7). One that carries a savepoint is not passed over (SV8).
         """
         if self._writing is not None:
             return [Ignored("a manifest is being written")]
@@ -114,6 +134,7 @@ class PendingCheckpoints:
         self._writing = checkpoint
         entries = tuple(pending.acks[s] for s in self._participants)
         hooks = tuple(HookState(hook, data) for hook, data in sorted(pending.hooks.items()))
+        carried = commits.unconfirmed
         return [WriteManifest(checkpoint, entries, carried, pending.is_final, pending.is_draining, hooks)]
 
     def writing_over(self, checkpoint: CheckpointId) -> bool:
@@ -146,9 +167,9 @@ class PendingCheckpoints:
         return [*effects, DeleteParts(files)] if files else effects
 
     def check(self, last_completed: CheckpointId) -> None:
-        """Assert the invariants."""
+        """Assert the invariants. After every event, so it looks at no single acknowledgement (C64)."""
         assert all(c > last_completed for c in self._pending), "completion subsumes what is older (C15)"
         assert self._writing is None or self._writing in self._pending, "only what is under way is written (C12)"
-        participants = frozenset(self._participants)
-        assert all(p.acks.keys() <= participants for p in self._pending.values()), "participants acknowledge (C8)"
+        many = len(self._participants)
+        assert all(len(p.acks) <= many for p in self._pending.values()), "participants acknowledge, once each (C8)"
         assert self._writing is None or self.is_full(self._writing), "hooks are in the manifest (EI4)"
