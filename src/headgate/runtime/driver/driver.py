@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import replace
 
 from headgate.codec import messages
@@ -25,6 +24,7 @@ from headgate.protocol.supervision import supervisor
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.driver import asking, heart, replacement_watch
+from headgate.runtime.driver.answers import Answer, Answers
 from headgate.runtime.driver.coordination import Pools
 from headgate.runtime.driver.ending import RunEnd, error_of
 from headgate.runtime.driver.event_loop import EventLoop
@@ -33,7 +33,7 @@ from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.driver.progress_book import ProgressBook
 from headgate.runtime.driver.replacement_watch import ReplacementWatch
 from headgate.runtime.driver.succession import succession
-from headgate.runtime.driver.supervision import Answer, Launcher, Supervision
+from headgate.runtime.driver.supervision import Launcher, Supervision
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
@@ -76,6 +76,7 @@ class Driver:
         self.book = ProgressBook("bad-records")
         self._latest = Progress(PipelineState.STARTING)
         self._end = RunEnd(definition, lock, around)
+        self._answers = Answers(self._end.result)
         self._loop = EventLoop(lambda: self._end.is_over, self._on_error, self._close, around)
         self._pools = Pools(
             around.pool(1, "headgate-storage"), around.pool(1, "headgate-commit"), around.pool(1, "headgate-savepoint")
@@ -172,14 +173,8 @@ class Driver:
 
     def _asked(self, ask: Callable[[Answer], None]) -> Future[CheckpointOutcome]:
         """Have ``ask`` run in the event thread; the end of the run answers, too."""
-        asked: Future[CheckpointOutcome] = Future()
-
-        def answer(outcome: CheckpointOutcome) -> None:
-            with suppress(InvalidStateError):
-                asked.set_result(outcome)
-
+        asked, answer = self._answers.new()
         self.post(lambda: ask(answer))
-        self.result.add_done_callback(lambda _: answer(CheckpointOutcome(None, "the pipeline ended")))
         return asked
 
     def answer_asks(self) -> None:

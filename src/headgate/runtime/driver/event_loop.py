@@ -13,6 +13,9 @@ from typing import Protocol
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Queue, Surroundings
 
+STALE_MAX = 64
+"""Timers that are not armed any more and wait for their time; beyond that they go at once."""
+
 LOOK_S = 1.0
 """How often the thread looks whether it is over when nothing happens."""
 
@@ -49,8 +52,9 @@ class EventLoop:
         self._at_end = at_end
         self._around = around
         self._calls: Queue[Callable[[], None]] = around.queue()
-        self._timers: list[tuple[int, int, object, Callable[[], None]]] = []
-        self._armed: dict[object, int] = {}
+        self._timers: list[tuple[int, int, object]] = []
+        """A heap of due time, number and timer, those among them that are not armed any more."""
+        self._armed: dict[object, tuple[int, Callable[[], None]]] = {}
         self._timer_count = 0
         self._thread = around.thread(self._loop, "headgate-driver")
 
@@ -72,8 +76,10 @@ class EventLoop:
 
         def push() -> None:
             self._timer_count += 1
-            self._armed[timer] = self._timer_count
-            heapq.heappush(self._timers, (self._around.monotonic_ms() + after_ms, self._timer_count, timer, fire))
+            self._armed[timer] = (self._timer_count, fire)
+            heapq.heappush(self._timers, (self._around.monotonic_ms() + after_ms, self._timer_count, timer))
+            if len(self._timers) > 2 * len(self._armed) + STALE_MAX:
+                self._forget_stale()
 
         if self._thread.is_current:
             push()
@@ -110,7 +116,16 @@ class EventLoop:
 
     def _fire_due_timers(self) -> None:
         while self._timers and self._timers[0][0] <= self._around.monotonic_ms():
-            _, number, timer, fire = heapq.heappop(self._timers)
-            if self._armed.get(timer) == number:
-                del self._armed[timer]
+            _, number, timer = heapq.heappop(self._timers)
+            if self._is_armed(timer, number):
+                _, fire = self._armed.pop(timer)
                 fire()
+
+    def _is_armed(self, timer: object, number: int) -> bool:
+        armed = self._armed.get(timer)
+        return armed is not None and armed[0] == number
+
+    def _forget_stale(self) -> None:
+        """A checkpoint may take minutes, and each arms a timer for that: most are cancelled, and soon."""
+        self._timers = [entry for entry in self._timers if self._is_armed(entry[2], entry[1])]
+        heapq.heapify(self._timers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, assert_never
+from typing import Protocol, assert_never
 
 from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
 from headgate.model.definition import PipelineDefinition
@@ -25,6 +25,7 @@ from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import supervisor
 from headgate.protocol.supervision.supervisor import AttemptId
 from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver.answers import Answer
 from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
 from headgate.runtime.driver.coordination import Coordination, Pools
 from headgate.runtime.driver.event_loop import Timers
@@ -48,8 +49,6 @@ class Launcher(Protocol):
     def cancel(self, submission: int) -> None:
         """Have the workers of this submission killed."""
 
-
-Answer: TypeAlias = Callable[[CheckpointOutcome], None]
 
 NOT_RUNNING = CheckpointOutcome(None, "the pipeline does not run at the moment")
 
