@@ -1,0 +1,81 @@
+"""Commit latency: what counts as keeping up, which interval is the shortest, and what the reader sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from bench.commit_latency import STREAM, CommittedReader, Seen, judged, latencies_ms, pipeline, shortest
+from bench.on_demand import Window
+
+from headgate.store.store import Store
+
+GOOD = Seen(Window(1_000.0, 500.0, 40, 39, 12.0), np.linspace(1.0, 300.0, 1_000))
+RATE = 1_000.0
+
+
+def test_keeping_up_is_checkpoints_rate_and_latency() -> None:
+    assert GOOD.keeps_up(RATE)
+    assert not replace(GOOD, window=replace(GOOD.window, completed=37)).keeps_up(RATE)
+    assert not replace(GOOD, window=replace(GOOD.window, events_per_s=970.0)).keeps_up(RATE)
+    assert not replace(GOOD, latencies_ms=GOOD.latencies_ms * 3).keeps_up(RATE)
+    assert not replace(GOOD, latencies_ms=np.zeros(0)).keeps_up(RATE), "nothing became visible"
+
+
+def test_the_shortest_interval_has_no_longer_one_that_fails() -> None:
+    bad = replace(GOOD, window=replace(GOOD.window, completed=0))
+    assert shortest({250: GOOD, 100: GOOD, 50: bad, 20: GOOD}, RATE) == 100
+    assert shortest({250: GOOD, 20: GOOD}, RATE) == 20
+    assert shortest({250: bad, 20: GOOD}, RATE) is None
+
+
+def test_the_longest_interval_is_judged() -> None:
+    result = judged({250: GOOD, 20: replace(GOOD, latencies_ms=GOOD.latencies_ms * 10)}, RATE)
+    assert list(result.targets) == ["visible_ms_p99_250ms"]
+    assert result.met
+    assert result.figures["visible_ms_p99_250ms"] == pytest.approx(297.0, abs=0.1)
+    assert result.figures["shortest_interval_ms"] == 250
+    assert not judged({250: replace(GOOD, latencies_ms=GOOD.latencies_ms * 3)}, RATE).met
+
+
+def test_latency_is_counted_from_the_records_own_time() -> None:
+    times = pa.array([1_000_000, 1_500_000], pa.timestamp("us"))
+    batch = pa.RecordBatch.from_arrays([times], names=["ts"])
+    assert list(latencies_ms(batch, 1_600_000)) == [600.0, 100.0]
+
+
+def test_the_reader_sees_what_is_committed_and_only_that(tmp_path: Path) -> None:
+    schema = pa.schema([("ts", pa.timestamp("us"))])
+    rows = pa.RecordBatch.from_pydict({"ts": [0, 0, 0]}, schema=schema)
+    root = str(tmp_path / "store")
+    with Store.open(root) as store:
+        store.create_stream(STREAM, schema, segments=2)
+        transaction = store.begin(STREAM, owner="o", epoch=1)
+        transaction.write(rows)
+        transaction.seal("t")
+        transaction.prepare()
+        with CommittedReader(Path(root)) as reader, store.writer(STREAM) as writer:
+            writer.append(rows.slice(0, 1))
+            writer.flush()
+            assert len(_taken(reader, 1)) == 1, "what is prepared is not visible"
+            store.commit_transactions([(STREAM, "t")], owner="o", epoch=1)
+            assert len(_taken(reader, 3)) == 3
+
+
+def _taken(reader: CommittedReader, count: int) -> list[float]:
+    found: list[float] = []
+    for _ in range(60_000):
+        found += list(reader.take())
+        if len(found) >= count:
+            return found
+        reader._stop.wait(0.001)
+    raise AssertionError(f"{len(found)} of {count} records became visible")
+
+
+def test_the_pipeline_writes_to_the_store_and_takes_no_checkpoint_by_itself(tmp_path: Path) -> None:
+    definition = pipeline(tmp_path, RATE).definition()
+    assert definition.config.checkpoints.interval_ms == 0
+    assert len(definition.plan.edges) == 1, "a shuffle"
