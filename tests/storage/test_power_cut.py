@@ -67,6 +67,34 @@ def test_what_another_process_did_not_sync_is_synced_by_the_first_look(tmp_path:
         assert storage.get("a/b") == b"content"
 
 
+def test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look(tmp_path: Path) -> None:  # O14
+    with PowerCut().watching() as power:
+        storage = LocalStorage(tmp_path / "objects")
+        storage.put("a/first", [b"1"])
+        storage.delete("a/first")  # and the directory, which is empty
+        (tmp_path / "b").write_bytes(b"content")
+        (tmp_path / "objects" / "a").mkdir()
+        os.link(tmp_path / "b", tmp_path / "objects" / "a" / "b")  # another process, which died before it synced
+        assert storage.list("a") == ["a/b"]
+        power.cut()
+        assert storage.get("a/b") == b"content"
+
+
+def test_only_so_many_directories_are_remembered(tmp_path: Path) -> None:  # O19
+    with PowerCut().watching() as power, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "DURABLE_MAX", 8)
+        local._durable.clear()
+        storage = LocalStorage(tmp_path / "objects")
+        for number in range(30):
+            storage.put(f"chk-{number}/file", [b"1"])
+        assert len(local._durable) == 8
+        (tmp_path / "b").write_bytes(b"content")
+        os.link(tmp_path / "b", tmp_path / "objects" / "chk-0" / "b")
+        assert storage.list("chk-0") == ["chk-0/b", "chk-0/file"], "which was forgotten, so it is synced again"
+        power.cut()
+        assert storage.get("chk-0/b") == b"content"
+
+
 def test_who_may_not_sync_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # O14
     storage = LocalStorage(tmp_path / "objects")
     storage.put("a/b", [b"content"])

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import secrets
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -25,8 +26,13 @@ from headgate.storage.paths import TEMP_PREFIX, checked_path, checked_prefix
 _PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
-_durable: set[str] = set()
-"""Directories whose names this process has made durable, and has not failed to sync since (O14)."""
+DURABLE_MAX = 1_024
+"""Directories that a process remembers as durable. Every checkpoint has some of its own, and a run takes millions; one
+that is forgotten is synced once more when somebody looks into it (O19)."""
+
+_durable: dict[str, None] = {}
+"""Directories whose names this process has made durable, and has not failed to sync since (O14); last synced last."""
+_durable_lock = threading.Lock()
 
 MKDIR_TRIES_MAX = 8
 """A concurrent delete may remove the directory just made while it is empty; more than a few times is a bug."""
@@ -40,13 +46,25 @@ def storage_error(operation: str, path: str, error: OSError) -> StorageError:
 
 def sync_directory(path: Path) -> None:
     """Make names created in or removed from ``path`` durable (O15)."""
-    _durable.discard(str(path))
+    _forget(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    _durable.add(str(path))
+    _remember(path)
+
+
+def _remember(directory: Path) -> None:
+    with _durable_lock:
+        _durable[str(directory)] = None
+        while len(_durable) > DURABLE_MAX:
+            del _durable[next(iter(_durable))]
+
+
+def _forget(directory: Path) -> None:
+    with _durable_lock:
+        _durable.pop(str(directory), None)
 
 
 def sync_what_is_seen(directory: Path) -> None:
@@ -210,6 +228,7 @@ class LocalStorage:
                 os.rmdir(parent)
             except OSError:
                 return
+            _forget(parent)
 
     def rename_if_absent(self, source: str, target: str) -> None:
         """Move an object. Repeating it after a crash half-way finishes it.

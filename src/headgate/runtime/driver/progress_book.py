@@ -28,7 +28,7 @@ from headgate.model.progress import (
 )
 
 CHECKPOINTS_MAX = 1_000
-ALIGNMENTS_MAX = 100_000
+ALIGNMENTS_MAX = 10_000
 LATE_COUNTER = "late"
 
 
