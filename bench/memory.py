@@ -4,6 +4,7 @@ The resident memory of the workers, of the driver's Python and of the JVM is sam
 workers, after the first fifth of the run: the slope of a straight line through the samples, and how much the last
 fifth of them (its median) is above the first. Beside them stands what the workers do not share with the daemon that
 they are forked from (unique set size); copying such a page when it is first written is no leak, but looks like one.
+So does what allocators take in the first minutes: the slope of the second half tells that from a leak, which goes on.
 Settings: ``minutes``, ``keys``, ``rate`` (events per second of both workers together; default: half of what a short
 run without a limit reaches).
 """
@@ -32,6 +33,8 @@ GROWTH_MAX = 0.10
 WARM_UP_SHARE = 0.2
 PERIOD_S = 1.0
 MB = 1e6
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def run(options: Options) -> Result:
@@ -105,12 +108,18 @@ def judge(seconds: Sequence[float], bytes_used: Sequence[float]) -> dict[str, fl
         raise ValueError(f"a slope needs at least ten samples, found {len(times)}")
     part = max(len(used) // 5, 1)
     begin, end = median(list(used[:part])), median(list(used[-part:]))
+    half = len(times) // 2
     return {
-        "slope_mb_per_min": float(np.polyfit(times, used, 1)[0]) * 60 / MB,
+        "slope_mb_per_min": _slope_mb_per_min(times, used),
+        "slope_of_second_half_mb_per_min": _slope_mb_per_min(times[half:], used[half:]),
         "growth": end / begin - 1,
         "median_mb": median(list(used)) / MB,
         "max_mb": float(used.max()) / MB,
     }
+
+
+def _slope_mb_per_min(seconds: Array, bytes_used: Array) -> float:
+    return float(np.polyfit(seconds, bytes_used, 1)[0]) * 60 / MB
 
 
 def _jvm() -> psutil.Process:

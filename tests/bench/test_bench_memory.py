@@ -22,6 +22,14 @@ def test_memory_that_fills_during_the_warm_up_is_flat() -> None:
     assert judged["growth"] == 0
 
 
+def test_what_fills_for_a_while_is_told_from_what_goes_on() -> None:
+    filled = judge(SECONDS, [100e6 + min(second, 50.0) * 1e6 for second in SECONDS])
+    assert filled["slope_mb_per_min"] > 10
+    assert filled["slope_of_second_half_mb_per_min"] == pytest.approx(0, abs=1e-6)
+    leaking = judge(SECONDS, [100e6 + second * 1e6 for second in SECONDS])
+    assert leaking["slope_of_second_half_mb_per_min"] == pytest.approx(60)
+
+
 def test_too_few_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="found 8"):
         judge(SECONDS[:10], SECONDS[:10])
