@@ -3,7 +3,8 @@
 The shape is that of the ABS paper's evaluation (Carbone et al. 2015, section 6): six operators, three full shuffles,
 per-key sums and the sources' offsets as state. One start of the pipeline for each mode; in it windows without and with
 checkpoints in turns, which are asked for (``bench/on_demand.py``). Compared are the windows of a pair.
-Settings: ``pairs``, ``keys``, ``scale`` (of the windows' length). ``python -m bench.plot`` draws what it prints.
+Settings: ``pairs``, ``keys``, ``scale`` (of the windows' length), ``warm_up`` (seconds). ``python -m bench.plot`` draws
+what it prints.
 """
 
 from __future__ import annotations
@@ -53,20 +54,20 @@ Measured = Mapping[int, Sequence[Compared]]
 def run(options: Options) -> Result:
     """Measure both modes, judge every interval."""
     pairs, keys = int(options.number("pairs", PAIRS, quick=2)), int(options.number("keys", 100_000))
-    scale = options.number("scale", 1)
+    scale, warm_up_s = options.number("scale", 1), options.number("warm_up", WARM_UP_S, quick=2)
     windows = WINDOW_S_QUICK if options.quick else WINDOW_S
     seconds = {interval_ms: length_s * scale for interval_ms, length_s in windows.items()}
-    return judged({mode: compare(mode, pairs, keys, seconds) for mode in MODES})
+    return judged({mode: compare(mode, pairs, keys, seconds, warm_up_s) for mode in MODES})
 
 
-def compare(mode: str, pairs: int, keys: int, seconds: Mapping[int, float]) -> Measured:
+def compare(mode: str, pairs: int, keys: int, seconds: Mapping[int, float], warm_up_s: float) -> Measured:
     """Run the pipeline in ``mode`` once; return the pairs of windows of each interval."""
     directory = tempfile.mkdtemp(prefix="headgate-bench-")
     found: dict[int, list[Compared]] = {interval_ms: [] for interval_ms in seconds}
     try:
         with running(pipeline(directory, mode, keys).definition()) as handle:
             wait_for(handle, lambda reports: all(records_out(r, SOURCE) > 0 for r in reports.values()), "deliver")
-            handle.wait(WARM_UP_S)
+            handle.wait(warm_up_s)
             for number in range(pairs):
                 for interval_ms, length_s in seconds.items():
                     order = (interval_ms, None) if with_first(number) else (None, interval_ms)

@@ -201,6 +201,8 @@ class Coordinator(Machine):
         if self._phase is Phase.DONE:
             return [Ignored(f"{type(event).__name__} after the end of the generation")]
         match event:
+            case Acknowledged():  # first: one from every subtask
+                return checkpoints.acknowledged(event)
             case Started():
                 return self._on_started(event)
             case TimerFired():
@@ -221,8 +223,6 @@ class Coordinator(Machine):
                 return checkpoints.hook_answered(event)
             case HookFailed():
                 return checkpoints.hook_failed(event.checkpoint, event.hook, AbortReason.HOOK_FAILED)
-            case Acknowledged():
-                return checkpoints.acknowledged(event)
             case Declined():
                 return checkpoints.declined(event)
             case FinishReported():

@@ -25,6 +25,8 @@ from headgate.protocol.checkpoints.coordinator_events import (
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 
+_OTHERS_ARE_MISSING = Ignored("other participants are missing")
+
 
 @dataclass(slots=True)
 class Pending:
@@ -73,6 +75,11 @@ class PendingCheckpoints:
     def __getitem__(self, checkpoint: CheckpointId) -> Pending:
         """Return a checkpoint that is under way."""
         return self._pending[checkpoint]
+
+    @property
+    def newest(self) -> CheckpointId:
+        """The one that began last, 0 if none is under way."""
+        return max(self._pending, default=CheckpointId(0))
 
     @property
     def ids(self) -> tuple[CheckpointId, ...]:
@@ -128,7 +135,7 @@ class PendingCheckpoints:
             return [Ignored("a manifest is being written")]
         full = [c for c in self._pending if self.is_full(c)]
         if not full:
-            return [Ignored("other participants are missing")]
+            return [_OTHERS_ARE_MISSING]
         checkpoint = min((c for c in full if self._pending[c].savepoint is not None), default=max(full))
         pending = self._pending[checkpoint]
         self._writing = checkpoint
@@ -168,8 +175,8 @@ class PendingCheckpoints:
 
     def check(self, last_completed: CheckpointId) -> None:
         """Assert the invariants. After every event, so it looks at no single acknowledgement (C64)."""
-        assert all(c > last_completed for c in self._pending), "completion subsumes what is older (C15)"
+        assert not self._pending or min(self._pending) > last_completed, "completion subsumes what is older (C15)"
         assert self._writing is None or self._writing in self._pending, "only what is under way is written (C12)"
-        many = len(self._participants)
-        assert all(len(p.acks) <= many for p in self._pending.values()), "participants acknowledge, once each (C8)"
+        for pending in self._pending.values():
+            assert len(pending.acks) <= len(self._participants), "participants acknowledge, once each (C8)"
         assert self._writing is None or self.is_full(self._writing), "hooks are in the manifest (EI4)"

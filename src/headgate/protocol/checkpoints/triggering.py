@@ -136,5 +136,5 @@ class Triggering:
 
     def check(self, pending: PendingCheckpoints) -> None:
         """Assert the invariants."""
-        assert all(checkpoint < self._next for checkpoint in pending.ids), "an id is used once, and they rise (C2)"
-        assert self._reserving is None or self._reserving not in pending.ids, "barriers follow the record of the id"
+        assert pending.newest < self._next, "an id is used once, and they rise (C2)"
+        assert self._reserving is None or self._reserving not in pending, "barriers follow the record of the id"

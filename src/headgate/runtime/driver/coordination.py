@@ -146,6 +146,8 @@ class Coordination:
 
     def _run(self, effect: machine.Effect) -> None:
         match effect:
+            case Ignored():  # first: nearly every acknowledgement
+                return
             case machine.ArmTimer():
                 timer = effect.timer
                 self._timers.arm((self.generation, timer), effect.after_ms, lambda: self._fire(timer))
@@ -196,8 +198,6 @@ class Coordination:
                 self._reports.generation_done(effect)
             case machine.RequestAnswered():
                 self._reports.request_answered(effect)
-            case Ignored():
-                return
             case _:
                 assert_never(effect)
 
