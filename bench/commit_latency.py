@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -137,7 +138,7 @@ class CommittedReader:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._stop = threading.Event()
-        self._found: list[np.ndarray[Any, np.dtype[np.float64]]] = []
+        self._found: deque[np.ndarray[Any, np.dtype[np.float64]]] = deque()  # one thread appends, another takes
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="bench-reader", daemon=True)
 
@@ -157,7 +158,7 @@ class CommittedReader:
         """
         if self._error is not None:
             raise RuntimeError("the reader of the stream failed") from self._error
-        found, self._found = self._found, []
+        found = [self._found.popleft() for _ in range(len(self._found))]
         return np.concatenate(found) if found else np.zeros(0)
 
     def _run(self) -> None:

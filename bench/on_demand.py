@@ -35,6 +35,7 @@ class Window:
     events_per_cpu_s: float
     """Of the whole tree of processes, driver and JVM included."""
     wanted: int
+    """Asked for in the window; they may be completed behind its end."""
     completed: int
     """Fewer than ``wanted`` where a checkpoint took longer than the interval: one serves everybody who waits."""
     checkpoint_ms: float
@@ -61,7 +62,7 @@ def measure(
         handle.wait(seconds)
         after = reports_after(handle, handle.driver.book.reports())
         cpu_s, wall_s = meter.cpu_seconds(), meter.seconds()
-        wanted, completed = pace.counted()
+    wanted, completed = pace.counted()
     if handle.progress.restarts:
         raise RuntimeError("the pipeline restarted meanwhile; its rate says nothing")
     rate = sum(rates(node, before, after).values())
@@ -96,7 +97,7 @@ class Pace:
         self._counted_from = len(self._asked)
 
     def counted(self) -> tuple[int, set[CheckpointId]]:
-        """Return how many were asked for since ``begin``, and which were completed for that.
+        """Return how many were asked for since ``begin``, and which were completed for that until now.
 
         Raises:
             RuntimeError: one was given up.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from bench import commit_latency
 from bench.commit_latency import STREAM, CommittedReader, Seen, judged, latencies_ms, pipeline, shortest
 from bench.on_demand import Window
 
@@ -63,6 +66,18 @@ def test_the_reader_sees_what_is_committed_and_only_that(tmp_path: Path) -> None
             assert len(_taken(reader, 1)) == 1, "what is prepared is not visible"
             store.commit_transactions([(STREAM, "t")], owner="o", epoch=1)
             assert len(_taken(reader, 3)) == 3
+
+
+def test_what_is_taken_while_the_reader_reads_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, batches = CommittedReader(tmp_path), [None, object()]
+
+    def in_between(batch: Any, now_us: int) -> Any:
+        assert len(reader.take()) == 0  # the other thread takes before this one adds
+        return np.ones(1)
+
+    monkeypatch.setattr(commit_latency, "latencies_ms", in_between)
+    reader._read(SimpleNamespace(read=batches.pop))  # type: ignore[arg-type]
+    assert len(reader.take()) == 1
 
 
 def _taken(reader: CommittedReader, count: int) -> list[float]:
