@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from bench import commit_latency
 from bench.commit_latency import STREAM, CommittedReader, Seen, judged, latencies_ms, pipeline, shortest
 from bench.on_demand import Window
 
+from bench import commit_latency
 from headgate.store.store import Store
 
 GOOD = Seen(Window(1_000.0, 500.0, 40, 39, 12.0), np.linspace(1.0, 300.0, 1_000))
