@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 
 import pytest
@@ -30,7 +31,7 @@ class Driver:
             self._changed.notify_all()
         return self.asked[-1]
 
-    def wait(self, count: int) -> None:
+    def until_asked(self, count: int) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: len(self.asked) >= count, WAIT_S)
 
@@ -38,7 +39,7 @@ class Driver:
 def test_it_asks_until_the_block_ends() -> None:
     driver = Driver()
     with Pace(driver.take_checkpoint, 1) as pace:
-        driver.wait(5)
+        driver.until_asked(5)
     asked = len(driver.asked)
     wanted, completed = pace.counted()
     assert wanted == asked
@@ -56,7 +57,7 @@ def test_without_an_interval_it_asks_for_nothing() -> None:
 def test_one_checkpoint_for_several_requests_counts_once() -> None:
     driver = Driver(serves=3)
     with Pace(driver.take_checkpoint, 1) as pace:
-        driver.wait(9)
+        driver.until_asked(9)
     wanted, completed = pace.counted()
     assert wanted >= 9
     assert len(completed) == -(-wanted // 3)
@@ -65,10 +66,10 @@ def test_one_checkpoint_for_several_requests_counts_once() -> None:
 def test_what_was_asked_before_the_beginning_is_not_counted() -> None:
     driver = Driver()
     with Pace(driver.take_checkpoint, 1) as pace:
-        driver.wait(5)
+        driver.until_asked(5)
         pace.begin()
         before = len(driver.asked)
-        driver.wait(before + 5)
+        driver.until_asked(before + 5)
     wanted, _ = pace.counted()
     assert wanted <= len(driver.asked) - 5
 
@@ -77,7 +78,7 @@ def test_the_end_waits_for_the_answers() -> None:
     driver = Driver(at_once=False)
     pace = Pace(driver.take_checkpoint, 1)
     pace.__enter__()
-    driver.wait(1)
+    driver.until_asked(1)
     ended = threading.Thread(target=pace.__exit__, args=(None, None, None))
     ended.start()
     assert ended.is_alive(), "the checkpoint is under way"
@@ -85,7 +86,7 @@ def test_the_end_waits_for_the_answers() -> None:
         for asked in driver.asked:
             if not asked.done():
                 asked.set_result(CheckpointOutcome(CheckpointId(1)))
-        ended.join(0.01)
+        time.sleep(0.001)
 
 
 def test_a_checkpoint_that_is_given_up_ends_the_measurement() -> None:
