@@ -70,7 +70,9 @@ def drawn(figures: Mapping[str, Any]) -> str:
         beside = (number - (len(modes) - 1) / 2) * APART
         parts += _line(scale, intervals, [m for m in measurements if m["mode"] == mode], mode, beside)
     parts += _legend(modes)
-    parts.append(_text(LEFT, HEIGHT - 14, _caption(figures, measurements), size=11))
+    parts += [
+        _text(LEFT, HEIGHT - 22 + 14 * n, line, size=11) for n, line in enumerate(_caption(figures, measurements))
+    ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'font-family="sans-serif">'
@@ -158,11 +160,11 @@ def _legend(modes: Sequence[str]) -> list[str]:
     return parts
 
 
-def _caption(figures: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> str:
+def _caption(figures: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> list[str]:
     pairs = min(len(m["pairs"]) for m in measurements)
     machine = figures.get("machine", {})
-    where = f"; {machine['cores']} cores, {machine['cpu']}" if machine else ""
-    return f"Medians of {pairs} pairs of windows without and with checkpoints in turns; bars: quartiles{where}"
+    how = f"Medians of {pairs} pairs of windows without and with checkpoints, in turns; bars: quartiles"
+    return [how, f"{machine['cores']} cores, {machine['cpu']}"] if machine else [how]
 
 
 def _duration(ms: int) -> str:
