@@ -124,6 +124,17 @@ def claims_stay() -> AbstractContextManager[None]:  # R43
     return patched(checkpoint_log, "superseded", lambda log, claim: ())
 
 
+def only_the_newest_claims_are_pruned() -> AbstractContextManager[None]:  # R43
+    def behind(log: ObservedLog, claim: Any) -> Any:
+        return tuple(entry for entry in log.entries if claim.follows < entry.sequence < claim.sequence)
+
+    return patched(checkpoint_log, "superseded", behind)
+
+
+def claims_are_pruned_that_others_follow() -> AbstractContextManager[None]:  # R41, R43
+    return patched(ObservedLog, "leading_to", lambda self, sequence: frozenset())
+
+
 def a_claim_does_not_say_what_it_follows() -> AbstractContextManager[None]:  # R41, R43
     real = checkpoint_log.encode_log_entry
 
@@ -220,6 +231,8 @@ IN_A_LOG = [
     (every_entry_counts, takeover.test_a_manifest_at_the_number_of_a_pruned_claim_counts_for_nothing),
     (ids_are_reserved_without_a_look, takeover.test_two_generations_never_get_the_same_id),
     (claims_stay, takeover.test_claims_that_led_nowhere_are_pruned),
+    (only_the_newest_claims_are_pruned, takeover.test_a_claim_that_could_not_be_pruned_goes_with_a_later_one),
+    (claims_are_pruned_that_others_follow, takeover.test_claims_that_older_entries_follow_stay),
     (a_claim_does_not_say_what_it_follows, takeover.test_claims_that_led_nowhere_are_pruned),
     (
         a_claim_does_not_say_what_it_follows,

@@ -241,6 +241,25 @@ def test_a_crash_while_claims_are_pruned_leaves_no_gap(storage: FaultyStorage, f
     assert all(isinstance(e.content, Claim) for e in CheckpointLog(storage, "p").observe().entries)
 
 
+def test_a_claim_that_could_not_be_pruned_goes_with_a_later_one(storage: FaultyStorage) -> None:  # R43
+    """Checkpoints were completed behind it meanwhile: it is not among the newest claims any more."""
+    one = Life(storage, "one")
+    one.complete()
+    storage.inject(Fault(FaultKind.IO_ERROR, operation="delete", path_part="log", times=99))
+    one = Life(storage, "one", one.generation)
+    one = Life(storage, "one", one.generation)
+    storage.heal()
+    one.complete()
+    assert numbers(storage) == [1, 2, 3, 4, 5]
+    one = Life(storage, "one", one.generation)
+    assert numbers(storage) == [1, 2, 4, 5, 6], "those that led to a checkpoint go with it"
+    log = one.log.observe()
+    assert log.lost() == ()
+    assert [m.checkpoint for m in candidates(log)] == [2, 1]
+    storage.put("p/log/0000000005", [b"damaged"])
+    assert CheckpointLog(storage, "p").observe().lost() == (), "a manifest that cannot be read follows its claim"
+
+
 # -- what version 0.1 wrote --------------------------------------------------------------------------------------------
 
 
@@ -285,6 +304,21 @@ def test_what_is_missing_in_a_log_of_version_0_1_is_missed(storage: FaultyStorag
     assert CheckpointLog(storage, "p").observe().lost() == (2,)
     Life(storage, "new")
     assert CheckpointLog(storage, "p").observe().lost() == (2,)
+
+
+def test_claims_that_older_entries_follow_stay(storage: FaultyStorage) -> None:  # R41, R43
+    """Entries of version 0.1 follow the one before them, whatever that is: what is between them is needed."""
+    entries: list[LogEntry] = [
+        Claim(Generation(1), "old", 0),
+        Claim(Generation(2), "old", 0),
+        Manifest(CheckpointId(6), Generation(2), 1, 128, ()),
+    ]
+    for at, entry in enumerate(entries, start=1):
+        storage.put(f"p/log/{at:010d}", [as_version_0_1(entry)])
+    life = Life(storage, "new")
+    life = Life(storage, "new", life.generation)
+    assert numbers(storage) == [1, 2, 3, 5]
+    assert life.log.observe().lost() == ()
 
 
 @pytest.mark.parametrize("bad_reads", [1, 2, 99])

@@ -58,6 +58,10 @@ class ObservedLog:
         """
         return self._walk()[0]
 
+    def leading_to(self, sequence: int) -> frozenset[int]:
+        """Return where the entries are that whatever is at ``sequence`` needs in order to count, itself included."""
+        return frozenset(entry.sequence for entry in self._walk(sequence)[0])
+
     def lost(self) -> tuple[int, ...]:
         """Return the sequences that must have existed and are missing (R9), ascending.
 
@@ -65,11 +69,11 @@ class ObservedLog:
         """
         return self._walk()[1]
 
-    def _walk(self) -> tuple[tuple[ObservedEntry, ...], tuple[int, ...]]:
+    def _walk(self, newest: int | None = None) -> tuple[tuple[ObservedEntry, ...], tuple[int, ...]]:
         entries = {entry.sequence: entry for entry in self.entries}
         outdated = self._outdated()
         first = self._first(outdated)
-        at = max(self.hint_sequence, *entries, 0)
+        at = max(self.hint_sequence, *entries, 0) if newest is None else newest
         counted: list[ObservedEntry] = []
         lost: list[int] = []
         while at >= first:
@@ -141,8 +145,20 @@ def first_checkpoint(log: ObservedLog, reserved: CheckpointId) -> CheckpointId:
 
 
 def superseded(log: ObservedLog, claim: NextClaim) -> tuple[ObservedEntry, ...]:
-    """Return the entries that nothing needs once ``claim`` is durable, oldest first: claims that led nowhere (R43)."""
-    return tuple(entry for entry in log.entries if claim.follows < entry.sequence < claim.sequence)
+    """Return the entries that nothing needs once ``claim`` is durable, oldest first: claims that led nowhere (R43).
+
+    Older ones, too, behind which checkpoints were completed before anybody could remove them.
+    """
+    needed = log.leading_to(claim.follows)
+    led_on = {entry.content.generation for entry in log.entries if isinstance(entry.content, Manifest)}
+
+    def is_idle(entry: ObservedEntry) -> bool:
+        if entry.sequence > claim.follows:
+            return True
+        is_claim = isinstance(entry.content, Claim) and entry.content.generation not in led_on
+        return is_claim and entry.sequence not in needed
+
+    return tuple(entry for entry in log.entries if entry.sequence < claim.sequence and is_idle(entry))
 
 
 def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Generation | None:
