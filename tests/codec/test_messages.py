@@ -17,7 +17,7 @@ from headgate.model.metrics import Sample
 from headgate.model.options import CheckpointKind, CheckpointOptions
 from headgate.model.origin import Place
 from headgate.model.savepoint import Copied
-from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported
+from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops import rounds
 
@@ -37,6 +37,8 @@ FROM_WORKER: list[m.FromWorker] = [
     m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY, Copied((HANDLE,)))),
     m.Acknowledge(Acknowledged(Generation(1), CheckpointId(2), ENTRY, Copied(problem="no space left"))),
     m.Decline(Declined(Generation(1), SINK, CheckpointId(2), AbortReason.SNAPSHOT_FAILED), "disk full"),
+    m.ReadsOn(SourceReadsOn(Generation(1), SINK, (CheckpointId(2), CheckpointId(3)))),
+    m.ReadsOn(SourceReadsOn(Generation(1), SINK, ())),
     m.Finished(FinishReported(Generation(1), SINK)),
     m.EntranceEnded(1, rounds.EntranceEnded(SINK, 3, 4)),
     m.EntranceEnded(1, rounds.EntranceEnded(SINK)),

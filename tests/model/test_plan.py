@@ -94,6 +94,19 @@ def test_all_subtasks_take_part_in_checkpoints() -> None:  # P3, C8
     assert not made.vertex(vertex("out")).is_source
 
 
+def test_what_records_may_reach_is_behind_a_vertex() -> None:  # EI36
+    made = plan(
+        source("left"),
+        source("right"),
+        node("both", edge("left", REBALANCE), edge("right", REBALANCE)),
+        sink("out", edge("both", REBALANCE)),
+        sink("beside", edge("right")),
+    )
+    assert made.behind(vertex("left")) == made.behind(vertex("right")) == {"both", "out"}
+    assert made.behind(vertex("both")) == {"out"}
+    assert made.behind(vertex("out")) == frozenset()
+
+
 def test_the_state_of_every_node_is_named() -> None:  # P4, C7
     made = plan(source("in"), node("sum", edge("in", HASH, "k"), state_text="sum by k"), sink("out", edge("sum")))
     assert made.state_texts() == {"in": "", "sum": "sum by k", "out": ""}

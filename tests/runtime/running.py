@@ -248,7 +248,7 @@ def definition_of(pipeline: hg.Pipeline, *, inline_bytes_max: int | None = None,
     return replace(found, config=config)
 
 
-CHECKPOINTING = ("retained", "tolerable_failures", "timeout", "alignment_timeout")
+CHECKPOINTING = ("retained", "tolerable_failures", "timeout", "alignment_timeout", "mode")
 """Options of ``pipeline_at`` that are about checkpoints."""
 
 

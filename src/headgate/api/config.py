@@ -26,7 +26,8 @@ class Checkpointing:
     Attributes:
         interval: base period; None or 0 takes none but the last one of bounded input and of a clean stop.
         dir: a directory or an object store's URL; default ``.headgate/checkpoints`` in the working directory.
-        timeout: a checkpoint that takes longer is given up.
+        timeout: a checkpoint that takes longer is given up. It begins when sources that set their own barrier have
+            met their markers; those may take up to 64 timeouts if they must, and read on meanwhile.
         min_pause: least time between the end of one checkpoint and the start of the next.
         max_concurrent: checkpoints under way at a time.
         tolerable_failures: consecutive failed checkpoints that are forgiven before the pipeline restarts.

@@ -116,6 +116,17 @@ class Decline(Struct, frozen=True, tag="decline"):
         check_subtask(self.event.subtask)
 
 
+class ReadsOn(Struct, frozen=True, tag="reads-on"):
+    """A source that sets its own barrier comes forward; sent while a marker is far away."""
+
+    event: checkpoints.SourceReadsOn
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of bounds."""
+        check_ids(self.event.generation, *self.event.uncut)
+        check_subtask(self.event.subtask)
+
+
 class Finished(Struct, frozen=True, tag="finished"):
     """One subtask has processed the end of all its input."""
 
@@ -290,6 +301,7 @@ FromWorker: TypeAlias = (
     | Told
     | Acknowledge
     | Decline
+    | ReadsOn
     | Finished
     | EntranceEnded
     | ProbeReturned

@@ -65,7 +65,7 @@ class CheckpointConfig:
 
     Attributes:
         interval_ms: base period; 0 switches periodic checkpoints off (the final one is still taken).
-        timeout_ms: a pending checkpoint older than this expires.
+        timeout_ms: a pending checkpoint older than this expires, unless sources still read towards its marker.
         min_pause_ms: least time between a completion and the next periodic trigger.
         max_concurrent: pending checkpoints at a time.
         tolerable_failures: consecutive counted failures that are forgiven; one more fails the pipeline's

@@ -122,6 +122,16 @@ class Plan:
         """Return the edges that leave ``vertex``."""
         return tuple(edge for edge in self.edges if edge.source == vertex)
 
+    def behind(self, vertex: VertexId) -> frozenset[VertexId]:
+        """Return the vertices that records of ``vertex`` may reach."""
+        found: set[VertexId] = set()
+        at = [vertex]
+        while at:
+            targets = {edge.target for edge in self.outputs(at.pop())} - found
+            found |= targets
+            at += sorted(targets)
+        return frozenset(found)
+
     def subtasks(self) -> tuple[SubtaskId, ...]:
         """Return every subtask, in vertex order and then by index: the participants of a checkpoint (P3, C8)."""
         return tuple(SubtaskId(v.id, i) for v in self.vertices for i in range(self.parallelism))

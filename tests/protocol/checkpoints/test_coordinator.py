@@ -325,7 +325,7 @@ def test_only_failures_of_storage_and_time_count(reason: AbortReason) -> None:  
     assert reason.text
     assert isinstance(effects[-1], FailGeneration) == reason.counts_as_failure
     counted = {"EXPIRED", "SNAPSHOT_FAILED", "MANIFEST_FAILED", "RESERVE_FAILED"}
-    counted |= {"HOOK_FAILED", "HOOK_TIMED_OUT", "MARKER_MISSED"}
+    counted |= {"HOOK_FAILED", "HOOK_TIMED_OUT", "MARKER_MISSED", "MARKER_NOT_MET"}
     assert reason.counts_as_failure == (reason.name in counted)
 
 

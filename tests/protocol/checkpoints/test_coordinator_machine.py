@@ -6,6 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.protocol.checkpoints.coordinating import (
+    GENERATION,
     INTERVAL,
     PAUSE,
     STARTED,
@@ -22,6 +23,7 @@ from tests.protocol.checkpoints.coordinating import (
 )
 from tests.protocol.making import committable, cp
 
+from headgate.model.ids import SubtaskId
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.coordinator import (
@@ -50,6 +52,7 @@ from headgate.protocol.checkpoints.coordinator import (
     RequestAnswered,
     ReserveFailed,
     ReserveId,
+    SourceReadsOn,
     TimerFired,
     TriggerSources,
     WriteManifest,
@@ -248,6 +251,12 @@ class CoordinatorMachine(RuleBasedStateMachine):
     def ends_early(self, data: st.DataObject, make: object) -> None:
         checkpoint = data.draw(st.sampled_from(sorted(self.triggered)))
         self.feed(make(checkpoint))  # type: ignore[operator]
+
+    @rule(data=st.data(), source=st.sampled_from(SUBTASKS))
+    def a_source_reads_on(self, data: st.DataObject, source: SubtaskId) -> None:
+        uncut = [c for c in sorted(self.triggered) if source not in self.acked[c]]
+        named = data.draw(st.lists(st.sampled_from(uncut), unique=True)) if uncut else []
+        self.feed(SourceReadsOn(GENERATION, source, tuple(cp(checkpoint) for checkpoint in named)))
 
     @precondition(lambda self: self.manifest is not None)
     @rule(succeeds=st.sampled_from([True, True, True, False]))

@@ -193,6 +193,9 @@ class Made:
     def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
         self.reports.append(("probe returned", effect.number, effect.count))
 
+    def reads_on(self, subtask: SubtaskId, uncut: tuple[CheckpointId, ...]) -> None:
+        self.reports.append(("reads on", uncut))
+
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
         self.reports.append(("snapshot", checkpoint))
 

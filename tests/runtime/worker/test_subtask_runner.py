@@ -218,6 +218,9 @@ class Made:
     def finished(self, subtask: SubtaskId) -> None:
         self.reports.append(("finished",))
 
+    def reads_on(self, subtask: SubtaskId, uncut: tuple[CheckpointId, ...]) -> None:
+        self.reports.append(("reads on", uncut))
+
     def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
         self.reports.append(("snapshot", checkpoint))
 

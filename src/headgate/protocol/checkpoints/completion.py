@@ -7,11 +7,11 @@ durable → manifest durable (= completed) → commits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.ids import CheckpointId, Generation, SubtaskId
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable
 from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.commit import CommitQueue
@@ -29,8 +29,10 @@ from headgate.protocol.checkpoints.coordinator_events import (
     HookAnswered,
     HookTimer,
     NotifyComplete,
+    SourceReadsOn,
     TriggerSources,
 )
+from headgate.protocol.checkpoints.markers import MarkerPatience
 from headgate.protocol.checkpoints.pending import Pending, PendingCheckpoints
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.checkpoints.requests import Requests
@@ -54,6 +56,7 @@ class Completion:
         retained: tuple[CheckpointId, ...],
         commits: CommitQueue,
         hooks: Mapping[str, int],
+        behind: Mapping[VertexId, Collection[VertexId]],
     ) -> None:
         self.generation = generation
         self._participants = frozenset(participants)
@@ -65,6 +68,7 @@ class Completion:
         self.tolerance = Tolerance(config.tolerable_failures)
         self._commits = commits
         self._hooks = hooks
+        self._patience = MarkerPatience(behind)
         self.requests = Requests()
         self.last_completed = CheckpointId(0)
 
@@ -80,6 +84,7 @@ class Completion:
             return [Ignored("an id that is not wanted any more")]
         pending = self.triggering.begun(checkpoint, is_draining=is_draining)
         pending.awaited = list(self._hooks)
+        pending.markers = self._patience.begun()
         self.pending.begin(checkpoint, pending)
         self.requests.begun(checkpoint)
         effects: list[Effect] = [ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms)]
@@ -147,10 +152,24 @@ class Completion:
         return self._abort(event.checkpoint, event.reason)
 
     def expired(self, checkpoint: CheckpointId) -> list[Effect]:
-        """It took too long."""
+        """It took too long, unless sources still read towards its marker (EI36)."""
         if not self.pending.may_end(checkpoint):
             return [Ignored("the checkpoint has ended, or its manifest is being written")]
-        return self._abort(checkpoint, AbortReason.EXPIRED)
+        pending, reason = self.pending[checkpoint], AbortReason.EXPIRED
+        if not pending.awaited:
+            found = self._patience.expired(pending.markers, self.pending.missing(checkpoint))
+            if found is None:
+                return [ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms)]
+            reason = found
+        return self._abort(checkpoint, reason)
+
+    def source_reads_on(self, event: SourceReadsOn) -> list[Effect]:
+        """A source that sets its own barrier comes forward. Behind the last cut the timeout begins (EI35)."""
+        if event.generation != self.generation or event.subtask not in self._participants:
+            return [Ignored("a source of another generation")]
+        cut = [c for c in self.pending.ids if self.pending[c].markers.told(event.subtask, is_uncut=c in event.uncut)]
+        begun: list[Effect] = [ArmTimer(ExpiryTimer(checkpoint), self._timeout_ms) for checkpoint in cut]
+        return begun or [Ignored("noted")]
 
     # -- the manifest -----------------------------------------------------------------------------------------------
 
@@ -160,6 +179,7 @@ class Completion:
         pending, subsumed = self.pending.complete(checkpoint)
         self.last_completed = checkpoint
         self.tolerance.completed()
+        self._patience.completed(pending.markers)
         effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint)), *self.retention.completed(checkpoint)]
         effects += [*subsumed, NotifyComplete(checkpoint), *self.requests.completed(checkpoint)]
         for older in passed:

@@ -7,13 +7,13 @@ Counterparts: the ``Subtask`` machines, and the ``Supervisor``, which replaces t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import assert_never
 
 from headgate.model.config import CheckpointConfig
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.protocol.checkpoints.commit import Commit, CommitQueue
 from headgate.protocol.checkpoints.completion import Completion, failure_in
 from headgate.protocol.checkpoints.coordinator_events import (
@@ -59,6 +59,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     SavepointOrder,
     SavepointRequested,
     SavepointWritten,
+    SourceReadsOn,
     Started,
     StopRequested,
     Timer,
@@ -122,11 +123,13 @@ class Coordinator(Machine):
         first_checkpoint: CheckpointId,
         retained: tuple[CheckpointId, ...] = (),
         hooks: Mapping[str, int] | None = None,
+        behind: Mapping[VertexId, Collection[VertexId]] | None = None,
     ) -> None:
         """Make the coordinator of ``generation``.
 
         ``participants`` are all subtasks (C8). ``retained`` are the sound completed checkpoints in storage, the
-        restored one included (C35), ascending. ``hooks`` are timeouts in milliseconds by name (EI5).
+        restored one included (C35), ascending. ``hooks`` are timeouts in milliseconds by name (EI5). ``behind``: which
+        vertices the records of each source may reach (EI36).
         """
         super().__init__()
         assert participants
@@ -141,7 +144,7 @@ class Coordinator(Machine):
         self._told: dict[WorkerIndex, CheckpointId] = {}
         """Workers in which somebody hears of completed checkpoints, and the newest that they confirmed (HL7)."""
         self._checkpoints = Completion(
-            generation, participants, config, first_checkpoint, retained, self._commits, hooks or {}
+            generation, participants, config, first_checkpoint, retained, self._commits, hooks or {}, behind or {}
         )
 
     # -- what can be asked ------------------------------------------------------------------------------------------
@@ -225,6 +228,8 @@ class Coordinator(Machine):
                 return checkpoints.hook_failed(event.checkpoint, event.hook, AbortReason.HOOK_FAILED)
             case Declined():
                 return checkpoints.declined(event)
+            case SourceReadsOn():
+                return checkpoints.source_reads_on(event)
             case FinishReported():
                 return self._on_finish_reported(event)
             case ManifestWritten() | ManifestFailed() | ManifestUnknown():
@@ -462,6 +467,7 @@ __all__ = [
     "SavepointOrder",
     "SavepointRequested",
     "SavepointWritten",
+    "SourceReadsOn",
     "Started",
     "StopRequested",
     "Timer",

@@ -164,6 +164,18 @@ class Declined:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceReadsOn:
+    """EVENT: source ``subtask`` of ``generation`` sets its own barrier, and has read on since it last said so.
+
+    ``uncut``: checkpoints whose markers it has not met. Of others that it named before it has been cut (EI34).
+    """
+
+    generation: Generation
+    subtask: SubtaskId
+    uncut: tuple[CheckpointId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class FinishReported:
     """EVENT: ``subtask`` of ``generation`` has processed all its bounded input; it lives on (E1)."""
 
@@ -260,6 +272,7 @@ Event: TypeAlias = (
     | HookFailed
     | Acknowledged
     | Declined
+    | SourceReadsOn
     | FinishReported
     | ListenerFound
     | CompletionTold

@@ -22,6 +22,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     SavepointOrder,
     WriteManifest,
 )
+from headgate.protocol.checkpoints.markers import MarkerWait
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored
 
@@ -47,6 +48,8 @@ class Pending:
     """What it carries."""
     acks: dict[SubtaskId, SubtaskEntry] = field(default_factory=dict)
     copies: dict[SubtaskId, Copied] = field(default_factory=dict)
+    markers: MarkerWait = field(default_factory=MarkerWait)
+    """What it knows of sources that read towards its marker."""
 
     @property
     def committables(self) -> tuple[Committable, ...]:

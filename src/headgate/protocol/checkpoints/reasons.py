@@ -15,6 +15,8 @@ class AbortReason(Enum):
     HOOK_FAILED = "a hook of the coordinator failed"
     HOOK_TIMED_OUT = "a hook of the coordinator did not answer within its timeout"
     MARKER_MISSED = "a source went past its marker without having met it everywhere"
+    MARKER_AHEAD = "a source still reads towards its marker, for which the next one has more time"
+    MARKER_NOT_MET = "a source met no marker however long it read"
     SUBSUMED = "a newer checkpoint completed first"
     OVERTAKEN = "a newer barrier arrived before it was aligned"
     CANCELLED_UPSTREAM = "an upstream subtask gave it up"
@@ -39,5 +41,6 @@ _COUNTED = frozenset(
         AbortReason.HOOK_FAILED,
         AbortReason.HOOK_TIMED_OUT,
         AbortReason.MARKER_MISSED,
+        AbortReason.MARKER_NOT_MET,
     }
 )

@@ -59,6 +59,11 @@ class InducedCut:
         """Splits that stand still behind a marker."""
         return tuple(self._held)
 
+    @property
+    def awaited(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints that have begun and are neither cut nor given up, ascending."""
+        return tuple(self._announced)
+
     def announced(self, checkpoint: CheckpointId, options: CheckpointOptions) -> list[Effect]:
         """The coordinator has begun ``checkpoint``. It says so again when it triggers the other sources (C47)."""
         if checkpoint <= self._newest:

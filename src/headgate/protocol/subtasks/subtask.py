@@ -153,6 +153,11 @@ class Subtask(Machine):
         return () if self._induced is None else self._induced.held
 
     @property
+    def awaited_markers(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints whose markers a source that sets its own barrier still reads towards."""
+        return () if self._induced is None else self._induced.awaited
+
+    @property
     def blocked(self) -> frozenset[ChannelIndex]:
         """Input channels that must not be read now."""
         return self._aligner.blocked if self._head is None else self._aligner.blocked | self._head.held

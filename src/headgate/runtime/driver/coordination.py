@@ -115,6 +115,7 @@ class Coordination:
             begun.first_checkpoint,
             begun.retained,
             self._hooks.timeouts,
+            {vertex.id: plan.behind(vertex.id) for vertex in plan.vertices if vertex.is_source},
         )
 
     def start(self, first_delay_ms: int) -> None:

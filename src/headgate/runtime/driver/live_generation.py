@@ -100,7 +100,7 @@ class LiveGeneration:
                 if message.text:
                     self._note(f"{message.event.subtask} declined: {message.text}")
                 self.coordination.handle(message.event)
-            case messages.Finished():
+            case messages.ReadsOn() | messages.Finished():
                 self.coordination.handle(message.event)
             case messages.Ready():
                 if message.is_listening:

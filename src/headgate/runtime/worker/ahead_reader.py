@@ -22,6 +22,13 @@ WAIT_MS = 1_000
 """Where nothing can be read, a completed checkpoint wakes the mailbox earlier."""
 
 
+def is_progress(polled: Polled) -> bool:
+    """Whether reading has come forward: a batch without records is none, unless its split has ended with it."""
+    if not isinstance(polled, SourceBatch):
+        return polled is not None
+    return polled.is_split_finished or polled.batch.num_rows > 0 or polled.bad is not None
+
+
 @dataclass(frozen=True, slots=True)
 class _Held:
     """A batch, its size, and where reading would have begun to read it again."""
@@ -40,6 +47,8 @@ class AheadReader:
         self._held: deque[_Held] = deque()
         self._held_bytes = 0
         self._is_ended = False
+        self.read_count = 0
+        """Batches and markers that were read, whether or not they were handed over."""
 
     # -- what a source cannot know ------------------------------------------------------------------------------
 
@@ -87,6 +96,7 @@ class AheadReader:
             return None
         positions = self._inner.positions()
         batch: Polled = self._inner.poll()
+        self.read_count += is_progress(batch)
         if isinstance(batch, CheckpointMarker):
             return batch
         if batch is not None:

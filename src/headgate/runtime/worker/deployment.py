@@ -38,6 +38,7 @@ from headgate.runtime.worker.loop_head_runner import LoopHeadRunner, LoopState
 from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
 from headgate.runtime.worker.outlets import EdgeOutlet
 from headgate.runtime.worker.overtaking import Overtaking
+from headgate.runtime.worker.sources import REPORTS_PER_TIMEOUT
 from headgate.runtime.worker.subtask_runner import Reports, SubtaskParts, SubtaskRunner
 from headgate.state.frozen import FrozenState
 from headgate.storage.base import NotFound, Storage
@@ -167,6 +168,7 @@ class Deployment:
             first_checkpoint=CheckpointId(self._message.first_checkpoint),
             in_flight=self._in_flight(vertex, subtask, restored),
             overtaking=self._overtaking(),
+            reads_on_ms=max(1, self._definition.config.checkpoints.timeout_ms // REPORTS_PER_TIMEOUT),
         )
         if vertex.is_loop_head:
             return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))

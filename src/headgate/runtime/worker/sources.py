@@ -10,12 +10,48 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from headgate.connectors.base import SourceBatch
-from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader
+from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, Polled
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.options import Guarantee
 from headgate.protocol.subtasks.events import SplitsSeen
-from headgate.runtime.worker.ahead_reader import AheadReader
+from headgate.runtime.worker.ahead_reader import AheadReader, is_progress
+
+REPORTS_PER_TIMEOUT = 4
+"""How often a source says that it reads towards a marker: one report that is late must not look like a standstill."""
+
+
+@dataclass(slots=True)
+class MarkerReports:
+    """When a source that sets its own barrier says that it comes forward (EI34).
+
+    Nothing is told of a marker that is met soon.
+    """
+
+    period_ms: int
+    _since: tuple[int, int] | None = None
+    """When it was last looked, and how much had been read then."""
+    _told: tuple[CheckpointId, ...] = ()
+
+    def due(self, awaited: tuple[CheckpointId, ...], read_count: int, now_ms: int) -> tuple[CheckpointId, ...] | None:
+        """Return for which checkpoints to say that it is not cut yet; None: nothing is to be told now.
+
+        Args:
+            awaited: those that it has not been cut for.
+            read_count: how much it has read.
+            now_ms: the time.
+        """
+        if any(checkpoint not in awaited for checkpoint in self._told):  # a cut begins the timeout (EI35): at once
+            self._told = tuple(checkpoint for checkpoint in self._told if checkpoint in awaited)
+            return self._told
+        if not awaited:
+            self._since = None
+        elif self._since is None:
+            self._since = now_ms, read_count
+        elif now_ms - self._since[0] >= self.period_ms and read_count > self._since[1]:
+            self._since, self._told = (now_ms, read_count), awaited
+            return awaited
+        return None
 
 
 @dataclass(slots=True)
@@ -33,6 +69,7 @@ class Source:
     """What reads, if it sets the barriers of this subtask (EI20)."""
     seen: SplitsSeen = field(default_factory=lambda: SplitsSeen(()))
     """What the machine knows of its splits, if it does."""
+    _polled_count: int = 0
 
     @staticmethod
     def of(reader: AnyReader | None, mode: Guarantee, *, is_over: bool) -> Source | None:
@@ -51,6 +88,17 @@ class Source:
     def unprocessed_from(self) -> dict[str, bytes] | None:
         """Where reading goes on for whoever has none of what is held (SV9); None: as in every snapshot."""
         return None if self.ahead is None else self.ahead.unprocessed_from
+
+    def poll(self) -> Polled:
+        """Read, unless it is over."""
+        polled = None if self.is_over else self.reader.poll()
+        self._polled_count += is_progress(polled)
+        return polled
+
+    @property
+    def read_count(self) -> int:
+        """How often reading came forward."""
+        return self._polled_count if self.ahead is None else self.ahead.read_count
 
     def splits_now(self) -> SplitsSeen:
         """Return which splits a marker may still come from (EI25, EI26, EI30)."""

@@ -18,7 +18,7 @@ from headgate import fault_points
 from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfData, Idle, Watermark
 from headgate.codec.snapshot import FINISHED_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX
 from headgate.connectors.base import SinkWriter, SourceBatch
-from headgate.connectors.induced import AnyReader, CheckpointMarker, Polled
+from headgate.connectors.induced import AnyReader, CheckpointMarker
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN_INPUT, InputName
 from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
@@ -47,10 +47,13 @@ from headgate.runtime.worker.hooks import Hooks
 from headgate.runtime.worker.in_flight import InFlight
 from headgate.runtime.worker.outlets import EdgeOutlet
 from headgate.runtime.worker.overtaking import Delays, Overtaking
-from headgate.runtime.worker.sources import Source
+from headgate.runtime.worker.sources import MarkerReports, Source
 
 FIRST_CHECKPOINT = CheckpointId(1)
 """Of a pipeline; a later generation begins with a later one."""
+
+READS_ON_MS = 150_000
+"""For the timeout that checkpoints have by default."""
 
 ELEMENTS_PER_TURN_MAX = 16
 """Elements one subtask may process before the mailbox looks at the others: bounds a barrier's wait (C48)."""
@@ -64,6 +67,9 @@ class Reports(Protocol):
 
     def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:
         """It gives ``checkpoint`` up."""
+
+    def reads_on(self, subtask: SubtaskId, uncut: tuple[CheckpointId, ...]) -> None:
+        """It comes forward, and has not met the markers of ``uncut``."""
 
     def finished(self, subtask: SubtaskId) -> None:
         """It has processed all input."""
@@ -94,6 +100,7 @@ class SubtaskParts:
         first_checkpoint: no checkpoint of this generation is below it.
         in_flight: what it replays first, and records when a barrier overtakes.
         overtaking: how long it aligns; None: as long as it takes.
+        reads_on_ms: how often a source that sets its own barrier says that it reads towards a marker.
     """
 
     subtask: SubtaskId
@@ -114,6 +121,7 @@ class SubtaskParts:
     first_checkpoint: CheckpointId = FIRST_CHECKPOINT
     in_flight: InFlight = field(default_factory=InFlight)
     overtaking: Overtaking | None = None
+    reads_on_ms: int = READS_ON_MS
 
 
 class SubtaskRunner:
@@ -127,6 +135,7 @@ class SubtaskRunner:
         self._outlets = list(parts.outlets)
         self._sinks = dict(parts.sinks)
         self._source = Source.of(parts.reader, parts.mode, is_over=parts.is_draining)
+        self._marker_reports = MarkerReports(parts.reads_on_ms) if self._sets_barriers else None
         self._writer = parts.make_writer()
         self._reports = parts.reports
         regular_count = len(self._inputs) - (0 if parts.place is None else len(parts.place.feedback))
@@ -253,8 +262,16 @@ class SubtaskRunner:
         if self._deadline is not None and now_ms >= self._deadline[1]:
             (checkpoint, _), self._deadline = self._deadline, None
             self.handle(machine.AlignmentTimedOut(checkpoint))
+        if self._marker_reports is not None:
+            self._tell_reading(self._marker_reports, now_ms)
         if self.can_send and not self._has_ended:
             self.chain.tick(now_ms)
+
+    def _tell_reading(self, reports: MarkerReports, now_ms: int) -> None:
+        assert self._source is not None
+        uncut = reports.due(self._machine.awaited_markers, self._source.read_count, now_ms)
+        if uncut is not None:
+            self._reports.reads_on(self.subtask, uncut)
 
     def wakeup_ms(self, now_ms: int) -> int | None:
         """Return how long the mailbox may sleep for the sake of this subtask's source and timers, or None.
@@ -296,7 +313,7 @@ class SubtaskRunner:
     def _step_source(self, source: Source) -> bool:
         if self._has_ended or self._machine.is_suspended or not self.can_send:
             return False
-        polled: Polled = None if source.is_over else source.reader.poll()
+        polled = source.poll()
         if isinstance(polled, CheckpointMarker):
             self._meet(source, polled)
             return True

@@ -22,7 +22,7 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import SubtaskEntry
 from headgate.model.savepoint import Copied
 from headgate.operators.user_function import HookError, UserFunctionError, user_traceback
-from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported
+from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.loops import rounds
 from headgate.protocol.subtasks import subtask as machine
@@ -354,6 +354,10 @@ class Worker:
         """Send a decline."""
         declined = Declined(self._generation, subtask, checkpoint, reason)
         self._control.send(messages.Decline(declined, text))
+
+    def reads_on(self, subtask: SubtaskId, uncut: tuple[CheckpointId, ...]) -> None:
+        """Report that a source comes forward."""
+        self._control.send(messages.ReadsOn(SourceReadsOn(self._generation, subtask, uncut)))
 
     def finished(self, subtask: SubtaskId) -> None:
         """Report that a subtask has processed all input, with its totals in front."""
