@@ -10,6 +10,7 @@ from tests.mutants.harness import patched
 from tests.sim.product.patching import around, both, planted
 
 from headgate.protocol.checkpoints import pending
+from headgate.protocol.checkpoints.markers import MarkerPatience
 from headgate.protocol.subtasks import induced
 from headgate.protocol.subtasks.induced import InducedCut
 from headgate.protocol.subtasks.subtask import Subtask
@@ -59,6 +60,10 @@ def splits_are_not_read_on_behind_an_abort() -> AbstractContextManager[None]:  #
     return around(InducedCut, "aborted", aborted)
 
 
+def a_marker_that_is_far_away_counts() -> AbstractContextManager[None]:  # EI36
+    return patched(MarkerPatience, "_only_reads", lambda self, wait, missing: False)
+
+
 def a_manifest_forgets_what_hooks_returned() -> AbstractContextManager[None]:  # EI4
     def write(call: Any, self: Any, carried: Any) -> Any:
         return [replace(e, hooks=()) if isinstance(e, pending.WriteManifest) else e for e in call(self, carried)]
@@ -90,6 +95,7 @@ def hooks_get_the_data_of_no_checkpoint() -> AbstractContextManager[None]:  # EI
 
 SEEDS: dict[str, int] = {
     "a_manifest_forgets_what_hooks_returned": 1,
+    "a_marker_that_is_far_away_counts": 3017,
     "a_marker_that_means_nothing_is_waited_at": 1,
     "a_trigger_cuts_a_source_that_sets_its_own_barrier": 1,
     "any_marker_cuts_the_oldest_checkpoint": 1,
