@@ -21,6 +21,7 @@ from headgate.model.manifest import (
     MANIFEST_VERSION,
     Claim,
     Committable,
+    HookState,
     LogEntry,
     Manifest,
     SnapshotPart,
@@ -59,16 +60,22 @@ class _Undelayed(msgspec.Struct, frozen=True):
 def _fields(entry: LogEntry) -> dict[str, Any]:
     """Return the fields of ``entry`` as they are written, without the delays of subtasks that measured none.
 
-    A pipeline that was never restored by name does not say so in each manifest.
+    A pipeline that was never restored by name does not say so in each manifest, nor do its hooks.
     """
     fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
     if isinstance(entry, Manifest):
         fields["entries"] = [_written(subtask) for subtask in entry.entries]
+        fields["hooks"] = [_written_hook(hook) for hook in entry.hooks]
     return {name: value for name, value in fields.items() if value is not None or name not in _WHERE_FROM}
 
 
 def _written(entry: SubtaskEntry) -> SubtaskEntry | _Undelayed:
     return entry if entry.delays is not None else _Undelayed(entry.subtask, entry.parts, entry.committables)
+
+
+def _written_hook(hook: HookState) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(hook)
+    return {name: value for name, value in fields.items() if value is not None or name != "checkpoint"}
 
 
 def decode_log_entry(data: bytes, path: str) -> LogEntry:

@@ -9,7 +9,7 @@ that it follows: what nothing follows counts for nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -136,6 +136,9 @@ class HookState:
 
     hook: str
     data: bytes | None = None
+    checkpoint: CheckpointId | None = None
+    """For which checkpoint it was called, if that is not the manifest's own: one that was restored by name has another
+    id here than there (EI38)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,15 @@ class Manifest:
     """What this checkpoint, or the newest one before it that was restored by name, was restored from (SV24)."""
     place: Place | None = None
     """Where the files of its parts are, if not in the pipeline's directory: they are somebody else's (SV27)."""
+
+    def state_of_hook(self, hook: str) -> HookState:
+        """Return what ``hook`` returned, and for which checkpoint; for this one if it was not there then."""
+        found = next((state for state in self.hooks if state.hook == hook), HookState(hook))
+        return replace(found, checkpoint=self.checkpoint) if found.checkpoint is None else found
+
+    def hooks_as_called(self) -> tuple[HookState, ...]:
+        """Return ``hooks``, each with the checkpoint that it was called for: for a manifest with another id."""
+        return tuple(self.state_of_hook(state.hook) for state in self.hooks)
 
     @property
     def committables(self) -> tuple[Committable, ...]:

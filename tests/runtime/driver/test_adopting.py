@@ -16,15 +16,16 @@ import headgate as hg
 from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.config import StartConfig
-from headgate.model.definition import PipelineDefinition
+from headgate.model.definition import HookSpec, PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
-from headgate.model.manifest import Committable, Manifest, SubtaskEntry
+from headgate.model.manifest import Committable, HookState, Manifest, SubtaskEntry
 from headgate.model.savepoint import Savepoint
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.driver import adopting
 from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
+from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.storage.local import LocalStorage
 
 CALLS: list[tuple[str, list[int]]] = []
@@ -62,7 +63,12 @@ class Home:
         self.log = CheckpointLog(self.storage, name)
 
     def begin(
-        self, place: object = None, behind: int | None = None, allow: Iterable[str] = (), **changed: Any
+        self,
+        place: object = None,
+        behind: int | None = None,
+        allow: Iterable[str] = (),
+        calls: HookCalls | None = None,
+        **changed: Any,
     ) -> NewGeneration:
         CALLS.clear()
         self.notes.clear()
@@ -70,7 +76,7 @@ class Home:
         url = None if place is None else str(place)
         start = StartConfig(url, None if behind is None else CheckpointId(behind), frozenset(allow))
         definition = replace(self.definition, config=replace(self.definition.config, start=start), **changed)
-        found = begin_generation(definition, self.log, "test", self.notes.append)
+        found = begin_generation(definition, self.log, "test", self.notes.append, None, hooks=calls)
         assert isinstance(found, NewGeneration)
         return found
 
@@ -92,7 +98,9 @@ class Home:
         at, by = CheckpointId(checkpoint), Generation(generation)
         return SubtaskEntry(subtask, (write_snapshot(storage, prefix, subtask, at, by, state, 0),), (out,))
 
-    def savepoint(self, path: Path, checkpoint: int = 7, generation: int = 3, drawn: str = "drawn") -> Path:
+    def savepoint(
+        self, path: Path, checkpoint: int = 7, generation: int = 3, drawn: str = "drawn", **fields: Any
+    ) -> Path:
         """Write a savepoint of this pipeline."""
         directory = SavepointDirectory(str(path))
         place = directory.place(TOKEN)
@@ -101,7 +109,14 @@ class Home:
         entries = tuple(self._entry(storage, place.prefix, s, checkpoint, generation) for s in plan.subtasks())
         entries = tuple(replace(entry, committables=()) for entry in entries)
         manifest = Manifest(
-            CheckpointId(checkpoint), Generation(generation), 1, plan.max_parallelism, entries, (), plan.state_texts()
+            CheckpointId(checkpoint),
+            Generation(generation),
+            1,
+            plan.max_parallelism,
+            entries,
+            (),
+            plan.state_texts(),
+            **fields,
         )
         directory.write(Savepoint(drawn, self.name, 0, place.prefix, manifest))
         return path
@@ -140,6 +155,53 @@ def test_ids_go_on_above_what_is_restored(tmp_path: Path) -> None:  # SV22
     found = Home(tmp_path / "b").begin(place)
     assert found.restored is not None
     assert (found.generation, found.restored.checkpoint, found.first_checkpoint) == (4, 8, 9)
+
+
+class Recorded(hg.CoordinatorHook):
+    """Notes with what it goes back."""
+
+    def __init__(self) -> None:
+        self.restored: list[tuple[int, bytes | None]] = []
+
+    def trigger(self, checkpoint_id: int) -> None:
+        return None
+
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        self.restored.append((checkpoint_id, data))
+
+    def reset(self) -> None:
+        self.restored.clear()
+
+
+def goes_back_to(home: Home, *named: Any) -> list[tuple[int, bytes | None]]:
+    """Begin with a hook named 'shop'; return with what it goes back."""
+    hook = Recorded()
+    spec = HookSpec("shop", hook, 60_000)
+    calls = HookCalls((spec,))
+    home.begin(*named, calls=calls, hooks=(spec,))
+    calls.close()
+    return hook.restored
+
+
+def test_a_hook_goes_back_to_the_checkpoint_that_it_was_called_for(tmp_path: Path) -> None:  # EI38
+    """What is restored by name gets an id of this pipeline, of which no hook has ever heard."""
+    home = Home(tmp_path / "a", retained=9)
+    home.begin()
+    for checkpoint in (1, 2, 3):
+        home.complete(checkpoint, 1, hooks=(HookState("shop", b"at %d" % checkpoint),))
+    assert goes_back_to(home) == [(3, b"at 3")]
+    assert goes_back_to(home, home.root / "checkpoints" / "p" / "chk-2", 3) == [(2, b"at 2")]
+    assert home.checkpoints == [1, 2, 3, 4]
+    assert goes_back_to(home) == [(2, b"at 2")], "and at every restart behind it"
+    assert goes_back_to(Home(tmp_path / "b"), home.root / "checkpoints" / "p") == [(2, b"at 2")], "whatever way it came"
+    home.complete(5, 4, hooks=(HookState("shop", b"at 5"),))
+    assert goes_back_to(home) == [(5, b"at 5")]
+
+
+def test_a_savepoint_takes_the_data_of_hooks_along(tmp_path: Path) -> None:  # EI38, SV3
+    place = Home(tmp_path / "a").savepoint(tmp_path / "taken", hooks=(HookState("shop", b"at 7"),))
+    assert goes_back_to(Home(tmp_path / "b"), place) == [(7, b"at 7")]
+    assert "holds 4 bytes of hook 'shop', which this pipeline does not have" in refusal(Home(tmp_path / "c"), place)
 
 
 def test_a_second_start_goes_on_from_the_pipelines_own_checkpoint(tmp_path: Path) -> None:  # SV24

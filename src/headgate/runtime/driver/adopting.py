@@ -139,7 +139,7 @@ class Adoption:
         assert found is not None
         checkpoint = CheckpointId(max(claimed.first_checkpoint, found.manifest.checkpoint + 1))  # SV22
         manifest = replace(found.manifest, checkpoint=checkpoint, generation=claimed.next.generation)
-        manifest = replace(manifest, origin=found.origin)
+        manifest = replace(manifest, origin=found.origin, hooks=found.manifest.hooks_as_called())
         if found.pipeline != self._definition.config.name:  # SV26
             entries = tuple(replace(entry, committables=()) for entry in manifest.entries)
             manifest = replace(manifest, entries=entries, carried=())

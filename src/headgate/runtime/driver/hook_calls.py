@@ -109,7 +109,6 @@ class HookCalls:
         Raises:
             HeadgateError: one failed, or did not return in time.
         """
-        data = {} if restored is None else {state.hook: state.data for state in restored.hooks}
         for name, thread in self._threads.items():
             context = HookContext(pipeline, name, int(generation))
 
@@ -118,7 +117,8 @@ class HookCalls:
                 if restored is None:
                     hook.reset()
                 else:
-                    hook.restore(int(restored.checkpoint), data.get(context.hook))
+                    state = restored.state_of_hook(context.hook)
+                    hook.restore(int(state.checkpoint or restored.checkpoint), state.data)
 
             thread.run("reset()" if restored is None else f"restore({restored.checkpoint})", begin)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
-from headgate.sim.product import induced, modes, overtaking, savepoints, streams
+from headgate.sim.product import induced, mixed, modes, overtaking, savepoints, streams
 from headgate.sim.product.coverage_table import measure, table, write
 from headgate.sim.product.run import Result, run_seed
 
@@ -17,6 +17,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "streams": streams.run_seed,
     "modes": modes.run_seed,
     "induced": induced.run_seed,
+    "mixed": mixed.run_seed,
     "overtaking": overtaking.run_seed,
     "savepoints": savepoints.run_seed,
 }
@@ -40,6 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--streams", action="store_true", help="pipelines between streams of the store")
     parser.add_argument("--modes", action="store_true", help="pipelines that count at least or at most once")
     parser.add_argument("--induced", action="store_true", help="pipelines whose sources set their own barriers")
+    parser.add_argument("--mixed", action="store_true", help="such sources in other guarantees and beside savepoints")
     parser.add_argument("--overtaking", action="store_true", help="pipelines whose barriers overtake what waits")
     parser.add_argument("--savepoints", action="store_true", help="pipelines that are moved with savepoints")
     chosen = parser.parse_args(arguments)

@@ -66,6 +66,8 @@ class Outside:
         self.behind: dict[int, dict[str, set[int]]] = {}
         """Where a split stands that has just met the marker of a checkpoint."""
         self.faults_count = 0
+        self.may_stay = False
+        """Whether a checkpoint may be cut where an older one was: at most once, behind the last one before a stop."""
 
     # -- rows -------------------------------------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class Outside:
 
     def on_manifest(self, manifest: Manifest) -> None:
         """A checkpoint is completed: it is cut behind its marker everywhere, and holds what the hook returned."""
-        checkpoint = int(manifest.checkpoint)
+        checkpoint = int(manifest.state_of_hook(HOOK).checkpoint or 0)
         found = {state.hook: state.data for state in manifest.hooks}
         if found != {HOOK: self.returned.get(checkpoint, b"?")}:
             self.fail(
@@ -140,11 +142,13 @@ class Outside:
         cuts = self.cuts.get(checkpoint, {})
         for name, tape in self.tapes.items():
             at = cuts.get(name)
-            if at is None or (at not in self.behind.get(checkpoint, {}).get(name, ()) and not self._is_over(tape, at)):
+            if at is None or not self._may_be_cut(checkpoint, name, tape, at):
                 self.fail(f"checkpoint {checkpoint} is cut at {at} of {name}, which is not behind its marker")
 
-    def _is_over(self, tape: Tape, at: int) -> bool:
-        return tape.rows_before(at) == len(tape.rows)
+    def _may_be_cut(self, checkpoint: int, name: str, tape: Tape, at: int) -> bool:
+        if at in self.behind.get(checkpoint, {}).get(name, ()) or tape.rows_before(at) == len(tape.rows):
+            return True
+        return self.may_stay and any(cuts.get(name) == at for older, cuts in self.cuts.items() if older < checkpoint)
 
 
 class TapeHook(hg.CoordinatorHook, hg.CheckpointListener):
@@ -322,9 +326,11 @@ class _Verdict(Verdict):
 class InducedRun(Run):
     """A run with hooks and markers."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+    def __init__(
+        self, seed: int, *, is_traced: bool = False, is_plain: bool = True, events_max: int = EVENTS_MAX
+    ) -> None:
         """Draw."""
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
+        super().__init__(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
         drawn = self.settings
         rng = random.Random(f"induced of seed {seed}")
         self.faults.on -= {Fault.DRAIN}  # a drained source is cut where it is
@@ -337,14 +343,21 @@ class InducedRun(Run):
         count = len(settings.inputs)
         rows_count = rng.choice((60, 150, 300)) // count
         settings.inputs = [draw_splits(rng, i, rng.choice((1, 2, 3)), rows_count) for i in range(count)]
-        settings.induced = frozenset(range(count)) if rng.random() < 0.5 else frozenset({rng.randrange(count)})
+        induced = frozenset(range(count)) if rng.random() < 0.5 else frozenset({rng.randrange(count)})
         settings.checkpointing = replace(
             drawn.checkpointing, tolerable_failures=20, timeout=f"{rng.choice((200, 500))}ms"
         )
-        self.tapes = settings.tapes = Outside(self, seed, {i: settings.inputs[i] for i in settings.induced})
+        self._put_on_tapes(seed, induced)
         on_manifest = self.history.on_manifest
         self.history = History(drawn.checkpointing.retained, lambda manifest, files: self._on_manifest(manifest, files))
         self._harm_on_manifest = on_manifest
+
+    def _put_on_tapes(self, seed: int, induced: frozenset[int]) -> None:
+        """Have these sources read tapes."""
+        settings = self.settings
+        assert isinstance(settings, InducedSettings)
+        settings.induced = induced
+        self.tapes = settings.tapes = Outside(self, seed, {i: settings.inputs[i] for i in sorted(induced)})
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
         self.tapes.on_manifest(manifest)

@@ -66,8 +66,10 @@ def _windows(rows: hg.Stream) -> hg.Stream:
 class OvertakingRun(Run):
     """The user of one such pipeline."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
+    def __init__(
+        self, seed: int, *, is_traced: bool = False, is_plain: bool = True, events_max: int = EVENTS_MAX
+    ) -> None:
+        super().__init__(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
         rng = self._rng = random.Random(f"overtaking of seed {seed}")
         settings = self.settings
         settings.checkpointing = replace(

@@ -64,8 +64,10 @@ class Taken:
 class SavepointRun(Run):
     """A run in which savepoints are taken."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
+    def __init__(
+        self, seed: int, *, is_traced: bool = False, is_plain: bool = True, events_max: int = EVENTS_MAX
+    ) -> None:
+        super().__init__(seed, is_traced=is_traced, is_plain=is_plain, events_max=events_max)
         self._chance = random.Random(f"savepoints of seed {seed}")
         self._count = 0
         self._moves_to: Taken | None = None
