@@ -130,6 +130,15 @@ def test_a_manifest_without_a_mode_was_exactly_once() -> None:
     assert decode_log_entry(head + b"\n" + old, "log/1") == MANIFEST
 
 
+def test_only_what_was_restored_by_name_says_for_which_checkpoint_a_hook_was_called() -> None:  # EI38
+    held = dataclasses.replace(MANIFEST, hooks=(HookState("shop", b"x"), HookState("bank", b"y", CheckpointId(2))))
+    written = encode_log_entry(held)
+    assert decode_log_entry(written, "m") == held
+    shop, bank = json.loads(written.partition(b"\n")[2])["hooks"]
+    assert "checkpoint" not in shop, "as manifests were before"
+    assert bank["checkpoint"] == 2
+
+
 def test_a_manifest_from_before_hooks_holds_none() -> None:  # EI4
     held = dataclasses.replace(MANIFEST, hooks=(HookState("shop", b"\x00\xff"), HookState("silent")))
     assert decode_log_entry(encode_log_entry(held), "m") == held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.runtime.driver import test_adopting
 from tests.runtime.worker import test_ahead_reader
 
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import HookState, Manifest
 from headgate.protocol.checkpoints import restoring_by_name
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.pending import PendingCheckpoints
@@ -188,10 +190,26 @@ def every_start_adopts() -> Context:  # SV24
     return patched(adopting, "decide", again)
 
 
+def hooks_go_back_to_an_id_that_they_do_not_know() -> Context:  # EI38
+    return patched(Manifest, "hooks_as_called", lambda self: self.hooks)
+
+
+def each_restore_by_name_renumbers_hooks() -> Context:  # EI38
+    def renumbered(self: Manifest) -> tuple[HookState, ...]:
+        return tuple(replace(state, checkpoint=self.checkpoint) for state in self.hooks)
+
+    return patched(Manifest, "hooks_as_called", renumbered)
+
+
+ADOPTED_HOOKS = test_adopting.test_a_hook_goes_back_to_the_checkpoint_that_it_was_called_for
+
+
 ADOPTING = [
     (nothing_is_checked_before, test_adopting.test_a_damaged_savepoint_is_refused_before_anything_is_written),
     (ids_go_on_below, test_adopting.test_ids_go_on_above_what_is_restored),
     (a_missing_place_is_made, test_adopting.test_what_was_restored_may_be_removed_later),
+    (hooks_go_back_to_an_id_that_they_do_not_know, ADOPTED_HOOKS),
+    (each_restore_by_name_renumbers_hooks, ADOPTED_HOOKS),
     (removed_sinks_are_recovered, test_adopting.test_a_removed_operator_is_left_behind_by_name),
     (every_start_adopts, test_adopting.test_a_second_start_goes_on_from_the_pipelines_own_checkpoint),
 ]

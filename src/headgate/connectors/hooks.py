@@ -50,7 +50,9 @@ class CoordinatorHook(ABC):
     def restore(self, checkpoint_id: int, data: bytes | None) -> None:
         """Go back to what was when ``trigger(checkpoint_id)`` returned ``data``: a generation begins there.
 
-        ``data`` is None if it returned nothing, or if the checkpoint is older than the hook. May be repeated.
+        ``data`` is None if it returned nothing, or if the checkpoint is older than the hook. May be repeated. A start
+        that names a savepoint or a checkpoint gives what that one holds, though it has another number here (EI38).
+        Numbers that follow may have been used by the pipeline that it is of: no reader may meet its markers (EI39).
         """
 
     @abstractmethod

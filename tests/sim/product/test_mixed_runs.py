@@ -7,7 +7,10 @@ from contextlib import AbstractContextManager
 
 import pytest
 from tests.mutants.harness import Mutant, patched
-from tests.mutants.test_guarantee_mutants import positions_are_in_front_of_what_is_held, what_is_read_is_processed_at_once
+from tests.mutants.test_guarantee_mutants import (
+    positions_are_in_front_of_what_is_held,
+    what_is_read_is_processed_at_once,
+)
 from tests.mutants.test_overtaking_mutants import what_waits_is_not_recorded
 from tests.sim.product.mutants_of_induced import the_first_marker_cuts_all_splits
 
