@@ -59,6 +59,7 @@ sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS of streams; p
 	$(PYTHON_ENV) -m headgate.sim --streams --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --modes --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --induced --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
+	$(PYTHON_ENV) -m headgate.sim --mixed --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --savepoints --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --coverage --seeds $(COVERAGE_SEEDS) --jobs $(WORKERS)
 

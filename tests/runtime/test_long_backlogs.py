@@ -108,8 +108,8 @@ class BacklogReader:
 
 
 def backlog(root: Path, rows: int, *, loses: bool = False, **options: Any) -> hg.Pipeline:
-    """A pipeline whose first marker is ``rows / BATCH * PAUSE_MS`` away, and whose timeout is half a second."""
-    pipeline = pipeline_at(root, **{"timeout": "500ms", **options})
+    """A pipeline whose first marker is ``rows / BATCH * PAUSE_MS`` away, and whose timeout is a second."""
+    pipeline = pipeline_at(root, **{"timeout": "1s", **options})
     pipeline.source(Backlog(root, rows), name="backlog").rebalance().sink(hg.FileSink(root / "out"), name="out")
     pipeline.add_hook("marking", Marking(root, loses=loses))
     return pipeline
@@ -122,7 +122,7 @@ def numbers(root: Path) -> list[int]:
 @pytest.mark.parametrize("mode", ["exactly_once", "at_least_once", "at_most_once"])
 def test_a_marker_behind_a_long_backlog_is_met(start: Start, tmp_path: Path, mode: str) -> None:  # EI36, EI37
     """No failure is tolerable. Restarts are for a machine that gives somebody no turn for a whole timeout."""
-    restart = hg.FixedDelay(delay="20ms", attempts=10)
+    restart = hg.FixedDelay(delay="20ms", attempts=20)
     run = start(definition_of(backlog(tmp_path, 1_500, mode=mode, restart=restart)))
     run.wait_checkpoints(1)
     assert any("still reads towards its marker" in note for note in run.notes)
@@ -132,7 +132,7 @@ def test_a_marker_behind_a_long_backlog_is_met(start: Start, tmp_path: Path, mod
 
 
 def test_a_stop_waits_for_the_marker(start: Start, tmp_path: Path) -> None:  # EI26, EI36
-    run = start(definition_of(backlog(tmp_path, 1_000, restart=hg.FixedDelay(delay="20ms", attempts=10))))
+    run = start(definition_of(backlog(tmp_path, 1_000, restart=hg.FixedDelay(delay="20ms", attempts=20))))
     run.wait(lambda: any("still reads towards its marker" in note for note in run.notes), "a marker that is far away")
     run.driver.stop()
     assert not run.result().is_finished

@@ -1,4 +1,4 @@
-"""Hooks and markers beside another guarantee, barriers that overtake, or savepoints: what each forgets of the other.
+"""Hooks and markers beside another guarantee, barriers that overtake, or savepoints (SM42).
 
 A seed draws one of the four, and the rest as ``induced`` and that kind of run do. The checkers are those of both: what
 the mode allows and nothing else, and I12.
