@@ -13,16 +13,20 @@ from tests.codec import test_log_entry as log_tests
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.protocol.checkpoints import test_coordinator as coordinator_tests
 from tests.protocol.checkpoints import test_overtake as machine_tests
+from tests.protocol.checkpoints import test_overtake_histories as history_tests
 from tests.protocol.subtasks import test_subtask_overtaking as subtask_tests
 from tests.runtime.checkpoints import test_in_flight as in_flight_tests
+from tests.runtime.worker import test_late_inputs as input_tests
 from tests.runtime.worker import test_overtaking_runner as runner_tests
-from tests.sim.product.patching import around, skipped, without
+from tests.sim.product.patching import around, both, skipped, without
 
 from headgate.api.config import Checkpointing
 from headgate.codec import log_entry
 from headgate.codec.frames import BatchElement
 from headgate.model.manifest import MANIFEST_VERSION
 from headgate.model.options import Alignment, CheckpointOptions
+from headgate.model.plan import Plan
+from headgate.protocol.checkpoints import overtake
 from headgate.protocol.checkpoints.align import BlockChannel, Decline, EmitCancel, UnblockChannels
 from headgate.protocol.checkpoints.overtake import AllRecorded, DropRecording, Overtaker, RecordChannels
 from headgate.protocol.checkpoints.triggering import Triggering
@@ -180,7 +184,60 @@ def overlapping_checkpoints_may_overtake() -> AbstractContextManager[None]:  # U
 
 Test = Callable[..., object]
 
+
+def every_channel_may_be_held() -> AbstractContextManager[None]:  # UA20
+    def init(call: Any, self: Any, channels_count: int, *, is_immediate: bool, late: object) -> None:
+        call(self, channels_count, is_immediate=is_immediate)
+
+    return around(Overtaker, "__init__", init)
+
+
+def one_barrier_that_takes_credit_is_enough() -> AbstractContextManager[None]:  # UA20
+    def is_free(self: Any) -> bool:
+        return not self._late or bool(self._late & (self._arrived | self._ended))
+
+    return both(patched(Overtaker, "_is_free", property(is_free)), patched(Overtaker, "_check", lambda self: None))
+
+
+def the_end_of_a_channel_is_no_barrier() -> AbstractContextManager[None]:  # UA20
+    return patched(Overtaker, "_is_free", property(lambda self: self._late <= self._arrived))
+
+
+def what_is_aligned_goes_on_as_one_that_overtook() -> AbstractContextManager[None]:  # UA20
+    return patched(overtake, "_as_sent", lambda options: options)
+
+
+def only_the_source_itself_takes_credit() -> AbstractContextManager[None]:  # UA20
+    return patched(Plan, "behind", lambda self, vertex: frozenset())
+
+
 CAUGHT: list[tuple[Mutant, Test, tuple[object, ...]]] = [
+    (
+        every_channel_may_be_held,
+        machine_tests.test_nobody_goes_over_before_a_barrier_that_takes_credit_has_arrived,
+        (),
+    ),
+    (every_channel_may_be_held, history_tests.test_a_source_gets_the_credit_that_its_barrier_takes, ()),
+    (
+        one_barrier_that_takes_credit_is_enough,
+        machine_tests.test_the_timeout_runs_from_the_last_barrier_that_takes_credit,
+        (),
+    ),
+    (
+        the_end_of_a_channel_is_no_barrier,
+        machine_tests.test_the_end_of_a_channel_stands_for_a_barrier_that_takes_credit,
+        (),
+    ),
+    (
+        what_is_aligned_goes_on_as_one_that_overtook,
+        machine_tests.test_the_end_of_a_channel_stands_for_a_barrier_that_takes_credit,
+        (),
+    ),
+    (
+        only_the_source_itself_takes_credit,
+        input_tests.test_a_barrier_takes_credit_wherever_such_a_source_is_in_front_of_it,
+        (),
+    ),
     (what_waits_is_not_recorded, runner_tests.test_a_timeout_snapshots_at_once_and_records_what_waits, ()),
     (
         what_is_behind_a_barrier_is_recorded_too,

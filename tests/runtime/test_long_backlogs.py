@@ -131,6 +131,16 @@ def test_a_marker_behind_a_long_backlog_is_met(start: Start, tmp_path: Path, mod
     assert numbers(tmp_path) == list(range(1_500))
 
 
+def test_barriers_that_overtake_leave_it_the_credit_to_read_to_its_marker(start: Start, tmp_path: Path) -> None:
+    """UA20: the other subtask of the source has ended, and its barrier is there at once."""
+    pipeline = backlog(tmp_path, 1_500, alignment_timeout=0, restart=hg.FixedDelay(delay="20ms", attempts=20))
+    run = start(definition_of(pipeline, credit_bytes=2_000))
+    run.wait_checkpoints(1)
+    (tmp_path / "closed").touch()
+    assert run.result().is_finished
+    assert numbers(tmp_path) == list(range(1_500))
+
+
 def test_a_stop_waits_for_the_marker(start: Start, tmp_path: Path) -> None:  # EI26, EI36
     run = start(definition_of(backlog(tmp_path, 1_000, restart=hg.FixedDelay(delay="20ms", attempts=20))))
     run.wait(lambda: any("still reads towards its marker" in note for note in run.notes), "a marker that is far away")

@@ -62,8 +62,8 @@ def end(channel: int) -> ChannelEnded:
     return ChannelEnded(ch(channel))
 
 
-def after(channels_count: int, *events: Event, is_immediate: bool = False) -> Overtaker:
-    overtaker = Overtaker(channels_count, is_immediate=is_immediate)
+def after(channels_count: int, *events: Event, is_immediate: bool = False, late: tuple[int, ...] = ()) -> Overtaker:
+    overtaker = Overtaker(channels_count, is_immediate=is_immediate, late=frozenset(ch(c) for c in late))
     for event in events:
         overtaker.handle(event)
     return overtaker
@@ -96,6 +96,45 @@ def is_ignored(effects: list[Effect]) -> bool:
 def recording(checkpoint: int = 1) -> Overtaker:
     """Of four channels: 0 was read, on 1 the barrier has arrived, 2 and 3 are held."""
     return after(4, arrived(0, checkpoint), read(0, checkpoint), arrived(1, checkpoint), timeout(checkpoint))
+
+
+# -- barriers that take credit ----------------------------------------------------------------------------------------
+
+
+def test_nobody_goes_over_before_a_barrier_that_takes_credit_has_arrived() -> None:  # UA20
+    overtaker = after(3, arrived(0, 1), read(0, 1), is_immediate=True, late=(2,))
+    assert overtaker.blocked == {0}, "it aligns, and the others are read on"
+    assert overtaker.handle(arrived(2, 1)) == [
+        *taken(1, OVER),
+        record(1, 2),
+        unblock(0),
+        BlockChannel(ch(1)),
+    ]
+    assert overtaker.handle(arrived(1, 1)) == [record(1, 1), unblock(1), AllRecorded(cp(1))]
+
+
+def test_the_timeout_runs_from_the_last_barrier_that_takes_credit() -> None:  # UA20
+    overtaker = after(3, late=(1, 2))
+    assert is_ignored(overtaker.handle(arrived(0, 1)))
+    assert is_ignored(overtaker.handle(arrived(1, 1)))
+    assert overtaker.handle(arrived(2, 1)) == [ArmAlignmentTimer(cp(1))]
+    assert overtaker.handle(timeout(1))[:2] == taken(1, OVER)
+
+
+def test_a_barrier_that_overtook_waits_for_one_that_takes_credit() -> None:  # UA6, UA20
+    overtaker = after(2, arrived(0, 1, OVER), late=(1,))
+    assert overtaker.blocked == frozenset()
+    assert overtaker.handle(arrived(1, 1)) == [*taken(1, OVER), record(1, 0, 1), AllRecorded(cp(1))]
+    overtaker = after(2, arrived(0, 1, OVER), arrived(0, 2), late=(1,))
+    assert overtaker.handle(arrived(1, 2)) == [ArmAlignmentTimer(cp(2))], "it was the barrier of an older checkpoint"
+
+
+def test_the_end_of_a_channel_stands_for_a_barrier_that_takes_credit() -> None:  # A7, UA20
+    assert after(3, arrived(0, 1), late=(2,)).handle(end(2)) == [ArmAlignmentTimer(cp(1))]
+    assert after(3, arrived(0, 1), is_immediate=True, late=(2,)).handle(end(2))[:2] == taken(1, OVER)
+    assert after(2, end(1), is_immediate=True, late=(1,)).handle(arrived(0, 1))[:2] == taken(1, OVER)
+    overtaker = after(2, arrived(0, 1, OVER), read(0, 1, OVER), late=(1,))
+    assert overtaker.handle(end(1)) == [*taken(1), unblock(0)], "nothing is left to be overtaken"
 
 
 # -- aligned as long as it does not take too long ---------------------------------------------------------------------

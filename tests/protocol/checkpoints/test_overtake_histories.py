@@ -41,6 +41,9 @@ from headgate.protocol.checkpoints.overtake import (
 
 Marker = BarrierArrived | CancelArrived
 
+CREDIT = 2
+"""Records that may wait in one channel, where that is limited."""
+
 
 @dataclass
 class Channel:
@@ -78,8 +81,11 @@ class Channel:
 class Node:
     """One subtask as its interpreter runs it."""
 
-    def __init__(self, inputs: list[Channel], outputs: list[Channel], *, is_immediate: bool) -> None:
-        self.overtaker = Overtaker(max(len(inputs), 1), is_immediate=is_immediate)
+    def __init__(
+        self, inputs: list[Channel], outputs: list[Channel], *, is_immediate: bool, late: tuple[int, ...] = ()
+    ) -> None:
+        late_channels = frozenset(ch(channel) for channel in late)
+        self.overtaker = Overtaker(max(len(inputs), 1), is_immediate=is_immediate, late=late_channels)
         self.inputs, self.outputs = inputs, outputs
         self.timers: list[int] = []
         self.frozen: dict[int, list[int]] = {}
@@ -154,12 +160,15 @@ class Node:
 class Graph:
     """The subtasks and what lies between them."""
 
-    def __init__(self, *, is_immediate: bool) -> None:
+    def __init__(self, *, is_immediate: bool, is_late: bool = False) -> None:
+        """``is_late``: the barrier of the first source takes credit, which everybody behind it knows."""
+        middle_late, end_late = ((0,), (0, 1)) if is_late else ((), ())
         ways = [[[Channel() for _ in range(2)] for _ in range(2)] for _ in range(2)]  # level, sender, receiver
         into = [[], *([[way[s][r] for s in range(2)] for r in range(2)] for way in ways)]
         self.sources = [Node([], ways[0][i], is_immediate=is_immediate) for i in range(2)]
-        middle = [Node(into[1][i], ways[1][i], is_immediate=is_immediate) for i in range(2)]
-        self.nodes = [*self.sources, *middle, *(Node(into[2][i], [], is_immediate=is_immediate) for i in range(2))]
+        middle = [Node(into[1][i], ways[1][i], is_immediate=is_immediate, late=middle_late) for i in range(2)]
+        ends = [Node(into[2][i], [], is_immediate=is_immediate, late=end_late) for i in range(2)]
+        self.nodes = [*self.sources, *middle, *ends]
         self.newest = 0
         self.records = 0
 
@@ -240,4 +249,38 @@ def test_a_checkpoint_completes_although_nobody_reads(data: st.DataObject, is_im
         graph.make(data.draw(st.sampled_from(moves)))
     assert all(node.acknowledged == [1] for node in graph.nodes)
     assert not any(channel.is_blocked for node in graph.nodes for channel in node.inputs)
+    graph.check()
+
+
+def has_room(channels: list[Channel]) -> bool:
+    return all(sum(isinstance(item, int) for item in channel.queue) < CREDIT for channel in channels)
+
+
+@settings(max_examples=100)
+@given(st.data(), st.booleans(), st.integers(0, 12))
+def test_a_source_gets_the_credit_that_its_barrier_takes(
+    data: st.DataObject, is_immediate: bool, backlog: int
+) -> None:  # UA20
+    """The first source sends records to its marker before its barrier; the other one has sent its barrier."""
+    graph = Graph(is_immediate=is_immediate, is_late=True)
+    patient, ordinary = graph.sources
+    ordinary.feed(BarrierReceived(ch(0), cp(1), TIMED))
+    while True:
+        moves = [move for move in graph.moves() if move[0] != "read" or has_room(move[1].outputs)]
+        if backlog and has_room(patient.outputs):
+            moves.append(("send", patient, 0))
+        elif not backlog and not patient.frozen:
+            moves.append(("cut", patient, 0))
+        if not moves:
+            break
+        kind, node, at = data.draw(st.sampled_from(moves))
+        if kind == "send":
+            backlog -= 1
+            graph.records += 1
+            node.outputs[graph.records % 2].send(graph.records)
+        elif kind == "cut":
+            node.feed(BarrierReceived(ch(0), cp(1), TIMED))
+        else:
+            graph.make((kind, node, at))
+    assert all(node.acknowledged == [1] for node in graph.nodes)
     graph.check()

@@ -38,6 +38,11 @@ def test_hooks_and_markers_go_with_everything_else() -> None:  # SM42
     assert faults > 8, "markers and hooks met faults"
 
 
+def test_a_source_has_the_credit_to_read_to_its_marker() -> None:  # UA20, SM42
+    """A seed in which none of its checkpoints was ever completed."""
+    assert run_seed(36).violation is None
+
+
 def test_a_mixed_seed_has_one_digest() -> None:  # SM42
     assert run_seed(1).digest == run_seed(1).digest
 

@@ -111,12 +111,18 @@ LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
 class Overtaker(Machine):
     """Aligns the barriers of one checkpoint at a time, for a while."""
 
-    def __init__(self, channels_count: int, *, is_immediate: bool) -> None:
-        """Make the machine; ``is_immediate``: the timeout is 0."""
+    def __init__(self, channels_count: int, *, is_immediate: bool, late: frozenset[ChannelIndex] = frozenset()) -> None:
+        """Make the machine.
+
+        ``is_immediate``: the timeout is 0. ``late``: channels whose barrier takes credit (UA20).
+        """
         assert channels_count >= 1
         super().__init__()
         self._channels = frozenset(ChannelIndex(index) for index in range(channels_count))
         self._is_immediate = is_immediate
+        self._late = late
+        self._has_overtaken = False
+        """Whether a barrier of the current checkpoint has."""
         self._phase = Phase.FLOWING
         self._current = CheckpointId(0)
         self._options = ORDINARY
@@ -213,27 +219,43 @@ class Overtaker(Machine):
         is_newer = checkpoint > self._current
         if is_newer:
             effects = self._give_up(AbortReason.OVERTAKEN)  # A4, UA10
-            self._current, self._options = checkpoint, options
+            self._current, self._has_overtaken = checkpoint, False
+            self._options = _as_sent(options)
             if self._was_aborted(checkpoint):  # A8: no snapshot, but nobody downstream may wait
                 return [*effects, EmitCancel(checkpoint)]
             self._enter(Phase.ALIGNING)
             self._arrived, self._read = set(), set()
         elif not _agree(options, self._options):  # A11, UA3
             raise self._violation(f"a barrier of {checkpoint} wants {options}, not {self._options}")
+        was_free = not is_newer and self._is_free
         self._arrived.add(channel)
-        found = self._act(channel, options, is_read=is_read)
-        if is_newer and self._phase is Phase.ALIGNING and options.alignment is Alignment.TIMED:
+        self._has_overtaken = self._has_overtaken or options.alignment is Alignment.OVERTAKING
+        found = self._act(channel, is_read=is_read)
+        if self._may_overtake and self._phase is Phase.ALIGNING and self._is_free and not was_free:
             effects.append(ArmAlignmentTimer(checkpoint))
         return [*effects, *found] or [Ignored("a barrier arrived, and waits to be read")]
 
-    def _act(self, channel: ChannelIndex, options: CheckpointOptions, *, is_read: bool) -> list[Effect]:
+    def _act(self, channel: ChannelIndex, *, is_read: bool) -> list[Effect]:
         """Return what the barrier on ``channel`` causes, which has just arrived, or was read at once."""
         if self._phase is Phase.RECORDING:
             return self._record(channel)
-        is_due = options.alignment is Alignment.OVERTAKING or self._is_immediate
-        if is_due and options.alignment.may_overtake:  # UA6
+        if self._is_due:
             return self._go_over(channel if is_read else None)
         return self._align(channel) if is_read else []
+
+    @property
+    def _may_overtake(self) -> bool:
+        return self._options.alignment.may_overtake
+
+    @property
+    def _is_free(self) -> bool:
+        """Whether channels may be held: every barrier that takes credit has arrived (UA20)."""
+        return self._late <= self._arrived | self._ended
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether it goes over without waiting for the timeout (UA6)."""
+        return self._may_overtake and self._is_free and (self._has_overtaken or self._is_immediate)
 
     def _align(self, channel: ChannelIndex) -> list[Effect]:
         """Count ``channel`` as read. The last one completes, and never blocks (A2, UA5)."""
@@ -303,10 +325,13 @@ class Overtaker(Machine):
 
     def _on_end(self, channel: ChannelIndex) -> list[Effect]:  # A7
         self._refuse_ended(channel)
+        was_free = self._is_free
         self._ended.add(channel)
         self._read.discard(channel)
         if self._phase is Phase.ALIGNING and self._channels == self._read | self._ended:
             return self._complete()
+        if self._phase is Phase.ALIGNING and self._may_overtake and self._is_free and not was_free:
+            return self._go_over() if self._is_due else [ArmAlignmentTimer(self._current)]
         if self._phase is Phase.RECORDING and channel in self._held:  # nothing is in front of it any more
             self._held.discard(channel)
             return [] if self._held else self._all_recorded()
@@ -355,7 +380,13 @@ class Overtaker(Machine):
             assert self._channels - self._read - self._ended, "somebody must be waited for"
         if self._phase is Phase.RECORDING:
             assert self._held, "somebody must be waited for"
+            assert not self._held & self._late, "whose barrier takes credit is not held (UA20)"
             assert not self._held & (self._arrived | self._ended), "a channel is held until its barrier arrives (UA7)"
+
+
+def _as_sent(options: CheckpointOptions) -> CheckpointOptions:
+    """Return what a barrier was before it overtook: one that is aligned here goes on like this."""
+    return replace(options, alignment=Alignment.TIMED) if options.alignment.may_overtake else options
 
 
 def _agree(one: CheckpointOptions, other: CheckpointOptions) -> bool:

@@ -103,6 +103,7 @@ class Subtask(Machine):
         alignment: Alignment = Alignment.ALIGNED,
         induced_from: CheckpointId | None = None,
         is_immediate: bool = False,
+        late: frozenset[ChannelIndex] = frozenset(),
     ) -> None:
         """Make the machine of a subtask with ``channels_count`` inputs, feedback channels aside (0: a source).
 
@@ -115,13 +116,14 @@ class Subtask(Machine):
             alignment: of every barrier of this run (GM2).
             induced_from: of a source whose reader sets its barriers: the first checkpoint of this generation.
             is_immediate: barriers that may overtake do so at once: the timeout is 0.
+            late: channels whose barrier takes credit, because a source that sets its own is in front of them.
         """
         super().__init__()
         self._is_source = channels_count == 0
         self._channels_count = channels_count
         self._alignment = alignment
         assert place is None or not alignment.may_overtake, "no barrier overtakes in a loop (UA2)"
-        self._aligner = _aligner(alignment, max(channels_count, 1), is_immediate=is_immediate)
+        self._aligner = _aligner(alignment, max(channels_count, 1), is_immediate=is_immediate, late=late)
         self._is_suspended = False
         self._induced = None if induced_from is None else InducedCut(induced_from)
         self._precommit = Precommit()
@@ -430,9 +432,11 @@ class Subtask(Machine):
         assert not self._is_finished or self._is_source or self._regular_ended == self._channels_count, "the end (T6)"
 
 
-def _aligner(alignment: Alignment, channels_count: int, *, is_immediate: bool) -> Aligner | Tracker | Overtaker:
+def _aligner(
+    alignment: Alignment, channels_count: int, *, is_immediate: bool, late: frozenset[ChannelIndex]
+) -> Aligner | Tracker | Overtaker:
     if alignment.may_overtake:
-        return Overtaker(channels_count, is_immediate=is_immediate)
+        return Overtaker(channels_count, is_immediate=is_immediate, late=late)
     return (Tracker if alignment is Alignment.TRACKED else Aligner)(channels_count)
 
 

@@ -6,7 +6,7 @@ starts the subtasks when every peer is connected.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 import pyarrow as pa
@@ -14,11 +14,11 @@ import pyarrow as pa
 from headgate.clock import Clock
 from headgate.codec.messages import Deploy
 from headgate.connectors.base import HoldingWriter, Sink, SinkContext, SinkWriter, Source, SourceContext
-from headgate.connectors.induced import AnyReader, InducedSource
+from headgate.connectors.induced import AnyReader, InducedReader, InducedSource
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import MAIN, Node, Role
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
+from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.origin import Place
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
@@ -109,6 +109,8 @@ class Deployment:
         self._reports = reports
         self._budget = budget
         self._clock = clock
+        self._induced: set[VertexId] = set()
+        """Sources that set their own barriers, as far as they have been opened: before what they lead to."""
 
     def runners(self) -> list[SubtaskRunner]:
         """Return the subtasks of this worker, opened and restored, downstream vertices first.
@@ -140,6 +142,8 @@ class Deployment:
             reader = reader or opened
             upstream = None if group[0] is vertex.head else group[0].inputs[0]
             chain.add(group[-1], upstream, operator, self._context(group[-1], subtask), self._definition.diverts)
+        if isinstance(reader, InducedReader):
+            self._induced.add(vertex.id)
         outlets = [self._attach(chain, edge, plan, subtask) for edge in plan.outputs(vertex.id)]
         chain.open()
         states = {str(node.name): restored.states(str(node.name), vertex) for node in vertex.nodes}
@@ -168,6 +172,7 @@ class Deployment:
             first_checkpoint=CheckpointId(self._message.first_checkpoint),
             in_flight=self._in_flight(vertex, subtask, restored),
             overtaking=self._overtaking(),
+            late_inputs=late_inputs(plan, subtask, self._induced),
             reads_on_ms=max(1, self._definition.config.checkpoints.timeout_ms // REPORTS_PER_TIMEOUT),
         )
         if vertex.is_loop_head:
@@ -298,3 +303,9 @@ def fused_groups(vertex: Vertex, plan: Plan) -> list[list[Node]]:
             groups.append(group)
         group_of[str(node.name)] = group
     return groups
+
+
+def late_inputs(plan: Plan, subtask: SubtaskId, induced: Collection[VertexId]) -> frozenset[ChannelIndex]:
+    """Return the inputs whose barrier takes credit: one of the ``induced`` sources is in front of them (UA20)."""
+    late = {found for source in induced for found in (source, *plan.behind(source))}
+    return frozenset(found.channel for found in plan.inputs(subtask) if found.upstream.vertex in late)

@@ -100,6 +100,7 @@ class SubtaskParts:
         first_checkpoint: no checkpoint of this generation is below it.
         in_flight: what it replays first, and records when a barrier overtakes.
         overtaking: how long it aligns; None: as long as it takes.
+        late_inputs: channels whose barrier takes credit (UA20).
         reads_on_ms: how often a source that sets its own barrier says that it reads towards a marker.
     """
 
@@ -121,6 +122,7 @@ class SubtaskParts:
     first_checkpoint: CheckpointId = FIRST_CHECKPOINT
     in_flight: InFlight = field(default_factory=InFlight)
     overtaking: Overtaking | None = None
+    late_inputs: frozenset[ChannelIndex] = frozenset()
     reads_on_ms: int = READS_ON_MS
 
 
@@ -147,6 +149,7 @@ class SubtaskRunner:
             induced_from=parts.first_checkpoint if self._sets_barriers else None,
             alignment=parts.mode.alignment if parts.overtaking is None else Alignment.TIMED,
             is_immediate=parts.overtaking is not None and parts.overtaking.timeout_ms == 0,
+            late=parts.late_inputs,
         )
         self._in_flight = parts.in_flight
         self._overtaking = parts.overtaking
