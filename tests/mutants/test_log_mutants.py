@@ -205,7 +205,7 @@ def every_storage_is_trusted() -> AbstractContextManager[None]:  # O12
 
 
 def a_sweep_that_fails_ends_the_run() -> AbstractContextManager[None]:
-    return patched(claims, "_tidy_up", lambda call, around, note: call())
+    return patched(claims, "tidy_up", lambda call, around, note: call())
 
 
 def storage() -> FaultyStorage:

@@ -40,9 +40,9 @@ class AskedDriver(Driver):
         self.is_asked_to_end = True
         super().drain()
 
-    def cancel(self) -> None:
+    def cancel(self, *, retain: bool = False) -> None:
         self.is_asked_to_end = True
-        super().cancel()
+        super().cancel(retain=retain)
 
 
 class Run:

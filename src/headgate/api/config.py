@@ -35,6 +35,8 @@ class Checkpointing:
         mode: ``"exactly_once"``, ``"at_least_once"`` or ``"at_most_once"``; docs/guarantees.md says which to pick.
         alignment_timeout: under back-pressure, how long a checkpoint waits for records in front of it, at each
             shuffle; then they go into the checkpoint. 0: it does not wait; None: as long as it takes.
+        retain_on_cancel: False: the checkpoints are removed when the pipeline is cancelled. Stopping it keeps them.
+        retain_on_failure: False: they are removed when the pipeline has failed and starting it again would not help.
     """
 
     interval: Duration | None = "1s"
@@ -46,6 +48,8 @@ class Checkpointing:
     retained: int = 2
     mode: str = "exactly_once"
     alignment_timeout: Duration | None = None
+    retain_on_cancel: bool = True
+    retain_on_failure: bool = True
 
     def __post_init__(self) -> None:
         self.to_config()
@@ -79,6 +83,8 @@ class Checkpointing:
             retained=_count(self.retained, 1, "checkpointing retained"),
             mode=mode,
             alignment_timeout_ms=self._alignment_timeout_ms(mode),
+            retain_on_cancel=_fact(self.retain_on_cancel, "checkpointing retain_on_cancel"),
+            retain_on_failure=_fact(self.retain_on_failure, "checkpointing retain_on_failure"),
         )
 
     def _alignment_timeout_ms(self, mode: Guarantee) -> int | None:  # UA1
@@ -217,6 +223,12 @@ def _mode(text: str) -> Guarantee:
 
 def _attempts(value: int | None) -> int | None:
     return None if value is None else _count(value, 0, "restart attempts")
+
+
+def _fact(value: bool, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{what} must be True or False, not {value!r}")
+    return value
 
 
 def _count(value: int, least: int, what: str) -> int:

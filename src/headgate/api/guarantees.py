@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from headgate.errors import UsageError
-from headgate.model.config import DamagedCheckpoint
+from headgate.model.config import CheckpointConfig, DamagedCheckpoint
 from headgate.model.graph import Graph, Role
 from headgate.model.options import Guarantee
+from headgate.operators import catalog
 from headgate.operators.loop_head import LoopHeadSpec
 
 
@@ -49,6 +50,25 @@ def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint
             "on_damaged_checkpoint='previous' reads again what was read since the earlier checkpoint, which "
             "mode='at_most_once' excludes; leave it out, or use mode='at_least_once'"
         )
+
+
+def check_retention(graph: Graph, checkpoints: CheckpointConfig) -> None:
+    """Refuse to remove the checkpoints of a pipeline in which somebody listens to them (C32).
+
+    What a listener has yet to do for a completed checkpoint is nowhere else.
+
+    Raises:
+        UsageError
+    """
+    options = {"retain_on_cancel": checkpoints.retain_on_cancel, "retain_on_failure": checkpoints.retain_on_failure}
+    given = [name for name, retains in options.items() if not retains]
+    for node in graph.nodes:
+        if given and catalog.is_listening(node.spec):
+            raise UsageError(
+                f"operator '{node.name}' acts when checkpoints are completed, and what it has not done yet is in them; "
+                f"leave {' and '.join(given)} out of Checkpointing, stop the pipeline, and remove its checkpoints "
+                "when it has ended"
+            )
 
 
 def policy_for(graph: Graph, mode: Guarantee) -> DamagedCheckpoint:

@@ -25,7 +25,7 @@ from headgate.api.config import (
     Restart,
 )
 from headgate.api.describe import describe_plan
-from headgate.api.guarantees import check_guarantee, check_overtaking, policy_for
+from headgate.api.guarantees import check_guarantee, check_overtaking, check_retention, policy_for
 from headgate.api.homes import remember
 from headgate.api.not_yet import not_there_yet
 from headgate.api.placed import CapturableSource, PlacedSource
@@ -198,6 +198,7 @@ class Pipeline:
         check_guarantee(graph, mode, self._on_damaged)
         if checkpoints.alignment_timeout_ms is not None:
             check_overtaking(graph)
+        check_retention(graph, checkpoints)
         config = PipelineConfig(
             name=self.name,
             parallelism=self._checked_parallelism(subtasks),
@@ -329,7 +330,13 @@ class Pipeline:
         """
         self._builder.refuse_in_a_body()
         self._builder.explored.update(edge.upstream for edge in edges)
-        checkpointing = replace(self._checkpointing, dir=root, interval=interval or self._checkpointing.interval)
+        checkpointing = replace(
+            self._checkpointing,
+            dir=root,
+            interval=interval or self._checkpointing.interval,
+            retain_on_cancel=True,  # the whole directory goes anyway
+            retain_on_failure=True,
+        )
         made = copy.copy(self)
         made._builder = _unhooked(self._builder.upstream_of(edge.upstream for edge in edges))
         made._hooks = {}  # EI13: who only looks leaves everything outside as it is

@@ -99,8 +99,9 @@ class LoggingObserver:
 def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
     """Start, then wait until the pipeline ended or a signal stopped it.
 
-    The first SIGINT or SIGTERM stops with a last checkpoint, the second one cancels; SIGUSR1 drains; SIGUSR2 takes the
-    checkpoints that were asked for. Outside the main thread signals are left alone.
+    The first SIGINT or SIGTERM stops with a last checkpoint. The second one does not wait for that, and removes
+    nothing: whoever ends a whole group of processes may send it twice. SIGUSR1 drains; SIGUSR2 does what others ask
+    for. Outside the main thread signals are left alone.
 
     Raises:
         PipelineFailed, FencedError, UsageError
@@ -142,7 +143,7 @@ def _wait_for_end_or_signal(handle: PipelineHandle, received: list[int]) -> RunR
             threading.Thread(target=_stop, args=(handle, drain), name="headgate-stop", daemon=True).start()
         if sum(number != DRAIN for number in ends) > 1 and not cancelled:
             cancelled = True
-            handle.cancel()
+            handle.cancel(retain=True)
 
 
 def _stop(handle: PipelineHandle, drain: bool) -> None:

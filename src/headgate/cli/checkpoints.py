@@ -21,7 +21,7 @@ from headgate.errors import PipelineFailed, UsageError
 from headgate.model.manifest import Claim, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.options import Guarantee
 from headgate.model.progress import CheckpointOutcome
-from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates
+from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates, has_given_up
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_files import Aside
 from headgate.runtime.driver.asking import Wish
@@ -170,7 +170,10 @@ def _print_entries(log: ObservedLog) -> None:
                 damaged.append(damage)
             case Claim():
                 claims += 1
-    Console().print(table if table.row_count else f"No completed checkpoint yet; {claims} starts are recorded.")
+    nothing = f"No completed checkpoint yet; {claims} starts are recorded."
+    if has_given_up(log):
+        nothing = "Its checkpoints were removed when it was cancelled or had failed; another start begins anew."
+    Console().print(table if table.row_count and not has_given_up(log) else nothing)
     for damage in damaged:
         typer.secho(f"damaged: {damage.path}: {damage.problem}", fg=typer.colors.RED)
     for sequence in log.lost():

@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("stop")(stop.stop)
+app.command("cancel")(stop.cancel)
 app.command("doctor")(doctor.doctor)
 app.add_typer(streams.app, name="streams")
 app.add_typer(sinks.app, name="sinks")

@@ -188,6 +188,8 @@ def result_text(result: RunResult) -> str:
     """Return how a run ended, in one sentence."""
     ended = "drained" if result.is_drained else "finished"
     how = ended if result.is_finished else "stopped; the same command continues"
+    if result.has_removed_checkpoints:
+        how = "cancelled, and its checkpoints are removed,"
     where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
     return (
         f"{how}{where} after {duration_text(result.duration_ms)}: {count_text(result.records_in)} records in, "

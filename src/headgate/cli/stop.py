@@ -1,4 +1,4 @@
-"""``headgate stop``: stop or drain a pipeline that another process of this machine runs."""
+"""``headgate stop`` and ``cancel``: stop, drain or cancel a pipeline that another process of this machine runs."""
 
 from __future__ import annotations
 
@@ -67,6 +67,28 @@ def stop(
         typer.echo(f"{pipeline}: savepoint {outcome.savepoint} is complete")
 
 
+def cancel(
+    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            "--checkpoints", "--dir", help="Directory of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT
+        ),
+    ] = CHECKPOINT_DIR_DEFAULT,
+) -> None:
+    """End a pipeline that runs on this machine at once, without a last checkpoint, and wait until it has ended.
+
+    The same command continues from its newest checkpoint. If the program says Checkpointing(retain_on_cancel=False),
+    its checkpoints are removed instead, and it does not continue. 'headgate stop' never removes anything.
+    """
+    root = absolute_location(checkpoints)
+    running = RunningPipeline.find(root, pipeline)
+    typer.echo(f"{pipeline}: cancelling {running.holder.owner}", err=True)
+    asked(running, Wish(cancels=True))
+    ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline)
+    typer.echo(f"{pipeline}: {_outcome(ended, drain=False)}")
+
+
 def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str) -> LockHolder:
     """Return how the run ended; say meanwhile which checkpoints are completed."""
     shown = _newest(log)
@@ -99,6 +121,8 @@ def _outcome(ended: LockHolder, drain: bool) -> str:
             raise PipelineFailed(f"it was stopped before it had drained; the same command continues{at}")
         case Ending.STOPPED:
             return f"stopped; the same command continues{at}"
+        case Ending.CANCELLED:
+            return "cancelled, and its checkpoints are removed"
         case Ending.REPLACED:
             return "ended, and has been started again"
         case Ending.FAILED:

@@ -23,6 +23,8 @@ class Ending(Enum):
     FINISHED = "finished"
     DRAINED = "drained"
     STOPPED = "stopped"
+    CANCELLED = "cancelled"
+    """And its checkpoints were removed."""
     FAILED = "failed"
     REPLACED = "replaced"
     """Another run has overwritten its word. Not in files."""
@@ -40,6 +42,7 @@ class LockHolder:
         checkpoint: the newest completed checkpoint of the run at its end.
         reason: of a failure.
         takes_savepoints: whether what it is asked for may be a savepoint.
+        takes_cancels: whether it may be asked to cancel.
     """
 
     owner: str
@@ -52,6 +55,7 @@ class LockHolder:
     reason: str = ""
     takes_asks: bool = False
     takes_savepoints: bool = False
+    takes_cancels: bool = False
 
 
 def encode_holder(holder: LockHolder) -> bytes:

@@ -18,6 +18,7 @@ from headgate.errors import CorruptionError
 from headgate.model.ids import SubtaskId
 from headgate.model.manifest import (
     IN_FLIGHT_VERSION,
+    LATER_LIFE_VERSION,
     MANIFEST_VERSION,
     Claim,
     Committable,
@@ -29,7 +30,7 @@ from headgate.model.manifest import (
 )
 
 _MAGIC = b"headgate-log"
-_VERSIONS = {str(version).encode(): version for version in (1, MANIFEST_VERSION, IN_FLIGHT_VERSION)}
+_VERSIONS = {str(version).encode(): version for version in (1, MANIFEST_VERSION, IN_FLIGHT_VERSION, LATER_LIFE_VERSION)}
 _WHERE_FROM = ("origin", "place")
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 
@@ -43,7 +44,9 @@ def encode_log_entry(entry: LogEntry) -> bytes:
 
 
 def _version(entry: LogEntry) -> int:
-    """Return what a reader must know (UA18)."""
+    """Return what a reader must know (UA18, C32)."""
+    if entry.life:
+        return LATER_LIFE_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()
     has_records = any(part.section.startswith(IN_FLIGHT_PREFIX) for part in parts)
     return IN_FLIGHT_VERSION if has_records else MANIFEST_VERSION
@@ -60,9 +63,12 @@ class _Undelayed(msgspec.Struct, frozen=True):
 def _fields(entry: LogEntry) -> dict[str, Any]:
     """Return the fields of ``entry`` as they are written, without the delays of subtasks that measured none.
 
-    A pipeline that was never restored by name does not say so in each manifest, nor do its hooks.
+    A pipeline that was never restored by name does not say so in each manifest, nor do its hooks, nor
+    one in its first life.
     """
     fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
+    if not entry.life:
+        del fields["life"]
     if isinstance(entry, Manifest):
         fields["entries"] = [_written(subtask) for subtask in entry.entries]
         fields["hooks"] = [_written_hook(hook) for hook in entry.hooks]
@@ -89,7 +95,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
     if len(words) != 4 or words[0] != _MAGIC:
         raise CorruptionError(path, 0, "a checkpoint log entry", repr(data[:24]))
     if words[1] not in _VERSIONS:
-        expected = f"format version {IN_FLIGHT_VERSION} or less"
+        expected = f"format version {LATER_LIFE_VERSION} or less"
         raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[3] or words[2] not in _KINDS:

@@ -75,6 +75,8 @@ class CheckpointConfig:
         mode: what is guaranteed.
         alignment_timeout_ms: how long a subtask aligns before its barriers overtake what waits; None: as long as it
             takes.
+        retain_on_cancel: whether a cancelled pipeline keeps its checkpoints.
+        retain_on_failure: whether one keeps them that has failed for good.
     """
 
     interval_ms: int = 1_000
@@ -86,6 +88,8 @@ class CheckpointConfig:
     inline_bytes_max: int = 20_480
     mode: Guarantee = Guarantee.EXACTLY_ONCE
     alignment_timeout_ms: int | None = None
+    retain_on_cancel: bool = True
+    retain_on_failure: bool = True
 
     @property
     def alignment(self) -> Alignment:

@@ -20,6 +20,8 @@ MANIFEST_VERSION = 2
 """1: a subtask has one snapshot, which is read as one part (SF2)."""
 IN_FLIGHT_VERSION = 3
 """Of manifests with records in flight: who does not know of them would lose them (UA18)."""
+LATER_LIFE_VERSION = 4
+"""Of entries of a later life: who does not know of lives would take it for the first, and produce all output again."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""
@@ -152,6 +154,9 @@ class Claim:
     follows: int | None = None
     """Sequence of the newest manifest (or of what cannot be read and may be one) when this was written, 0 if there was
     none; what lies between counts for nothing. None: written by version 0.1, and the entry before it is followed."""
+    life: int = 0
+    """Sequence of the claim that ended the life before the present one, by removing all checkpoints; 0: there was none
+    (C32). That claim names itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +193,8 @@ class Manifest:
     """What this checkpoint, or the newest one before it that was restored by name, was restored from (SV24)."""
     place: Place | None = None
     """Where the files of its parts are, if not in the pipeline's directory: they are somebody else's (SV27)."""
+    life: int = 0
+    """As in the claim of its generation."""
 
     def state_of_hook(self, hook: str) -> HookState:
         """Return what ``hook`` returned, and for which checkpoint; for this one if it was not there then."""

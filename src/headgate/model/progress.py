@@ -175,6 +175,7 @@ class RunResult:
         restarts: how often this run was restarted after a failure.
         is_drained: its sources were told to end; it is finished, too.
         savepoint: what came of the one that the run was to end with; None if none was asked for.
+        has_removed_checkpoints: it was cancelled, and does not continue: ``Checkpointing(retain_on_cancel=False)``.
     """
 
     is_finished: bool
@@ -185,6 +186,7 @@ class RunResult:
     duration_ms: int = 0
     is_drained: bool = False
     savepoint: CheckpointOutcome | None = None
+    has_removed_checkpoints: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +261,11 @@ class PipelineHandle(Protocol):
     def answer_requests(self) -> None:
         """Take a checkpoint for whoever asks from another process, and tell them what came of it."""
 
-    def cancel(self) -> None:
-        """Stop at once, without a last checkpoint; a later run continues from the latest completed one."""
+    def cancel(self, *, retain: bool = False) -> None:
+        """Stop at once, without a last checkpoint; a later run continues from the latest completed one.
+
+        With ``Checkpointing(retain_on_cancel=False)`` the checkpoints are removed, unless ``retain`` is given.
+        """
 
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
         """Return the completed checkpoints of this run, oldest first (bounded)."""

@@ -128,9 +128,12 @@ class SparkHandle:
         """Take a checkpoint for whoever asks from another process, and tell them what came of it."""
         self.driver.answer_asks()
 
-    def cancel(self) -> None:
-        """Stop at once, without a last checkpoint; a later run continues from the latest completed one."""
-        self.driver.cancel()
+    def cancel(self, *, retain: bool = False) -> None:
+        """Stop at once, without a last checkpoint; a later run continues from the latest completed one.
+
+        With ``Checkpointing(retain_on_cancel=False)`` the checkpoints are removed, unless ``retain`` is given.
+        """
+        self.driver.cancel(retain=retain)
 
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
         """Return the completed checkpoints of this run, oldest first (bounded)."""

@@ -17,6 +17,7 @@ from headgate.protocol.supervision.supervisor import (
     Begin,
     CancelJob,
     CancelRequested,
+    CheckpointsRemoved,
     ClaimFailed,
     ClaimGeneration,
     Deploy,
@@ -32,6 +33,7 @@ from headgate.protocol.supervision.supervisor import (
     Phase,
     RefuseWorker,
     RegisterTimer,
+    RemoveCheckpoints,
     ReportRestart,
     RestartTimer,
     StartCoordinator,
@@ -429,3 +431,67 @@ def test_what_is_done_about_a_failure_goes_by_its_kind_and_not_by_its_words(kind
     is_over = kind in (FailureKind.DETERMINISTIC, FailureKind.REPLACED)
     assert (ReportRestart(Failure(kind, words), 50) in effects) is not is_over
     assert (CancelJob(1) in effects) is is_over, "a lost worker's words do not cancel the job"
+
+
+def removing(*events: Event, on_cancel: bool = False, on_failure: bool = False) -> Supervisor:
+    made = Supervisor(2, NoRestart(), retain_on_cancel=not on_cancel, retain_on_failure=not on_failure)
+    for event in events:
+        made.handle(event)
+    return made
+
+
+def test_checkpoints_of_a_cancelled_run_are_removed_when_nobody_writes_any_more() -> None:  # C32
+    machine = removing(*RUN, on_cancel=True)
+    ended = machine.handle(CancelRequested())
+    assert not any(isinstance(effect, RemoveCheckpoints) for effect in ended)
+    assert machine.handle(job_ended()) == [RemoveCheckpoints()]
+    assert machine.handle(CancelRequested()) == [Ignored("the run is ending")]
+    assert machine.handle(registered(0, attempt=1)) == [RefuseWorker(AttemptId(1, 1), WorkerIndex(0))]
+    assert machine.handle(CheckpointsRemoved()) == [Finish(None)]
+
+
+def test_a_cancel_between_two_generations_removes_too() -> None:  # C32
+    machine = removing(*RUN, on_cancel=True)
+    machine._policy = Supervisor(2, FixedDelay(delay_ms=50))._policy
+    machine.handle(lost(0))
+    machine.handle(job_ended())
+    assert machine.handle(CancelRequested()) == [RemoveCheckpoints()]
+
+
+def test_who_cancels_may_retain_all_the_same() -> None:  # C32
+    machine = removing(*RUN, CancelRequested(retain=True), on_cancel=True)
+    assert machine.handle(job_ended()) == [Finish(None)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_removed"),
+    [
+        (Failure(USER, "the function raises"), True),
+        (Failure(DETERMINISTIC, "it cannot work"), True),
+        (Failure(LOST, "the cluster is away"), False),
+        (Failure(FailureKind.REPLACED, "generation 2 was claimed"), False),
+    ],
+    ids=lambda value: value.kind.value if isinstance(value, Failure) else "",
+)
+def test_only_what_starting_again_does_not_help_is_removed(failure: Failure, is_removed: bool) -> None:  # C32
+    machine = removing(*RUN, GenerationFailed(gen(1), failure, 0, 0.5), on_failure=True)
+    effects = machine.handle(job_ended())
+    assert (effects == [RemoveCheckpoints()]) == is_removed
+    assert removing(*RUN, GenerationFailed(gen(1), failure, 0, 0.5)).handle(job_ended()) != [RemoveCheckpoints()]
+
+
+def test_a_program_that_never_ran_removes_nothing() -> None:  # C32
+    """A mistake in a changed program must not cost the checkpoints of the former one."""
+    machine = removing(Begin(), on_failure=True)
+    machine.handle(ClaimFailed(Failure(DETERMINISTIC, "the state does not fit"), 0, 0.5))
+    assert machine.handle(job_ended()) == [Finish(Failure(DETERMINISTIC, "the state does not fit"))]
+
+
+def test_a_run_that_ends_well_removes_nothing() -> None:  # C32
+    machine = removing(*RUN, GenerationDone(gen(1), False), on_cancel=True, on_failure=True)
+    assert machine.handle(job_ended(None)) == [Finish(None)]
+
+
+def test_nothing_is_removed_that_nobody_wanted_removed() -> None:  # C32
+    with pytest.raises(ProtocolViolation, match="nobody wanted removed"):
+        removing(*RUN).handle(CheckpointsRemoved())

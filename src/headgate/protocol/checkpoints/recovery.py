@@ -115,11 +115,21 @@ def _followed_by(entry: ObservedEntry) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NextClaim:
-    """What a new generation writes: its number, at this sequence of the log (R6), and what it follows (R41)."""
+    """What a new generation writes: its number, at this sequence of the log (R6), what it follows (R41), its life."""
 
     sequence: int
     generation: Generation
     follows: int
+    life: int = 0
+
+    @property
+    def ends_life(self) -> bool:
+        """Whether it gives up everything before it (C32)."""
+        return self.life == self.sequence
+
+    def ending_life(self) -> NextClaim:
+        """Return the claim that gives up everything before it: it follows nothing, so nothing before it counts."""
+        return NextClaim(self.sequence, self.generation, 0, self.sequence)
 
 
 def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim:
@@ -135,7 +145,26 @@ def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim
     generation = max(last_generation + sequence - last_sequence, max((above, *(g for _, g in read))) + 1)
     claims = {e.sequence for e in log.counted() if isinstance(e.content, Claim)}
     others = {*log.lost(), *(e.sequence for e in log.counted())} - claims
-    return NextClaim(sequence, Generation(generation), max(others, default=0))
+    return NextClaim(sequence, Generation(generation), max(others, default=0), life_of(log))
+
+
+def life_of(log: ObservedLog) -> int:
+    """Return which life of the pipeline ``log`` is of: where it began, 0 for the first (C32)."""
+    return next((entry.content.life for entry in log.counted() if not isinstance(entry.content, Damage)), 0)
+
+
+def has_given_up(log: ObservedLog) -> bool:
+    """Whether the newest entry gave up everything before it, and nobody has begun anew (C32)."""
+    return any(_gives_up(entry) for entry in log.counted()[:1])
+
+
+def was_given_up(log: ObservedLog, mine: Generation) -> bool:
+    """Whether everything was given up since generation ``mine``: its run is over, whoever died before it said so."""
+    return any(_gives_up(entry) and entry.content.generation > mine for entry in log.counted())  # type: ignore[union-attr]
+
+
+def _gives_up(entry: ObservedEntry) -> bool:
+    return isinstance(entry.content, Claim) and entry.content.life == entry.sequence
 
 
 def first_checkpoint(log: ObservedLog, reserved: CheckpointId) -> CheckpointId:

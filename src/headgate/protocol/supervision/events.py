@@ -140,7 +140,14 @@ class GenerationDone:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """EVENT: stop now, without another checkpoint."""
+    """EVENT: stop now, without another checkpoint. ``retain``: and keep all that there are, whatever is configured."""
+
+    retain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointsRemoved:
+    """EVENT: the checkpoints are removed, or kept because something was in the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,7 @@ Event: TypeAlias = (
     | GenerationFailed
     | GenerationDone
     | CancelRequested
+    | CheckpointsRemoved
     | TimerFired
 )
 
@@ -237,6 +245,11 @@ class ReportRestart:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoveCheckpoints:
+    """EFFECT: remove all checkpoints as far as that is safe, then report it (C32)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """EFFECT: the run is over. ``failure`` None: success (``is_final``: all input processed)."""
 
@@ -254,6 +267,7 @@ Effect: TypeAlias = (
     | RefuseWorker
     | ArmTimer
     | ReportRestart
+    | RemoveCheckpoints
     | Finish
     | Ignored
 )

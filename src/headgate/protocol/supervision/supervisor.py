@@ -23,6 +23,7 @@ from headgate.protocol.supervision.events import (
     Begin,
     CancelJob,
     CancelRequested,
+    CheckpointsRemoved,
     ClaimFailed,
     ClaimGeneration,
     Deploy,
@@ -37,6 +38,7 @@ from headgate.protocol.supervision.events import (
     JobEndTimer,
     RefuseWorker,
     RegisterTimer,
+    RemoveCheckpoints,
     ReportRestart,
     RestartTimer,
     StartCoordinator,
@@ -60,6 +62,7 @@ class Phase(Enum):
     RUNNING = "the coordinator, or a failure"
     BACKOFF = "the restart delay"
     ENDING = "the Spark job to end"
+    REMOVING = "the checkpoints to be removed"
     ENDED = "nothing"
 
 
@@ -69,7 +72,8 @@ LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
     Phase.DEPLOYING: frozenset({Phase.RUNNING, Phase.BACKOFF, Phase.ENDING}),
     Phase.RUNNING: frozenset({Phase.BACKOFF, Phase.ENDING}),
     Phase.BACKOFF: frozenset({Phase.PREPARING, Phase.BACKOFF, Phase.ENDING}),
-    Phase.ENDING: frozenset({Phase.ENDED}),
+    Phase.ENDING: frozenset({Phase.REMOVING, Phase.ENDED}),
+    Phase.REMOVING: frozenset({Phase.ENDED}),
     Phase.ENDED: frozenset(),
 }
 
@@ -86,11 +90,21 @@ class Supervisor(Machine):
     JOB_END_TIMEOUT_MS = 10_000
     """Spark kills a lingering Python worker after 2 s; five times that is a hang."""
 
-    def __init__(self, workers_count: int, strategy: RestartStrategy) -> None:
+    def __init__(
+        self,
+        workers_count: int,
+        strategy: RestartStrategy,
+        *,
+        retain_on_cancel: bool = True,
+        retain_on_failure: bool = True,
+    ) -> None:
         super().__init__()
         assert workers_count >= 1
         self._workers_count = workers_count
         self._policy = RestartPolicy(strategy)
+        self._retain_on_cancel = retain_on_cancel
+        self._retain_on_failure = retain_on_failure
+        self._is_removal_due = False
         self._phase = Phase.CREATED
         self._generation: Generation | None = None
         self._is_claiming = False
@@ -157,7 +171,9 @@ class Supervisor(Machine):
             case GenerationDone():
                 return self._on_generation_done(event)
             case CancelRequested():
-                return self._end(Finish(None, is_final=False))
+                return self._on_cancel(event)
+            case CheckpointsRemoved():
+                return self._on_removed()
             case TimerFired():
                 return self._on_timer(event)
             case _:
@@ -210,7 +226,7 @@ class Supervisor(Machine):
         return [ReportRestart(event.failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
 
     def _on_registered(self, event: WorkerRegistered) -> list[Effect]:
-        if self._phase in (Phase.ENDING, Phase.ENDED) or event.attempt <= self._fenced:
+        if self._is_over() or event.attempt <= self._fenced:
             return [RefuseWorker(event.attempt, event.worker)]
         if event.attempt < self._attempt:
             return [RefuseWorker(event.attempt, event.worker)]
@@ -278,7 +294,7 @@ class Supervisor(Machine):
 
     def _fail(self, failure: Failure, at_ms: int, jitter: float) -> list[Effect]:
         """End the generation, if one runs, and decide about the next (G6)."""
-        if self._phase in (Phase.ENDING, Phase.ENDED):
+        if self._is_over():
             return [Ignored("the run is ending")]
         if self._phase in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("the next generation waits for other workers anyway")]
@@ -377,9 +393,18 @@ class Supervisor(Machine):
             return [Ignored("a generation that is over")]
         return self._end(Finish(None, event.is_final), is_done=True)
 
+    def _on_cancel(self, event: CancelRequested) -> list[Effect]:
+        if self._is_over():
+            return [Ignored("the run is ending")]
+        self._is_removal_due = not (self._retain_on_cancel or event.retain)
+        return self._end(Finish(None, is_final=False))
+
+    def _is_over(self) -> bool:
+        return self._phase in (Phase.ENDING, Phase.REMOVING, Phase.ENDED)
+
     def _end(self, outcome: Finish, *, is_done: bool = False) -> list[Effect]:
         """Let the workers go, wait for Spark to be done with them, then finish (G11)."""
-        if self._phase in (Phase.ENDING, Phase.ENDED):
+        if self._is_over():
             return [Ignored("the run is ending")]
         ended = self._end_generation(is_done=is_done)
         self._fenced, waiting = max(self._fenced, self._attempt), sorted(self._registered)
@@ -387,6 +412,7 @@ class Supervisor(Machine):
         if is_done:  # nothing else ends a retry of the stage that came up meanwhile
             ended += [RefuseWorker(self._attempt, worker) for worker in waiting]
         self._outcome = outcome
+        self._is_removal_due |= outcome.failure is not None and self._is_removed_after(outcome.failure)
         self._enter(Phase.ENDING)
         self._cancels_count = 0
         if not self._is_job_running:
@@ -394,7 +420,29 @@ class Supervisor(Machine):
         cancel: list[Effect] = [] if is_done else [CancelJob(self._submission)]
         return [*ended, *cancel, ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)]
 
+    def _is_removed_after(self, failure: Failure) -> bool:
+        """Whether nobody goes on from the checkpoints of a run that ended so (C32).
+
+        What starting again may help, a keeper, a standby or the same command starts again; what failed before anything
+        ran may be a mistake in the program that is new.
+        """
+        is_for_good = failure.kind in (FailureKind.USER_CODE, FailureKind.DETERMINISTIC)
+        return not self._retain_on_failure and self._has_run and is_for_good
+
     def _finish_run(self) -> list[Effect]:
+        """The workers are gone: nobody writes any more."""
+        if self._is_removal_due:
+            self._is_removal_due = False
+            self._enter(Phase.REMOVING)
+            return [RemoveCheckpoints()]
+        return self._finish()
+
+    def _on_removed(self) -> list[Effect]:
+        if self._phase is not Phase.REMOVING:
+            raise self._violation("checkpoints were removed that nobody wanted removed")
+        return self._finish()
+
+    def _finish(self) -> list[Effect]:
         assert self._outcome is not None
         self._enter(Phase.ENDED)
         return [self._outcome]
@@ -417,6 +465,7 @@ __all__ = [
     "Begin",
     "CancelJob",
     "CancelRequested",
+    "CheckpointsRemoved",
     "ClaimFailed",
     "ClaimGeneration",
     "Deploy",
@@ -435,6 +484,7 @@ __all__ = [
     "Phase",
     "RefuseWorker",
     "RegisterTimer",
+    "RemoveCheckpoints",
     "ReportRestart",
     "RestartTimer",
     "StartCoordinator",

@@ -3,6 +3,7 @@
 ::
 
     <pipeline>/life                    who the pipeline is to its sinks, put-if-absent, before all else (lives.md)
+    <pipeline>/lives/<sequence>        who it is since entry <sequence> of the log gave up everything before it (C32)
     <pipeline>/log/0000000001          Claim or Manifest, put-if-absent: the only authority (docs/spec/recovery.md)
     <pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
     <pipeline>/ids/0000000007          this checkpoint id has been used (R7)
@@ -15,14 +16,12 @@ Reads and writes; what they mean is decided by ``protocol.checkpoints.recovery``
 from __future__ import annotations
 
 import contextlib
-import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from headgate.codec.life import decode_life, encode_life
 from headgate.codec.log_entry import decode_log_entry, encode_log_entry
-from headgate.errors import CorruptionError, FencedError, StorageError
+from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION, Life
 from headgate.model.manifest import Claim, Manifest
@@ -32,14 +31,16 @@ from headgate.protocol.checkpoints.recovery import (
     ObservedLog,
     candidates,
     first_checkpoint,
+    life_of,
     next_claim,
     replaced_by,
     superseded,
+    was_given_up,
 )
 from headgate.runtime.checkpoints.entries import LogEntries
+from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive
-from headgate.storage.reading import read_again
 
 CLAIM_TRIES_MAX = 100
 """Each lost race means that another driver claimed a generation; a hundred in a row is a crash loop elsewhere."""
@@ -71,6 +72,7 @@ class CheckpointLog:
         self._storage = storage
         self._pipeline = pipeline
         self._entries = LogEntries(storage, pipeline)
+        self._lives = LifeObjects(storage, pipeline)
         self.files = SnapshotFiles(storage, pipeline)
         """Of the snapshots that manifests refer to."""
         self._next_sequence = 0
@@ -97,78 +99,131 @@ class CheckpointLog:
         """
         return self._entries.observe()
 
-    def known_life(self) -> Life | None:
-        """Return who this pipeline is to its sinks, None if it was never drawn. Changes nothing.
+    def known_life(self, observed: ObservedLog) -> Life | None:
+        """Return who this pipeline is to its sinks by its log, None if it was never drawn. Changes nothing.
 
         Raises:
             CorruptionError, StorageError
         """
-        path = f"{self._pipeline}/life"
         try:
-            return read_again(lambda: decode_life(self._storage.get(path), f"{self._storage.url}/{path}"))
+            return self._lives.read(life_of(observed))
         except NotFound:
             return None
 
     def life(self, host: str, wall_ms: int) -> Life:
         """Return who this pipeline is to its sinks; drawn at its very first start, which nothing precedes (LV1).
 
-        Of any number of drivers that come at once, all get the same one. Directories of version 0.1 have none.
+        Of any number of drivers that come at once, all get the same one. Directories of version 0.1 have none. See
+        ``later_life``.
 
         Raises:
             UsageError: the storage does not honour put-if-absent.
             CorruptionError, StorageError
         """
-        path = f"{self._pipeline}/life"
-        try:
-            self._storage.get(path)
-        except NotFound:
+        if not self._lives.exists(0):
             refuse_unless_exclusive(self._storage, self._pipeline)
             newest = Generation(next_claim(self.observe()).generation - 1)
-            drawn = Life(secrets.token_hex(16), self.url, host, wall_ms, newest)
-            with contextlib.suppress(AlreadyExists):
-                self._storage.put_if_absent(path, [encode_life(drawn)])
-        life = read_again(lambda: decode_life(self._storage.get(path), f"{self._storage.url}/{path}"))
-        if life is None:
-            raise CorruptionError(f"{self._storage.url}/{path}", 0, "a life", "none")
-        return life
+            self._lives.draw(0, self.url, host, wall_ms, newest)
+        return self._lives.read(0)
+
+    def later_life(self, number: int, host: str, wall_ms: int) -> Life:
+        """Return who this pipeline is since entry ``number`` of its log gave up everything before it (LV7).
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        if not self._lives.exists(number):
+            self._lives.draw(number, self.url, host, wall_ms, NO_GENERATION)
+        return self._lives.read(number)
 
     def claim(
-        self, owner: str, wall_ms: int, mine: Generation | None = None, above: Generation = NO_GENERATION
+        self,
+        owner: str,
+        wall_ms: int,
+        mine: Generation | None = None,
+        above: Generation = NO_GENERATION,
+        life: int | None = None,
     ) -> Claimed:
         """Claim the next generation (C38): from now on no older one completes anything.
 
         ``mine`` is the generation that this driver claimed before, if any; the new one exceeds ``above``, too (LV4).
+        ``life`` is the one that the sinks were asked about; None: nobody asked.
 
         Raises:
             FencedError: another driver has claimed after ``mine``: one that was replaced stops (X9).
+            UsageError: everything was given up after ``mine``.
             StorageError
         """
+
+        def following(log: ObservedLog) -> NextClaim:
+            if life is not None and life_of(log) != life:
+                raise StorageError("claim", self.url, "its checkpoints were removed a moment ago; start it again")
+            return next_claim(log, above)
+
+        return self._claim(owner, wall_ms, mine, following)
+
+    def give_up(self, owner: str, wall_ms: int, mine: Generation) -> None:
+        """End this life of the pipeline: give up every checkpoint, in one step, and remove their entries (C32).
+
+        From then on none of them is restored, whatever of them is still there.
+
+        Raises:
+            FencedError: another driver has claimed after ``mine``: everything is its own.
+            StorageError: nobody can tell; the next claim sees.
+        """
+        self._claim(owner, wall_ms, mine, lambda log: next_claim(log).ending_life())
+
+    def _claim(
+        self, owner: str, wall_ms: int, mine: Generation | None, next_of: Callable[[ObservedLog], NextClaim]
+    ) -> Claimed:
         for _ in range(CLAIM_TRIES_MAX):
             log = self.observe()
-            newer = None if mine is None else replaced_by(log, mine, owner)
-            if mine is not None and newer is not None:
-                raise FencedError(f"pipeline {self._pipeline}", mine, newer)
-            following = next_claim(log, above)
-            entry = encode_log_entry(Claim(following.generation, owner, wall_ms, follows=following.follows))
+            self._check_mine(log, mine, owner)
+            following = next_of(log)
+            claim = Claim(following.generation, owner, wall_ms, follows=following.follows, life=following.life)
             try:
-                self._storage.put_if_absent(self._entries.path(following.sequence), [entry])
+                self._storage.put_if_absent(self._entries.path(following.sequence), [encode_log_entry(claim)])
             except AlreadyExists:
                 continue
-            if self._replaced_after(following.sequence) is not None:
-                continue
-            ids = self._entries.numbers("ids")  # looked up behind the claim (R42)
-            first = first_checkpoint(log, CheckpointId(max(ids, default=0)))
-            self._next_sequence, self._generation = following.sequence + 1, following.generation
-            self._lineage = Lineage.observed(log)
-            self.files.claimed(following.generation, first, candidates(log))
-            self._entries.write_hint(following.sequence)
-            with contextlib.suppress(StorageError):  # the next claim tries again
-                for passed in superseded(log, following):
-                    self._storage.delete(passed.path)
-                for older in ids[:-1]:  # left by a crash
-                    self._storage.delete(self._entries.id_path(CheckpointId(older)))
-            return Claimed(following, first, log)
+            if self._replaced_after(following.sequence) is None:
+                return self._claimed(log, following)
         raise StorageError("claim", self.url, f"{CLAIM_TRIES_MAX} other drivers claimed it at the same time")
+
+    def _check_mine(self, log: ObservedLog, mine: Generation | None, owner: str) -> None:
+        """Refuse to follow generation ``mine`` if anybody else did, or if its run was ended for good."""
+        newer = None if mine is None else replaced_by(log, mine, owner)
+        if mine is not None and newer is not None:
+            raise FencedError(f"pipeline {self._pipeline}", mine, newer)
+        if mine is not None and was_given_up(log, mine):
+            raise UsageError(
+                f"pipeline '{self._pipeline}' has ended, and its checkpoints were removed; start it again to begin anew"
+            )
+
+    def _claimed(self, log: ObservedLog, following: NextClaim) -> Claimed:
+        """Go by a claim that is durable and the newest; remove what nothing needs since."""
+        ids = self._entries.numbers("ids")  # looked up behind the claim (R42)
+        first = first_checkpoint(log, CheckpointId(max(ids, default=0)))
+        found = ObservedLog((), log.reserved) if following.ends_life else log
+        self._next_sequence, self._generation = following.sequence + 1, following.generation
+        self._lineage = Lineage.observed(found, following.life)
+        self.files.claimed(following.generation, first, candidates(found))
+        self._entries.write_hint(following.sequence)
+        with contextlib.suppress(StorageError):  # the next claim tries again
+            for passed in superseded(log, following):
+                self._storage.delete(passed.path)
+            for older in ids[:-1]:  # left by a crash
+                self._storage.delete(self._entries.id_path(CheckpointId(older)))
+        return Claimed(following, first, log)
+
+    def beside(self) -> list[CheckpointLog]:
+        """Return the logs of all other pipelines in the same storage.
+
+        Raises:
+            StorageError
+        """
+        paths = (path.partition("/log/") for path in self._storage.list(""))
+        others = {name for name, is_log, _ in paths if is_log and "/" not in name} - {self._pipeline}
+        return [CheckpointLog(self._storage, name) for name in sorted(others)]
 
     def restored(self, retained: Sequence[CheckpointId]) -> None:
         """Have what is appended descend from the newest of ``retained``: what was skipped is not gone back to."""

@@ -97,7 +97,7 @@ class Adoption:
             UsageError: it must not, or cannot.
             StorageError: nobody can tell now what is named.
         """
-        known = self._log.known_life()
+        known = self._log.known_life(observed)
         decision = decide(observed, "" if known is None else known.id, self._named)
         if isinstance(decision, Refuse) and self._problem is not None:
             raise self._problem
@@ -189,19 +189,20 @@ def _checkpoint_at(url: str, own: CheckpointLog) -> Found | None:
     if not root or not pipeline or root.endswith(":/") or (local is not None and not (local / pipeline).is_dir()):
         return None
     log = CheckpointLog(open_storage(root), pipeline)
-    manifests = recovery.candidates(log.observe())
+    observed = log.observe()
+    manifests = recovery.candidates(observed)
     found = [m for m in manifests if match is None or m.checkpoint == int(match.group(1))]
     if not found:
         return None
-    manifest, life = found[0], log.known_life()
-    if not _is_same(log.url, own.url) and manifest.place is None:
+    manifest, life = found[0], log.known_life(observed)
+    if not is_same_directory(log.url, own.url) and manifest.place is None:
         manifest = replace(manifest, place=Place(root, pipeline))
     origin = Origin(log.url if life is None else life.id, found[0].checkpoint, url)
     what = f"checkpoint {manifest.checkpoint} of pipeline '{pipeline}' at {log.url}"
     return Found(manifest, origin, pipeline, what, is_newest=match is None)
 
 
-def _is_same(url: str, other: str) -> bool:
+def is_same_directory(url: str, other: str) -> bool:
     """Whether two URLs are one directory, whatever links lead there: then its files are the pipeline's own (SF4)."""
     one, two = local_directory(url), local_directory(other)
     return url == other or (one is not None and two is not None and one.resolve() == two.resolve())

@@ -23,11 +23,15 @@ ASKED, TAKEN, WRITTEN, ANSWERED = ".asked", ".taken", ".written", ".answered"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What somebody asks for: a checkpoint, or a savepoint at ``savepoint``. ``ends``, ``drains``: and the end."""
+    """What somebody asks for: a checkpoint, or a savepoint at ``savepoint``. ``ends``, ``drains``: and the end.
+
+    ``cancels``: nothing but the end.
+    """
 
     savepoint: str = ""
     ends: bool = False
     drains: bool = False
+    cancels: bool = False
 
 
 class Ask:

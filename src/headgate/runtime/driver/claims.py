@@ -6,7 +6,8 @@ Runs in the driver's storage thread. What to restore is decided by ``protocol.ch
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Committable, Manifest
 from headgate.model.origin import Origin
 from headgate.operators import catalog
@@ -75,64 +77,121 @@ def begin_generation(
         OutputDenied: a target denies what the restored checkpoint promised (K5).
         StorageError, FencedError
     """
+    claimed = _claim_or_adopt(definition, log, owner, mine, note, around)
+    restored, choice = chosen(definition, log, claimed, around)
+    if restored is not None:
+        _set_aside(log, claimed, choice, restored, note, around)
+        check_fit(restored, definition)
+        for text in recovery.changes(restored, definition):
+            note(text)
+    commits = recovered_sinks(definition, log, claimed.next.generation, restored, around)
+    with _closed_on_failure(commits):
+        retained = recovery.retained(claimed.log, restored)
+        log.restored(retained)
+        tidy_up(log.files.sweep, around, note)
+        if isinstance(choice, recovery.NothingLeft) and not _tells_once_more(definition, note):
+            tidy_up(lambda: _drop_old(log, retained, definition.config.checkpoints.retained), around, note)
+            commits.close()
+            return Finished(choice.manifest)
+        begin = hooks or HookCalls()
+        retrying(lambda: begin.begin(definition.config.name, claimed.next.generation, restored), around)
+    origin = None if restored is None else restored.origin
+    return NewGeneration(claimed.next.generation, claimed.first_checkpoint, restored, retained, commits, origin)
+
+
+def _claim_or_adopt(
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    owner: str,
+    mine: Generation | None,
+    note: Callable[[str], None],
+    around: Surroundings,
+) -> Claimed:
+    """Claim a generation; restore what the start names, unless that was done before."""
     adoption = _looked(definition, log, around)
-    if adoption is not None and isinstance(adoption.decide(_retrying(log.observe, around)), Adopt):
-        _retrying(adoption.check, around)  # SV20: before anything is written
+    if adoption is not None and isinstance(adoption.decide(retrying(log.observe, around)), Adopt):
+        retrying(adoption.check, around)  # SV20: before anything is written
     floor = Generation(0) if adoption is None else adoption.floor
-    claimed = _claim(definition, log, owner, mine, around, floor)
+    claimed = claim(definition, log, owner, mine, around, floor)
     fault_points.reach("after-claim")
-    if adoption is not None:
-        claimed = _adopted(adoption, claimed, note, around)
-    generation = claimed.next.generation
+    return claimed if adoption is None else _adopted(adoption, claimed, note, around)
+
+
+def chosen(
+    definition: PipelineDefinition, log: CheckpointLog, claimed: Claimed, around: Surroundings
+) -> tuple[Manifest | None, recovery.Choice]:
+    """Return what the generation just claimed begins with, None if there never was a completed checkpoint.
+
+    Raises:
+        UsageError: nothing sound can be restored.
+        FencedError: what seems to be damaged may have been removed by the driver that replaced this one (X11).
+        StorageError
+    """
     choice = _choose(definition, log, claimed.log, around)
-    newest = _retrying(log.newer_generation, around)
-    if newest is not None:  # what seems to be damaged may have been removed by the driver that replaced this one (X11)
-        raise FencedError(f"pipeline {definition.config.name}", generation, newest)
+    newest = retrying(log.newer_generation, around)
+    if newest is not None:
+        raise FencedError(f"pipeline {definition.config.name}", claimed.next.generation, newest)
     match choice:
         case recovery.Refuse():
             raise UsageError(f"pipeline '{definition.config.name}' cannot be restored from {log.url}: {choice.reason}")
-        case recovery.NothingLeft():
-            restored: Manifest | None = choice.manifest
         case recovery.StartFresh():
-            restored = None
-        case recovery.Restore():
-            restored = choice.manifest
-    if restored is not None:
-        _set_aside(log, claimed, choice, restored, note, around)
-        problem = misfit(restored, definition)  # UA16
-        problem = problem or recovery.incompatibility_with(restored, definition)
-        known = {spec.name for spec in definition.hooks} | definition.forgotten_hooks
-        problem = problem or recovery.unclaimed_hook(restored, known)
-        if problem is not None:
-            raise UsageError(problem)
-        for text in recovery.changes(restored, definition):
-            note(text)
-    _retrying(lambda: make_targets(definition), around)
+            return None, choice
+        case recovery.NothingLeft() | recovery.Restore():
+            return choice.manifest, choice
+
+
+def check_fit(restored: Manifest, definition: PipelineDefinition) -> None:
+    """Compare what is restored with the pipeline (R12, UA16, EI9).
+
+    Raises:
+        UsageError: it does not fit.
+    """
+    problem = misfit(restored, definition)
+    problem = problem or recovery.incompatibility_with(restored, definition)
+    known = {spec.name for spec in definition.hooks} | definition.forgotten_hooks
+    problem = problem or recovery.unclaimed_hook(restored, known)
+    if problem is not None:
+        raise UsageError(problem)
+
+
+def recovered_sinks(
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    generation: Generation,
+    restored: Manifest | None,
+    around: Surroundings,
+) -> SinkCommits:
+    """Fence the sinks for ``generation``, abort what ``restored`` does not promise and commit what it does (K6).
+
+    Raises:
+        OutputDenied: a target denies what was promised (K5).
+        StorageError, FencedError
+    """
+    retrying(lambda: make_targets(definition), around)
     place = None if restored is None else restored.place
     commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place))
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
     keep = () if restored is None else _promised(restored, definition)  # R18: whatever the parallelism was
+    with _closed_on_failure(commits):
+        retrying(lambda: commits.recover(permit, keep), around)
+    return commits
+
+
+@contextmanager
+def _closed_on_failure(commits: SinkCommits) -> Iterator[None]:
     try:
-        _retrying(lambda: commits.recover(permit, keep), around)
+        yield
     except BaseException:
         commits.close()
         raise
-    retained = recovery.retained(claimed.log, restored)
-    log.restored(retained)
-    _tidy_up(log.files.sweep, around, note)
-    if isinstance(choice, recovery.NothingLeft) and is_listening(definition):
-        note("all input has been processed; whoever listens to checkpoints is told once more")
-    elif restored is not None and isinstance(choice, recovery.NothingLeft):
-        _tidy_up(lambda: _drop_old(log, retained, definition.config.checkpoints.retained), around, note)
-        commits.close()
-        return Finished(restored)
-    try:
-        _retrying(lambda: (hooks or HookCalls()).begin(definition.config.name, generation, restored), around)
-    except BaseException:
-        commits.close()
-        raise
-    origin = None if restored is None else restored.origin
-    return NewGeneration(generation, claimed.first_checkpoint, restored, retained, commits, origin)
+
+
+def _tells_once_more(definition: PipelineDefinition, note: Callable[[str], None]) -> bool:
+    """Whether a pipeline that has finished runs again, for those who may not have heard of its end (HL8)."""
+    if not is_listening(definition):
+        return False
+    note("all input has been processed; whoever listens to checkpoints is told once more")
+    return True
 
 
 def _looked(definition: PipelineDefinition, log: CheckpointLog, around: Surroundings) -> Adoption | None:
@@ -149,7 +208,7 @@ def _adopted(adoption: Adoption, claimed: Claimed, note: Callable[[str], None], 
     """Restore what was named, unless that was done before; ``claimed`` holds the log as nobody changes it any more."""
     decision = adoption.decide(claimed.log)
     if isinstance(decision, Adopt):
-        _retrying(adoption.check, around)
+        retrying(adoption.check, around)
         claimed = adoption.adopt(claimed)
         fault_points.reach("after-adoption")
     for text in adoption.story(decision):
@@ -185,14 +244,14 @@ def _set_aside(
     _tell(restored, gaps, note)
     if restore.contradicts:
         _tell_what_comes_again(restore, note)
-    _retrying(lambda: log.files.set_aside(claimed.log, gaps), around)
+    retrying(lambda: log.files.set_aside(claimed.log, gaps), around)
     note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
 
 
-def _tidy_up(call: Callable[[], None], around: Surroundings, note: Callable[[str], None]) -> None:
+def tidy_up(call: Callable[[], None], around: Surroundings, note: Callable[[str], None]) -> None:
     """Remove what nobody needs; what cannot be removed now, a later generation removes."""
     try:
-        _retrying(call, around)
+        retrying(call, around)
     except StorageError as error:
         note(f"could not remove old checkpoint files: {error}")
 
@@ -203,13 +262,13 @@ def _drop_old(log: CheckpointLog, completed: Sequence[CheckpointId], count_max: 
     log.drop(CheckpointId(oldest - 1), oldest)
 
 
-def _claim(
+def claim(
     definition: PipelineDefinition,
     log: CheckpointLog,
     owner: str,
     mine: Generation | None,
     around: Surroundings,
-    above: Generation,
+    above: Generation = NO_GENERATION,
 ) -> Claimed:
     """Claim a generation above ``above``, once all sinks belong to this life of the pipeline (LV2, LV3).
 
@@ -217,16 +276,20 @@ def _claim(
         UsageError: a sink belongs to another one.
         StorageError, FencedError
     """
-    wall_ms = around.wall_ms()
-    life = _retrying(lambda: log.life(socket.gethostname(), wall_ms), around)
+    wall_ms, host = around.wall_ms(), socket.gethostname()
+    life = retrying(lambda: log.life(host, wall_ms), around)
     fault_points.reach("after-life")
     sinks = SinkOwners(definition, life, log.url)
-    owners = _retrying(sinks.ask, around)
-    following = recovery.next_claim(_retrying(log.observe, around)).generation  # behind the answers (LV6)
-    sinks.check(owners, following)
+    owners = retrying(sinks.ask, around)
+    observed = retrying(log.observe, around)  # behind the answers (LV6)
+    number = recovery.life_of(observed)
+    if number:  # LV7
+        life = retrying(lambda: log.later_life(number, host, wall_ms), around)
+        sinks = SinkOwners(definition, life, log.url)
+    sinks.check(owners, recovery.next_claim(observed).generation)
     floor = max(above, lives.floor(owners.values()))
-    claimed = _retrying(lambda: log.claim(owner, wall_ms, mine, floor), around)
-    _retrying(sinks.tell, around)
+    claimed = retrying(lambda: log.claim(owner, wall_ms, mine, floor, number), around)
+    retrying(sinks.tell, around)
     return claimed
 
 
@@ -236,7 +299,7 @@ def _choose(
     """Verify candidates from the newest down to the first sound one, then choose."""
     damage: dict[CheckpointId, list[recovery.Damage]] = {}
     for manifest in recovery.candidates(observed):
-        damage[manifest.checkpoint] = _retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
+        damage[manifest.checkpoint] = retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
         if not damage[manifest.checkpoint]:
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)
@@ -260,7 +323,12 @@ def _tell_what_comes_again(choice: recovery.Restore, note: Callable[[str], None]
     )
 
 
-def _retrying(call: Callable[[], _T], around: Surroundings) -> _T:
+def retrying(call: Callable[[], _T], around: Surroundings) -> _T:
+    """Return what ``call`` does, tried again while a transient fault may pass.
+
+    Raises:
+        StorageError: it did not pass.
+    """
     for pause_s in RETRY_PAUSES_S:
         try:
             return call()

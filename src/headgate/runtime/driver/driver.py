@@ -181,6 +181,8 @@ class Driver:
         """Do what others ask for from their processes; returns when they are answered (C63)."""
         left = asking.left(self._config.checkpoint_root, self._config.name)
         taken = [(ask, wish) for ask, wish in ((ask, ask.take()) for ask in left) if wish is not None]
+        if any(wish.cancels for _, wish in taken):
+            self.cancel()  # the end of the run answers all of them
         checkpoint = self.take_checkpoint() if any(not wish.savepoint for _, wish in taken) else None  # one is for all
         outcomes = [(ask, self._wished(wish) if wish.savepoint else checkpoint) for ask, wish in taken]
         for told in [_told(ask, outcome) for ask, outcome in outcomes if outcome is not None]:
@@ -196,9 +198,9 @@ class Driver:
             refused.set_result(CheckpointOutcome(None, str(error), is_refused=True))
             return refused
 
-    def cancel(self) -> None:
-        """End without another checkpoint. From any thread."""
-        self.post(lambda: self.supervision.handle(supervisor.CancelRequested()))
+    def cancel(self, *, retain: bool = False) -> None:
+        """End without another checkpoint. From any thread. ``retain``: keep those that there are, as a stop does."""
+        self.post(lambda: self.supervision.cancel(retain=retain))
 
     def post(self, call: Callable[[], None]) -> None:
         """Have ``call`` run in the event thread. From any thread."""
@@ -253,7 +255,13 @@ class Driver:
 
     def _succeed(self, *, is_final: bool) -> None:
         last = self.book.checkpoints[-1].checkpoint if self.book.checkpoints else None
-        self._end.succeed(self._latest, last, is_final=is_final, is_drained=self.supervision.is_drained)
+        self._end.succeed(
+            self._latest,
+            last,
+            is_final=is_final,
+            is_drained=self.supervision.is_drained,
+            has_removed_checkpoints=self.supervision.has_removed_checkpoints,
+        )
 
     def _on_error(self, error: BaseException) -> None:
         self._end.fail(error)

@@ -39,7 +39,13 @@ class RunEnd:
             self.result.set_exception(error)
 
     def succeed(
-        self, progress: Progress, last_checkpoint: CheckpointId | None, *, is_final: bool, is_drained: bool
+        self,
+        progress: Progress,
+        last_checkpoint: CheckpointId | None,
+        *,
+        is_final: bool,
+        is_drained: bool,
+        has_removed_checkpoints: bool,
     ) -> None:
         """End well, unless the run is over. ``is_final``: all input was processed."""
         if self.is_over:
@@ -48,7 +54,14 @@ class RunEnd:
         records_out = sum(n.records_in for n in progress.nodes if self._roles.get(n.node) is Role.SINK)
         took_ms = self._around.monotonic_ms() - self._begun_ms
         found = RunResult(
-            is_final, records_in, records_out, last_checkpoint, progress.restarts, took_ms, is_drained=is_drained
+            is_final,
+            records_in,
+            records_out,
+            None if has_removed_checkpoints else last_checkpoint,
+            progress.restarts,
+            took_ms,
+            is_drained=is_drained,
+            has_removed_checkpoints=has_removed_checkpoints,
         )
         self.result.set_result(found)
 
@@ -59,8 +72,13 @@ class RunEnd:
             self._lock.release(Ending.FAILED, None, str(error))
             return
         result = self.result.result()
-        ending = Ending.DRAINED if result.is_drained else Ending.FINISHED if result.is_finished else Ending.STOPPED
-        self._lock.release(ending, result.last_checkpoint, "")
+        self._lock.release(_ending_of(result), result.last_checkpoint, "")
+
+
+def _ending_of(result: RunResult) -> Ending:
+    if result.has_removed_checkpoints:
+        return Ending.CANCELLED
+    return Ending.DRAINED if result.is_drained else Ending.FINISHED if result.is_finished else Ending.STOPPED
 
 
 def error_of(failure: Failure) -> HeadgateError:

@@ -10,7 +10,7 @@ from headgate.errors import StorageError
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.manifest import Claim, Manifest
-from headgate.protocol.checkpoints.recovery import ObservedLog
+from headgate.protocol.checkpoints.recovery import ObservedLog, has_given_up
 from headgate.protocol.supervision.standby import Observed
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.base import NotFound, Storage
@@ -52,12 +52,15 @@ class Lookout:
         knows_beats = any(generation_of(path.removeprefix(f"{prefix}/")) for path in self._storage.list(prefix))
         if not knows_beats:  # SB11: then the log is all that tells of life
             mark = str(max((entry.sequence for entry in log.entries), default=0))
-            return Observed(generation, mark, Course.RUNNING, owner, self._is_ours(owner), knows_beats=False)
+            course = Course.STOPPED if has_given_up(log) else Course.RUNNING
+            return Observed(generation, mark, course, owner, self._is_ours(owner), knows_beats=False)
         found = self.beat(generation)
         owner = owner or found.owner  # its claim may have been pruned
         ended = self._get(end_path(self._pipeline, generation))
         word = None if ended is None else decode_beat(ended)
         course = found.course if word is None else word.course
+        if word is None and has_given_up(log):  # its user is done with it, although its driver died before it said so
+            course = Course.STOPPED
         reason = "" if word is None else word.reason
         return Observed(generation, found.mark, course, owner, self._is_ours(owner), True, reason)
 

@@ -80,7 +80,14 @@ class PipelineLock:
         signals = _takes_signals.get()
         nonce = secrets.token_hex(8)
         taken = LockHolder(
-            owner, socket.gethostname(), os.getpid(), nonce, signals, takes_asks=signals, takes_savepoints=signals
+            owner,
+            socket.gethostname(),
+            os.getpid(),
+            nonce,
+            signals,
+            takes_asks=signals,
+            takes_savepoints=signals,
+            takes_cancels=signals,
         )
         lock = cls(file, taken)
         lock._write(taken)

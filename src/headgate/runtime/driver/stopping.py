@@ -77,8 +77,12 @@ class RunningPipeline:
         Raises:
             UsageError: the process does not know how to answer, belongs to somebody else, or has just ended.
         """
-        if not (self.holder.takes_savepoints if wish.savepoint else self.holder.takes_asks):
-            what = "savepoint" if wish.savepoint else "checkpoint on request"
+        understood, what = self.holder.takes_asks, "checkpoint on request"
+        if wish.savepoint:
+            understood, what = self.holder.takes_savepoints, "savepoint"
+        if wish.cancels:
+            understood, what = self.holder.takes_cancels, "request to cancel"
+        if not understood:
             raise UsageError(
                 f"pipeline '{self._pipeline}' is run by {self.holder.owner} with an older release, which takes no "
                 f"{what}; start it again with this one"

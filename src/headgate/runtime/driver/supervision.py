@@ -33,6 +33,7 @@ from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.live_generation import LiveGeneration
 from headgate.runtime.driver.looping import Looping, RoundCallbacks
 from headgate.runtime.driver.progress_book import ProgressBook
+from headgate.runtime.driver.removing import remove_checkpoints
 from headgate.runtime.driver.succession import Succession
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import Surroundings
@@ -94,10 +95,17 @@ class Supervision:
         self._around = around
         self.callbacks = RoundCallbacks(self.note, around)
         self.hooks = HookCalls(definition.hooks, around)
-        self.machine = supervisor.Supervisor(definition.plan.parallelism, definition.config.restart)
+        checkpoints = definition.config.checkpoints
+        self.machine = supervisor.Supervisor(
+            definition.plan.parallelism,
+            definition.config.restart,
+            retain_on_cancel=checkpoints.retain_on_cancel,
+            retain_on_failure=checkpoints.retain_on_failure,
+        )
         self.live: LiveGeneration | None = None
         self.state = PipelineState.STARTING
         self.is_drained = False
+        self.has_removed_checkpoints = False
         self.last_generation: Generation | None = succession.after
         self._submission: int | None = None
         self._deployed: AttemptId | None = None
@@ -130,7 +138,12 @@ class Supervision:
             self.state = PipelineState.STOPPING
             self.live.stop(self._ordered_for_the_end())
         elif self.state is not PipelineState.STARTING and self._at_the_end is None:
-            self.handle(supervisor.CancelRequested())  # between two generations: the last checkpoint stands
+            self.cancel(retain=True)  # between two generations: the last checkpoint stands
+
+    def cancel(self, *, retain: bool) -> None:
+        """End without another checkpoint; ``retain``: and keep those that there are, whatever is configured."""
+        self._is_stop_wanted = True
+        self.handle(supervisor.CancelRequested(retain))
 
     def drain(self) -> None:
         """End the sources now, and in every later generation of this run (E9)."""
@@ -228,6 +241,8 @@ class Supervision:
             case supervisor.ReportRestart():
                 self.state = PipelineState.RESTARTING
                 self._observer.on_restart(effect.failure.reason, effect.delay_ms)
+            case supervisor.RemoveCheckpoints():
+                self._pools.storage.submit(self._remove)
             case supervisor.Finish():
                 self.state = PipelineState.FINISHED
                 self._on_finish(effect)
@@ -256,6 +271,15 @@ class Supervision:
             self._timers.post(lambda: self.handle(supervisor.ClaimFailed(failure, self._around.monotonic_ms(), jitter)))
         else:
             self._timers.post(lambda: self._claimed(begun))
+
+    def _remove(self) -> None:
+        """Runs in the storage thread."""
+        is_removed = remove_checkpoints(self._definition, self._log, self._succession.claimant, self.note, self._around)
+        self._timers.post(lambda: self._removed(is_removed))
+
+    def _removed(self, is_removed: bool) -> None:
+        self.has_removed_checkpoints = is_removed
+        self.handle(supervisor.CheckpointsRemoved())
 
     def _claimed(self, begun: NewGeneration | Finished) -> None:
         if isinstance(begun, Finished):

@@ -1,0 +1,91 @@
+"""Removes the checkpoints of a pipeline that was cancelled or has failed for good (C32 of docs/spec/coordinator.md).
+
+Order: claim → choose → recover the sinks → give the log up → remove files. Up to the last but one everything is as
+behind any start that died; from then on no checkpoint is restored, whatever of it is still there. When this happens
+``protocol.supervision.supervisor`` decides. Runs in the driver's storage thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headgate.errors import HeadgateError, UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.manifest import Manifest
+from headgate.protocol.checkpoints import recovery
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver import claims
+from headgate.runtime.driver.adopting import is_same_directory
+from headgate.runtime.surroundings import Surroundings
+
+
+def remove_checkpoints(
+    definition: PipelineDefinition, log: CheckpointLog, owner: str, note: Callable[[str], None], around: Surroundings
+) -> bool:
+    """Commit what the newest checkpoint promises, abort the rest, then remove all checkpoints of the pipeline.
+
+    Savepoints, what was set aside, and everything of another driver or pipeline stay. Never raises: what is in the way
+    is told, and keeps the checkpoints.
+
+    Returns:
+        Whether no checkpoint can be restored any more.
+    """
+    try:
+        is_given_up = _give_up(definition, log, owner, around)
+    except Exception as error:
+        said = str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
+        note(f"the checkpoints are kept: {said}")
+        return False
+    claims.tidy_up(log.files.sweep, around, note)
+    if is_given_up:
+        note(f"the checkpoints at {log.url} were removed, because the pipeline does not retain them")
+    return is_given_up
+
+
+def _give_up(definition: PipelineDefinition, log: CheckpointLog, owner: str, around: Surroundings) -> bool:
+    """Leave nothing that was promised behind, then nothing to restore; False if there was nothing to begin with.
+
+    Raises:
+        HeadgateError: the checkpoints have to stay.
+    """
+    claimed = claims.claim(definition, log, owner, log.generation or None, around)
+    restored, choice = claims.chosen(definition, log, claimed, around)
+    _check_whole(choice)
+    if restored is not None:
+        claims.check_fit(restored, definition)
+    claims.recovered_sinks(definition, log, claimed.next.generation, restored, around).close()
+    if restored is None:
+        return False
+    _check_nobody_needs(log)
+    wall_ms = around.wall_ms()
+    claims.retrying(lambda: log.give_up(owner, wall_ms, claimed.next.generation), around)
+    return True
+
+
+def _check_whole(choice: recovery.Choice) -> None:
+    """Refuse to remove what its user has to decide about.
+
+    Raises:
+        UsageError
+    """
+    match choice:
+        case recovery.NothingLeft():
+            raise UsageError("the pipeline has finished, and its final checkpoint says so")
+        case recovery.Restore(skipped=skipped) if skipped:
+            raise UsageError(f"{skipped[0].path} is damaged ({skipped[0].problem}), and may be needed to mend it")
+        case _:
+            return
+
+
+def _check_nobody_needs(log: CheckpointLog) -> None:
+    """Refuse while another pipeline of this storage, restored from here, has no checkpoint of its own (SV27).
+
+    Raises:
+        UsageError
+        StorageError
+    """
+    for other in log.beside():
+        newest: Manifest | None = next(iter(recovery.candidates(other.observe())), None)
+        place = None if newest is None else newest.place
+        if place is not None and is_same_directory(f"{place.url.rstrip('/')}/{place.prefix}", log.url):
+            raise UsageError(f"{other.url} was restored from them, and has no checkpoint of its own yet")

@@ -1,0 +1,344 @@
+"""Checkpoints that are not retained: removed in one step, behind everything that they promise (C32)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.driver.test_claims import CALLS, Place
+
+from headgate.codec.heartbeat import beat_path
+from headgate.errors import CorruptionError, FencedError, OutputDenied, StorageError, UsageError
+from headgate.model.heartbeat import Course
+from headgate.model.ids import CheckpointId, Generation
+from headgate.model.manifest import Claim, Manifest
+from headgate.model.origin import Place as Elsewhere
+from headgate.protocol.checkpoints.recovery import candidates, life_of
+from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
+from headgate.runtime.driver import claims
+from headgate.runtime.driver.claims import NewGeneration, begin_generation
+from headgate.runtime.driver.lookout import Lookout
+from headgate.runtime.driver.removing import remove_checkpoints
+from headgate.runtime.process import PROCESS
+from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
+from headgate.storage.memory import MemoryStorage
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    return with_checkpoints(Place(tmp_path))
+
+
+def with_checkpoints(place: Place) -> Place:
+    """Two completed checkpoints of generation 1; nobody has committed what they promise."""
+    place.begin()
+    place.complete(1, 1)
+    place.complete(2, 1)
+    CALLS.clear()
+    return place
+
+
+def remove(place: Place, owner: str = "test") -> bool:
+    return remove_checkpoints(place.definition, place.log, owner, place.notes.append, PROCESS)
+
+
+def restored(place: Place) -> int | None:
+    """Start the pipeline again; return the checkpoint that it begins with."""
+    found = place.begin()
+    assert isinstance(found, NewGeneration)
+    return None if found.restored is None else int(found.restored.checkpoint)
+
+
+def objects(place: Place, part: str) -> list[str]:
+    return [path for path in place.storage.list("p") if part in path]
+
+
+def test_what_was_promised_is_committed_before_anything_is_removed(place: Place) -> None:  # C32
+    assert remove(place)
+    assert CALLS == [("recover", [2]), ("commit 2 as 2", [2]), ("close", [])]
+    assert objects(place, "/chk-") == []
+    assert [entry.content.life for entry in place.log.observe().entries] == [5]  # type: ignore[union-attr]
+    assert restored(place) is None
+
+
+@pytest.mark.parametrize(
+    "error", [OutputDenied("out", 2, "it was aborted"), StorageError("commit", "out", "away"), RuntimeError("what?")]
+)
+def test_checkpoints_stay_while_what_they_promise_is_not_committed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:  # C32
+    def fails(*arguments: Any) -> None:
+        raise error
+
+    sink = type(place.definition.graph.nodes[-1].spec)
+    with monkeypatch.context() as broken:
+        broken.setattr(sink, "commit", fails)
+        assert not remove(place)
+    assert any(note.startswith("the checkpoints are kept: ") for note in place.notes)
+    assert restored(place) == 2
+    assert CALLS[-1] == ("commit 2 as 3", [2])
+
+
+class Killed(BaseException):
+    """The process dies."""
+
+
+class Mortal(FaultyStorage):
+    """Dies at operation number ``at``, before or behind its effect."""
+
+    def __init__(self, inner: MemoryStorage) -> None:
+        super().__init__(inner)
+        self.at = self.count = 0
+        self.is_behind = False
+
+    def _before(self, operation: str, path: str, parts: Any = ()) -> bool:
+        self.count += 1
+        if self.count == self.at and not self.is_behind:
+            raise Killed
+        return super()._before(operation, path, parts)
+
+    def _after(self, operation: str, path: str, is_late: bool) -> None:
+        super()._after(operation, path, is_late)
+        if self.count == self.at and self.is_behind:
+            raise Killed
+
+
+def lives_on_after_a_kill(root: Path, at: int, *, is_behind: bool) -> tuple[bool, str]:
+    """Kill the removal at one operation; return whether it came to an end, and what the next start does."""
+    place = Place(root)
+    storage = place.storage = Mortal(MemoryStorage())
+    with_checkpoints(place)
+    before = place.log.known_life(place.log.observe())
+    storage.count, storage.at, storage.is_behind = 0, at, is_behind
+    try:
+        remove(place)
+        is_over = True
+    except Killed:
+        is_over = False
+    storage.at = 0
+    committed = [call for call in CALLS if call[0].startswith("commit")]
+    newest = restored(place)
+    after = place.log.known_life(place.log.observe())
+    assert before is not None
+    assert after is not None
+    if newest is None:
+        assert committed, "what was promised was committed before it was given up"
+        assert after.id != before.id, "the sinks are not told that this is the same pipeline"
+        assert objects(place, "/chk-") == []
+        return is_over, "begins anew"
+    assert newest == 2, "an older checkpoint is never restored"
+    assert after.id == before.id
+    assert len(candidates(place.log.observe())) == 2
+    return is_over, "goes on"
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_removal_that_dies_anywhere_leaves_all_or_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_behind: bool
+) -> None:  # C32
+    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    found: list[str] = []
+    for at in range(1, 200):
+        is_over, what = lives_on_after_a_kill(tmp_path, at, is_behind=is_behind)
+        found.append(what)
+        if is_over:
+            break
+    assert is_over
+    turn = found.index("begins anew")
+    assert turn > 5, "most of it comes before"
+    assert len(found) - turn > 5
+    assert found == ["goes on"] * turn + ["begins anew"] * (len(found) - turn), "one step decides"
+
+
+@pytest.mark.parametrize("what", ["put_if_absent", "delete", "list", "get"])
+@pytest.mark.parametrize("kind", [FaultKind.IO_ERROR, FaultKind.TIMEOUT_AFTER_EFFECT])
+def test_a_removal_that_fails_half_way_is_finished_by_the_next_start(
+    place: Place, what: str, kind: FaultKind
+) -> None:  # C32
+    place.storage.inject(Fault(kind, what, first=2, times=100))
+    is_removed = remove(place)
+    place.storage.heal()
+    newest = restored(place)
+    assert newest in ((None,) if is_removed else (None, 2))
+    if newest is None:
+        assert objects(place, "/chk-") == []
+        assert candidates(place.log.observe()) == ()
+
+
+def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  # C32, C38
+    mine = place.log
+    heir = CheckpointLog(place.storage, "p")
+    begin_generation(place.definition, heir, "heir", place.notes.append)
+    CALLS.clear()
+    assert not remove_checkpoints(place.definition, mine, "test", place.notes.append, PROCESS)
+    assert CALLS == [], "the sinks are the heir's"
+    assert len(candidates(heir.observe())) == 2
+
+
+def test_a_driver_that_takes_over_behind_the_commits_keeps_everything(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C32, X9
+    recovered = claims.recovered_sinks
+
+    def and_meanwhile(*arguments: Any) -> Any:
+        commits = recovered(*arguments)
+        begin_generation(place.definition, CheckpointLog(place.storage, "p"), "heir", place.notes.append)
+        return commits
+
+    monkeypatch.setattr(claims, "recovered_sinks", and_meanwhile)
+    assert not remove(place)
+    assert len(candidates(place.log.observe())) == 2
+    assert len(objects(place, "/chk-")) == 2
+
+
+def test_a_zombie_completes_nothing_behind_a_removal(place: Place) -> None:  # C32, X8
+    zombie = CheckpointLog(place.storage, "p")
+    begin_generation(place.definition, zombie, "zombie", place.notes.append, around=PROCESS)
+    place.log = CheckpointLog(place.storage, "p")
+    assert remove(place)
+    plan = place.definition.plan
+    late = Manifest(CheckpointId(3), Generation(2), 1, plan.max_parallelism, (), (), plan.state_texts())
+    with pytest.raises(FencedError):
+        zombie.append(late)
+    assert candidates(place.log.observe()) == ()
+    assert restored(place) is None
+
+
+def test_ids_and_generations_go_on_above_what_was_removed(place: Place) -> None:  # R7, C32
+    place.log.reserve(CheckpointId(3))
+    assert remove(place)
+    found = place.begin()
+    assert isinstance(found, NewGeneration)
+    assert found.first_checkpoint == 4
+    assert found.generation == 4
+
+
+def test_a_removal_begins_another_life_of_which_all_later_entries_tell(place: Place) -> None:  # LV7
+    assert remove(place)
+    first = place.log.known_life(place.log.observe())
+    assert first is None, "nobody has begun it yet"
+    place.begin()
+    begun = place.log.known_life(place.log.observe())
+    place.complete(4, 4)
+    place.complete(5, 4)
+    place.log.drop(CheckpointId(4), CheckpointId(5))
+    observed = place.log.observe()
+    assert [type(entry.content) for entry in observed.entries] == [Manifest], "the claims are pruned"
+    assert life_of(observed) == 5
+    place.begin()
+    assert place.log.known_life(place.log.observe()) == begun
+
+
+def test_a_start_that_saw_the_former_life_does_not_begin_with_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # LV7
+    """Between its look at the sinks and its claim the pipeline is cancelled: it would produce everything again."""
+    late = CheckpointLog(place.storage, "p")
+    check = claims.SinkOwners.check
+
+    def and_meanwhile(*arguments: Any) -> None:
+        check(*arguments)
+        monkeypatch.setattr(claims.SinkOwners, "check", check)
+        assert remove(place)
+
+    monkeypatch.setattr(claims.SinkOwners, "check", and_meanwhile)
+    with pytest.raises(StorageError, match="its checkpoints were removed a moment ago; start it again"):
+        begin_generation(place.definition, late, "late", place.notes.append)
+
+
+def test_a_driver_of_a_run_that_was_cancelled_does_not_begin_anew(place: Place) -> None:  # C32, KR10
+    """Its keeper starts it again, because the one before died when it had given everything up."""
+    assert remove(place, "keeper")
+    for after in (Generation(1), Generation(2)):
+        with pytest.raises(UsageError, match="has ended, and its checkpoints were removed; start it again"):
+            begin_generation(place.definition, CheckpointLog(place.storage, "p"), "keeper", print, after)
+    assert restored(place) is None
+
+
+@pytest.mark.parametrize("beats", [False, True])
+def test_a_standby_takes_a_removal_for_the_wish_of_the_user(place: Place, beats: bool) -> None:  # SB6, C32
+    if beats:
+        place.storage.put(beat_path("p", Generation(2)), [b"a sign of life"])
+    remove(place)
+    assert Lookout(place.storage, "p", "").all().course is Course.STOPPED
+    begin_generation(place.definition, CheckpointLog(place.storage, "p"), "another", place.notes.append)
+    assert Lookout(place.storage, "p", "").all().course is not Course.STOPPED
+
+
+def test_a_pipeline_that_has_finished_keeps_saying_so(place: Place) -> None:  # C32, R13
+    place.complete(3, 1, is_final=True)
+    assert not remove(place)
+    assert "the checkpoints are kept: the pipeline has finished" in place.notes[-1]
+    assert [int(manifest.checkpoint) for manifest in candidates(place.log.observe())] == [3, 2, 1]
+
+
+def test_damage_is_left_to_the_user(place: Place) -> None:  # C32, R51
+    place.damage(place.complete(3, 1))
+    assert not remove(place)
+    assert place.notes[-1].startswith("the checkpoints are kept: ")
+    assert len(objects(place, "/chk-")) == 3
+
+
+def test_what_was_set_aside_stays(place: Place) -> None:  # R51, SF7
+    place.storage.put("p/aside/0000000001-0000000002/why", [b"damaged"])
+    assert remove(place)
+    assert len(objects(place, "/chk-0000000001")) == 1
+    assert len(objects(place, "/aside/")) == 1
+    assert len(objects(place, "/chk-0000000002")) == 0
+
+
+def test_without_a_completed_checkpoint_nothing_was_promised(tmp_path: Path) -> None:  # C32
+    place = Place(tmp_path)
+    place.begin()
+    assert not remove(place)
+    assert place.notes == []
+    assert restored(place) is None
+    assert life_of(place.log.observe()) == 0
+
+
+def test_a_removal_that_is_repeated_changes_nothing(place: Place) -> None:  # C32
+    assert remove(place)
+    assert not remove(place)
+    assert restored(place) is None
+    place.complete(4, 5)
+    assert remove(place)
+    assert restored(place) is None
+
+
+def test_what_another_pipeline_was_restored_from_stays(place: Place) -> None:  # SV27, C32
+    plan = place.definition.plan
+    adopted = Manifest(CheckpointId(1), Generation(1), 1, plan.max_parallelism, (), (), plan.state_texts())
+    other = CheckpointLog(place.storage, "q")
+    other.claim("other", 0)
+    other.append(replace(adopted, place=Elsewhere(place.storage.url, "p")))
+    assert not remove(place)
+    assert "q was restored from them, and has no checkpoint of its own yet" in place.notes[-1]
+    assert restored(place) == 2
+    assert other.append(replace(adopted, checkpoint=CheckpointId(2))) is Outcome.WRITTEN
+    assert remove(place)
+
+
+def test_an_older_headgate_refuses_a_later_life(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:  # LV7
+    from headgate.codec import log_entry
+
+    remove(place)
+    path = place.log.observe().entries[0].path
+    known = {version: number for version, number in log_entry._VERSIONS.items() if number < 4}
+    monkeypatch.setattr(log_entry, "_VERSIONS", known)
+    with pytest.raises(CorruptionError, match="format version"):
+        log_entry.decode_log_entry(place.storage.get(path), path)
+    with pytest.raises(UsageError, match="cannot be restored"):
+        place.begin()
+
+
+def test_entries_of_the_first_life_are_what_they_were() -> None:  # LV7
+    from headgate.codec.log_entry import encode_log_entry
+
+    assert b"life" not in encode_log_entry(Claim(Generation(1), "a", 0, follows=0))
+    assert encode_log_entry(Claim(Generation(1), "a", 0, follows=0)).startswith(b"headgate-log 2 claim ")
+    assert encode_log_entry(Claim(Generation(3), "a", 0, follows=0, life=5)).startswith(b"headgate-log 4 claim ")
+
+
