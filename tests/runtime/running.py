@@ -248,7 +248,15 @@ def definition_of(pipeline: hg.Pipeline, *, inline_bytes_max: int | None = None,
     return replace(found, config=config)
 
 
-CHECKPOINTING = ("retained", "tolerable_failures", "timeout", "alignment_timeout", "mode")
+CHECKPOINTING = (
+    "retained",
+    "tolerable_failures",
+    "timeout",
+    "alignment_timeout",
+    "mode",
+    "retain_on_cancel",
+    "retain_on_failure",
+)
 """Options of ``pipeline_at`` that are about checkpoints."""
 
 

@@ -28,15 +28,16 @@ def kept(root: Path) -> list[int]:
     return [int(manifest.checkpoint) for manifest in candidates(log.observe())]
 
 
-def pipeline(root: Path, *, fails_beside: Path | None = None) -> hg.Pipeline:
+def pipeline(root: Path, *, fails_beside: Path | None = None, **options: Any) -> hg.Pipeline:
     def passed(row: dict[str, Any]) -> dict[str, Any]:
         if fails_beside is not None and fails_beside.exists():
             raise ValueError("asked to fail")
         return row
 
-    made = pipeline_at(root, retained=2, restart=hg.NoRestart())
+    options.setdefault("restart", hg.NoRestart())
+    made = pipeline_at(root, retained=2, **options)
     made.source(generator(3_000, 2_000, batch=20)).map(passed, name="passed").sink(
-        hg.FileSink(root / "out"), name="out"
+        hg.FileSink(root / "out", roll_interval=0), name="out"
     )
     return made
 
@@ -63,3 +64,78 @@ def test_checkpoints_are_retained_when_a_pipeline_is_cancelled_or_fails(
     assert any(f"continues from checkpoint {newest}" in note for note in again.notes)
     found = read_committed(str(tmp_path / "out"))["id"].sort().to_list()
     assert found == events(generator(3_000))["id"].to_list()
+
+
+def written(root: Path) -> list[int]:
+    return read_committed(str(root / "out"))["id"].sort().to_list()
+
+
+def snapshots(root: Path) -> list[Path]:
+    return sorted((root / "checkpoints" / "p").glob("chk-*/*"))
+
+
+@pytest.mark.parametrize("how", ["cancelled", "cancelled while it restarts", "failed"])
+def test_checkpoints_that_are_not_retained_are_removed(start: Start, tmp_path: Path, how: str) -> None:  # C32
+    marker = tmp_path / "fails"
+    restart = hg.FixedDelay(delay="1h") if how.endswith("restarts") else hg.NoRestart()
+    given = {"retain_on_cancel": False, "retain_on_failure": False, "restart": restart}
+    run = start(definition_of(pipeline(tmp_path, fails_beside=marker, **given), inline_bytes_max=0))
+    run.wait_checkpoints(3)
+    if how == "failed":
+        marker.touch()
+        with pytest.raises(PipelineFailed, match="asked to fail"):
+            run.result()
+    else:
+        if how.endswith("restarts"):
+            run.kill(0)
+            run.wait(lambda: bool(run.restarts), "the pause before the restart")
+        run.driver.cancel()
+        result = run.result()
+        assert (result.is_finished, result.has_removed_checkpoints, result.last_checkpoint) == (False, True, None)
+    assert any("were removed, because the pipeline does not retain them" in note for note in run.notes)
+    assert kept(tmp_path) == []
+    assert snapshots(tmp_path) == []
+    found = written(tmp_path)
+    assert len(found) == len(set(found)) > 0, "what was committed is there once"
+    assert not list((tmp_path / "out").glob("_staging/*/*")), "what nobody promised is aborted"
+    again = start(definition_of(pipeline(tmp_path)))
+    with pytest.raises(PipelineFailed, match="former checkpoints of the same name .* removed since"):
+        again.result()
+    assert written(tmp_path) == found, "nothing is produced again before the sink is made to forget"
+    hg.FileSink(tmp_path / "out").target("p", "out").forget()
+    anew = start(definition_of(pipeline(tmp_path)))
+    assert anew.result().is_finished
+    assert written(tmp_path) == sorted(found + events(generator(3_000))["id"].to_list())
+
+
+def test_a_stop_keeps_the_checkpoints_that_a_cancel_would_remove(start: Start, tmp_path: Path) -> None:  # C32
+    options = {"retain_on_cancel": False, "restart": hg.FixedDelay(delay="1h")}
+    run = start(definition_of(pipeline(tmp_path, **options)))
+    run.wait_checkpoints(2)
+    run.kill(0)
+    run.wait(lambda: bool(run.restarts), "the pause before the restart")
+    run.driver.stop()  # between two generations there is nothing to take a last checkpoint of
+    assert not run.result().has_removed_checkpoints
+    assert kept(tmp_path)[0] >= max(run.checkpoints)
+    second = start(definition_of(pipeline(tmp_path, **options)))
+    second.wait_checkpoints(1)
+    second.driver.cancel(retain=True)
+    assert not second.result().has_removed_checkpoints
+    assert len(kept(tmp_path)) == 2
+    assert start(definition_of(pipeline(tmp_path))).result().is_finished
+    assert written(tmp_path) == events(generator(3_000))["id"].to_list()
+
+
+def test_a_savepoint_outlives_the_checkpoints_of_its_pipeline(start: Start, tmp_path: Path) -> None:  # C32, SV1
+    """Even one below the pipeline's own directory."""
+    where = tmp_path / "checkpoints" / "p" / "mine"
+    run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False), inline_bytes_max=0))
+    run.wait_checkpoints(1)
+    outcome = run.driver.take_savepoint(str(where)).result(120)
+    assert outcome.savepoint is not None, outcome.reason
+    before = {path: path.read_bytes() for path in where.rglob("*") if path.is_file()}
+    run.driver.cancel()
+    assert run.result().has_removed_checkpoints
+    assert {path: path.read_bytes() for path in where.rglob("*") if path.is_file()} == before
+    assert len(before) > 1
+    assert snapshots(tmp_path) == []

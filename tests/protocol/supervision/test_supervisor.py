@@ -433,8 +433,13 @@ def test_what_is_done_about_a_failure_goes_by_its_kind_and_not_by_its_words(kind
     assert (CancelJob(1) in effects) is is_over, "a lost worker's words do not cancel the job"
 
 
-def removing(*events: Event, on_cancel: bool = False, on_failure: bool = False) -> Supervisor:
-    made = Supervisor(2, NoRestart(), retain_on_cancel=not on_cancel, retain_on_failure=not on_failure)
+def removing(
+    *events: Event,
+    on_cancel: bool = False,
+    on_failure: bool = False,
+    strategy: RestartStrategy = NoRestart(),  # noqa: B008
+) -> Supervisor:
+    made = Supervisor(2, strategy, retain_on_cancel=not on_cancel, retain_on_failure=not on_failure)
     for event in events:
         made.handle(event)
     return made
@@ -451,10 +456,7 @@ def test_checkpoints_of_a_cancelled_run_are_removed_when_nobody_writes_any_more(
 
 
 def test_a_cancel_between_two_generations_removes_too() -> None:  # C32
-    machine = removing(*RUN, on_cancel=True)
-    machine._policy = Supervisor(2, FixedDelay(delay_ms=50))._policy
-    machine.handle(lost(0))
-    machine.handle(job_ended())
+    machine = removing(*RUN, lost(0), job_ended(), on_cancel=True, strategy=FixedDelay(delay_ms=50))
     assert machine.handle(CancelRequested()) == [RemoveCheckpoints()]
 
 
