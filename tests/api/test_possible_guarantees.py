@@ -95,3 +95,30 @@ def test_an_alignment_timeout_needs_exactly_once_and_one_checkpoint_at_a_time() 
         hg.Checkpointing(alignment_timeout="soon")
     with pytest.raises(hg.UsageError, match="unaligned checkpoints are no mode: give"):
         hg.Checkpointing(mode="unaligned")
+
+
+def test_checkpoints_are_retained_unless_somebody_says_otherwise() -> None:  # C32
+    config = hg.Checkpointing().to_config()
+    assert (config.retain_on_cancel, config.retain_on_failure) == (True, True)
+    config = hg.Checkpointing(retain_on_cancel=False, retain_on_failure=False).to_config()
+    assert (config.retain_on_cancel, config.retain_on_failure) == (False, False)
+    with pytest.raises(hg.UsageError, match="checkpointing retain_on_cancel must be True or False, not 'delete'"):
+        hg.Checkpointing(retain_on_cancel="delete")  # type: ignore[arg-type]
+
+
+class Publishing(hg.PublishOnCheckpoint):
+    item_type = int
+
+    def __call__(self, row: dict[str, int]) -> dict[str, int]:
+        return row
+
+    def publish(self, items: list[int]) -> None:
+        """Nowhere."""
+
+
+@pytest.mark.parametrize("option", ["retain_on_cancel", "retain_on_failure"])
+def test_what_waits_to_be_published_is_not_removed(option: str) -> None:  # C32
+    pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(**{option: False}))
+    pipeline.source(hg.FromRows([{"n": 1}])).map(Publishing(), name="publishes").sink(hg.Discard())
+    with pytest.raises(hg.UsageError, match=f"operator 'publishes' acts when .* leave {option} out of Checkpointing"):
+        pipeline.definition()

@@ -16,6 +16,7 @@ from headgate.connectors.files.commit import read_committed
 from headgate.errors import PipelineFailed
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver.asking import Ask, Wish
 from headgate.storage.backends import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
@@ -99,7 +100,7 @@ def test_checkpoints_that_are_not_retained_are_removed(start: Start, tmp_path: P
     assert len(found) == len(set(found)) > 0, "what was committed is there once"
     assert not list((tmp_path / "out").glob("_staging/*/*")), "what nobody promised is aborted"
     again = start(definition_of(pipeline(tmp_path)))
-    with pytest.raises(PipelineFailed, match="former checkpoints of the same name .* removed since"):
+    with pytest.raises(PipelineFailed, match=r"former checkpoints of the same name .* removed since"):
         again.result()
     assert written(tmp_path) == found, "nothing is produced again before the sink is made to forget"
     hg.FileSink(tmp_path / "out").target("p", "out").forget()
@@ -139,3 +140,14 @@ def test_a_savepoint_outlives_the_checkpoints_of_its_pipeline(start: Start, tmp_
     assert {path: path.read_bytes() for path in where.rglob("*") if path.is_file()} == before
     assert len(before) > 1
     assert snapshots(tmp_path) == []
+
+
+def test_a_request_of_another_process_cancels(start: Start, tmp_path: Path) -> None:  # C32, C63
+    run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False)))
+    run.wait_checkpoints(1)
+    ask = Ask.leave(str(tmp_path / "checkpoints"), "p", Wish(cancels=True))
+    run.driver.is_asked_to_end = True
+    run.driver.answer_asks()
+    assert ask.answered() is not None, "who asked is told before the process may end"
+    assert run.result().has_removed_checkpoints
+    assert kept(tmp_path) == []

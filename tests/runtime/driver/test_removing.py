@@ -184,12 +184,14 @@ def test_a_driver_that_takes_over_behind_the_commits_keeps_everything(
     recovered = claims.recovered_sinks
 
     def and_meanwhile(*arguments: Any) -> Any:
+        monkeypatch.setattr(claims, "recovered_sinks", recovered)
         commits = recovered(*arguments)
         begin_generation(place.definition, CheckpointLog(place.storage, "p"), "heir", place.notes.append)
         return commits
 
     monkeypatch.setattr(claims, "recovered_sinks", and_meanwhile)
     assert not remove(place)
+    assert "generation 3" in place.notes[-1], "it says who took over"
     assert len(candidates(place.log.observe())) == 2
     assert len(objects(place, "/chk-")) == 2
 
@@ -340,5 +342,3 @@ def test_entries_of_the_first_life_are_what_they_were() -> None:  # LV7
     assert b"life" not in encode_log_entry(Claim(Generation(1), "a", 0, follows=0))
     assert encode_log_entry(Claim(Generation(1), "a", 0, follows=0)).startswith(b"headgate-log 2 claim ")
     assert encode_log_entry(Claim(Generation(3), "a", 0, follows=0, life=5)).startswith(b"headgate-log 4 claim ")
-
-

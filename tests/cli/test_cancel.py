@@ -1,0 +1,79 @@
+"""``headgate cancel``: asks, waits for the end, and says in one sentence what is left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headgate.cli import main as cli
+from headgate.codec.lock_holder import LockHolder, encode_holder
+from headgate.errors import PipelineFailed, UsageError
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver.asking import Wish
+from headgate.runtime.driver.stopping import RunningPipeline
+from headgate.storage.backends import open_storage
+
+HOLDER = """
+import signal, sys
+from headgate.codec.lock_holder import Ending
+from headgate.model.progress import CheckpointOutcome
+from headgate.runtime.driver import asking
+from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+with taking_signals():
+    lock = PipelineLock.acquire(sys.argv[1], "p", "a child")
+print("ready", flush=True)
+assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
+(ask,) = asking.left(sys.argv[1], "p")
+assert ask.take() == asking.Wish(cancels=True)
+ask.answer(CheckpointOutcome(None, "the pipeline does not run at the moment"))
+lock.release(Ending[sys.argv[2]], 5, "it failed before")
+"""
+
+
+def cancelled(root: Path, ending: str) -> str | Exception:
+    """Return what the command says of a pipeline that ends so; nothing is left beside its lock."""
+    command = [sys.executable, "-c", HOLDER, str(root), ending]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        result = CliRunner().invoke(cli.app, ["cancel", "p", "--dir", str(root)])
+        assert child.wait(120) == 0
+    assert list((root / "p").glob("checkpoint-*")) == []
+    return result.exception if isinstance(result.exception, PipelineFailed) else result.stdout
+
+
+@pytest.mark.parametrize(
+    ("ending", "sentence"),
+    [
+        ("CANCELLED", "p: cancelled, and its checkpoints are removed\n"),
+        ("STOPPED", "p: stopped; the same command continues from checkpoint 5\n"),
+    ],
+)
+def test_a_pipeline_is_cancelled_and_waited_for(tmp_path: Path, ending: str, sentence: str) -> None:  # C32
+    assert cancelled(tmp_path, ending) == sentence
+
+
+def test_a_pipeline_that_failed_instead_is_told(tmp_path: Path) -> None:
+    assert "failed before it had ended: it failed before" in str(cancelled(tmp_path, "FAILED"))
+
+
+def test_a_process_of_an_older_release_is_not_asked_to_cancel(tmp_path: Path) -> None:  # C63
+    """It would take the question for one about a checkpoint."""
+    older = LockHolder("process 1 on here", "here", 1, "n", True, takes_asks=True, takes_savepoints=True)
+    assert b"takes_cancels" in encode_holder(older)
+    with pytest.raises(UsageError, match="an older release, which takes no request to cancel"):
+        RunningPipeline(str(tmp_path), "p", older).ask_for(Wish(cancels=True))
+
+
+def test_list_says_that_checkpoints_were_removed(tmp_path: Path) -> None:  # C32
+    log = CheckpointLog(open_storage(str(tmp_path)), "p")
+    log.claim("one", 0)
+    log.give_up("one", 0, log.generation)
+    result = CliRunner().invoke(cli.app, ["checkpoints", "list", "p", "--dir", str(tmp_path)])
+    said = "Its checkpoints were removed when it was cancelled or had failed; another start begins anew."
+    assert " ".join(result.stdout.split()) == said
