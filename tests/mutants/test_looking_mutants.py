@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.cli import test_looking as nowhere
 from tests.cli import test_main as describing
 from tests.cli import test_streams as commands
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.store import test_store_looking as lookers
 
+from headgate.cli import checkpoints, sinks
 from headgate.store.catalogue import looking, opening, sql
 from headgate.store.catalogue.looking import Look
+from headgate.store.store import Store
 
 Test = Callable[..., object]
 KILLED = lookers.test_what_a_killed_writer_left_in_the_log_is_seen_and_stays_there
@@ -117,3 +120,34 @@ def test_a_catalogue_that_is_opened_beside_sqlite_is_caught(
     test: Test, arguments: tuple[object, ...], tmp_path: Path
 ) -> None:  # CT9
     assert_caught(the_catalogue_is_opened_beside_sqlite, test, tmp_path, *arguments)
+
+
+@contextmanager
+def a_store_is_made_for_who_looks() -> Iterator[None]:
+    with patched(Store, "exists", staticmethod(lambda root=None: True)):
+        yield
+
+
+@contextmanager
+def a_directory_is_made_for_who_looks() -> Iterator[None]:
+    with patched(checkpoints, "is_missing", lambda url: False), patched(sinks, "is_missing", lambda url: False):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("mutant", "command"),
+    [
+        (a_store_is_made_for_who_looks, "streams list"),
+        (a_store_is_made_for_who_looks, "streams check"),
+        (a_directory_is_made_for_who_looks, "checkpoints list"),
+        (a_directory_is_made_for_who_looks, "checkpoints show p"),
+        (a_directory_is_made_for_who_looks, "sinks list out"),
+        (a_directory_is_made_for_who_looks, "sinks forget p/out out -y"),
+    ],
+)
+def test_whoever_looks_and_makes_something_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Mutant, command: str
+) -> None:  # CT13
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HEADGATE_STORE", raising=False)
+    assert_caught(mutant, nowhere.test_looking_at_what_is_not_there_makes_nothing, tmp_path, command)

@@ -26,7 +26,7 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_files import Aside
 from headgate.runtime.driver.asking import Wish
 from headgate.runtime.driver.stopping import RunningPipeline
-from headgate.storage.backends import absolute_location, open_storage
+from headgate.storage.backends import absolute_location, is_missing, open_storage
 
 DATA_CHARS_MAX = 200
 """Of what a hook returned, so much is shown."""
@@ -136,12 +136,17 @@ def _print_aside(found: list[Aside]) -> None:
 
 
 def _pipelines(directory: str) -> list[str]:
+    if is_missing(absolute_location(directory)):
+        return []
     paths = open_storage(absolute_location(directory)).list("")
     return sorted({path.split("/log/", 1)[0] for path in paths if "/log/" in path})
 
 
 def _observed(directory: str, pipeline: str) -> ObservedLog:
-    log = CheckpointLog(open_storage(absolute_location(directory)), pipeline)
+    root = absolute_location(directory)
+    if is_missing(root):
+        raise UsageError(f"there are no checkpoints at {root}/{pipeline}: there is no directory {root}")
+    log = CheckpointLog(open_storage(root), pipeline)
     observed = log.observe()
     if not observed.entries:
         others = ", ".join(_pipelines(directory)) or "none"

@@ -17,7 +17,7 @@ from headgate.model.savepoint import SAVEPOINT_VERSION, Savepoint
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory, savepoints_below
 from headgate.runtime.driver.asking import Wish
 from headgate.runtime.driver.stopping import RunningPipeline
-from headgate.storage.backends import absolute_location, local_directory
+from headgate.storage.backends import absolute_location, is_missing, local_directory
 from headgate.storage.base import NotFound
 
 app = typer.Typer(help="Savepoints of pipelines.", no_args_is_help=True)
@@ -96,9 +96,8 @@ def _at_or_why_not(url: str) -> Savepoint | str:
 
 def _existing(url: str) -> str:
     """Return ``url``; a directory that is missing is not made by looking at it."""
-    local = local_directory(url)
-    if local is not None and not local.is_dir():
-        raise UsageError(f"there is no directory {local}")
+    if is_missing(url):
+        raise UsageError(f"there is no directory {local_directory(url)}")
     return url
 
 

@@ -15,7 +15,8 @@ from headgate.connectors.files.owner import FileOwner
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import UsageError
 from headgate.model.life import Owner
-from headgate.storage.backends import absolute_location, open_storage
+from headgate.storage.backends import absolute_location, is_missing, open_storage
+from headgate.storage.base import Storage
 
 app = typer.Typer(help="Whose the sinks of a directory are.", no_args_is_help=True)
 
@@ -25,13 +26,18 @@ Location = Annotated[str, typer.Argument(help="Directory or URL that the sink wr
 @app.command("list")
 def list_(directory: Location) -> None:
     """List the sinks that write to a directory, and the checkpoints that each belongs to."""
-    storage = open_storage(absolute_location(directory))
+    url = absolute_location(directory)
+    found = [] if is_missing(url) else _sinks(open_storage(url))
+    for sink, owner in found:
+        typer.echo(f"{sink.pipeline}/{sink.node} {belongs_to(owner)}")
+    if not found:
+        typer.echo(f"No sink has written to {url}.")
+
+
+def _sinks(storage: Storage) -> list[tuple[SinkIdentity, Owner]]:
     paths = [*storage.list(OWNERS), *storage.list(CLAIMS)]
     found = sorted({SinkIdentity.parse(path.split("/")[1]) for path in paths if path.count("/") == 2})
-    for sink in found:
-        typer.echo(f"{sink.pipeline}/{sink.node} {belongs_to(FileOwner(storage, sink).owner())}")
-    if not found:
-        typer.echo(f"No sink has written to {absolute_location(directory)}.")
+    return [(sink, FileOwner(storage, sink).owner()) for sink in found]
 
 
 @app.command("forget")
@@ -45,11 +51,12 @@ def forget(
     The directory forgets which checkpoints the sink belongs to; the next start of a pipeline of that name has it. All
     files stay. What the former one had prepared and not committed is removed by that start.
     """
+    url = absolute_location(directory)
     pipeline, _, node = owner.partition("/")
-    sink = FileSink(absolute_location(directory)).target(pipeline, node)
-    found = sink.owner()
-    if not found.generation and found.life is None:
-        raise UsageError(f"no pipeline has written to {absolute_location(directory)} as '{owner}'")
+    sink = None if is_missing(url) else FileSink(url).target(pipeline, node)
+    found = Owner() if sink is None else sink.owner()
+    if sink is None or (not found.generation and found.life is None):
+        raise UsageError(f"no pipeline has written to {url} as '{owner}'")
     if not yes:
         typer.confirm(f"Forget that {owner} {belongs_to(found)}?", abort=True)
     sink.forget()

@@ -24,7 +24,7 @@ from headgate.cli.sinks import belongs_to
 from headgate.cli.streams_text import batch_of_json, batch_of_lines, line_blocks, parse_columns, text_lines
 from headgate.errors import HeadgateError, UsageError
 from headgate.store.schemas import TEXT_SCHEMA
-from headgate.store.store import Store
+from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamInfo
 
 app = typer.Typer(help="Streams of the embedded store.", no_args_is_help=True)
@@ -54,9 +54,14 @@ class Start(StrEnum):
 
 
 @contextlib.contextmanager
-def opened(root: str | None) -> Iterator[Store]:
-    """Give the store; errors of its user end the command with one sentence."""
+def opened(root: str | None, *, makes: bool = False) -> Iterator[Store]:
+    """Give the store; errors of its user end the command with one sentence. ``makes``: also where there is none."""
     try:
+        if not makes and not Store.exists(root):  # CT13
+            raise UsageError(
+                f"there is no stream store at {store_root(root)}; --store names another one, and "
+                "'headgate streams create' makes one"
+            )
         with Store.open(root) as store:
             yield store
     except HeadgateError as error:
@@ -77,7 +82,7 @@ def create(
     store: StoreOption = None,
 ) -> None:
     """Create a stream."""
-    with opened(store) as opened_store:
+    with opened(store, makes=True) as opened_store:
         schema = parse_columns(columns) if columns else TEXT_SCHEMA
         info = opened_store.create_stream(name, schema, segments=segments, routing_key=key, if_not_exists=if_not_exists)
         typer.echo(f"stream {info.name}: {info.segments_count} segments, {_columns(info)}")
@@ -90,6 +95,10 @@ def list_(
     store: StoreOption = None,
 ) -> None:
     """List the streams."""
+    if not Store.exists(store) and not as_json:
+        typer.echo(f"no streams in {store_root(store)}")
+    if not Store.exists(store):
+        return
     with opened(store) as opened_store:
         infos = opened_store.list_streams(scope)
         if as_json:
@@ -159,7 +168,7 @@ def write(
 
     Equal routing keys stay in order. Without a routing key only streams of one segment keep the order of lines.
     """
-    with opened(store) as opened_store:
+    with opened(store, makes=create_) as opened_store:
         if create_:
             opened_store.create_stream(name, TEXT_SCHEMA, if_not_exists=True)
         info = opened_store.describe(name)

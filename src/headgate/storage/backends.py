@@ -68,6 +68,12 @@ def local_directory(url: str) -> Path | None:
     return Path(_file_path(url)) if match.group(1).lower() == "file" else None
 
 
+def is_missing(url: str) -> bool:
+    """Whether ``url`` is a local directory that is not there. Whoever only looks asks first: opening makes it."""
+    local = local_directory(url)
+    return local is not None and not local.is_dir()
+
+
 def _file_path(url: str) -> str:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
