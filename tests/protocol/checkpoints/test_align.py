@@ -7,6 +7,7 @@ from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
 from headgate.model.options import CheckpointKind, CheckpointOptions
+from headgate.protocol.checkpoints.aborted import AbortedIds
 from headgate.protocol.checkpoints.align import (
     AbortReceived,
     Aligner,
@@ -258,7 +259,7 @@ def test_abort_of_a_finished_checkpoint_changes_nothing() -> None:  # A9
 
 
 def test_remembered_aborts_are_bounded_and_the_oldest_is_forgotten() -> None:  # A8
-    count = Aligner.ABORTED_MAX + 1
+    count = AbortedIds.COUNT_MAX + 1
     aligner = after(1, *(abort(i) for i in range(1, count + 1)))
     assert aligner.handle(barrier(0, 1)) == [TakeSnapshot(cp(1)), EmitBarrier(cp(1))]
     assert aligner.handle(barrier(0, 2)) == [EmitCancel(cp(2))]

@@ -9,9 +9,9 @@ from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
 from headgate.model.options import ORDINARY, Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.aborted import AbortedIds
 from headgate.protocol.checkpoints.align import (
     AbortReceived,
-    Aligner,
     BarrierReceived,
     BlockChannel,
     CancelReceived,
@@ -332,7 +332,7 @@ def test_an_abort_before_the_first_barrier_is_remembered() -> None:  # A8
 
 
 def test_at_most_as_many_aborted_ids_are_remembered_as_an_aligner_does() -> None:  # A8
-    overtaker = after(1, *(abort(checkpoint) for checkpoint in range(1, Aligner.ABORTED_MAX + 2)))
+    overtaker = after(1, *(abort(checkpoint) for checkpoint in range(1, AbortedIds.COUNT_MAX + 2)))
     assert overtaker.handle(arrived(0, 1)) == [ArmAlignmentTimer(cp(1))], "the oldest was forgotten"
 
 

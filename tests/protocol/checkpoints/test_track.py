@@ -7,6 +7,7 @@ from tests.protocol.making import ch, cp
 
 from headgate.errors import ProtocolViolation
 from headgate.model.options import Alignment, CheckpointOptions
+from headgate.protocol.checkpoints.aborted import AbortedIds
 from headgate.protocol.checkpoints.align import (
     AbortReceived,
     Aligner,
@@ -135,7 +136,7 @@ def test_an_abort_before_the_first_barrier_is_remembered() -> None:
 
 # GM15
 def test_what_is_remembered_of_aborts_is_bounded() -> None:
-    tracker = after(2, *(abort(n) for n in range(1, Tracker.ABORTED_MAX + 2)))
+    tracker = after(2, *(abort(n) for n in range(1, AbortedIds.COUNT_MAX + 2)))
     assert tracker.handle(barrier(0, 1)) == [Ignored("barriers are missing on other channels")], (
         "the first is forgotten"
     )

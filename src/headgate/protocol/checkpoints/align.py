@@ -7,13 +7,13 @@ downstream, which receive the barriers and cancel markers that this one orders.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, assert_never
 
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.options import ORDINARY, CheckpointOptions
+from headgate.protocol.checkpoints.aborted import AbortedIds
 from headgate.protocol.checkpoints.reasons import AbortReason
 from headgate.protocol.machine import Ignored, Machine
 
@@ -116,9 +116,6 @@ LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
 class Aligner(Machine):
     """Aligns the barriers of one checkpoint at a time."""
 
-    ABORTED_MAX = 128
-    """Aborted ids remembered before their barrier came (as in Flink); older ones cannot arrive any more."""
-
     def __init__(self, channels_count: int) -> None:
         assert channels_count >= 1
         super().__init__()
@@ -128,7 +125,7 @@ class Aligner(Machine):
         self._options = ORDINARY
         self._blocked: set[ChannelIndex] = set()
         self._ended: set[ChannelIndex] = set()
-        self._aborted: OrderedDict[CheckpointId, None] = OrderedDict()
+        self._aborted = AbortedIds()
 
     @property
     def phase(self) -> Phase:
@@ -180,7 +177,7 @@ class Aligner(Machine):
             return self._align(event.channel)
         abandoned = self._abandon(AbortReason.OVERTAKEN)  # A4
         self._current, self._options = event.checkpoint, event.options
-        if self._was_aborted(event.checkpoint):  # A8: no snapshot, but nobody downstream may wait
+        if self._aborted.discard_up_to(event.checkpoint):  # A8: no snapshot, but nobody downstream may wait
             return [*abandoned, EmitCancel(event.checkpoint)]
         self._enter(Phase.ALIGNING)
         return abandoned + self._align(event.channel)
@@ -195,7 +192,7 @@ class Aligner(Machine):
             return self._abandon(AbortReason.CANCELLED_UPSTREAM)  # A5
         abandoned = self._abandon(AbortReason.OVERTAKEN)  # A6
         self._current = event.checkpoint
-        was_aborted = self._was_aborted(event.checkpoint)
+        was_aborted = self._aborted.discard_up_to(event.checkpoint)
         given_up: list[Effect] = [EmitCancel(event.checkpoint)]
         if not was_aborted:
             given_up.append(Decline(event.checkpoint, AbortReason.CANCELLED_UPSTREAM))
@@ -208,9 +205,7 @@ class Aligner(Machine):
             if self._phase is Phase.FLOWING:
                 return [Ignored("abort of a checkpoint that this subtask has finished")]
             return [EmitCancel(self._current), *self._release()]  # A9: the coordinator knows, no decline
-        self._aborted[event.checkpoint] = None
-        if len(self._aborted) > self.ABORTED_MAX:
-            self._aborted.popitem(last=False)
+        self._aborted.add(event.checkpoint)
         return [Ignored("abort remembered until the barrier comes")]
 
     def _on_end(self, event: ChannelEnded) -> list[Effect]:
@@ -248,13 +243,6 @@ class Aligner(Machine):
 
     def _missing(self) -> int:
         return self._channels_count - len(self._blocked) - len(self._ended)
-
-    def _was_aborted(self, checkpoint: CheckpointId) -> bool:
-        """Whether the coordinator aborted ``checkpoint``; forgets it and everything older."""
-        was_aborted = checkpoint in self._aborted
-        for old in [c for c in self._aborted if c <= checkpoint]:
-            del self._aborted[old]
-        return was_aborted
 
     def _refuse_ended(self, channel: ChannelIndex) -> None:  # A10
         if channel in self._ended:

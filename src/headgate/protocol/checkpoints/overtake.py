@@ -9,7 +9,6 @@ whether it overtook.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias, assert_never
@@ -17,9 +16,9 @@ from typing import TypeAlias, assert_never
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.options import ORDINARY, Alignment, CheckpointOptions
 from headgate.protocol.checkpoints import align
+from headgate.protocol.checkpoints.aborted import AbortedIds
 from headgate.protocol.checkpoints.align import (
     AbortReceived,
-    Aligner,
     BarrierReceived,
     BlockChannel,
     CancelReceived,
@@ -130,7 +129,7 @@ class Overtaker(Machine):
         self._read: set[ChannelIndex] = set()
         self._held: set[ChannelIndex] = set()
         self._ended: set[ChannelIndex] = set()
-        self._aborted: OrderedDict[CheckpointId, None] = OrderedDict()
+        self._aborted = AbortedIds()
 
     @property
     def phase(self) -> Phase:
@@ -221,7 +220,7 @@ class Overtaker(Machine):
             effects = self._give_up(AbortReason.OVERTAKEN)  # A4, UA10
             self._current, self._has_overtaken = checkpoint, False
             self._options = _as_sent(options)
-            if self._was_aborted(checkpoint):  # A8: no snapshot, but nobody downstream may wait
+            if self._aborted.discard_up_to(checkpoint):  # A8: no snapshot, but nobody downstream may wait
                 return [*effects, EmitCancel(checkpoint)]
             self._enter(Phase.ALIGNING)
             self._arrived, self._read = set(), set()
@@ -309,7 +308,7 @@ class Overtaker(Machine):
             return self._give_up(AbortReason.CANCELLED_UPSTREAM)  # A5, UA10
         given_up = self._give_up(AbortReason.OVERTAKEN)  # A6
         self._current = checkpoint
-        was_aborted = self._was_aborted(checkpoint)
+        was_aborted = self._aborted.discard_up_to(checkpoint)
         effects: list[Effect] = [*given_up, EmitCancel(checkpoint)]
         return effects if was_aborted else [*effects, Decline(checkpoint, AbortReason.CANCELLED_UPSTREAM)]
 
@@ -318,9 +317,7 @@ class Overtaker(Machine):
             return [Ignored("abort of a checkpoint that this subtask has finished")]
         if checkpoint == self._current:  # A9, UA10: the coordinator knows, no decline
             return [effect for effect in self._give_up(AbortReason.OVERTAKEN) if not isinstance(effect, Decline)]
-        self._aborted[checkpoint] = None
-        if len(self._aborted) > Aligner.ABORTED_MAX:
-            self._aborted.popitem(last=False)
+        self._aborted.add(checkpoint)
         return [Ignored("abort remembered until the barrier comes")]
 
     def _on_end(self, channel: ChannelIndex) -> list[Effect]:  # A7
@@ -357,13 +354,6 @@ class Overtaker(Machine):
     def _is_over(self, checkpoint: CheckpointId) -> bool:
         """Whether nothing about ``checkpoint`` matters here any more (A3)."""
         return checkpoint < self._current or (checkpoint == self._current and self._phase is Phase.FLOWING)
-
-    def _was_aborted(self, checkpoint: CheckpointId) -> bool:
-        """Whether the coordinator aborted ``checkpoint``; forgets it and everything older."""
-        was_aborted = checkpoint in self._aborted
-        for old in [c for c in self._aborted if c <= checkpoint]:
-            del self._aborted[old]
-        return was_aborted
 
     def _refuse_ended(self, channel: ChannelIndex) -> None:  # A10
         if channel in self._ended:

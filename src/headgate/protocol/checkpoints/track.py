@@ -8,11 +8,11 @@ Flink's ``CheckpointBarrierTracker``. Counterparts: the trackers downstream.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import assert_never
 
 from headgate.model.ids import ChannelIndex, CheckpointId
 from headgate.model.options import CheckpointOptions
+from headgate.protocol.checkpoints.aborted import AbortedIds
 from headgate.protocol.checkpoints.align import (
     AbortReceived,
     BarrierReceived,
@@ -34,8 +34,8 @@ class Tracker(Machine):
 
     PENDING_MAX = 50
     """Checkpoints whose barriers are counted at a time (as in Flink); the oldest one beyond is given up."""
-    ABORTED_MAX = 128
-    """Aborted ids remembered, as many as the ``Aligner`` does; older ones cannot arrive any more."""
+    DROPPED_MAX = AbortedIds.COUNT_MAX
+    """Ids given up that are remembered; barriers of older ones cannot arrive any more."""
 
     def __init__(self, channels_count: int) -> None:
         assert channels_count >= 1
@@ -45,7 +45,7 @@ class Tracker(Machine):
         self._options: dict[CheckpointId, CheckpointOptions] = {}
         self._done = CheckpointId(0)
         self._ended: set[ChannelIndex] = set()
-        self._aborted: OrderedDict[CheckpointId, None] = OrderedDict()
+        self._aborted = AbortedIds()
         self._dropped: set[CheckpointId] = set()
 
     @property
@@ -84,8 +84,7 @@ class Tracker(Machine):
         checkpoint = event.checkpoint
         if checkpoint <= self._done or checkpoint in self._dropped:  # GM12
             return [Ignored("barrier of a finished checkpoint")]
-        if checkpoint in self._aborted:  # GM15: no snapshot, and nobody downstream counts on
-            del self._aborted[checkpoint]
+        if self._aborted.discard(checkpoint):  # GM15: no snapshot, and nobody downstream counts on
             return self._drop(checkpoint)
         seen = self._seen.setdefault(checkpoint, set())
         options = self._options.setdefault(checkpoint, event.options)
@@ -116,9 +115,7 @@ class Tracker(Machine):
         if checkpoint in self._seen:
             self._forget(checkpoint)
             return self._drop(checkpoint)
-        self._aborted[checkpoint] = None
-        if len(self._aborted) > self.ABORTED_MAX:
-            self._aborted.popitem(last=False)
+        self._aborted.add(checkpoint)
         return [Ignored("abort remembered until the barrier comes")]
 
     def _on_end(self, channel: ChannelIndex) -> list[Effect]:  # GM16
@@ -145,7 +142,7 @@ class Tracker(Machine):
     def _drop(self, checkpoint: CheckpointId) -> list[Effect]:
         """The coordinator aborted it, so it is not declined; others are counted on."""
         self._dropped.add(checkpoint)
-        if len(self._dropped) > self.ABORTED_MAX:
+        if len(self._dropped) > self.DROPPED_MAX:
             self._dropped.remove(min(self._dropped))
         return [EmitCancel(checkpoint)]
 
@@ -161,8 +158,7 @@ class Tracker(Machine):
         self._done = checkpoint
         for older in [c for c in self._seen if c <= checkpoint]:
             self._forget(older)
-        for aborted in [c for c in self._aborted if c <= checkpoint]:
-            del self._aborted[aborted]
+        self._aborted.discard_up_to(checkpoint)
         self._dropped = {c for c in self._dropped if c > checkpoint}
 
     def _forget(self, checkpoint: CheckpointId) -> None:
