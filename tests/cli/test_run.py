@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import headgate as hg
+from headgate.cli import run
+from headgate.cli.keeping import Orders
 from headgate.cli.main import app
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineState, Progress, RunResult
@@ -63,3 +65,45 @@ def test_a_start_that_is_refused_leaves_the_options_as_they_were(
     monkeypatch.setenv(JVM_OPTIONS, "-Dmine")
     options_of_jvm(monkeypatch, tmp_path, is_refused=True)
     assert os.environ[JVM_OPTIONS] == "-Dmine"
+
+
+NAMED = ["--from", "41", "--go-back-behind", "43", "--allow-unclaimed-state", "a", "--allow-unclaimed-state", "b"]
+
+
+def told(monkeypatch: pytest.MonkeyPatch, options: list[str], program: Path) -> tuple[Any, ...]:
+    """Return what the pipeline is told to begin with when the command is run."""
+    seen: list[tuple[Any, ...]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(hg.Pipeline, "begin_with", lambda self, *given: seen.append(given))
+        patch.setattr(hg.Pipeline, "start", lambda self, *given, **options: Ended())
+        result = CliRunner().invoke(app, ["run", *options, "--quiet", "--", str(program), "argument"])
+    assert result.exception is None, result.output
+    (found,) = seen
+    return found
+
+
+@pytest.mark.parametrize("more", [[], ["--standby"]])
+def test_every_driver_of_a_keeper_is_told_what_its_command_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str]
+) -> None:  # SV24
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    orders: list[Orders] = []
+
+    class Kept(BaseException):
+        """The process is another one now."""
+
+    def become_keeper(given: Orders) -> None:
+        orders.append(given)
+        raise Kept
+
+    monkeypatch.setattr(run, "become_keeper", become_keeper)
+    given = [*NAMED, *more, "-p", "2", "--checkpoint-dir", str(tmp_path / "checkpoints")]
+    with pytest.raises(Kept):
+        CliRunner().invoke(app, ["run", "--supervised", *given, "--", str(program), "argument"])
+    of_child = orders[0].command[len(run.COMMAND) + 1 :]
+    assert ("--standby" in of_child) == bool(more)
+    assert not {"--supervised", "--restart"} & {word.partition("=")[0] for word in of_child}
+    assert of_child[-3:] == ["--", str(program), "argument"]
+    named = [word for word in of_child[:-3] if word != "--standby"]
+    assert told(monkeypatch, named, program) == told(monkeypatch, NAMED, program) == (41, 43, ("a", "b"))

@@ -6,12 +6,15 @@ import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli import test_run
 from tests.mutants.harness import assert_caught, patched
+from tests.sim.product.patching import around
 
 from headgate.cli import run
+from headgate.cli.run_options import RunOptions
 from headgate.spark.session import JVM_OPTIONS, QUICK_COMPILER
 
 
@@ -53,3 +56,21 @@ def test_options_that_the_user_cannot_change_are_caught(monkeypatch: pytest.Monk
 def test_options_that_stay_are_caught(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     named = test_run.test_a_start_that_is_refused_leaves_the_options_as_they_were
     assert_caught(options_stay_when_a_start_is_refused, named, monkeypatch, tmp_path)
+
+
+def a_keeper_forgets(option: str) -> AbstractContextManager[None]:
+    def of_a_driver(call: Any, self: RunOptions) -> list[str]:
+        return [word for word in call(self) if not word.startswith(option)]
+
+    return around(RunOptions, "of_a_driver", of_a_driver)
+
+
+@pytest.mark.parametrize("option", ["--from", "--go-back-behind", "--allow-unclaimed-state", "--standby"])
+def test_a_keeper_that_forgets_what_was_named_is_caught(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
+) -> None:
+    def mutant() -> AbstractContextManager[None]:
+        return a_keeper_forgets(option)
+
+    named = test_run.test_every_driver_of_a_keeper_is_told_what_its_command_names
+    assert_caught(mutant, named, monkeypatch, tmp_path, ["--standby"])

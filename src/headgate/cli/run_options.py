@@ -1,0 +1,123 @@
+"""The options of ``headgate run``: what they are called, what they mean, and which of them a keeper passes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import typer
+
+from headgate.cli.restarts import RESTART_DEFAULT, restart_strategy
+from headgate.errors import UsageError
+from headgate.model.config import RestartStrategy
+
+ProgramArgument: TypeAlias = Annotated[str, typer.Argument(help="A Python file, or a module, that makes a pipeline.")]
+ProgramArguments: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(help="Arguments of the program itself, after '--'.", show_default=False)
+]
+MasterOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="URL of the Spark master, such as local[4] or spark://host:7077.")
+]
+ParallelismOption: TypeAlias = Annotated[
+    int | None, typer.Option("--parallelism", "-p", help="Subtasks of each operator.")
+]
+CheckpointDirOption: TypeAlias = Annotated[
+    str | None, typer.Option(help="Directory or URL of the checkpoints, instead of the program's.")
+]
+FromOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        help="Begin at this savepoint, at DIR/NAME (the newest checkpoint of a pipeline), at DIR/NAME/chk-ID, or "
+        "at the pipeline's own checkpoint ID. Given again, it goes on from its own newest checkpoint.",
+    ),
+]
+GoBackOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(help="The newest checkpoint, if it may be left for --from and its output be produced again."),
+]
+UnclaimedOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="An operator that is gone, and whose state is left behind. May be repeated."),
+]
+DescribeOption: TypeAlias = Annotated[bool, typer.Option("--describe", help="Print the plan and exit.")]
+QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Write progress as JSON lines.")]
+SupervisedOption: TypeAlias = Annotated[
+    bool, typer.Option("--supervised", help="Start the driver again when it died, from a small process of its own.")
+]
+StandbyOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--standby", help="Wait beside a pipeline that runs elsewhere, and take over when its driver is gone."
+    ),
+]
+RestartOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="When --supervised starts a driver again: none, fixed-delay:attempts=3,delay=5s, "
+        "failure-rate:failures=3,interval=1m,delay=1s, or "
+        "exponential-delay:initial=100ms,maximum=1m,multiplier=2,reset_after=1m,jitter=0.1,attempts=9.",
+        show_default=RESTART_DEFAULT,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of one ``headgate run``, as they were given."""
+
+    master: str | None
+    parallelism: int | None
+    checkpoint_dir: str | None
+    restore: str | None
+    go_back_behind: int | None
+    allow_unclaimed_state: tuple[str, ...]
+    quiet: bool
+    as_json: bool
+    supervised: bool
+    standby: bool
+    restart: str | None
+
+    def check(self) -> None:
+        """Refuse options that do not go together.
+
+        Raises:
+            UsageError
+        """
+        if self.quiet and self.as_json:
+            raise UsageError("give --quiet or --json, not both")
+        if self.restart is not None and not self.supervised:
+            raise UsageError(
+                "--restart is about --supervised, which is not given; restarts of workers are in the program"
+            )
+        _ = self.strategy  # also where nobody is kept
+
+    @property
+    def strategy(self) -> RestartStrategy:
+        """What ``--restart`` says.
+
+        Raises:
+            UsageError: it is no strategy.
+        """
+        return restart_strategy(self.restart or RESTART_DEFAULT)
+
+    @property
+    def restored(self) -> str | int | None:
+        """What ``--from`` names; a number is one of the pipeline's own checkpoints."""
+        return int(self.restore) if self.restore is not None and self.restore.isdecimal() else self.restore
+
+    def of_a_driver(self) -> list[str]:
+        """Return what a keeper tells each of its drivers. What is restored is named every time: it goes back once
+        (SV24)."""
+        values = {
+            "--master": self.master,
+            "--parallelism": self.parallelism,
+            "--checkpoint-dir": self.checkpoint_dir,
+            "--from": self.restore,
+            "--go-back-behind": self.go_back_behind,
+        }
+        flags = {"--quiet": self.quiet, "--json": self.as_json, "--standby": self.standby}
+        given = [f"{name}={value}" for name, value in values.items() if value is not None]
+        given += [name for name, is_on in flags.items() if is_on]
+        return given + [f"--allow-unclaimed-state={name}" for name in self.allow_unclaimed_state]
