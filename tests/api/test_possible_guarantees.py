@@ -117,7 +117,7 @@ class Publishing(hg.PublishOnCheckpoint):
 
 
 @pytest.mark.parametrize("option", ["retain_on_cancel", "retain_on_failure"])
-def test_what_waits_to_be_published_is_not_removed(option: str) -> None:  # C32
+def test_what_waits_to_be_published_is_not_removed(option: str) -> None:  # C75
     pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(**{option: False}))
     pipeline.source(hg.FromRows([{"n": 1}])).map(Publishing(), name="publishes").sink(hg.Discard())
     with pytest.raises(hg.UsageError, match=f"operator 'publishes' acts when .* leave {option} out of Checkpointing"):

@@ -85,7 +85,7 @@ def test_a_signal_stops_with_a_last_checkpoint(number: int) -> None:
     assert handle.calls == ["stop"]
 
 
-def test_a_second_signal_waits_for_no_checkpoint_and_removes_none() -> None:  # C32
+def test_a_second_signal_waits_for_no_checkpoint_and_removes_none() -> None:  # C70
     handle = FakeHandle([signal.SIGINT, signal.SIGINT], stops=False)
     run_to_end(lambda: handle)
     until_called(handle, "stop")  # from a thread of its own, perhaps behind the other

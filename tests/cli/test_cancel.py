@@ -54,7 +54,7 @@ def cancelled(root: Path, ending: str) -> str | Exception:
         ("STOPPED", "p: stopped; the same command continues from checkpoint 5\n"),
     ],
 )
-def test_a_pipeline_is_cancelled_and_waited_for(tmp_path: Path, ending: str, sentence: str) -> None:  # C32
+def test_a_pipeline_is_cancelled_and_waited_for(tmp_path: Path, ending: str, sentence: str) -> None:  # C70
     assert cancelled(tmp_path, ending) == sentence
 
 
@@ -70,7 +70,7 @@ def test_a_process_of_an_older_release_is_not_asked_to_cancel(tmp_path: Path) ->
         RunningPipeline(str(tmp_path), "p", older).ask_for(Wish(cancels=True))
 
 
-def test_list_says_that_checkpoints_were_removed(tmp_path: Path) -> None:  # C32
+def test_list_says_that_checkpoints_were_removed(tmp_path: Path) -> None:  # C70
     log = CheckpointLog(open_storage(str(tmp_path)), "p")
     log.claim("one", 0)
     log.give_up("one", 0, log.generation)

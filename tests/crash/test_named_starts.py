@@ -97,7 +97,7 @@ def test_a_standby_takes_over_a_named_start_and_goes_on(
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
 def test_a_cancelled_pipeline_stays_cancelled_whoever_keeps_it(
     place: Callable[..., Place], with_spark: bool
-) -> None:  # C32, KR3, SB6
+) -> None:  # C70, C74, KR3, SB6
     here = place(with_spark)
     here.program.write_text(PROGRAM.replace('interval="200ms"', 'interval="200ms", retain_on_cancel=False'))
     kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms")
@@ -120,7 +120,7 @@ def test_a_cancelled_pipeline_stays_cancelled_whoever_keeps_it(
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)
-def test_signals_that_come_twice_remove_nothing(place: Callable[..., Place], with_spark: bool) -> None:  # C32
+def test_signals_that_come_twice_remove_nothing(place: Callable[..., Place], with_spark: bool) -> None:  # C70
     """Whoever ends a whole group of processes signals the driver, and its keeper, which passes that on."""
     here = place(with_spark)
     here.program.write_text(PROGRAM.replace('interval="200ms"', 'interval="200ms", retain_on_cancel=False'))

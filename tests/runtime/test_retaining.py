@@ -109,7 +109,7 @@ def test_checkpoints_that_are_not_retained_are_removed(start: Start, tmp_path: P
     assert written(tmp_path) == sorted(found + events(generator(3_000))["id"].to_list())
 
 
-def test_a_stop_keeps_the_checkpoints_that_a_cancel_would_remove(start: Start, tmp_path: Path) -> None:  # C32
+def test_a_stop_keeps_the_checkpoints_that_a_cancel_would_remove(start: Start, tmp_path: Path) -> None:  # C70
     options = {"retain_on_cancel": False, "restart": hg.FixedDelay(delay="1h")}
     run = start(definition_of(pipeline(tmp_path, **options)))
     run.wait_checkpoints(2)
@@ -127,7 +127,7 @@ def test_a_stop_keeps_the_checkpoints_that_a_cancel_would_remove(start: Start, t
     assert written(tmp_path) == events(generator(3_000))["id"].to_list()
 
 
-def test_a_savepoint_outlives_the_checkpoints_of_its_pipeline(start: Start, tmp_path: Path) -> None:  # C32, SV1
+def test_a_savepoint_outlives_the_checkpoints_of_its_pipeline(start: Start, tmp_path: Path) -> None:  # C73, SV1
     """Even one below the pipeline's own directory."""
     where = tmp_path / "checkpoints" / "p" / "mine"
     run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False), inline_bytes_max=0))
@@ -142,7 +142,7 @@ def test_a_savepoint_outlives_the_checkpoints_of_its_pipeline(start: Start, tmp_
     assert snapshots(tmp_path) == []
 
 
-def test_a_request_of_another_process_cancels(start: Start, tmp_path: Path) -> None:  # C32, C63
+def test_a_request_of_another_process_cancels(start: Start, tmp_path: Path) -> None:  # C70, C63
     run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False)))
     run.wait_checkpoints(1)
     ask = Ask.leave(str(tmp_path / "checkpoints"), "p", Wish(cancels=True))

@@ -53,7 +53,7 @@ def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint
 
 
 def check_retention(graph: Graph, checkpoints: CheckpointConfig) -> None:
-    """Refuse to remove the checkpoints of a pipeline in which somebody listens to them (C32).
+    """Refuse to remove the checkpoints of a pipeline in which somebody listens to them (C75).
 
     What a listener has yet to do for a completed checkpoint is nowhere else.
 

@@ -44,7 +44,7 @@ def encode_log_entry(entry: LogEntry) -> bytes:
 
 
 def _version(entry: LogEntry) -> int:
-    """Return what a reader must know (UA18, C32)."""
+    """Return what a reader must know (UA18, LV7)."""
     if entry.life:
         return LATER_LIFE_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()

@@ -156,7 +156,7 @@ class Claim:
     none; what lies between counts for nothing. None: written by version 0.1, and the entry before it is followed."""
     life: int = 0
     """Sequence of the claim that ended the life before the present one, by removing all checkpoints; 0: there was none
-    (C32). That claim names itself."""
+    (C72). That claim names itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -445,7 +445,7 @@ def removing(
     return made
 
 
-def test_checkpoints_of_a_cancelled_run_are_removed_when_nobody_writes_any_more() -> None:  # C32
+def test_checkpoints_of_a_cancelled_run_are_removed_when_nobody_writes_any_more() -> None:  # C70
     machine = removing(*RUN, on_cancel=True)
     ended = machine.handle(CancelRequested())
     assert not any(isinstance(effect, RemoveCheckpoints) for effect in ended)
@@ -455,12 +455,12 @@ def test_checkpoints_of_a_cancelled_run_are_removed_when_nobody_writes_any_more(
     assert machine.handle(CheckpointsRemoved()) == [Finish(None)]
 
 
-def test_a_cancel_between_two_generations_removes_too() -> None:  # C32
+def test_a_cancel_between_two_generations_removes_too() -> None:  # C70
     machine = removing(*RUN, lost(0), job_ended(), on_cancel=True, strategy=FixedDelay(delay_ms=50))
     assert machine.handle(CancelRequested()) == [RemoveCheckpoints()]
 
 
-def test_who_cancels_may_retain_all_the_same() -> None:  # C32
+def test_who_cancels_may_retain_all_the_same() -> None:  # C70
     machine = removing(*RUN, CancelRequested(retain=True), on_cancel=True)
     assert machine.handle(job_ended()) == [Finish(None)]
 
@@ -475,25 +475,25 @@ def test_who_cancels_may_retain_all_the_same() -> None:  # C32
     ],
     ids=lambda value: value.kind.value if isinstance(value, Failure) else "",
 )
-def test_only_what_starting_again_does_not_help_is_removed(failure: Failure, is_removed: bool) -> None:  # C32
+def test_only_what_starting_again_does_not_help_is_removed(failure: Failure, is_removed: bool) -> None:  # C70
     machine = removing(*RUN, GenerationFailed(gen(1), failure, 0, 0.5), on_failure=True)
     effects = machine.handle(job_ended())
     assert (effects == [RemoveCheckpoints()]) == is_removed
     assert removing(*RUN, GenerationFailed(gen(1), failure, 0, 0.5)).handle(job_ended()) != [RemoveCheckpoints()]
 
 
-def test_a_program_that_never_ran_removes_nothing() -> None:  # C32
+def test_a_program_that_never_ran_removes_nothing() -> None:  # C70
     """A mistake in a changed program must not cost the checkpoints of the former one."""
     machine = removing(Begin(), on_failure=True)
     machine.handle(ClaimFailed(Failure(DETERMINISTIC, "the state does not fit"), 0, 0.5))
     assert machine.handle(job_ended()) == [Finish(Failure(DETERMINISTIC, "the state does not fit"))]
 
 
-def test_a_run_that_ends_well_removes_nothing() -> None:  # C32
+def test_a_run_that_ends_well_removes_nothing() -> None:  # C70
     machine = removing(*RUN, GenerationDone(gen(1), False), on_cancel=True, on_failure=True)
     assert machine.handle(job_ended(None)) == [Finish(None)]
 
 
-def test_nothing_is_removed_that_nobody_wanted_removed() -> None:  # C32
+def test_nothing_is_removed_that_nobody_wanted_removed() -> None:  # C70
     with pytest.raises(ProtocolViolation, match="nobody wanted removed"):
         removing(*RUN).handle(CheckpointsRemoved())

@@ -1,4 +1,4 @@
-"""Checkpoints that are not retained: removed in one step, behind everything that they promise (C32)."""
+"""Checkpoints that are not retained: removed in one step, behind everything that they promise (C71)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def objects(place: Place, part: str) -> list[str]:
     return [path for path in place.storage.list("p") if part in path]
 
 
-def test_what_was_promised_is_committed_before_anything_is_removed(place: Place) -> None:  # C32
+def test_what_was_promised_is_committed_before_anything_is_removed(place: Place) -> None:  # C71
     assert remove(place)
     assert CALLS == [("recover", [2]), ("commit 2 as 2", [2]), ("close", [])]
     assert objects(place, "/chk-") == []
@@ -69,7 +69,7 @@ def test_what_was_promised_is_committed_before_anything_is_removed(place: Place)
 )
 def test_checkpoints_stay_while_what_they_promise_is_not_committed(
     place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:  # C32
+) -> None:  # C71
     def fails(*arguments: Any) -> None:
         raise error
 
@@ -138,7 +138,7 @@ def lives_on_after_a_kill(root: Path, at: int, *, is_behind: bool) -> tuple[bool
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_a_removal_that_dies_anywhere_leaves_all_or_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_behind: bool
-) -> None:  # C32
+) -> None:  # C72
     monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
     found: list[str] = []
     for at in range(1, 200):
@@ -157,7 +157,7 @@ def test_a_removal_that_dies_anywhere_leaves_all_or_nothing(
 @pytest.mark.parametrize("kind", [FaultKind.IO_ERROR, FaultKind.TIMEOUT_AFTER_EFFECT])
 def test_a_removal_that_fails_half_way_is_finished_by_the_next_start(
     place: Place, what: str, kind: FaultKind
-) -> None:  # C32
+) -> None:  # C72
     place.storage.inject(Fault(kind, what, first=2, times=100))
     is_removed = remove(place)
     place.storage.heal()
@@ -168,7 +168,7 @@ def test_a_removal_that_fails_half_way_is_finished_by_the_next_start(
         assert candidates(place.log.observe()) == ()
 
 
-def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  # C32, C38
+def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  # C73, C38
     mine = place.log
     heir = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, heir, "heir", place.notes.append)
@@ -180,7 +180,7 @@ def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  #
 
 def test_a_driver_that_takes_over_behind_the_commits_keeps_everything(
     place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:  # C32, X9
+) -> None:  # C73, X9
     recovered = claims.recovered_sinks
 
     def and_meanwhile(*arguments: Any) -> Any:
@@ -196,7 +196,7 @@ def test_a_driver_that_takes_over_behind_the_commits_keeps_everything(
     assert len(objects(place, "/chk-")) == 2
 
 
-def test_a_zombie_completes_nothing_behind_a_removal(place: Place) -> None:  # C32, X8
+def test_a_zombie_completes_nothing_behind_a_removal(place: Place) -> None:  # C72, X8
     zombie = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, zombie, "zombie", place.notes.append, around=PROCESS)
     place.log = CheckpointLog(place.storage, "p")
@@ -209,7 +209,7 @@ def test_a_zombie_completes_nothing_behind_a_removal(place: Place) -> None:  # C
     assert restored(place) is None
 
 
-def test_ids_and_generations_go_on_above_what_was_removed(place: Place) -> None:  # R7, C32
+def test_ids_and_generations_go_on_above_what_was_removed(place: Place) -> None:  # R7, C72
     place.log.reserve(CheckpointId(3))
     assert remove(place)
     found = place.begin()
@@ -251,7 +251,7 @@ def test_a_start_that_saw_the_former_life_does_not_begin_with_it(
         begin_generation(place.definition, late, "late", place.notes.append)
 
 
-def test_a_driver_of_a_run_that_was_cancelled_does_not_begin_anew(place: Place) -> None:  # C32, KR10
+def test_a_driver_of_a_run_that_was_cancelled_does_not_begin_anew(place: Place) -> None:  # C74, KR10
     """Its keeper starts it again, because the one before died when it had given everything up."""
     assert remove(place, "keeper")
     for after in (Generation(1), Generation(2)):
@@ -261,7 +261,7 @@ def test_a_driver_of_a_run_that_was_cancelled_does_not_begin_anew(place: Place) 
 
 
 @pytest.mark.parametrize("beats", [False, True])
-def test_a_standby_takes_a_removal_for_the_wish_of_the_user(place: Place, beats: bool) -> None:  # SB6, C32
+def test_a_standby_takes_a_removal_for_the_wish_of_the_user(place: Place, beats: bool) -> None:  # SB6, C74
     if beats:
         place.storage.put(beat_path("p", Generation(2)), [b"a sign of life"])
     remove(place)
@@ -270,21 +270,21 @@ def test_a_standby_takes_a_removal_for_the_wish_of_the_user(place: Place, beats:
     assert Lookout(place.storage, "p", "").all().course is not Course.STOPPED
 
 
-def test_a_pipeline_that_has_finished_keeps_saying_so(place: Place) -> None:  # C32, R13
+def test_a_pipeline_that_has_finished_keeps_saying_so(place: Place) -> None:  # C73, R13
     place.complete(3, 1, is_final=True)
     assert not remove(place)
     assert "the checkpoints are kept: the pipeline has finished" in place.notes[-1]
     assert [int(manifest.checkpoint) for manifest in candidates(place.log.observe())] == [3, 2, 1]
 
 
-def test_damage_is_left_to_the_user(place: Place) -> None:  # C32, R51
+def test_damage_is_left_to_the_user(place: Place) -> None:  # C73, R51
     place.damage(place.complete(3, 1))
     assert not remove(place)
     assert place.notes[-1].startswith("the checkpoints are kept: ")
     assert len(objects(place, "/chk-")) == 3
 
 
-def test_what_was_set_aside_stays(place: Place) -> None:  # R51, SF7
+def test_what_was_set_aside_stays(place: Place) -> None:  # R51, SF7, C73
     place.storage.put("p/aside/0000000001-0000000002/why", [b"damaged"])
     assert remove(place)
     assert len(objects(place, "/chk-0000000001")) == 1
@@ -292,7 +292,7 @@ def test_what_was_set_aside_stays(place: Place) -> None:  # R51, SF7
     assert len(objects(place, "/chk-0000000002")) == 0
 
 
-def test_without_a_completed_checkpoint_nothing_was_promised(tmp_path: Path) -> None:  # C32
+def test_without_a_completed_checkpoint_nothing_was_promised(tmp_path: Path) -> None:  # C71
     place = Place(tmp_path)
     place.begin()
     assert not remove(place)
@@ -301,7 +301,7 @@ def test_without_a_completed_checkpoint_nothing_was_promised(tmp_path: Path) -> 
     assert life_of(place.log.observe()) == 0
 
 
-def test_a_removal_that_is_repeated_changes_nothing(place: Place) -> None:  # C32
+def test_a_removal_that_is_repeated_changes_nothing(place: Place) -> None:  # C72
     assert remove(place)
     assert not remove(place)
     assert restored(place) is None
@@ -310,7 +310,7 @@ def test_a_removal_that_is_repeated_changes_nothing(place: Place) -> None:  # C3
     assert restored(place) is None
 
 
-def test_what_another_pipeline_was_restored_from_stays(place: Place) -> None:  # SV27, C32
+def test_what_another_pipeline_was_restored_from_stays(place: Place) -> None:  # SV27, C73
     plan = place.definition.plan
     adopted = Manifest(CheckpointId(1), Generation(1), 1, plan.max_parallelism, (), (), plan.state_texts())
     other = CheckpointLog(place.storage, "q")

@@ -124,7 +124,7 @@ class NextClaim:
 
     @property
     def ends_life(self) -> bool:
-        """Whether it gives up everything before it (C32)."""
+        """Whether it gives up everything before it (C72)."""
         return self.life == self.sequence
 
     def ending_life(self) -> NextClaim:
@@ -149,17 +149,17 @@ def next_claim(log: ObservedLog, above: Generation = NO_GENERATION) -> NextClaim
 
 
 def life_of(log: ObservedLog) -> int:
-    """Return which life of the pipeline ``log`` is of: where it began, 0 for the first (C32)."""
+    """Return which life of the pipeline ``log`` is of: where it began, 0 for the first (LV7)."""
     return next((entry.content.life for entry in log.counted() if not isinstance(entry.content, Damage)), 0)
 
 
 def has_given_up(log: ObservedLog) -> bool:
-    """Whether the newest entry gave up everything before it, and nobody has begun anew (C32)."""
+    """Whether the newest entry gave up everything before it, and nobody has begun anew (C72)."""
     return any(_gives_up(entry) for entry in log.counted()[:1])
 
 
 def was_given_up(log: ObservedLog, mine: Generation) -> bool:
-    """Whether everything was given up since generation ``mine``: its run is over, whoever died before it said so."""
+    """Whether everything was given up since generation ``mine``: its run is over, said or not (C74)."""
     return any(_gives_up(entry) and entry.content.generation > mine for entry in log.counted())  # type: ignore[union-attr]
 
 

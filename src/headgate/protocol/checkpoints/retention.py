@@ -1,7 +1,8 @@
 """Which completed checkpoints stay in storage, and which files that leaves nobody in need of (C22, C31, C35, SF4–SF8).
 
 ``Retention`` and ``Tolerance`` are parts of the ``Coordinator``. ``FileRetention`` is beside the log, because it has to
-know what every retained manifest refers to. The end of a run removes nothing, however it comes (C32). Counterpart:
+know what every retained manifest refers to. The end of a run drops nothing here (C32): who gives
+up all checkpoints gives up the log. Counterpart:
 ``runtime.checkpoints.snapshot_files``, which removes files.
 """
 

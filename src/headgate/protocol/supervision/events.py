@@ -246,7 +246,7 @@ class ReportRestart:
 
 @dataclass(frozen=True, slots=True)
 class RemoveCheckpoints:
-    """EFFECT: remove all checkpoints as far as that is safe, then report it (C32)."""
+    """EFFECT: remove all checkpoints as far as that is safe, then report it (C71)."""
 
 
 @dataclass(frozen=True, slots=True)

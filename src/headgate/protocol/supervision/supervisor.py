@@ -421,7 +421,7 @@ class Supervisor(Machine):
         return [*ended, *cancel, ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)]
 
     def _is_removed_after(self, failure: Failure) -> bool:
-        """Whether nobody goes on from the checkpoints of a run that ended so (C32).
+        """Whether nobody goes on from the checkpoints of a run that ended so (C70).
 
         What starting again may help, a keeper, a standby or the same command starts again; what failed before anything
         ran may be a mistake in the program that is new.

@@ -3,7 +3,7 @@
 ::
 
     <pipeline>/life                    who the pipeline is to its sinks, put-if-absent, before all else (lives.md)
-    <pipeline>/lives/<sequence>        who it is since entry <sequence> of the log gave up everything before it (C32)
+    <pipeline>/lives/<sequence>        who it is since entry <sequence> of the log gave up everything before it (LV7)
     <pipeline>/log/0000000001          Claim or Manifest, put-if-absent: the only authority (docs/spec/recovery.md)
     <pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
     <pipeline>/ids/0000000007          this checkpoint id has been used (R7)
@@ -163,7 +163,7 @@ class CheckpointLog:
         return self._claim(owner, wall_ms, mine, following)
 
     def give_up(self, owner: str, wall_ms: int, mine: Generation) -> None:
-        """End this life of the pipeline: give up every checkpoint, in one step, and remove their entries (C32).
+        """End this life of the pipeline: give up every checkpoint, in one step, and remove their entries (C72).
 
         From then on none of them is restored, whatever of them is still there.
 
@@ -190,7 +190,7 @@ class CheckpointLog:
         raise StorageError("claim", self.url, f"{CLAIM_TRIES_MAX} other drivers claimed it at the same time")
 
     def _check_mine(self, log: ObservedLog, mine: Generation | None, owner: str) -> None:
-        """Refuse to follow generation ``mine`` if anybody else did, or if its run was ended for good."""
+        """Refuse to follow generation ``mine`` if anybody else did (X9), or if its run was ended for good (C74)."""
         newer = None if mine is None else replaced_by(log, mine, owner)
         if mine is not None and newer is not None:
             raise FencedError(f"pipeline {self._pipeline}", mine, newer)

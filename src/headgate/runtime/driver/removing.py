@@ -1,4 +1,4 @@
-"""Removes the checkpoints of a pipeline that was cancelled or has failed for good (C32 of docs/spec/coordinator.md).
+"""Removes the checkpoints of a pipeline that was cancelled or has failed for good (C71–C73 of docs/spec/retaining.md).
 
 Order: claim → choose → recover the sinks → give the log up → remove files. Up to the last but one everything is as
 behind any start that died; from then on no checkpoint is restored, whatever of it is still there. When this happens
@@ -63,7 +63,7 @@ def _give_up(definition: PipelineDefinition, log: CheckpointLog, owner: str, aro
 
 
 def _check_whole(choice: recovery.Choice) -> None:
-    """Refuse to remove what its user has to decide about.
+    """Refuse to remove what its user has to decide about (C73).
 
     Raises:
         UsageError
@@ -78,7 +78,7 @@ def _check_whole(choice: recovery.Choice) -> None:
 
 
 def _check_nobody_needs(log: CheckpointLog) -> None:
-    """Refuse while another pipeline of this storage, restored from here, has no checkpoint of its own (SV27).
+    """Refuse while another pipeline of this storage, restored from here, has no checkpoint of its own (C73, SV27).
 
     Raises:
         UsageError
