@@ -59,9 +59,7 @@ class Lookout:
         ended = self._get(end_path(self._pipeline, generation))
         word = None if ended is None else decode_beat(ended)
         course = found.course if word is None else word.course
-        if word is None and has_given_up(
-            log
-        ):  # its user is done with it, although its driver died before it said so (C74)
+        if word is None and has_given_up(log):  # C74: its driver died before it said so
             course = Course.STOPPED
         reason = "" if word is None else word.reason
         return Observed(generation, found.mark, course, owner, self._is_ours(owner), True, reason)
