@@ -168,6 +168,21 @@ def test_a_removal_that_fails_half_way_is_finished_by_the_next_start(
         assert candidates(place.log.observe()) == ()
 
 
+def test_an_answer_that_was_lost_is_asked_for_again(place: Place) -> None:  # C72, O3
+    """The claim that gives everything up is there, although its driver was told otherwise."""
+    place.storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/log/", first=2))
+    assert remove(place)
+    assert restored(place) is None
+
+
+def test_what_nobody_can_tell_is_not_told(place: Place) -> None:  # C72, X10
+    place.storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/log/", first=2, times=100))
+    assert not remove(place)
+    assert place.notes[-1].startswith("nobody can tell whether the checkpoints at memory:/p are given up")
+    place.storage.heal()
+    assert restored(place) is None
+
+
 def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  # C73, C38
     mine = place.log
     heir = CheckpointLog(place.storage, "p")

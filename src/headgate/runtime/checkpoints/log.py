@@ -156,6 +156,11 @@ class CheckpointLog:
         """
 
         def following(log: ObservedLog) -> NextClaim:
+            if mine is not None and was_given_up(log, mine):  # C74
+                raise UsageError(
+                    f"pipeline '{self._pipeline}' has ended, and its checkpoints were removed; start it again to begin "
+                    "anew"
+                )
             if life is not None and life_of(log) != life:
                 raise StorageError("claim", self.url, "its checkpoints were removed a moment ago; start it again")
             return next_claim(log, above)
@@ -165,11 +170,11 @@ class CheckpointLog:
     def give_up(self, owner: str, wall_ms: int, mine: Generation) -> None:
         """End this life of the pipeline: give up every checkpoint, in one step, and remove their entries (C72).
 
-        From then on none of them is restored, whatever of them is still there.
+        From then on none of them is restored, whatever of them is still there. Repeating it is safe.
 
         Raises:
             FencedError: another driver has claimed after ``mine``: everything is its own.
-            StorageError: nobody can tell; the next claim sees.
+            StorageError: nobody can tell whether it is there; the next claim sees.
         """
         self._claim(owner, wall_ms, mine, lambda log: next_claim(log).ending_life())
 
@@ -178,7 +183,9 @@ class CheckpointLog:
     ) -> Claimed:
         for _ in range(CLAIM_TRIES_MAX):
             log = self.observe()
-            self._check_mine(log, mine, owner)
+            newer = None if mine is None else replaced_by(log, mine, owner)
+            if mine is not None and newer is not None:
+                raise FencedError(f"pipeline {self._pipeline}", mine, newer)
             following = next_of(log)
             claim = Claim(following.generation, owner, wall_ms, follows=following.follows, life=following.life)
             try:
@@ -188,16 +195,6 @@ class CheckpointLog:
             if self._replaced_after(following.sequence) is None:
                 return self._claimed(log, following)
         raise StorageError("claim", self.url, f"{CLAIM_TRIES_MAX} other drivers claimed it at the same time")
-
-    def _check_mine(self, log: ObservedLog, mine: Generation | None, owner: str) -> None:
-        """Refuse to follow generation ``mine`` if anybody else did (X9), or if its run was ended for good (C74)."""
-        newer = None if mine is None else replaced_by(log, mine, owner)
-        if mine is not None and newer is not None:
-            raise FencedError(f"pipeline {self._pipeline}", mine, newer)
-        if mine is not None and was_given_up(log, mine):
-            raise UsageError(
-                f"pipeline '{self._pipeline}' has ended, and its checkpoints were removed; start it again to begin anew"
-            )
 
     def _claimed(self, log: ObservedLog, following: NextClaim) -> Claimed:
         """Go by a claim that is durable and the newest; remove what nothing needs since."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headgate.errors import HeadgateError, UsageError
+from headgate.errors import FencedError, HeadgateError, UsageError
 from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints import recovery
 from headgate.runtime.checkpoints.log import CheckpointLog
@@ -31,19 +32,20 @@ def remove_checkpoints(
         Whether no checkpoint can be restored any more.
     """
     try:
-        is_given_up = _give_up(definition, log, owner, around)
+        settled = _settled(definition, log, owner, around)
     except Exception as error:
-        said = str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
-        note(f"the checkpoints are kept: {said}")
+        note(f"the checkpoints are kept: {_said(error)}")
+        return False
+    if settled is not None and not _give_up(log, owner, settled, note, around):
         return False
     claims.tidy_up(log.files.sweep, around, note)
-    if is_given_up:
+    if settled is not None:
         note(f"the checkpoints at {log.url} were removed, because the pipeline does not retain them")
-    return is_given_up
+    return settled is not None
 
 
-def _give_up(definition: PipelineDefinition, log: CheckpointLog, owner: str, around: Surroundings) -> bool:
-    """Leave nothing that was promised behind, then nothing to restore; False if there was nothing to begin with.
+def _settled(definition: PipelineDefinition, log: CheckpointLog, owner: str, around: Surroundings) -> Generation | None:
+    """Leave nothing that was promised behind; return the generation that did so, None if there is nothing to give up.
 
     Raises:
         HeadgateError: the checkpoints have to stay.
@@ -55,11 +57,29 @@ def _give_up(definition: PipelineDefinition, log: CheckpointLog, owner: str, aro
         claims.check_fit(restored, definition)
     claims.recovered_sinks(definition, log, claimed.next.generation, restored, around).close()
     if restored is None:
-        return False
+        return None
     _check_nobody_needs(log)
+    return claimed.next.generation
+
+
+def _give_up(
+    log: CheckpointLog, owner: str, settled: Generation, note: Callable[[str], None], around: Surroundings
+) -> bool:
+    """Give the log up; return whether that is certain."""
     wall_ms = around.wall_ms()
-    claims.retrying(lambda: log.give_up(owner, wall_ms, claimed.next.generation), around)
-    return True
+    try:
+        claims.retrying(lambda: log.give_up(owner, wall_ms, settled), around)
+    except FencedError as error:
+        note(f"the checkpoints are kept: {error}")
+    except Exception as error:
+        note(f"nobody can tell whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
+    else:
+        return True
+    return False
+
+
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
 
 
 def _check_whole(choice: recovery.Choice) -> None:
