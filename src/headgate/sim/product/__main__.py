@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
-from headgate.sim.product import induced, mixed, modes, overtaking, savepoints, streams
+from headgate.sim.product import cancelling, induced, mixed, modes, overtaking, savepoints, streams
 from headgate.sim.product.coverage_table import measure, table, write
 from headgate.sim.product.run import Result, run_seed
 
@@ -20,6 +20,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "mixed": mixed.run_seed,
     "overtaking": overtaking.run_seed,
     "savepoints": savepoints.run_seed,
+    "cancelling": cancelling.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -44,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mixed", action="store_true", help="such sources in other guarantees and beside savepoints")
     parser.add_argument("--overtaking", action="store_true", help="pipelines whose barriers overtake what waits")
     parser.add_argument("--savepoints", action="store_true", help="pipelines that are moved with savepoints")
+    parser.add_argument("--cancelling", action="store_true", help="pipelines that do not retain their checkpoints")
     chosen = parser.parse_args(arguments)
     if chosen.coverage:
         text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)

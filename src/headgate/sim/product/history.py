@@ -55,6 +55,8 @@ class History:
     went_back: list[tuple[int, int]] = field(default_factory=list)
     """Generation, and the checkpoint that it restored behind others that were damaged."""
     damaged: set[int] = field(default_factory=set)
+    given_up: dict[str, int] = field(default_factory=dict)
+    """Entries of the log that gave up all checkpoints before them, and the newest of those (C72)."""
     finding: Violation | None = None
     """What was wrong first."""
     seen: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -101,6 +103,7 @@ class History:
             self.fail("I4", f"the log holds what nobody can read: {error}")
             return
         if isinstance(entry, Claim):
+            self._gives_up(path, entry)
             self._completed_at_claim.setdefault(entry.generation, tuple(self.standing))
             self._claimed(entry)
         else:
@@ -122,6 +125,18 @@ class History:
             self.fail("I5", f"{claim.owner} was replaced, and claims generation {claim.generation}")
         self._owners[claim.generation] = claim.owner
         self._replaced |= self._ran - {claim.owner}
+
+    def _gives_up(self, path: str, claim: Claim) -> None:
+        """A claim that ends a life of the pipeline: what it gives up has kept all its promises (C71)."""
+        is_stale = any(other.generation >= claim.generation for other in self._log.values())
+        if is_stale or int(path.rpartition("/")[2]) != claim.life:
+            return
+        newest = max(self.completed, default=0)
+        hidden = self.hidden_until(newest)
+        if hidden:
+            self.fail("I1", f"generation {claim.generation} gives up {newest}, and {hidden[:3]} is not visible")
+        self.given_up[path] = newest
+        self.standing.clear()
 
     def _check_whole(self, manifest: Manifest) -> None:
         """Every subtask is in it once, each with a snapshot that was written for it."""
@@ -209,6 +224,8 @@ class History:
         if known is None:
             self.fail("I7", f"generation {generation} was never claimed")
             return
+        if checkpoint <= max(self.given_up.values(), default=0):
+            self.fail("I4", f"generation {generation} restores {checkpoint}, which was given up")
         newer = [one for one in known if one > checkpoint and one in self.standing]
         if newer and not self.damaged:
             self.fail("I4", f"generation {generation} restores {checkpoint}, and {newer} were completed")

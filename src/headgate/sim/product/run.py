@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headgate.connectors.files.commit import committed_files
 from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import Progress
+from headgate.model.progress import Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.sim.machine.disk import Disk, SimStorage
@@ -249,7 +249,7 @@ class Run:
             self._look_into(process)
         error = driver.result.exception()
         if error is None:
-            self.is_finished = self.is_finished or driver.result.result().is_finished
+            self.is_finished = self.is_finished or self._is_over(driver.result.result())
             process.end(0)
         said = f"{type(error).__name__}: {error}"
         self.world.tell(process.name, said)
@@ -257,6 +257,10 @@ class Run:
             self.history.fail("thread", said)
         self._heed(said)
         process.end(1)
+
+    def _is_over(self, result: RunResult) -> bool:
+        """Whether nobody starts a pipeline again that ended so."""
+        return result.is_finished
 
     def _heed(self, error: str) -> None:
         """Do what an error says."""
