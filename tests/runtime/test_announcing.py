@@ -9,6 +9,7 @@ import pytest
 from tests.runtime.running import pipeline_at
 
 import headgate as hg
+from headgate.api.pipeline import _announce
 from headgate.model.progress import SilentObserver
 
 pytestmark = pytest.mark.usefixtures("started")
@@ -53,6 +54,26 @@ def test_a_start_says_where_everything_is_and_whether_the_name_is_known_elsewher
     ]
     (one / "checkpoints" / "counts" / "log").rename(one / "removed")
     assert not any("of the same name" in note for note in run(two)), "it is not there any more"
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({"retain_on_cancel": False}, "; the checkpoints are removed when it is cancelled"),
+        ({"retain_on_failure": False}, "; the checkpoints are removed when it has failed for good"),
+        (
+            {"retain_on_cancel": False, "retain_on_failure": False},
+            "; the checkpoints are removed when it is cancelled or has failed for good",
+        ),
+        ({}, "; records count exactly once"),
+    ],
+)
+def test_a_start_says_when_its_checkpoints_do_not_stay(tmp_path: Path, options: dict[str, bool], end: str) -> None:
+    pipeline = pipeline_at(tmp_path, **options)
+    pipeline.source(hg.FromRows([{"n": 1}])).sink(hg.Discard())
+    notes = Notes()
+    _announce(pipeline.definition(), notes)
+    assert notes.texts[0].endswith(end)
 
 
 def test_a_state_directory_that_cannot_be_written_is_no_matter(tmp_path: Path, state: Path) -> None:

@@ -391,11 +391,19 @@ def _announce(definition: PipelineDefinition, watcher: Observer) -> None:
     stores = sorted({str(node.spec.store) for node in definition.graph.nodes if hasattr(node.spec, "store")})
     streams = f", streams in {' and '.join(stores)}" if stores else ""
     mode = config.checkpoints.mode.value.replace("_", " ")
-    watcher.on_note(f"checkpoints in {config.checkpoint_root}{streams}; records count {mode}")
+    watcher.on_note(f"checkpoints in {config.checkpoint_root}{streams}; records count {mode}{_removed_when(config)}")
     others = remember(config.name, config.checkpoint_root)
     if others:
         places = " and in ".join(others)
         watcher.on_note(f"a pipeline of the same name has its checkpoints in {places}; this run does not continue it")
+
+
+def _removed_when(config: PipelineConfig) -> str:
+    """Return when the checkpoints do not stay, as the end of a sentence (C70)."""
+    checkpoints = config.checkpoints
+    ends = {"is cancelled": checkpoints.retain_on_cancel, "has failed for good": checkpoints.retain_on_failure}
+    removed = [end for end, retains in ends.items() if not retains]
+    return f"; the checkpoints are removed when it {' or '.join(removed)}" if removed else ""
 
 
 def _captured(name: NodeName, source: CapturableSource) -> Any:

@@ -21,6 +21,7 @@ from headgate.runtime.driver import claims
 from headgate.runtime.driver.claims import NewGeneration, begin_generation
 from headgate.runtime.driver.lookout import Lookout
 from headgate.runtime.driver.removing import remove_checkpoints
+from headgate.runtime.driver.succession import Succession
 from headgate.runtime.process import PROCESS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -42,7 +43,7 @@ def with_checkpoints(place: Place) -> Place:
 
 
 def remove(place: Place, owner: str = "test") -> bool:
-    return remove_checkpoints(place.definition, place.log, owner, place.notes.append, PROCESS)
+    return remove_checkpoints(place.definition, place.log, Succession(owner), place.notes.append, PROCESS)
 
 
 def restored(place: Place) -> int | None:
@@ -188,7 +189,7 @@ def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  #
     heir = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, heir, "heir", place.notes.append)
     CALLS.clear()
-    assert not remove_checkpoints(place.definition, mine, "test", place.notes.append, PROCESS)
+    assert not remove_checkpoints(place.definition, mine, Succession("test"), place.notes.append, PROCESS)
     assert CALLS == [], "the sinks are the heir's"
     assert len(candidates(heir.observe())) == 2
 
@@ -273,6 +274,20 @@ def test_a_driver_of_a_run_that_was_cancelled_does_not_begin_anew(place: Place) 
         with pytest.raises(UsageError, match="has ended, and its checkpoints were removed; start it again"):
             begin_generation(place.definition, CheckpointLog(place.storage, "p"), "keeper", print, after)
     assert restored(place) is None
+
+
+def test_a_keeper_hears_of_the_claim_of_a_removal(place: Place) -> None:  # C74, KR10
+    """Also when its driver was cancelled before that had claimed anything: it follows the one before it."""
+    claimed: list[Generation] = []
+    log = CheckpointLog(place.storage, "p")
+    begin_generation(place.definition, CheckpointLog(place.storage, "p"), "another", place.notes.append)
+    succession = Succession("keeper", Generation(1), claimed.append)
+    assert not remove_checkpoints(place.definition, log, succession, place.notes.append, PROCESS)
+    assert "generation 2" in place.notes[-1], "somebody else claimed behind what it follows"
+    assert claimed == []
+    succession = Succession("keeper", Generation(2), claimed.append)
+    assert remove_checkpoints(place.definition, log, succession, place.notes.append, PROCESS)
+    assert claimed == [3]
 
 
 @pytest.mark.parametrize("beats", [False, True])

@@ -17,11 +17,16 @@ from headgate.protocol.checkpoints import recovery
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.adopting import is_same_directory
+from headgate.runtime.driver.succession import Succession
 from headgate.runtime.surroundings import Surroundings
 
 
 def remove_checkpoints(
-    definition: PipelineDefinition, log: CheckpointLog, owner: str, note: Callable[[str], None], around: Surroundings
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    succession: Succession,
+    note: Callable[[str], None],
+    around: Surroundings,
 ) -> bool:
     """Commit what the newest checkpoint promises, abort the rest, then remove all checkpoints of the pipeline.
 
@@ -32,11 +37,11 @@ def remove_checkpoints(
         Whether no checkpoint can be restored any more.
     """
     try:
-        settled = _settled(definition, log, owner, around)
+        settled = _settled(definition, log, succession, around)
     except Exception as error:
         note(f"the checkpoints are kept: {_said(error)}")
         return False
-    if settled is not None and not _give_up(log, owner, settled, note, around):
+    if settled is not None and not _give_up(log, succession.claimant, settled, note, around):
         return False
     claims.tidy_up(log.files.sweep, around, note)
     if settled is not None:
@@ -44,13 +49,16 @@ def remove_checkpoints(
     return settled is not None
 
 
-def _settled(definition: PipelineDefinition, log: CheckpointLog, owner: str, around: Surroundings) -> Generation | None:
+def _settled(
+    definition: PipelineDefinition, log: CheckpointLog, succession: Succession, around: Surroundings
+) -> Generation | None:
     """Leave nothing that was promised behind; return the generation that did so, None if there is nothing to give up.
 
     Raises:
         HeadgateError: the checkpoints have to stay.
     """
-    claimed = claims.claim(definition, log, owner, log.generation or None, around)
+    claimed = claims.claim(definition, log, succession.claimant, log.generation or succession.after, around)
+    succession.tell_claim(claimed.next.generation)  # C74: whoever follows must know that it does
     restored, choice = claims.chosen(definition, log, claimed, around)
     _check_whole(choice)
     if restored is not None:
