@@ -75,8 +75,8 @@ def test_a_claim_of_version_0_1_is_read() -> None:
 
 
 def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
-    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 4 ", 1)
-    with pytest.raises(CorruptionError, match="expected format version 3 or less, found 4"):
+    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 5 ", 1)
+    with pytest.raises(CorruptionError, match="expected format version 4 or less, found 5"):
         decode_log_entry(newer, "log/1")
 
 
