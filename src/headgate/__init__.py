@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headgate.api.dataframes import DataFrameSource
     from headgate.api.pipeline import Pipeline
     from headgate.api.security import Security
+    from headgate.api.stored_state import read_state, read_state_batches, state_catalog
     from headgate.api.stream import KeyedStream, Stream, WindowedStream
     from headgate.api.windows import Session, Sliding, Tumbling
     from headgate.connectors.custom.fence import Fence
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
         StateHandle,
         ValueState,
     )
+    from headgate.spark.state_source import register_state_source
     from headgate.store.store import Store
 
 __version__ = "0.1.0"
@@ -86,6 +88,7 @@ _HOMES = {
     "headgate.api.dataframes": ("DataFrameSource",),
     "headgate.api.pipeline": ("Pipeline",),
     "headgate.api.security": ("Security",),
+    "headgate.api.stored_state": ("read_state", "read_state_batches", "state_catalog"),
     "headgate.api.stream": ("KeyedStream", "Stream", "WindowedStream"),
     "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
     "headgate.connectors.files.source": ("JsonLines", "TextFiles"),
@@ -123,6 +126,7 @@ _HOMES = {
         "StateHandle",
         "ValueState",
     ),
+    "headgate.spark.state_source": ("register_state_source",),
     "headgate.store.store": ("Store",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -197,6 +201,10 @@ __all__ = [
     "WindowedStream",
     "__version__",
     "output_checkpoint",
+    "read_state",
+    "read_state_batches",
+    "register_state_source",
+    "state_catalog",
 ]
 
 

@@ -16,7 +16,7 @@ KeyedStream Keys LedgerSink ListState MapState NoRestart OperatorList ParquetFil
 PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint
 RestoreContext RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store Stream
 StreamSink StreamSource TextFiles Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState WindowedStream
-output_checkpoint __version__
+output_checkpoint read_state read_state_batches register_state_source state_catalog __version__
 """
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from headgate import __version__
-from headgate.cli import checkpoints, doctor, run, savepoints, sinks, stop, streams
+from headgate.cli import checkpoints, doctor, run, savepoints, sinks, state, stop, streams
 from headgate.cli.failures import report
 from headgate.errors import HeadgateError, UsageError
 
@@ -30,6 +30,7 @@ app.add_typer(streams.app, name="streams")
 app.add_typer(sinks.app, name="sinks")
 app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(savepoints.app, name="savepoints")
+app.add_typer(state.app, name="state")
 
 
 @app.command("savepoint", hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -71,19 +71,8 @@ def decode_sections(data: bytes | bytearray | memoryview, path: str) -> dict[str
         CorruptionError: any byte is wrong or missing.
     """
     view = memoryview(data).cast("B")
-    if len(view) < _PREFIX.size:
-        raise CorruptionError(path, 0, f"at least {_PREFIX.size} bytes", f"{len(view)} bytes")
-    magic, version, header_bytes, header_digest = _PREFIX.unpack_from(view)
-    if magic != MAGIC:
-        raise CorruptionError(path, 0, f"magic {MAGIC!r}", repr(bytes(magic)))
-    if version != VERSION:
-        raise CorruptionError(path, 8, f"snapshot version {VERSION}", f"version {version}")
-    start = _PREFIX.size
-    header = view[start : start + header_bytes]
-    if len(header) != header_bytes or xxhash.xxh3_64_intdigest(header) != header_digest:
-        raise CorruptionError(path, start, f"a header of {header_bytes} bytes with its checksum", "other bytes")
+    header, offset = _verified_header(view, path)
     sections: dict[str, memoryview] = {}
-    offset = start + header_bytes
     for name, size_bytes, digest in _header_entries(header):
         payload = view[offset : offset + size_bytes]
         if len(payload) != size_bytes:
@@ -95,6 +84,26 @@ def decode_sections(data: bytes | bytearray | memoryview, path: str) -> dict[str
     if offset != len(view):
         raise CorruptionError(path, offset, "the end of the file", f"{len(view) - offset} more bytes")
     return sections
+
+
+def is_container(data: bytes | memoryview) -> bool:
+    """Whether bytes begin as a container does."""
+    return bytes(data[: len(MAGIC)]) == MAGIC
+
+
+def header_end(data: bytes | memoryview) -> int:
+    """Return where the header of a container ends, told by its first bytes; before that nothing is verified."""
+    return _PREFIX.size + int(_PREFIX.unpack_from(data)[2]) if len(data) >= _PREFIX.size else _PREFIX.size
+
+
+def section_sizes(data: bytes | memoryview, path: str) -> dict[str, int]:
+    """Return the size in bytes of each section of a container, of which ``data`` has the header at least.
+
+    Raises:
+        CorruptionError: any byte of the header is wrong or missing.
+    """
+    header, _ = _verified_header(memoryview(data).cast("B"), path)
+    return {name: size_bytes for name, size_bytes, _ in _header_entries(header)}
 
 
 def section_views(parts: Sequence[Buffer]) -> dict[str, memoryview]:
@@ -109,6 +118,22 @@ def section_views(parts: Sequence[Buffer]) -> dict[str, memoryview]:
         if len(found) <= 2:
             sections[name] = found[-1]
     return sections
+
+
+def _verified_header(view: memoryview, path: str) -> tuple[memoryview, int]:
+    """Return the header of a container, and where it ends."""
+    if len(view) < _PREFIX.size:
+        raise CorruptionError(path, 0, f"at least {_PREFIX.size} bytes", f"{len(view)} bytes")
+    magic, version, header_bytes, header_digest = _PREFIX.unpack_from(view)
+    if magic != MAGIC:
+        raise CorruptionError(path, 0, f"magic {MAGIC!r}", repr(bytes(magic)))
+    if version != VERSION:
+        raise CorruptionError(path, 8, f"snapshot version {VERSION}", f"version {version}")
+    start = _PREFIX.size
+    header = view[start : start + header_bytes]
+    if len(header) != header_bytes or xxhash.xxh3_64_intdigest(header) != header_digest:
+        raise CorruptionError(path, start, f"a header of {header_bytes} bytes with its checksum", "other bytes")
+    return header, start + header_bytes
 
 
 def _header_entries(header: memoryview) -> Iterator[tuple[str, int, int]]:

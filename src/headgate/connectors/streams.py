@@ -134,7 +134,7 @@ class StreamSourceReader(BreakingReader):
             split = f"{info.name}/{segment}"
             stored = (context.positions or {}).get(split)
             if stored is not None:
-                position, end = _decode_position(split, stored)
+                position, end = decode_position(split, stored)
             else:
                 position = 0 if source.start == "earliest" else info.ends[segment]
                 end = None if source.follow else info.ends[segment]
@@ -472,7 +472,12 @@ def _decode_payload(committable: Committable) -> _Payload:
     return payload
 
 
-def _decode_position(split: str, data: bytes) -> tuple[int, int | None]:
+def decode_position(split: str, data: bytes) -> tuple[int, int | None]:
+    """Return the position of a segment, and its end when it is not followed.
+
+    Raises:
+        CorruptionError
+    """
     if len(data) == _POSITION.size:
         return int(_POSITION.unpack(data)[0]), None
     if len(data) == _POSITION_AND_END.size:

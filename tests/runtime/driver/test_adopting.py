@@ -21,9 +21,9 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, HookState, Manifest, SubtaskEntry
 from headgate.model.savepoint import Savepoint
 from headgate.protocol.checkpoints.recovery import candidates
+from headgate.runtime.checkpoints import named as named_places
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.runtime.driver import adopting
 from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
 from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.storage.local import LocalStorage
@@ -249,7 +249,7 @@ def test_what_was_restored_may_be_damaged_or_out_of_reach_later(
         raise StorageError("list", url, "the network is down", is_transient=False)
 
     with monkeypatch.context() as patch:
-        patch.setattr(adopting, "SavepointDirectory", unreachable)
+        patch.setattr(named_places, "SavepointDirectory", unreachable)
         assert home.begin(place).restored is not None
         with pytest.raises(StorageError, match="the network is down"):
             Home(tmp_path / "c").begin(place)

@@ -8,7 +8,6 @@ nothing at the named place.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
@@ -22,11 +21,8 @@ from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse
 from headgate.protocol.checkpoints.restoring_by_name import Adopt, GoOn, Named, decide
 from headgate.runtime.checkpoints.in_flight import misfit
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed, Outcome
-from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.storage.backends import local_directory, open_storage
-from headgate.storage.base import NotFound
-
-_CHECKPOINT = re.compile(r"chk-(\d+)")
+from headgate.runtime.checkpoints.named import named_log, savepoint_at
+from headgate.storage.backends import local_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +163,8 @@ class Adoption:
 
 
 def _savepoint_at(url: str) -> Found | None:
-    local = local_directory(url)
-    if local is not None and not local.is_dir():
-        return None
-    try:
-        savepoint = SavepointDirectory(url).read()
-    except NotFound:
+    savepoint = savepoint_at(url)
+    if savepoint is None:
         return None
     manifest = replace(savepoint.manifest, place=Place(url, savepoint.files))
     origin = Origin(savepoint.id, manifest.checkpoint, url)
@@ -182,24 +174,21 @@ def _savepoint_at(url: str) -> Found | None:
 
 def _checkpoint_at(url: str, own: CheckpointLog) -> Found | None:
     """Return the checkpoint at ``<directory>/<pipeline>`` or ``<directory>/<pipeline>/chk-<id>``."""
-    home, _, last = url.rstrip("/").rpartition("/")
-    match = _CHECKPOINT.fullmatch(last)
-    root, _, pipeline = (home if match else url.rstrip("/")).rpartition("/")
-    local = local_directory(root) if root and pipeline else None
-    if not root or not pipeline or root.endswith(":/") or (local is not None and not (local / pipeline).is_dir()):
+    named = named_log(url)
+    if named is None:
         return None
-    log = CheckpointLog(open_storage(root), pipeline)
+    log = named.open()
     observed = log.observe()
     manifests = recovery.candidates(observed)
-    found = [m for m in manifests if match is None or m.checkpoint == int(match.group(1))]
+    found = [m for m in manifests if named.checkpoint in (None, m.checkpoint)]
     if not found:
         return None
     manifest, life = found[0], log.known_life(observed)
     if not is_same_directory(log.url, own.url) and manifest.place is None:
-        manifest = replace(manifest, place=Place(root, pipeline))
+        manifest = replace(manifest, place=Place(named.root, named.pipeline))
     origin = Origin(log.url if life is None else life.id, found[0].checkpoint, url)
-    what = f"checkpoint {manifest.checkpoint} of pipeline '{pipeline}' at {log.url}"
-    return Found(manifest, origin, pipeline, what, is_newest=match is None)
+    what = f"checkpoint {manifest.checkpoint} of pipeline '{named.pipeline}' at {log.url}"
+    return Found(manifest, origin, named.pipeline, what, is_newest=named.checkpoint is None)
 
 
 def is_same_directory(url: str, other: str) -> bool:

@@ -1,0 +1,140 @@
+"""State of completed checkpoints and savepoints as Polars frames and Arrow batches, without the pipeline or Spark.
+
+Counterpart: ``runtime.stored_state``. ``spark.state_source`` and ``cli.state`` show the same to Spark and to people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+
+from headgate.model.progress import Location
+from headgate.runtime.stored_state.catalog import StoredState, state_named, states_of
+from headgate.runtime.stored_state.places import StoredCheckpoint, find
+from headgate.runtime.stored_state.reading import Selection, batches_of, selection
+from headgate.storage.base import Storage
+
+_CATALOG = {
+    "operator": pl.String,
+    "state": pl.String,
+    "kind": pl.String,
+    "keys": pl.List(pl.String),
+    "columns": pl.String,
+    "rows": pl.Int64,
+    "size_bytes": pl.Int64,
+    "subtasks": pl.Int64,
+}
+
+
+def state_catalog(path: Location, *, id: int | None = None) -> pl.DataFrame:
+    """Return what states a checkpoint or savepoint has: a row each.
+
+    Columns: ``operator``, ``state``, ``kind``, ``keys`` (names of the key's columns), ``columns`` (names and types),
+    ``rows`` (null where nobody counted them), ``size_bytes``, ``subtasks`` (how many have some of it).
+
+    Args:
+        path: of a savepoint, ``DIRECTORY/PIPELINE`` for its newest checkpoint, or ``DIRECTORY/PIPELINE/chk-ID``.
+        id: of a checkpoint that is not the newest one.
+
+    Raises:
+        UsageError: there is no such thing.
+        CorruptionError: something is damaged.
+        StorageError: it was removed meanwhile, or cannot be read.
+    """
+    checkpoint = find(str(path), id)
+    rows = [catalog_row(state) for state in states_of(checkpoint, checkpoint.storage())]
+    return pl.DataFrame(rows, schema=_CATALOG)
+
+
+def read_state(
+    path: Location,
+    operator: str,
+    state: str | None = None,
+    *,
+    id: int | None = None,
+    columns: Sequence[str] | None = None,
+    keys: Iterable[Any] | None = None,
+    key_groups: Iterable[int] | None = None,
+) -> pl.DataFrame:
+    """Return the rows of one state: a row for each value, list element, map entry, accumulator or record.
+
+    Its columns are those of the key under their own names, ``map_key`` for maps, and ``value``; of ``reduce`` and of
+    windows those of their records or partial results. ``_subtask`` and, of what has keys, ``_key_group`` can be asked
+    for. The user guide lists the columns of each kind.
+
+    Args:
+        path: of a savepoint, ``DIRECTORY/PIPELINE`` for its newest checkpoint, or ``DIRECTORY/PIPELINE/chk-ID``.
+        operator: its name.
+        state: its name; not needed if the operator has one.
+        id: of a checkpoint that is not the newest one.
+        columns: only these.
+        keys: only the rows of these keys: values, or tuples if the key has several columns. Only the parts of snapshots
+            that can hold them are read.
+        key_groups: only keys of these key groups, likewise.
+
+    Raises:
+        UsageError: there is no such checkpoint, operator, state, column or key.
+        CorruptionError: something that is read is damaged.
+        StorageError: it was removed meanwhile, or cannot be read.
+    """
+    found = _Reading(path, operator, state, id, columns, keys, key_groups)
+    frame = pl.from_arrow(pa.Table.from_batches(found.batches(), found.wanted.schema))
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def read_state_batches(
+    path: Location,
+    operator: str,
+    state: str | None = None,
+    *,
+    id: int | None = None,
+    columns: Sequence[str] | None = None,
+    keys: Iterable[Any] | None = None,
+    key_groups: Iterable[int] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Yield what ``read_state`` returns as Arrow batches: one part of a snapshot is in memory at a time.
+
+    What is asked for is checked at once; the batches may still raise CorruptionError and StorageError.
+    """
+    return _Reading(path, operator, state, id, columns, keys, key_groups).batches()
+
+
+def catalog_row(state: StoredState) -> dict[str, Any]:
+    """Return what a state is, as a row of the catalogue."""
+    return {
+        "operator": state.operator,
+        "state": state.name,
+        "kind": state.shape.kind.value,
+        "keys": list(state.shape.shown_keys),
+        "columns": ", ".join(f"{field.name}: {field.type}" for field in state.shape.shown),
+        "rows": state.rows,
+        "size_bytes": state.size_bytes,
+        "subtasks": len({piece.subtask.index for piece in state.pieces}),
+    }
+
+
+class _Reading:
+    """One state of one checkpoint, and what of it is wanted."""
+
+    def __init__(
+        self,
+        path: Location,
+        operator: str,
+        state: str | None,
+        id: int | None,
+        columns: Sequence[str] | None,
+        keys: Iterable[Any] | None,
+        groups: Iterable[int] | None,
+    ) -> None:
+        self._checkpoint: StoredCheckpoint = find(str(path), id)
+        self._storage: Storage = self._checkpoint.storage()
+        self._state = state_named(self._checkpoint, self._storage, operator, state)
+        key_groups_count = self._checkpoint.manifest.max_parallelism
+        self.wanted: Selection = selection(self._state, key_groups_count, columns, keys, groups)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        return batches_of(self._checkpoint, self._storage, self._state, self.wanted)

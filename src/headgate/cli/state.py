@@ -1,0 +1,240 @@
+"""``headgate state``: what the state in a checkpoint or savepoint is, and its rows.
+
+Looks only: it takes no lock, changes nothing, and may be used while the pipeline runs. Counterpart:
+``runtime.stored_state``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import polars as pl
+import pyarrow as pa
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from headgate.api.config import CHECKPOINT_DIR_DEFAULT
+from headgate.api.stored_state import catalog_row
+from headgate.cli.checkpoints import DirOption
+from headgate.cli.streams_text import text_lines
+from headgate.cli.text import count_text, size_text, time_text
+from headgate.errors import UsageError
+from headgate.runtime.stored_state.catalog import BESIDE, StoredState, state_named, states_of
+from headgate.runtime.stored_state.places import StoredCheckpoint, find
+from headgate.runtime.stored_state.reading import batches_of, selection
+from headgate.storage.backends import absolute_location, local_directory
+from headgate.storage.base import Storage
+
+ROWS_DEFAULT = 20
+"""So many rows are a table that can be read."""
+
+CELL_CHARS_MAX = 60
+
+app = typer.Typer(help="State in completed checkpoints and savepoints, without their pipeline.", no_args_is_help=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which rows of a state are asked for."""
+
+    columns: str | None
+    where: str | None
+    keys: Sequence[str]
+    limit: int | None
+
+    @property
+    def is_anything(self) -> bool:
+        return bool(self.columns is not None or self.where is not None or self.keys)
+
+
+@app.command("show")
+def show(
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="A savepoint; DIRECTORY/PIPELINE for the newest checkpoint of a pipeline; DIRECTORY/PIPELINE/chk-ID; "
+            "or the name of a pipeline in --dir."
+        ),
+    ],
+    operator: Annotated[str | None, typer.Argument(help="An operator; without it, everything is listed.")] = None,
+    state: Annotated[str | None, typer.Argument(help="One of its states; not needed if it has one.")] = None,
+    checkpoint: Annotated[int | None, typer.Option("--id", help="Id of a checkpoint that is not the newest.")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Names of columns, with commas between them; _subtask and _key_group are more.")
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Only rows for which this holds, in SQL: \"value > 10 and key = 'a'\".")
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this key, and only the files that can hold it; may be repeated. Several columns: a,1."),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit", "-n", min=0, help=f"At most so many rows, 0: all. Default: {ROWS_DEFAULT}, as JSON all."
+        ),
+    ] = None,
+    directory: DirOption = CHECKPOINT_DIR_DEFAULT,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; of rows one object a line.")] = False,
+) -> None:
+    """List the states of a checkpoint or savepoint with their rows and bytes, or show the rows of one.
+
+    Nothing is changed or locked, and a running pipeline is not disturbed. Everything that is read is verified.
+    """
+    found = find(_location(path, directory), checkpoint)
+    storage = found.storage()
+    wanted = _Wanted(columns, where, key or (), limit)
+    if operator is None:
+        if wanted.is_anything:
+            raise UsageError("--columns, --where and --key choose rows of one state: name its operator")
+        _print_catalog(found, states_of(found, storage), path, as_json=as_json)
+        return
+    if state is None and not wanted.is_anything:
+        several = [s for s in states_of(found, storage, operator) if s.shape.kind not in BESIDE]
+        if len(several) > 1:
+            _print_catalog(found, several, path, as_json=as_json)
+            return
+    _print_rows(found, storage, state_named(found, storage, operator, state), wanted, as_json=as_json)
+
+
+def _location(path: str, directory: str) -> str:
+    """Return where ``path`` is: what it says, unless it is a word that only means a pipeline in ``directory``."""
+    is_word = "/" not in path and "\\" not in path
+    here = local_directory(absolute_location(path)) if is_word else None
+    return f"{absolute_location(directory).rstrip('/')}/{path}" if here is not None and not here.is_dir() else path
+
+
+def _print_catalog(found: StoredCheckpoint, states: Sequence[StoredState], path: str, *, as_json: bool) -> None:
+    manifest = found.manifest
+    if as_json:
+        fields = {
+            "pipeline": found.pipeline,
+            "checkpoint": manifest.checkpoint,
+            "parallelism": manifest.parallelism,
+            "key_groups": manifest.max_parallelism,
+            "states": [catalog_row(state) for state in states],
+        }
+        typer.echo(json.dumps(fields))
+        return
+    typer.echo(f"{found.what}, triggered {time_text(manifest.trigger_wall_ms)} UTC, {manifest.mode.value}")
+    if not states:
+        typer.echo("It holds no state.")
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("operator", "state", "kind", "rows", "size", "key", "columns"):
+        table.add_column(title, justify="right" if title in ("rows", "size") else "left")
+    for state in states:
+        row = catalog_row(state)
+        rows = "?" if state.rows is None else count_text(state.rows)
+        cells = (state.operator, state.name, row["kind"], rows, size_text(state.size_bytes), ", ".join(row["keys"]))
+        table.add_row(*(Text(cell) for cell in cells), Text(", ".join(state.shape.shown.names)))
+    Console().print(table)
+    typer.echo(f"Rows of a state: headgate state show {path} OPERATOR STATE")
+
+
+def _print_rows(
+    found: StoredCheckpoint, storage: Storage, state: StoredState, wanted: _Wanted, *, as_json: bool
+) -> None:
+    default = sys.maxsize if as_json else ROWS_DEFAULT
+    limit = default if wanted.limit is None else wanted.limit or sys.maxsize
+    schema, batches = _rows(found, storage, state, wanted)
+    if as_json:
+        for batch in _first(batches, limit):
+            sys.stdout.writelines(line + "\n" for line in text_lines(batch, as_json=True))
+        return
+    rows = [row for batch in _first(batches, limit + 1 if limit < sys.maxsize else limit) for row in batch.to_pylist()]
+    table = Table(box=None, pad_edge=False)
+    for field in schema:
+        is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type)
+        table.add_column(field.name, justify="right" if is_number else "left", overflow="fold")
+    for row in rows[:limit]:
+        table.add_row(*(_cell(row[name]) for name in schema.names))
+    Console().print(table)
+    if len(rows) > limit:
+        of_all = "" if state.rows is None or wanted.where or wanted.keys else f" of {count_text(state.rows)}"
+        typer.echo(f"The first {count_text(limit)}{of_all} rows; --limit shows more, --where and --key choose.")
+    elif not rows:
+        typer.echo("There are no such rows." if wanted.is_anything else "It has no rows.")
+
+
+def _rows(
+    found: StoredCheckpoint, storage: Storage, state: StoredState, wanted: _Wanted
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Return the columns and the rows that are asked for."""
+    key_groups_count = found.manifest.max_parallelism
+    columns = None if wanted.columns is None else [name.strip() for name in wanted.columns.split(",")]
+    schema = selection(state, key_groups_count, columns).schema
+    condition = None if wanted.where is None else _condition(wanted.where)
+    needed = [] if condition is None else [n for n in condition.meta.root_names() if n not in schema.names]
+    keys = [_key(state, text) for text in wanted.keys] if wanted.keys else None
+    chosen = selection(state, key_groups_count, [*schema.names, *needed], keys)
+    batches = batches_of(found, storage, state, chosen)
+    if condition is not None:
+        batches = _where(batches, condition, str(wanted.where))
+    return schema, (batch.select(schema.names) for batch in batches)
+
+
+def _condition(text: str) -> pl.Expr:
+    try:
+        return pl.sql_expr(text)
+    except pl.exceptions.PolarsError as error:
+        raise _no_condition(text, error) from None
+
+
+def _where(batches: Iterator[pa.RecordBatch], condition: pl.Expr, text: str) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        frame = pl.from_arrow(batch)
+        assert isinstance(frame, pl.DataFrame)
+        try:
+            rows = frame.select(condition).to_series()
+        except pl.exceptions.PolarsError as error:
+            raise _no_condition(text, error) from None
+        if rows.dtype != pl.Boolean:
+            raise _no_condition(text, f"it is {rows.dtype}, neither true nor false")
+        if len(rows) == 1 and batch.num_rows != 1:  # a condition without columns
+            rows = pl.repeat(rows[0], batch.num_rows, dtype=pl.Boolean, eager=True)
+        if rows.any():
+            yield batch.filter(rows.fill_null(value=False).to_arrow())
+
+
+def _no_condition(text: str, error: Exception | str) -> UsageError:
+    reason = str(error).strip().split("\n", 1)[0]
+    return UsageError(
+        f"--where {text!r} is no condition over the columns: {reason}; such as \"value > 10 and key = 'a'\""
+    )
+
+
+def _key(state: StoredState, text: str) -> Any:
+    """Return a key as its columns have it; several columns are parted by commas."""
+    fields = [state.shape.schema.field(name) for name in state.shape.keys]
+    parts = text.split(",") if len(fields) > 1 else [text]
+    if len(parts) != len(fields):
+        return tuple(parts)  # whoever looks for it says what a key is
+    try:
+        values = [pa.scalar(part).cast(f.type).as_py() for part, f in zip(parts, fields, strict=True)]
+    except pa.ArrowException as error:
+        described = ", ".join(f"{n}: {f.type}" for n, f in zip(state.shape.shown_keys, fields, strict=True))
+        raise UsageError(f"--key {text!r} is no key of operator '{state.operator}' ({described}): {error}") from None
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _first(batches: Iterator[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:
+    """Yield the first ``limit`` rows; what is behind them is not read."""
+    left = limit
+    while left > 0 and (batch := next(batches, None)) is not None:
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+
+
+def _cell(value: object) -> Text:
+    if value is None:
+        return Text("null", style="dim")
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    return Text(text if len(text) <= CELL_CHARS_MAX else text[:CELL_CHARS_MAX] + "…")

@@ -1,0 +1,59 @@
+"""What positions and committables say, as text for people who look at a checkpoint (RS10).
+
+Never unpickles anything, and never fails: what it does not know is shown as bytes only. Counterparts: the sources and
+sinks that wrote them; ``runtime.stored_state`` asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import asdict
+
+import msgspec
+
+from headgate.connectors.files.parquet import ParquetPosition
+from headgate.connectors.files.position import FilePosition
+from headgate.connectors.streams import decode_position
+from headgate.errors import CorruptionError
+
+_STREAM_START = b"\xff\xff\xff\xff"
+"""Every Arrow stream begins so."""
+
+
+def position_text(identity: str, split: str, data: bytes) -> str | None:
+    """Return what a position says, or None. ``identity``: of the source that wrote it."""
+    with contextlib.suppress(CorruptionError):
+        if identity.startswith("files of lines"):
+            return json.dumps(asdict(FilePosition.decode(split, data)))
+        if identity.startswith("parquet files"):
+            return json.dumps(asdict(ParquetPosition.decode(split, data)))
+        if identity.startswith("stream "):
+            position, end = decode_position(split, data)
+            return json.dumps({"position": position} if end is None else {"position": position, "end": end})
+        if identity.startswith(("generator, version 1", "rows, version 1")) and len(data) == 8:
+            return json.dumps({"row": int.from_bytes(data, "little")})
+    return readable(data)
+
+
+def committable_text(payload: bytes) -> str | None:
+    """Return what a prepared output says, or None: the files, the transaction, or its name."""
+    head, _, rest = payload.partition(b"\n")
+    if not rest:
+        return readable(payload)
+    if rest.startswith(b"{"):  # a checksum, and the list of files
+        return readable(rest)
+    name, _, records = rest.partition(b"\n")
+    return readable(name if head == b"1" and records.startswith(_STREAM_START) else rest if head == b"1" else payload)
+
+
+def readable(data: bytes) -> str | None:
+    """Return ``data`` as text if it is text, or as JSON if it is msgpack of a list or a map; else None."""
+    with contextlib.suppress(UnicodeDecodeError):
+        text = data.decode()
+        return text if text.isprintable() or text.strip().startswith(("{", "[")) else None
+    with contextlib.suppress(msgspec.DecodeError, TypeError, ValueError):
+        found = msgspec.msgpack.decode(data)
+        if isinstance(found, list | dict):
+            return msgspec.json.encode(found).decode()
+    return None

@@ -1,0 +1,61 @@
+"""What a path means that a user gives: the checkpoints of a pipeline, one of them, or a savepoint. Makes nothing.
+
+Counterparts: ``runtime.driver.adopting``, which restores what is named, and ``runtime.stored_state``, which only looks.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from headgate.model.ids import CheckpointId
+from headgate.model.savepoint import Savepoint
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.savepoints import SavepointDirectory
+from headgate.storage.backends import local_directory, open_storage
+from headgate.storage.base import NotFound
+
+_CHECKPOINT = re.compile(r"chk-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedLog:
+    """The checkpoints of ``pipeline`` in the directory at ``root``; ``checkpoint``: which one is named, if any is."""
+
+    root: str
+    pipeline: str
+    checkpoint: CheckpointId | None = None
+
+    def open(self) -> CheckpointLog:
+        """Return its log.
+
+        Raises:
+            UsageError
+        """
+        return CheckpointLog(open_storage(self.root), self.pipeline)
+
+
+def named_log(url: str) -> NamedLog | None:
+    """Return what ``DIRECTORY/PIPELINE`` or ``DIRECTORY/PIPELINE/chk-ID`` names; None if it cannot be that."""
+    home, _, last = url.rstrip("/").rpartition("/")
+    match = _CHECKPOINT.fullmatch(last)
+    root, _, pipeline = (home if match else url.rstrip("/")).rpartition("/")
+    local = local_directory(root) if root and pipeline else None
+    if not root or not pipeline or root.endswith(":/") or (local is not None and not (local / pipeline).is_dir()):
+        return None
+    return NamedLog(root, pipeline, None if match is None else CheckpointId(int(match.group(1))))
+
+
+def savepoint_at(url: str) -> Savepoint | None:
+    """Return the savepoint at ``url``, None if there is none.
+
+    Raises:
+        UsageError, CorruptionError, StorageError
+    """
+    local = local_directory(url)
+    if local is not None and not local.is_dir():
+        return None
+    try:
+        return SavepointDirectory(url).read()
+    except NotFound:
+        return None

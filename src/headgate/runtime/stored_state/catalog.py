@@ -1,0 +1,123 @@
+"""What states a checkpoint has: whose, of what kind, with which columns, rows and bytes (RS4).
+
+Counterparts: ``pieces`` lists where they are, ``reading`` reads one of them. Of each state one piece is read, the one
+in the smallest part, to know its columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from headgate.codec.snapshot import LISTS_PREFIX, UNION_PREFIX
+from headgate.errors import UsageError
+from headgate.model.manifest import SnapshotPart
+from headgate.runtime.checkpoints.snapshots import place_of
+from headgate.runtime.stored_state.decoding import Decoded, decoded
+from headgate.runtime.stored_state.pieces import Piece, pieces_of
+from headgate.runtime.stored_state.places import StoredCheckpoint
+from headgate.runtime.stored_state.shapes import Kind, Shape
+from headgate.storage.base import Storage
+
+BESIDE = (Kind.FACTS, Kind.ROUNDS)
+"""What operators keep beside their state: it is shown when it is asked for by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """One state of one operator."""
+
+    operator: str
+    name: str
+    shape: Shape
+    pieces: tuple[Piece, ...]
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows it has in all subtasks; None if some were never counted."""
+        counts = [piece.rows for piece in self.pieces if piece.rows is not None]
+        return sum(counts) if len(counts) == len(self.pieces) else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all of its pieces."""
+        return sum(piece.size_bytes for piece in self.pieces)
+
+    def narrowed(self, pieces: Iterable[Piece]) -> StoredState:
+        """Return it with these pieces only."""
+        return replace(self, pieces=tuple(pieces))
+
+
+class PartReader:
+    """Reads parts of one checkpoint, and keeps the last one: the states of an operator share parts."""
+
+    def __init__(self, checkpoint: StoredCheckpoint, storage: Storage) -> None:
+        self._checkpoint = checkpoint
+        self._storage = storage
+        self._last: tuple[SnapshotPart, memoryview] | None = None
+
+    def decoded(self, operator: str, piece: Piece) -> Decoded:
+        """Return the rows of ``piece``.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        place = self._checkpoint.place
+        where = place_of(f"{place.url.rstrip('/')}/{place.prefix}", piece.part)
+        text = self._checkpoint.manifest.state_texts.get(operator, "")
+        return decoded(piece, self._read(piece), text, where)
+
+    def _read(self, piece: Piece) -> memoryview:
+        if piece.committable is not None and piece.committable.stored is None:
+            return memoryview(piece.part.inline)  # in the manifest, which has a checksum of its own
+        if self._last is None or self._last[0] != piece.part:
+            self._last = (piece.part, self._checkpoint.read(self._storage, piece.part))
+        return self._last[1]
+
+
+def states_of(checkpoint: StoredCheckpoint, storage: Storage, operator: str | None = None) -> list[StoredState]:
+    """Return the states of a checkpoint, or of one of its operators; by operator, those of the manifest first.
+
+    Raises:
+        CorruptionError, StorageError
+    """
+    found: dict[tuple[str, str, str], list[Piece]] = {}
+    for node, name, piece in pieces_of(checkpoint, storage, operator):
+        found.setdefault((node, piece.prefix, name), []).append(piece)
+    reader = PartReader(checkpoint, storage)
+    taken = {(node, name) for node, prefix, name in found if prefix not in (LISTS_PREFIX, UNION_PREFIX)}
+    states = []
+    for (node, prefix, name), pieces in sorted(found.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
+        is_clear = prefix not in (LISTS_PREFIX, UNION_PREFIX) or (node, name) not in taken
+        shape = reader.decoded(node, min(pieces, key=lambda piece: piece.part.size_bytes)).shape
+        states.append(StoredState(node, name if is_clear else f"{prefix}{name}", shape, tuple(pieces)))
+    return states
+
+
+def state_named(checkpoint: StoredCheckpoint, storage: Storage, operator: str, name: str | None = None) -> StoredState:
+    """Return one state of ``operator``; without a ``name`` the only one that it has.
+
+    Raises:
+        UsageError: there is none, or there are several; names those that there are.
+        CorruptionError, StorageError
+    """
+    states = states_of(checkpoint, storage, operator)
+    if not states:
+        others = sorted({node for node, _, _ in pieces_of(checkpoint, storage)})
+        raise UsageError(
+            f"{checkpoint.what} holds nothing of an operator '{operator}'; the operators with state are {_list(others)}"
+        )
+    names = [state.name for state in states]
+    if name is not None:
+        found = [state for state in states if state.name == name]
+        if not found:
+            raise UsageError(f"operator '{operator}' has no state '{name}' in {checkpoint.what}; it has {_list(names)}")
+        return found[0]
+    main = [state for state in states if state.shape.kind not in BESIDE] or states
+    if len(main) > 1:
+        raise UsageError(f"operator '{operator}' has several states: {_list(names)}; name one")
+    return main[0]
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

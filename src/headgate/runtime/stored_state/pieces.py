@@ -1,0 +1,202 @@
+"""Where the rows of each state are: the pieces of a checkpoint, listed without reading large parts.
+
+A piece is what one part of one subtask's snapshot holds of one state. Of parts beyond ``WHOLE_BYTES`` only the header
+is read, which has a checksum of its own (RS4). Counterparts: ``places`` reads, ``decoding`` makes rows of pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from headgate.codec.snapshot import (
+    FINISHED_PREFIX,
+    IN_FLIGHT_PREFIX,
+    LISTS_PREFIX,
+    OF_ROWS,
+    POSITIONS_PREFIX,
+    ROUNDS_PREFIX,
+    STATE_PREFIX,
+    UNION_PREFIX,
+    decode_sections,
+    header_end,
+    is_container,
+    section_sizes,
+)
+from headgate.codec.state_rows import stored_rows
+from headgate.errors import CorruptionError
+from headgate.model.graph import MAIN, MAIN_INPUT
+from headgate.model.ids import SubtaskId
+from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.manifest import BUNDLE, Committable, KeyGroups, SnapshotPart, SubtaskEntry
+from headgate.runtime.checkpoints.snapshots import place_of
+from headgate.runtime.stored_state.places import StoredCheckpoint
+from headgate.storage.base import Storage
+from headgate.storage.reading import read_again
+
+WHOLE_BYTES = 64 << 10
+"""A smaller part is read whole: then the rows of all of its sections can be counted."""
+
+LOG_SECTIONS = {"header", "schema", "groups", "chunks", "batches"}
+"""A container with these is the log of a loop, and is one state."""
+
+POSITIONS, ROUNDS, COMMITTABLES, LOG, DATA = "positions", "rounds", "committables", "log", "data"
+"""Names of states that nobody declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one part has of one state.
+
+    Attributes:
+        subtask: whose snapshot it is in.
+        part: holds it.
+        prefix: of its section, such as ``state/``; of prepared output ``committables``.
+        path: sections to descend into, the outermost first; () if the part has nothing else.
+        size_bytes: of the section.
+        rows: None: nobody counted them.
+        key_groups: that its keys can be in, if it has keys.
+        sender: of records in flight: the subtask that had sent them.
+        committable: of prepared output.
+    """
+
+    subtask: SubtaskId
+    part: SnapshotPart
+    prefix: str
+    path: tuple[str, ...]
+    size_bytes: int
+    rows: int | None
+    key_groups: KeyGroups
+    sender: int = -1
+    committable: Committable | None = None
+
+
+Found = Iterator[tuple[str, str, Piece]]
+"""Operator, state, and where some of it is."""
+
+
+def pieces_of(checkpoint: StoredCheckpoint, storage: Storage, operator: str | None = None) -> Found:
+    """Yield every piece, of one ``operator`` or of all, in the order of the manifest.
+
+    Raises:
+        CorruptionError: a header, or a small part, is damaged.
+        StorageError
+    """
+    for entry in checkpoint.manifest.entries:
+        for part in entry.parts:
+            if part.section == BUNDLE or operator in (None, _named(part.section)[1]):
+                yield from _of_part(checkpoint, storage, entry, part, operator)
+    for committable in checkpoint.manifest.committables:
+        if operator in (None, committable.sink):
+            yield committable.sink, COMMITTABLES, _of_output(checkpoint, committable)
+
+
+def _of_part(
+    checkpoint: StoredCheckpoint, storage: Storage, entry: SubtaskEntry, part: SnapshotPart, operator: str | None
+) -> Found:
+    where = place_of(checkpoint.place.prefix, part)
+    owned = _owned(checkpoint, entry, part)
+    if part.section != BUNDLE:
+        data = _head_of(checkpoint, storage, part, where)
+        prefix, node = _named(part.section)
+        yield from _of_section(entry.subtask, part, prefix, node, (), data, owned, where)
+        return
+    for section, inner in decode_sections(checkpoint.read(storage, part), where).items():
+        prefix, node = _named(section)
+        if prefix != FINISHED_PREFIX and operator in (None, node):
+            yield from _of_section(entry.subtask, part, prefix, node, (section,), inner, owned, where)
+
+
+def _of_section(
+    subtask: SubtaskId,
+    part: SnapshotPart,
+    prefix: str,
+    node: str,
+    path: tuple[str, ...],
+    data: bytes | memoryview,
+    owned: KeyGroups,
+    where: str,
+) -> Found:
+    """Yield the pieces of one node's section, of which ``data`` is all, or the beginning."""
+    size_bytes = part.size_bytes if not path else len(data)
+    if prefix not in OF_ROWS or not is_container(data):
+        name = {POSITIONS_PREFIX: POSITIONS, ROUNDS_PREFIX: ROUNDS}.get(prefix, part.name or DATA)
+        rows_count = _entries(data) if prefix == POSITIONS_PREFIX else 1 if prefix == ROUNDS_PREFIX else None
+        yield node, name, Piece(subtask, part, prefix, path, size_bytes, rows_count, owned)
+        return
+    sizes = section_sizes(data, where)
+    rows = _rows_of(part, node, data, size_bytes, where)
+    if sizes.keys() == LOG_SECTIONS:
+        yield node, LOG, Piece(subtask, part, prefix, path, size_bytes, rows.get(LOG), owned)
+        return
+    for name, size in sizes.items():
+        state, sender = _way(name) if prefix == IN_FLIGHT_PREFIX else (name, -1)
+        yield node, state, Piece(subtask, part, prefix, (*path, name), size, rows.get(name), owned, sender)
+
+
+def _rows_of(part: SnapshotPart, node: str, data: bytes | memoryview, size_bytes: int, where: str) -> Mapping[str, int]:
+    """Return the rows of each section as the manifest recorded them, or as they are counted in what is at hand."""
+    recorded = dict((part.rows or {}).get(node, {}))
+    if len(data) < size_bytes:
+        return recorded
+    return {**stored_rows(decode_sections(data, where), where), **recorded}
+
+
+def _entries(data: bytes | memoryview) -> int | None:
+    """Return how many entries a map has, None if it is none; then whoever decodes it says so."""
+    try:
+        return len(msgspec.msgpack.decode(data, type=dict[str, bytes]))
+    except msgspec.DecodeError:
+        return None
+
+
+def _head_of(checkpoint: StoredCheckpoint, storage: Storage, part: SnapshotPart, where: str) -> bytes | memoryview:
+    """Return all of a small part, verified, and of another one its header, to be verified."""
+    if part.size_bytes <= WHOLE_BYTES:
+        return checkpoint.read(storage, part)
+
+    def read() -> bytes:
+        head = checkpoint.read_start(storage, part, WHOLE_BYTES)
+        if is_container(head):
+            if header_end(head) > len(head):
+                head = checkpoint.read_start(storage, part, header_end(head))
+            section_sizes(head, where)
+        elif part.rows is not None:
+            raise CorruptionError(where, part.offset, "sections of state", "something else")
+        return head
+
+    return read_again(read)
+
+
+def _owned(checkpoint: StoredCheckpoint, entry: SubtaskEntry, part: SnapshotPart) -> KeyGroups:
+    """Return the key groups of a part: its own, else those that its subtask owned (SF11)."""
+    if part.key_groups is not None:
+        return part.key_groups
+    manifest = checkpoint.manifest
+    owned = key_groups_of_subtask(entry.subtask.index, manifest.max_parallelism, manifest.parallelism)
+    return KeyGroups(owned.start, len(owned))
+
+
+def _of_output(checkpoint: StoredCheckpoint, committable: Committable) -> Piece:
+    stored = committable.stored
+    part = SnapshotPart(len(committable.payload), 0, inline=committable.payload) if stored is None else stored
+    vertex = next((e.subtask.vertex for e in checkpoint.manifest.entries if committable in e.committables), None)
+    subtask = SubtaskId(vertex or checkpoint.manifest.entries[0].subtask.vertex, committable.subtask_index)
+    owned = KeyGroups(0, checkpoint.manifest.max_parallelism)
+    return Piece(subtask, part, COMMITTABLES, (), part.size_bytes, 1, owned, committable=committable)
+
+
+def _named(section: str) -> tuple[str, str]:
+    """Return the prefix of a section, and the operator that it names."""
+    prefixes = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX)
+    prefix = next((one for one in (*prefixes, FINISHED_PREFIX) if section.startswith(one)), "")
+    return prefix, section.removeprefix(prefix)
+
+
+def _way(section: str) -> tuple[str, int]:
+    """Return what records in flight from one output to one input are called, and the subtask that sent them (UA17)."""
+    sender, tag, input_, copy, index = section.rsplit("/", 4)
+    is_plain = (tag, input_, copy) == (MAIN, MAIN_INPUT, "0")
+    return f"{IN_FLIGHT_PREFIX}{sender}" + ("" if is_plain else f"/{tag}/{input_}/{copy}"), int(index)

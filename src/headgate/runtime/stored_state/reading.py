@@ -1,0 +1,178 @@
+"""Rows of one state as Arrow batches: some columns, some keys, some key groups.
+
+Only the parts that can hold what is wanted are read (RS7), one at a time. Counterpart: ``catalog`` finds a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.errors import CorruptionError, UsageError
+from headgate.model.manifest import KeyGroups
+from headgate.runtime.stored_state.catalog import PartReader, StoredState
+from headgate.runtime.stored_state.pieces import Piece
+from headgate.runtime.stored_state.places import StoredCheckpoint
+from headgate.runtime.stored_state.shapes import KEY_GROUP, SUBTASK, WINDOW, WINDOW_END, WINDOW_START, Shape
+from headgate.state.key_hash import hash_columns, key_groups
+from headgate.storage.base import Storage
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a state is wanted. Make it with ``selection``.
+
+    Attributes:
+        schema: the columns.
+        keys: these keys only, in the stored columns; None: all.
+        groups: only keys of these key groups, which are those of ``keys`` if there are any; None: all.
+    """
+
+    schema: pa.Schema
+    keys: pa.RecordBatch | None = None
+    groups: frozenset[int] | None = None
+
+    def may_be_in(self, piece: Piece) -> bool:
+        """Whether any wanted key can be in ``piece``."""
+        return self.groups is None or any(KeyGroups(group, 1).overlaps(piece.key_groups) for group in self.groups)
+
+
+def selection(
+    state: StoredState,
+    max_parallelism: int,
+    columns: Sequence[str] | None = None,
+    keys: Iterable[Any] | None = None,
+    groups: Iterable[int] | None = None,
+) -> Selection:
+    """Return what is wanted of ``state``.
+
+    Args:
+        state: what is read.
+        max_parallelism: the number of key groups.
+        columns: by their names; None: all but those that say where a row was.
+        keys: values of the key; tuples if it has several columns.
+        groups: key groups.
+
+    Raises:
+        UsageError: there is no such column, the state has no key, or a key is of another type.
+    """
+    schema = state.shape.shown if columns is None else _chosen(state, columns)
+    if keys is None and groups is None:
+        return Selection(schema)
+    if not state.shape.keys:
+        raise UsageError(f"state '{state.name}' of operator '{state.operator}' has no key to choose rows by")
+    chosen = None if groups is None else frozenset(groups)
+    if chosen is not None and any(not 0 <= group < max_parallelism for group in chosen):
+        raise UsageError(f"there are the key groups 0 to {max_parallelism - 1}, but {sorted(chosen)} are asked for")
+    if keys is None:
+        return Selection(schema, None, chosen)
+    wanted = _wanted(state, keys)
+    of_keys = key_groups(hash_columns(wanted, state.shape.keys), max_parallelism)
+    if chosen is not None:
+        rows = np.isin(of_keys, np.fromiter(chosen, np.int64))
+        wanted, of_keys = wanted.filter(pa.array(rows)), of_keys[rows]
+    return Selection(schema, wanted, frozenset(of_keys.tolist()))
+
+
+def batches_of(
+    checkpoint: StoredCheckpoint, storage: Storage, state: StoredState, wanted: Selection
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of ``state`` that are wanted, subtask by subtask; batches without rows are left out.
+
+    Raises:
+        CorruptionError, StorageError
+    """
+    reader = PartReader(checkpoint, storage)
+    max_parallelism = checkpoint.manifest.max_parallelism
+    for piece in filter(wanted.may_be_in, state.pieces):
+        found = reader.decoded(state.operator, piece)
+        if not found.shape.schema.equals(state.shape.schema):
+            where = f"state '{state.name}' of operator '{state.operator}', {piece.subtask}"
+            expected, other = state.shape.schema.names, found.shape.schema.names
+            raise CorruptionError(where, 0, f"the columns {expected}, as elsewhere", f"{other}, or other types")
+        for batch in found.batches:
+            rows = _kept(batch, state.shape, wanted, max_parallelism)
+            if rows.num_rows:
+                yield _shown(rows, state.shape, wanted.schema, piece, max_parallelism)
+
+
+def _chosen(state: StoredState, columns: Sequence[str]) -> pa.Schema:
+    every = state.shape.all
+    if isinstance(columns, str) or not columns:
+        raise UsageError(f"columns must be a list of names, such as {every.names[:2]}, not {columns!r}")
+    for name in columns:
+        if name not in every.names:
+            raise UsageError(
+                f"state '{state.name}' of operator '{state.operator}' has no column '{name}'; it has "
+                f"{', '.join(every.names)}"
+            )
+    return pa.schema([every.field(name) for name in dict.fromkeys(columns)])
+
+
+def _wanted(state: StoredState, keys: Iterable[Any]) -> pa.RecordBatch:
+    """Return the keys that somebody asks for as rows of the key's columns."""
+    fields = [state.shape.schema.field(name) for name in state.shape.keys]
+    rows = [key if len(fields) > 1 else (key,) for key in keys]
+    described = ", ".join(f"{n}: {f.type}" for n, f in zip(state.shape.shown_keys, fields, strict=True))
+    for row in rows:
+        if not isinstance(row, tuple | list) or len(row) != len(fields) or any(value is None for value in row):
+            raise UsageError(f"a key of operator '{state.operator}' is ({described}), not {row!r}")
+    try:
+        columns = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(fields)]
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"a key of operator '{state.operator}' is ({described}): {error}") from None
+    return pa.RecordBatch.from_arrays(columns, names=list(state.shape.keys))
+
+
+def _kept(batch: pa.RecordBatch, shape: Shape, wanted: Selection, max_parallelism: int) -> pa.RecordBatch:
+    """Return the rows that are wanted, in their order."""
+    if wanted.keys is not None:
+        rows = _is_among(batch, wanted.keys, shape.keys)
+    elif wanted.groups is not None:
+        groups = key_groups(hash_columns(batch, shape.keys), max_parallelism)
+        rows = np.isin(groups, np.fromiter(wanted.groups, np.int64))
+    else:
+        return batch
+    return batch if rows.all() else batch.filter(pa.array(rows))
+
+
+def _is_among(batch: pa.RecordBatch, keys: pa.RecordBatch, names: Sequence[str]) -> Mask:
+    """Return which rows have one of ``keys``."""
+    by_position = [f"key{i}" for i in range(len(names))]
+    there, wanted = (
+        pl.DataFrame({new: pl.from_arrow(rows.column(name)) for new, name in zip(by_position, names, strict=True)})
+        for rows in (batch, keys)
+    )
+    found = there.with_row_index("row").join(wanted, on=by_position, how="semi")["row"].to_numpy()
+    rows: Mask = np.zeros(batch.num_rows, np.bool_)
+    rows[found] = True
+    return rows
+
+
+def _shown(
+    batch: pa.RecordBatch, shape: Shape, schema: pa.Schema, piece: Piece, max_parallelism: int
+) -> pa.RecordBatch:
+    """Return the columns of ``schema``; only what is asked for is computed."""
+    arrays = [_column(batch, shape, name, piece, max_parallelism) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(batch: pa.RecordBatch, shape: Shape, name: str, piece: Piece, max_parallelism: int) -> pa.Array:
+    if name in shape.names:
+        return batch.column(shape.names.index(name))
+    if name in (WINDOW_START, WINDOW_END):
+        number = batch.column(WINDOW) if name == WINDOW_START else pc.add(batch.column(WINDOW), 1)
+        return pc.multiply(number, shape.window_ms * 1_000).view(pa.timestamp("us"))
+    if name == SUBTASK:
+        return pa.repeat(pa.scalar(piece.subtask.index, pa.int32()), batch.num_rows)
+    assert name == KEY_GROUP
+    return pa.array(key_groups(hash_columns(batch, shape.keys), max_parallelism).astype(np.int32))

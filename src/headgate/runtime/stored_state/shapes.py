@@ -1,0 +1,166 @@
+"""What the columns of a stored state mean: which are the key, and what they are called for people.
+
+Pure functions over what a manifest says of an operator (its ``state_text``) and the schema of a section. What a text
+does not tell is shown as it is stored. Rules RS5 and RS6 of docs/spec/reading-state.md. Counterparts:
+``state.descriptors`` and ``operators.windows.plan``, which make the texts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+from headgate.codec.loop_log import LOG_ROWS
+from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
+
+SUBTASK, KEY_GROUP = "_subtask", "_key_group"
+"""Columns that any state can be asked for: which subtask had the row, and the key group of its key."""
+
+WINDOW, ROWS, PARTIAL = "__window", "__rows", "__partial_"
+"""How windows store the number of a window, how many records a row stands for, and each accumulator."""
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+MAP_KEY = "map_key"
+
+
+class Kind(Enum):
+    """What a state is."""
+
+    VALUE = "value"
+    LIST = "list"
+    MAP = "map"
+    REDUCE = "reduce"
+    WINDOW_RESULTS = "window results"
+    WINDOW_RECORDS = "window records"
+    OPERATOR_LIST = "operator list"
+    OPERATOR_UNION = "operator union"
+    RECORDS = "held records"
+    LOOP_LOG = "loop log"
+    IN_FLIGHT = "in flight"
+    POSITIONS = "positions"
+    COMMITTABLES = "committables"
+    ROUNDS = "rounds"
+    FACTS = "facts"
+    BYTES = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a state is stored, and shown.
+
+    Attributes:
+        kind: what it is.
+        schema: as it is stored.
+        keys: the stored columns that decide which subtask has a row; () if it has no key.
+        names: of the stored columns, for people.
+        window_ms: the length of its windows, where the number of a window is stored.
+    """
+
+    kind: Kind
+    schema: pa.Schema
+    keys: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    window_ms: int = 0
+
+    @property
+    def shown_keys(self) -> tuple[str, ...]:
+        """The key columns by the names that people see."""
+        return tuple(self.names[self.schema.get_field_index(key)] for key in self.keys)
+
+    @property
+    def shown(self) -> pa.Schema:
+        """Return the columns that people see unless they choose others (RS5)."""
+        fields: list[pa.Field] = []
+        for field, name in zip(self.schema, self.names, strict=True):
+            if self.window_ms and field.name == WINDOW:
+                fields += [pa.field(end, pa.timestamp("us")) for end in (WINDOW_START, WINDOW_END)]
+            else:
+                fields.append(field.with_name(name))
+        if not self.keys and SUBTASK not in self.names:
+            fields.append(pa.field(SUBTASK, pa.int32()))
+        return pa.schema(fields)
+
+    @property
+    def all(self) -> pa.Schema:
+        """Return all columns that can be asked for."""
+        more = [pa.field(SUBTASK, pa.int32()), *([pa.field(KEY_GROUP, pa.int32())] if self.keys else [])]
+        return pa.schema([*self.shown, *(field for field in more if field.name not in self.shown.names)])
+
+
+def shape_of(text: str, prefix: str, name: str, schema: pa.Schema, keys: tuple[str, ...] = ()) -> Shape:
+    """Return the shape of an Arrow section ``name`` that an operator with ``state_text`` wrote.
+
+    Args:
+        text: of the operator.
+        prefix: of the part: state, lists, union or in-flight.
+        name: of the section.
+        schema: of the section.
+        keys: where the section itself says what its keys are, as a loop log does.
+    """
+    names = tuple(schema.names)
+    if prefix != STATE_PREFIX:
+        kinds = {LISTS_PREFIX: Kind.OPERATOR_LIST, UNION_PREFIX: Kind.OPERATOR_UNION, IN_FLIGHT_PREFIX: Kind.IN_FLIGHT}
+        return Shape(kinds[prefix], schema, (), names)
+    if name == LOG_ROWS and text.startswith("loop("):
+        return Shape(Kind.LOOP_LOG, schema, keys, names)
+    if text.startswith("keyed state(keys "):
+        return _declared(text, name, schema)
+    if text.startswith("reduce(keys "):
+        return Shape(Kind.REDUCE, schema, _listed(text, "reduce(keys ", schema), names)
+    if text.startswith("window-buffer("):
+        return Shape(Kind.WINDOW_RECORDS, schema, _listed(text, "; keys ", schema), names)
+    if text.startswith("window-merge(") and WINDOW in names:
+        return _merged(text, schema)
+    return Shape(Kind.RECORDS, schema, (), names)
+
+
+def _declared(text: str, name: str, schema: pa.Schema) -> Shape:
+    """Return the shape of a state that a process function declared: its keys are stored by position (ST3)."""
+    stored = tuple(n for i, n in enumerate(schema.names) if n == f"key{i}" and n not in (MAP_KEY, "value"))
+    types = [re.escape(str(schema.field(key).type)) for key in stored]
+    pattern = ", ".join(f"(.+?): {dtype}" for dtype in types)
+    found = re.match(rf"keyed state\(keys {pattern}; (?:value|list|map) ", text, re.DOTALL)
+    rest = tuple(schema.names[len(stored) :])
+    keys = stored if found is None else _apart(stored, found.groups(), rest)
+    declared = text.partition("; operator state(")[0]
+    kind = Kind.MAP if MAP_KEY in rest else Kind.LIST if f"; list {name}: " in declared else Kind.VALUE
+    return Shape(kind, schema, stored, (*keys, *rest))
+
+
+def _apart(stored: Sequence[str], named: Sequence[str], others: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the key's columns; one that is called as another column is keeps its position for a name."""
+    taken = {*others, SUBTASK, KEY_GROUP}
+    return tuple(position if name in taken else name for position, name in zip(stored, named, strict=True))
+
+
+def _merged(text: str, schema: pa.Schema) -> Shape:
+    """Return the shape of what windows have merged: the key, the window, and accumulators (RS6)."""
+    keys = tuple(schema.names[: schema.get_field_index(WINDOW)])
+    shown = [name.removeprefix("__") if name in (ROWS,) or name.startswith(PARTIAL) else name for name in schema.names]
+    of_windows = {WINDOW_START, WINDOW_END, "window"}
+    is_clear = len({*shown}) == len(shown) and not of_windows & {*shown}
+    size = re.match(r"window-merge\(tumbling (\d+) ms on ", text)
+    names = tuple(shown) if is_clear else tuple(schema.names)
+    return Shape(Kind.WINDOW_RESULTS, schema, keys, names, int(size.group(1)) if size and is_clear else 0)
+
+
+def _listed(text: str, start: str, schema: pa.Schema) -> tuple[str, ...]:
+    """Return the key columns that ``text`` lists behind ``start``: columns of ``schema``, with their types or not."""
+    at = text.find(start)
+    return () if at < 0 else _names_at(text[at + len(start) :], schema) or ()
+
+
+def _names_at(text: str, schema: pa.Schema) -> tuple[str, ...] | None:
+    """Return names up to a semicolon, or None if ``text`` does not begin so. A name may hold what separates names."""
+    for field in schema:
+        for name in (f"{field.name}: {field.type}", field.name):
+            if text.startswith(f"{name}; "):
+                return (field.name,)
+            more = _names_at(text[len(name) + 2 :], schema) if text.startswith(f"{name}, ") else None
+            if more is not None:
+                return (field.name, *more)
+    return None

@@ -1,0 +1,183 @@
+"""``spark.read.format("headgate-state")``: state of checkpoints and savepoints as a DataFrame.
+
+A PySpark Python data source that yields Arrow batches, one partition for each subtask's snapshot. All tasks, and all
+actions on one DataFrame, read the checkpoint that was the newest when ``load`` was called (RS13). Counterpart:
+``runtime.stored_state``; ``api.stored_state`` does the same without Spark.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, In, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from headgate.errors import UsageError
+from headgate.runtime.stored_state.catalog import StoredState, state_named
+from headgate.runtime.stored_state.pieces import Piece
+from headgate.runtime.stored_state.places import StoredCheckpoint, find
+from headgate.runtime.stored_state.reading import Selection, batches_of, selection
+
+BATCH_ROWS_MAX = 65_536
+"""Of a batch that goes to the JVM."""
+
+KEYS_MAX = 10_000
+"""Filters that stand for more keys choose no parts."""
+
+_OPTIONS = ("path", "operator", "state", "id", "columns")
+_WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """One state of one checkpoint, and the columns of the DataFrame."""
+
+    checkpoint: StoredCheckpoint
+    state: StoredState
+    columns: tuple[str, ...]
+    schema: pa.Schema
+
+
+class StateDataSource(DataSource):  # type: ignore[misc]
+    """``format("headgate-state")``.
+
+    Options: ``path`` (also the argument of ``load``), ``operator``, ``state``, ``id`` (of the checkpoint), and
+    ``columns`` (names, with commas between them).
+    """
+
+    _loaded: _Loaded | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "headgate-state"
+
+    def schema(self) -> Any:
+        """Return the columns as Spark has them; unsigned integers become wider signed ones."""
+        return from_arrow_schema(self._load().schema)
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        """Return what reads the state in the columns of ``schema``."""
+        return StateReader(self._load(), schema)
+
+    def _load(self) -> _Loaded:
+        """Find the checkpoint, once: the source is pickled with it."""
+        if self._loaded is None:
+            unknown = sorted(name for name in self.options if name.lower() not in _OPTIONS)
+            if unknown or not self.options.get("path") or not self.options.get("operator"):
+                wrong = f"there is no option {unknown[0]}" if unknown else "the options path and operator are needed"
+                raise UsageError(f"format headgate-state: {wrong}; the options are {', '.join(_OPTIONS)}")
+            self._loaded = self._found()
+        return self._loaded
+
+    def _found(self) -> _Loaded:
+        id_, columns = self.options.get("id"), self.options.get("columns")
+        if id_ is not None and not id_.isdecimal():
+            raise UsageError(f"format headgate-state: id must be the number of a checkpoint, not {id_!r}")
+        checkpoint = find(str(self.options["path"]), None if id_ is None else int(id_))
+        state = state_named(checkpoint, checkpoint.storage(), self.options["operator"], self.options.get("state"))
+        names = None if columns is None else [name.strip() for name in columns.split(",")]
+        wanted = selection(state, checkpoint.manifest.max_parallelism, names).schema
+        # what is sent to every task: only the parts of this state, and none of the others
+        slim = replace(checkpoint, manifest=replace(checkpoint.manifest, entries=(), carried=(), hooks=()))
+        text = {state.operator: checkpoint.manifest.state_texts.get(state.operator, "")}
+        slim = replace(slim, manifest=replace(slim.manifest, state_texts=text))
+        schema = pa.schema([pa.field(field.name, _for_spark(field.type)) for field in wanted])
+        return _Loaded(slim, state, tuple(wanted.names), schema)
+
+
+class SubtaskPartition(InputPartition):  # type: ignore[misc]
+    """What one subtask's snapshot has of the state."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        super().__init__(None)
+        self.pieces = tuple(pieces)
+
+
+class StateReader(DataSourceReader):  # type: ignore[misc]
+    """Reads one state; filters on its key choose which parts of snapshots are read."""
+
+    def __init__(self, loaded: _Loaded, schema: Any) -> None:
+        self._loaded = loaded
+        self._schema = schema
+        self._keys: list[Any] | None = None
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
+        """Take the keys that ``filters`` allow; Spark applies all filters itself, too."""
+        shape = self._loaded.state.shape
+        if all(_is_plain(shape.schema.field(key).type) for key in shape.keys):
+            self._keys = keys_of(filters, shape.shown_keys)
+        try:
+            self._wanted()
+        except UsageError:  # a number that no key can be
+            self._keys = None
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return a partition for each subtask that can have what is wanted."""
+        wanted = self._wanted()
+        pieces = sorted(filter(wanted.may_be_in, self._loaded.state.pieces), key=_subtask)
+        return [SubtaskPartition(list(group)) for _, group in itertools.groupby(pieces, key=_subtask)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one partition; of none if there was nothing to be read."""
+        target = to_arrow_schema(self._schema, timezone="UTC")
+        if not isinstance(partition, SubtaskPartition):
+            return
+        loaded = self._loaded
+        state = loaded.state.narrowed(partition.pieces)
+        for batch in batches_of(loaded.checkpoint, loaded.checkpoint.storage(), state, self._wanted()):
+            for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
+                yield batch.slice(start, BATCH_ROWS_MAX).select(target.names).cast(target)
+
+    def _wanted(self) -> Selection:
+        loaded = self._loaded
+        return selection(loaded.state, loaded.checkpoint.manifest.max_parallelism, loaded.columns, self._keys)
+
+
+def register_state_source(spark: Any) -> None:
+    """Make ``spark.read.format("headgate-state")`` known to a session, and let it hand filters to Python sources."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(StateDataSource)
+
+
+def keys_of(filters: Iterable[Filter], names: Sequence[str]) -> list[Any] | None:
+    """Return the keys that ``filters`` allow, None if they do not tell: every column of the key must be given."""
+    allowed: dict[str, set[Any]] = {}
+    for one in filters:
+        if isinstance(one, EqualTo | In) and len(one.attribute) == 1 and one.attribute[0] in names:
+            values = {one.value} if isinstance(one, EqualTo) else {value for value in one.value if value is not None}
+            name = one.attribute[0]
+            allowed[name] = allowed[name] & values if name in allowed else values
+    if not names or any(name not in allowed for name in names):
+        return None
+    found = list(itertools.islice(itertools.product(*(allowed[name] for name in names)), KEYS_MAX + 1))
+    if len(found) > KEYS_MAX:
+        return None
+    return found if len(names) > 1 else [key[0] for key in found]
+
+
+def _is_plain(dtype: pa.DataType) -> bool:
+    """Whether values of Spark's filters are those of ``dtype``: times depend on a time zone, floats are never equal."""
+    return bool(pa.types.is_integer(dtype) or pa.types.is_large_string(dtype) or pa.types.is_boolean(dtype))
+
+
+def _subtask(piece: Piece) -> int:
+    return piece.subtask.index
+
+
+def _for_spark(dtype: pa.DataType) -> pa.DataType:
+    """Return the type in which Spark takes ``dtype``."""
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(field.name, _for_spark(field.type)) for field in dtype])
+    if pa.types.is_large_list(dtype) or pa.types.is_list(dtype):
+        return pa.list_(_for_spark(dtype.value_type))
+    if pa.types.is_large_string(dtype):
+        return pa.string()
+    if pa.types.is_large_binary(dtype):
+        return pa.binary()
+    return cast(pa.DataType, _WIDER.get(dtype, dtype))
