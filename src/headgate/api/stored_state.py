@@ -17,16 +17,18 @@ from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import Selection, batches_of, selection
 from headgate.storage.base import Storage
 
-_CATALOG = {
-    "operator": pl.String,
-    "state": pl.String,
-    "kind": pl.String,
-    "keys": pl.List(pl.String),
-    "columns": pl.String,
-    "rows": pl.Int64,
-    "size_bytes": pl.Int64,
-    "subtasks": pl.Int64,
-}
+_CATALOG = pl.Schema(
+    {
+        "operator": pl.String,
+        "state": pl.String,
+        "kind": pl.String,
+        "keys": pl.List(pl.String),
+        "columns": pl.String,
+        "rows": pl.Int64,
+        "size_bytes": pl.Int64,
+        "subtasks": pl.Int64,
+    }
+)
 
 
 def state_catalog(path: Location, *, id: int | None = None) -> pl.DataFrame:

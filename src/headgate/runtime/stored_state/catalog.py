@@ -14,7 +14,7 @@ from headgate.errors import UsageError
 from headgate.model.manifest import SnapshotPart
 from headgate.runtime.checkpoints.snapshots import place_of
 from headgate.runtime.stored_state.decoding import Decoded, decoded
-from headgate.runtime.stored_state.pieces import Piece, pieces_of
+from headgate.runtime.stored_state.pieces import Piece, operators_of, pieces_of
 from headgate.runtime.stored_state.places import StoredCheckpoint
 from headgate.runtime.stored_state.shapes import Kind, Shape
 from headgate.storage.base import Storage
@@ -75,14 +75,16 @@ class PartReader:
         return self._last[1]
 
 
-def states_of(checkpoint: StoredCheckpoint, storage: Storage, operator: str | None = None) -> list[StoredState]:
-    """Return the states of a checkpoint, or of one of its operators; by operator, those of the manifest first.
+def states_of(
+    checkpoint: StoredCheckpoint, storage: Storage, operator: str | None = None, *, is_counted: bool = True
+) -> list[StoredState]:
+    """Return the states of a checkpoint, or of one of its operators, by name; see ``pieces_of``.
 
     Raises:
         CorruptionError, StorageError
     """
     found: dict[tuple[str, str, str], list[Piece]] = {}
-    for node, name, piece in pieces_of(checkpoint, storage, operator):
+    for node, name, piece in pieces_of(checkpoint, storage, operator, is_counted=is_counted):
         found.setdefault((node, piece.prefix, name), []).append(piece)
     reader = PartReader(checkpoint, storage)
     taken = {(node, name) for node, prefix, name in found if prefix not in (LISTS_PREFIX, UNION_PREFIX)}
@@ -95,17 +97,17 @@ def states_of(checkpoint: StoredCheckpoint, storage: Storage, operator: str | No
 
 
 def state_named(checkpoint: StoredCheckpoint, storage: Storage, operator: str, name: str | None = None) -> StoredState:
-    """Return one state of ``operator``; without a ``name`` the only one that it has.
+    """Return one state of ``operator``; without a ``name`` the only one that it has. Its rows are not counted.
 
     Raises:
         UsageError: there is none, or there are several; names those that there are.
         CorruptionError, StorageError
     """
-    states = states_of(checkpoint, storage, operator)
+    states = states_of(checkpoint, storage, operator, is_counted=False)
     if not states:
-        others = sorted({node for node, _, _ in pieces_of(checkpoint, storage)})
+        there = _list(operators_of(checkpoint))
         raise UsageError(
-            f"{checkpoint.what} holds nothing of an operator '{operator}'; the operators with state are {_list(others)}"
+            f"{checkpoint.what} holds nothing of an operator '{operator}'; the operators with state are {there}"
         )
     names = [state.name for state in states]
     if name is not None:

@@ -7,7 +7,8 @@ is read, which has a checksum of its own (RS4). Counterparts: ``places`` reads, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -77,20 +78,70 @@ Found = Iterator[tuple[str, str, Piece]]
 """Operator, state, and where some of it is."""
 
 
-def pieces_of(checkpoint: StoredCheckpoint, storage: Storage, operator: str | None = None) -> Found:
+def pieces_of(
+    checkpoint: StoredCheckpoint, storage: Storage, operator: str | None = None, *, is_counted: bool = True
+) -> Found:
     """Yield every piece, of one ``operator`` or of all, in the order of the manifest.
+
+    Args:
+        checkpoint: what is looked at.
+        storage: of its files.
+        operator: whose pieces are wanted.
+        is_counted: how many rows and bytes each has. If not, of parts that hold the same states one is looked at (RS7).
 
     Raises:
         CorruptionError: a header, or a small part, is damaged.
         StorageError
     """
-    for entry in checkpoint.manifest.entries:
-        for part in entry.parts:
-            if part.section == BUNDLE or operator in (None, _named(part.section)[1]):
-                yield from _of_part(checkpoint, storage, entry, part, operator)
+    parts = [
+        (entry, part)
+        for entry in checkpoint.manifest.entries
+        for part in entry.parts
+        if operator is None or _may_have(checkpoint, entry, part, operator)
+    ]
+    of_part: dict[int, list[tuple[str, str, Piece]]] = {}
+    alike: dict[object, list[tuple[str, str, Piece]]] = {}
+    for number, (entry, part) in sorted(enumerate(parts), key=lambda one: one[1][1].size_bytes):
+        kind = None if is_counted else _alike(part)
+        if kind is None or kind not in alike:
+            of_part[number] = list(_of_part(checkpoint, storage, entry, part, operator))
+            alike[kind] = of_part[number]
+        else:
+            owned = _owned(checkpoint, entry, part)
+            other = partial(replace, subtask=entry.subtask, part=part, rows=None, key_groups=owned)
+            of_part[number] = [(node, name, other(piece)) for node, name, piece in alike[kind]]
+    for number in range(len(parts)):
+        yield from of_part[number]
     for committable in checkpoint.manifest.committables:
         if operator in (None, committable.sink):
             yield committable.sink, COMMITTABLES, _of_output(checkpoint, committable)
+
+
+def _may_have(checkpoint: StoredCheckpoint, entry: SubtaskEntry, part: SnapshotPart, operator: str) -> bool:
+    """Whether a part can hold anything of ``operator``; bundles hold what is small of the operator that begins a chain.
+
+    In manifests of version 1 they hold all (SF2), and version 0.1 did not record whose.
+    """
+    if part.section != BUNDLE:
+        return _named(part.section)[1] == operator
+    if part.rows is not None:
+        return operator in part.rows or operator == entry.subtask.vertex
+    return operator == entry.subtask.vertex or checkpoint.manifest.version == 1
+
+
+def operators_of(checkpoint: StoredCheckpoint) -> list[str]:
+    """Return the operators of which a checkpoint holds anything, as its manifest tells without reading more."""
+    manifest = checkpoint.manifest
+    found = {node for node, text in manifest.state_texts.items() if text}
+    found |= {_named(part.section)[1] for entry in manifest.entries for part in entry.parts if part.section != BUNDLE}
+    return sorted(found | {committable.sink for committable in manifest.committables})
+
+
+def _alike(part: SnapshotPart) -> object:
+    """Return what is equal for parts that hold the same states: those that are cut by key group (SF11); else None."""
+    if part.key_groups is None or not part.section.startswith(STATE_PREFIX) or part.rows is None:
+        return None
+    return part.section, tuple((node, tuple(sorted(states))) for node, states in sorted(part.rows.items()))
 
 
 def _of_part(
@@ -160,7 +211,7 @@ def _head_of(checkpoint: StoredCheckpoint, storage: Storage, part: SnapshotPart,
     def read() -> bytes:
         head = checkpoint.read_start(storage, part, WHOLE_BYTES)
         if is_container(head):
-            if header_end(head) > len(head):
+            if len(head) < header_end(head) <= part.size_bytes:
                 head = checkpoint.read_start(storage, part, header_end(head))
             section_sizes(head, where)
         elif part.rows is not None:

@@ -8,7 +8,7 @@ does not tell is shown as it is stored. Rules RS5 and RS6 of docs/spec/reading-s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -125,7 +125,8 @@ def _declared(text: str, name: str, schema: pa.Schema) -> Shape:
     pattern = ", ".join(f"(.+?): {dtype}" for dtype in types)
     found = re.match(rf"keyed state\(keys {pattern}; (?:value|list|map) ", text, re.DOTALL)
     rest = tuple(schema.names[len(stored) :])
-    keys = stored if found is None else _apart(stored, found.groups(), rest)
+    is_clear = found is not None and not any(": " in name or "; " in name for name in found.groups())
+    keys = _apart(stored, found.groups(), rest) if found is not None and is_clear else stored
     declared = text.partition("; operator state(")[0]
     kind = Kind.MAP if MAP_KEY in rest else Kind.LIST if f"; list {name}: " in declared else Kind.VALUE
     return Shape(kind, schema, stored, (*keys, *rest))
@@ -149,18 +150,25 @@ def _merged(text: str, schema: pa.Schema) -> Shape:
 
 
 def _listed(text: str, start: str, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the key columns that ``text`` lists behind ``start``: columns of ``schema``, with their types or not."""
+    """Return the key columns that ``text`` lists behind ``start``: columns of ``schema``, with their types or not.
+
+    Nothing if that can be read in two ways, because names may hold what stands between names: rows must never be
+    chosen by a wrong key.
+    """
     at = text.find(start)
-    return () if at < 0 else _names_at(text[at + len(start) :], schema) or ()
+    found = set() if at < 0 else {names for names in _names_at(text[at + len(start) :], schema) if _differ(names)}
+    return found.pop() if len(found) == 1 else ()
 
 
-def _names_at(text: str, schema: pa.Schema) -> tuple[str, ...] | None:
-    """Return names up to a semicolon, or None if ``text`` does not begin so. A name may hold what separates names."""
+def _names_at(text: str, schema: pa.Schema) -> Iterator[tuple[str, ...]]:
+    """Yield every way to read ``text``, up to a semicolon, as names."""
     for field in schema:
         for name in (f"{field.name}: {field.type}", field.name):
             if text.startswith(f"{name}; "):
-                return (field.name,)
-            more = _names_at(text[len(name) + 2 :], schema) if text.startswith(f"{name}, ") else None
-            if more is not None:
-                return (field.name, *more)
-    return None
+                yield (field.name,)
+            if text.startswith(f"{name}, "):
+                yield from ((field.name, *more) for more in _names_at(text[len(name) + 2 :], schema))
+
+
+def _differ(names: Sequence[str]) -> bool:
+    return len({*names}) == len(names)

@@ -1,0 +1,115 @@
+"""``headgate state show``: lists, rows, conditions, JSON, and what it says when something is not there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headgate.cli import main as cli
+from headgate.errors import CorruptionError, UsageError
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / "checkpoints_1", tmp_path / "checkpoints"))
+
+
+def shown(*arguments: object) -> str:
+    result = CliRunner().invoke(cli.app, ["state", "show", *map(str, arguments)])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def objects(*arguments: object) -> list[dict[str, object]]:
+    return [json.loads(line) for line in shown(*arguments, "--json").splitlines()]
+
+
+def test_what_there_is_is_listed_with_rows_and_bytes(root: Path) -> None:  # RS14
+    text = shown(root / "golden")
+    assert text.startswith("checkpoint 5 of pipeline 'golden', triggered 2026-")
+    for cells in (["sums", "accumulators", "reduce", "50", "2.8", "kB", "key"], ["in", "positions", "positions", "3"]):
+        assert any(line.split()[: len(cells)] == cells for line in text.splitlines()), cells
+    (found,) = objects(root / "golden")
+    assert (found["pipeline"], found["checkpoint"], found["parallelism"], found["key_groups"]) == ("golden", 5, 2, 128)
+    states = found["states"]
+    assert isinstance(states, list)
+    assert [s["rows"] for s in states if s["operator"] == "counts"] == [50]
+    assert shown("golden", "--dir", root).startswith("checkpoint 5 of pipeline 'golden'")
+    assert shown("golden", "--dir", root, "--id", 4).startswith("checkpoint 4 of pipeline 'golden'")
+    assert shown(root / "golden" / "chk-4").startswith("checkpoint 4 of pipeline 'golden'")
+    assert shown(GOLDEN / "savepoint_1").startswith(f"the savepoint {GOLDEN / 'savepoint_1'} (pipeline 'golden', ")
+
+
+def test_rows_are_a_table_that_says_what_it_leaves_out(root: Path) -> None:  # RS14
+    lines = shown(root / "golden", "sums").splitlines()
+    assert lines[0].split() == ["id", "key", "value", "ts"]
+    assert (len(lines), lines[-1]) == (22, "The first 20 of 50 rows; --limit shows more, --where and --key choose.")
+    assert len(shown(root / "golden", "sums", "--limit", 0).splitlines()) == 51
+    assert len(shown(root / "golden", "windows", "windows", "-n", 100).splitlines()) == 90
+    assert shown(root / "golden", "times", "channels").splitlines()[-1] == "It has no rows."
+    assert shown(root / "golden", "sums", "--where", "key > 99").splitlines()[-1] == "There are no such rows."
+
+
+def test_rows_are_chosen_by_key_condition_and_column(root: Path) -> None:  # RS14
+    path = root / "golden"
+    everything = objects(path, "sums")
+    assert len(everything) == 50
+    large = objects(path, "sums", "--where", "value > 12000 and _subtask = 1", "--columns", "key,value")
+    assert {tuple(row) for row in large} == {("key", "value")}
+    wanted = {int(str(row["key"])) for row in everything if int(str(row["value"])) > 12_000}
+    assert 0 < len(large) < len(wanted)
+    assert {row["key"] for row in large} <= wanted
+    assert [row["key"] for row in objects(path, "sums", "--key", 3, "--key", 5)] in ([3, 5], [5, 3])
+    assert objects(path, "sums", "--key", 3, "--where", "key = 5") == []
+    assert len(objects(path, "sums", "--limit", 7)) == 7
+    both = objects(path, "sums", "--where", "value > 12000 or value <= 12000 or value is null")
+    assert both == everything
+    assert len(objects(path, "sums", "--where", "true")) == 50
+    assert objects(path, "in", "--columns", "split,text")[0] == {"split": "0 of 3", "text": '{"row": 313}'}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["golden", "sums", "--where", "value >"], "--where 'value >' is no condition over the columns"),
+        (["golden", "sums", "--where", "value"], "neither true nor false"),
+        (["golden", "sums", "--where", "price > 1"], "has no column 'price'; it has id, key, value, ts, _subtask"),
+        (["golden", "sums", "--columns", "key,price"], "has no column 'price'"),
+        (["golden", "sums", "--key", "x"], r"--key 'x' is no key of operator 'sums' \(key: int64\)"),
+        (["golden", "in", "--key", "x"], "has no key to choose rows by"),
+        (["golden", "summ"], "the operators with state are counts, in, sums, times, windows"),
+        (["golden", "sums", "x"], "operator 'sums' has no state 'x'"),
+        (["golden", "--where", "key = 1"], "name its operator"),
+        (["golden", "--id", "3"], "has no checkpoint 3 in .*; there is 4, 5"),
+        (["silver"], "there is neither a savepoint nor a checkpoint at"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_sentence(root: Path, arguments: list[str], sentence: str) -> None:  # RS14
+    with pytest.raises(UsageError, match=sentence) as caught:
+        shown(*arguments, "--dir", root)
+    assert "\n" not in str(caught.value)
+    assert not (root / "silver").exists()
+
+
+def test_exit_codes_are_those_of_other_commands(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # RS14
+    for path in (root / "golden").glob("chk-*/sums-0*"):
+        path.write_bytes(path.read_bytes()[:-1])
+    codes = []
+    for arguments in (["sums"], ["summ"], ["counts"]):
+        monkeypatch.setattr("sys.argv", ["headgate", "state", "show", str(root / "golden"), *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        codes.append(caught.value.code)
+    assert codes == [1, 2, 0]
+    assert "sums-0.g1 is damaged at byte" in capsys.readouterr().err
+    with pytest.raises(CorruptionError):
+        shown(root / "golden", "sums")
