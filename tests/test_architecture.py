@@ -39,6 +39,7 @@ SPECS = [
     "final-checkpoint",
     "restart",
     "state",
+    "reading-state",
     "loops",
     "security",
 ]

@@ -1,7 +1,7 @@
 """``headgate state``: what the state in a checkpoint or savepoint is, and its rows.
 
-Looks only: it takes no lock, changes nothing, and may be used while the pipeline runs. Counterpart:
-``runtime.stored_state``.
+Looks only: it takes no lock, changes nothing, and may be used while the pipeline runs (RS14 of
+docs/spec/reading-state.md). Counterpart: ``runtime.stored_state``.
 """
 
 from __future__ import annotations

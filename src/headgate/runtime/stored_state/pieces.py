@@ -120,7 +120,7 @@ def pieces_of(
 def _may_have(checkpoint: StoredCheckpoint, entry: SubtaskEntry, part: SnapshotPart, operator: str) -> bool:
     """Whether a part can hold anything of ``operator``; bundles hold what is small of the operator that begins a chain.
 
-    In manifests of version 1 they hold all (SF2), and version 0.1 did not record whose.
+    In manifests of version 1 they hold all (SF2), and version 0.1 did not record whose (RS11).
     """
     if part.section != BUNDLE:
         return _named(part.section)[1] == operator
@@ -247,7 +247,7 @@ def _named(section: str) -> tuple[str, str]:
 
 
 def _way(section: str) -> tuple[str, int]:
-    """Return what records in flight from one output to one input are called, and the subtask that sent them (UA17)."""
+    """Return what records in flight from an output to an input are called, and the subtask that sent them (RS12)."""
     sender, tag, input_, copy, index = section.rsplit("/", 4)
     is_plain = (tag, input_, copy) == (MAIN, MAIN_INPUT, "0")
     return f"{IN_FLIGHT_PREFIX}{sender}" + ("" if is_plain else f"/{tag}/{input_}/{copy}"), int(index)

@@ -1,0 +1,162 @@
+"""``spark.read.format("headgate-state")``: partitions and filters without a JVM, and once with Spark."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, InputPartition
+from pyspark.sql.types import StructType
+
+import headgate as hg
+from headgate.errors import UsageError
+from headgate.spark import state_source
+from headgate.spark.state_source import StateDataSource, StateReader, keys_of
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN / "checkpoints_1", tmp_path / "checkpoints")) / "golden"
+
+
+def travelled(thing: Any) -> Any:
+    """Return what arrives in another process."""
+    return cloudpickle.loads(cloudpickle.dumps(thing))
+
+
+def reader_of(path: Path, operator: str = "sums", **options: str) -> StateReader:
+    source = StateDataSource({"path": str(path), "operator": operator, **options})
+    schema = source.schema()
+    reader = travelled(source).reader(schema)
+    assert isinstance(reader, StateReader)
+    return reader
+
+
+def rows_of(reader: StateReader, partitions: list[InputPartition] | None = None) -> pl.DataFrame:
+    found = [
+        batch
+        for partition in partitions or travelled(list(reader.partitions()))
+        for batch in travelled(reader).read(partition)
+    ]
+    frame = pl.from_arrow(pa.Table.from_batches(found))
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def test_there_is_a_partition_for_each_subtask(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # RS13
+    monkeypatch.setattr(state_source, "BATCH_ROWS_MAX", 7)
+    reader = reader_of(path)
+    partitions = reader.partitions()
+    assert len(partitions) == 2
+    expected = hg.read_state(path, "sums", columns=["id", "key", "value", "ts", "_subtask"])
+    for index, partition in enumerate(partitions):
+        mine = expected.filter(pl.col("_subtask") == index).drop("_subtask")
+        assert rows_of(reader, [partition]).rows() == mine.rows()
+    assert all(batch.num_rows <= 7 for partition in partitions for batch in reader.read(partition))
+    assert rows_of(reader_of(path, columns="value, key, _key_group")).columns == ["value", "key", "_key_group"]
+    assert rows_of(reader_of(path, "windows", state="windows", id="4")).height == 63
+
+
+def test_filters_on_the_key_choose_what_is_read(path: Path) -> None:  # RS13
+    reader = reader_of(path)
+    filters = [EqualTo(("key",), 3), GreaterThan(("value",), 5)]
+    assert list(reader.pushFilters(filters)) == filters, "Spark applies them itself, too"
+    assert len(reader.partitions()) == 1
+    assert rows_of(reader)["key"].to_list() == [3]
+    for unusable in ([GreaterThan(("key",), 3)], [EqualTo(("value",), 3)], [EqualTo(("key",), 2**70)], []):
+        reader.pushFilters(unusable)
+        assert rows_of(reader).height == 50
+    reader.pushFilters([In(("key",), (3, None, 5)), EqualTo(("key",), 5)])
+    assert rows_of(reader)["key"].to_list() == [5]
+    reader.pushFilters([EqualTo(("key",), 3), EqualTo(("key",), 5)])
+    assert reader.partitions() == []
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def test_filters_tell_keys_only_if_they_give_every_column(monkeypatch: pytest.MonkeyPatch) -> None:  # RS13
+    names = ("a", "b")
+    one, two = EqualTo(("a",), 1), In(("b",), ("x", "y"))
+    assert sorted(keys_of([one, two], names) or []) == [(1, "x"), (1, "y")]
+    assert keys_of([one], names) is None
+    assert keys_of([EqualTo(("a", "b"), 1), two], names) is None, "a field of a struct"
+    assert keys_of([one, two], ()) is None
+    assert sorted(keys_of([In(("a",), (1, 2, 3)), In(("a",), (2, 3, 4))], ("a",)) or []) == [2, 3]
+    monkeypatch.setattr(state_source, "KEYS_MAX", 1)
+    assert keys_of([one, two], names) is None
+
+
+def test_all_tasks_read_the_checkpoint_that_was_the_newest_at_the_load(path: Path) -> None:  # RS13
+    (path / "log" / "0000000006").rename(path / "newest")
+    (path / "log-hint").unlink()
+    source = StateDataSource({"path": str(path), "operator": "windows"})
+    schema = source.schema()
+    before = travelled(source).reader(schema)
+    (path / "newest").rename(path / "log" / "0000000006")
+    assert rows_of(travelled(source).reader(schema)).height == rows_of(before).height == 63
+    assert rows_of(reader_of(path, "windows")).height == 89
+
+
+def test_types_that_spark_does_not_have_become_wider() -> None:  # RS13
+    unsigned = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+    signed = [pa.int16(), pa.int32(), pa.int64(), pa.decimal128(20, 0)]
+    assert [state_source._for_spark(dtype) for dtype in unsigned] == signed
+    nested = pa.large_list(pa.struct([("a", pa.large_string()), ("b", pa.uint8())]))
+    assert state_source._for_spark(nested) == pa.list_(pa.struct([("a", pa.string()), ("b", pa.int16())]))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"operator": "sums"}, "the options path and operator are needed"),
+        ({"path": "x"}, "the options path and operator are needed"),
+        ({"path": "x", "operator": "sums", "stat": "y"}, "there is no option stat; the options are path, operator"),
+        ({"path": "x", "operator": "sums", "id": "newest"}, "id must be the number of a checkpoint, not 'newest'"),
+        ({"path": "/nowhere/p", "operator": "sums"}, "there is neither a savepoint nor a checkpoint at /nowhere/p"),
+    ],
+)
+def test_wrong_options_are_one_sentence(options: dict[str, str], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        StateDataSource(options).schema()
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+        yield session
+        session.stop()
+
+
+@pytest.mark.spark
+def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None:  # RS13
+    hg.register_state_source(spark)
+    load = spark.read.format("headgate-state")
+    sums = load.option("operator", "sums").load(str(path))
+    assert isinstance(sums.schema, StructType)
+    assert sums.columns == ["id", "key", "value", "ts"]
+    expected = hg.read_state(path, "sums")
+    assert sorted(tuple(row) for row in sums.collect()) == sorted(expected.rows())
+    assert sums.rdd.getNumPartitions() == 2
+    some = sums.where("key = 3 and value > 0")
+    assert [row.value for row in some.collect()] == expected.filter(pl.col("key") == 3)["value"].to_list()
+    assert some.rdd.getNumPartitions() == 1, "the other subtask's snapshot cannot hold it"
+    by_key = load.option("operator", "counts").option("columns", "key,value,_key_group").load(str(path))
+    joined = by_key.join(sums.select("key"), "key").agg({"value": "sum"}).collect()[0][0]
+    assert joined == hg.read_state(path, "counts")["value"].sum()
+    windows = load.option("operator", "windows").option("state", "windows").load(str(GOLDEN / "savepoint_1"))
+    assert windows.count() == 50
+    with pytest.raises(Exception, match="the operators with state are counts, in, sums, times, windows"):
+        load.option("operator", "summ").load(str(path)).count()
