@@ -19,14 +19,14 @@ from headgate.storage.base import Storage
 
 _CATALOG = pl.Schema(
     {
-        "operator": pl.String,
-        "state": pl.String,
-        "kind": pl.String,
-        "keys": pl.List(pl.String),
-        "columns": pl.String,
-        "rows": pl.Int64,
-        "size_bytes": pl.Int64,
-        "subtasks": pl.Int64,
+        "operator": pl.String(),
+        "state": pl.String(),
+        "kind": pl.String(),
+        "keys": pl.List(pl.String()),
+        "columns": pl.String(),
+        "rows": pl.Int64(),
+        "size_bytes": pl.Int64(),
+        "subtasks": pl.Int64(),
     }
 )
 

@@ -7,7 +7,7 @@ piece is, ``reading`` chooses columns and rows. Every byte was verified before i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -148,6 +148,6 @@ def _unpacked(data: memoryview, type_: Any, where: str) -> Any:
         raise CorruptionError(where, 0, "the fields of this version", str(error)) from error
 
 
-def _plain(kind: Kind, schema: pa.Schema, rows: list[Mapping[str, Any]]) -> Decoded:
+def _plain(kind: Kind, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> Decoded:
     assert SUBTASK not in schema.names
     return Decoded(Shape(kind, schema, (), tuple(schema.names)), iter([pa.RecordBatch.from_pylist(rows, schema)]))

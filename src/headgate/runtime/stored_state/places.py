@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Claim, Manifest, SnapshotPart
 from headgate.model.origin import Place
 from headgate.protocol.checkpoints.recovery import Damage, ObservedLog, candidates
@@ -116,7 +117,7 @@ def find(path: str, checkpoint: int | None = None) -> StoredCheckpoint:
     if checkpoint is not None:
         if log.checkpoint not in (None, checkpoint):
             raise UsageError(f"{url} names checkpoint {log.checkpoint}, but checkpoint {checkpoint} is asked for")
-        log = replace(log, checkpoint=checkpoint)
+        log = replace(log, checkpoint=CheckpointId(checkpoint))
     return _in_log(url, log)
 
 
