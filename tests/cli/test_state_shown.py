@@ -51,6 +51,8 @@ def test_rows_are_a_table_that_says_what_it_leaves_out(root: Path) -> None:  # R
     lines = shown(root / "golden", "sums").splitlines()
     assert lines[0].split() == ["id", "key", "value", "ts"]
     assert (len(lines), lines[-1]) == (22, "The first 20 of 50 rows; --limit shows more, --where and --key choose.")
+    last = shown(GOLDEN / "savepoint_1", "sums").splitlines()[-1]
+    assert last == "The first 20 of 50 rows; --limit shows more, --where and --key choose."
     assert len(shown(root / "golden", "sums", "--limit", 0).splitlines()) == 51
     assert len(shown(root / "golden", "windows", "windows", "-n", 100).splitlines()) == 90
     assert shown(root / "golden", "times", "channels").splitlines()[-1] == "It has no rows."

@@ -6,6 +6,7 @@ import os
 import pickle  # noqa: TID251 - a trap for whoever unpickles
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from headgate.connectors.files.layout import StagedFile, encode_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
+from headgate.model.origin import Place
 from headgate.model.savepoint import Savepoint
 from headgate.operators.reduce import ReduceSpec
-from headgate.runtime.checkpoints.targets import Destination, write_output
+from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
 from headgate.state import keyed
 from headgate.state.descriptors import StateKind
 from headgate.state.key_hash import hash_columns, key_groups
@@ -228,6 +230,8 @@ def test_the_newest_one_is_read_unless_another_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError):
             hg.state_catalog(path, **options)
+    with pytest.raises(UsageError, match=r"; below it are the checkpoints of p$"):
+        hg.state_catalog(tmp_path)
     assert not (tmp_path / "nowhere").exists()
 
 
@@ -448,3 +452,34 @@ def test_keys_of_several_columns_are_tuples(tmp_path: Path) -> None:  # RS7
     assert sorted(found["n"]) == [8, 13], "the key of neither column alone, and one zero"
     with pytest.raises(UsageError, match=r"is \(name: large_string, part: double\), not"):
         hg.read_state(written.path, "node", keys=["ä3"])
+
+
+def test_a_checkpoint_that_was_restored_by_name_is_read_where_its_files_are(tmp_path: Path) -> None:  # RS1
+    other = by_value(tmp_path / "other")
+    written = Written(tmp_path / "mine")
+    place = Place(str(tmp_path / "other"), "p")
+    written.log.append(replace(other.newest(), generation=written.log.generation, place=place))
+    assert hg.read_state(written.path, "node", keys=[3]).rows() == [(3, 22)]
+    shutil.rmtree(tmp_path / "other")
+    with pytest.raises(
+        CorruptionError, match=r"expected the files of checkpoint 1 of pipeline 'p', found no directory"
+    ):
+        hg.read_state(written.path, "node")
+
+
+@pytest.mark.parametrize("data", [b"SQLite format 3\x00", ARROW + b"\x00", b"HGSNAP\r\n", b""])
+def test_what_only_a_backend_understands_is_bytes(tmp_path: Path, data: bytes) -> None:  # RS10
+    written = Written(tmp_path)
+    to = Destination(open_storage(str(tmp_path)), "p", written.log.generation, 0)
+    manifest = written.complete(1, {"node": KEYED}, [Part()])
+    target = SubtaskTarget(to, manifest.entries[0].subtask, CheckpointId(2))
+    target.put("state/node", [data], None, None, "000012.sst")
+    entries = (replace(manifest.entries[0], parts=target.finish()),)
+    written.log.append(replace(manifest, checkpoint=CheckpointId(2), entries=entries))
+    if data in (b"SQLite format 3\x00", b""):
+        (row,) = hg.state_catalog(written.path).rows(named=True)
+        assert (row["state"], row["kind"], row["rows"], row["size_bytes"]) == ("000012.sst", "bytes", None, len(data))
+        assert hg.read_state(written.path, "node").rows() == [(data, 0)]
+    else:  # it begins as something that it is not
+        with pytest.raises(CorruptionError):
+            hg.state_catalog(written.path)

@@ -83,13 +83,14 @@ def _arrow(piece: Piece, data: memoryview, text: str, where: str) -> Decoded:
             schema, batches = reader.schema, list(reader)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(where, 0, "an Arrow stream", str(error)) from error
-    shape = shape_of(text, piece.prefix, piece.path[-1], schema)
+    name = piece.path[-1] if piece.path else ""
+    shape = shape_of(text, piece.prefix, name, schema)
     if shape.kind is not Kind.IN_FLIGHT or FROM_SUBTASK in schema.names:
         return Decoded(shape, iter(batches))
     columns = (pa.repeat(pa.scalar(piece.sender, pa.int32()), batch.num_rows) for batch in batches)
     sent = [b.append_column(_RECORDED_IN_FLIGHT, column) for b, column in zip(batches, columns, strict=True)]
     schema = schema.append(_RECORDED_IN_FLIGHT)
-    return Decoded(shape_of(text, piece.prefix, piece.path[-1], schema), iter(sent))
+    return Decoded(shape_of(text, piece.prefix, name, schema), iter(sent))
 
 
 def _log(data: memoryview, text: str, where: str) -> Decoded | None:

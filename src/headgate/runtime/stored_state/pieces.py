@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import msgspec
 
@@ -107,14 +106,22 @@ def pieces_of(
             of_part[number] = list(_of_part(checkpoint, storage, entry, part, operator))
             alike[kind] = of_part[number]
         else:
-            owned = _owned(checkpoint, entry, part)
-            other = partial(replace, subtask=entry.subtask, part=part, rows=None, key_groups=owned)
-            of_part[number] = [(node, name, other(piece)) for node, name, piece in alike[kind]]
+            of_part[number] = [_like(found, checkpoint, entry, part) for found in alike[kind]]
     for number in range(len(parts)):
         yield from of_part[number]
     for committable in checkpoint.manifest.committables:
         if operator in (None, committable.sink):
             yield committable.sink, COMMITTABLES, _of_output(checkpoint, committable)
+
+
+def _like(
+    found: tuple[str, str, Piece], checkpoint: StoredCheckpoint, entry: SubtaskEntry, part: SnapshotPart
+) -> tuple[str, str, Piece]:
+    """Return the piece of another part that holds the same states; its size is unknown."""
+    node, name, piece = found
+    rows = (part.rows or {}).get(node, {}).get(name)
+    owned = _owned(checkpoint, entry, part)
+    return node, name, replace(piece, subtask=entry.subtask, part=part, size_bytes=0, rows=rows, key_groups=owned)
 
 
 def _may_have(checkpoint: StoredCheckpoint, entry: SubtaskEntry, part: SnapshotPart, operator: str) -> bool:

@@ -16,7 +16,7 @@ from headgate.model.origin import Place
 from headgate.protocol.checkpoints.recovery import Damage, ObservedLog, candidates
 from headgate.runtime.checkpoints.named import NamedLog, named_log, savepoint_at
 from headgate.runtime.checkpoints.snapshots import read_part, storage_at
-from headgate.storage.backends import absolute_location
+from headgate.storage.backends import absolute_location, local_directory
 from headgate.storage.base import NotFound, Storage
 
 
@@ -128,7 +128,7 @@ def _in_log(url: str, log: NamedLog) -> StoredCheckpoint:
         _refuse_damage_behind(observed, manifests)
     found = next((m for m in manifests if log.checkpoint in (None, m.checkpoint)), None)
     if found is None and not observed.entries:
-        raise UsageError(_nothing_at(url))
+        raise UsageError(_nothing_at(url, _pipelines_below(url)))
     if found is None:
         wanted = "completed checkpoint" if log.checkpoint is None else f"checkpoint {log.checkpoint}"
         there = ", ".join(str(m.checkpoint) for m in reversed(manifests)) or "none"
@@ -152,8 +152,15 @@ def _refuse_damage_behind(observed: ObservedLog, manifests: Sequence[Manifest]) 
             raise CorruptionError(f"log/{sequence:010d}", 0, "a log entry", f"nothing, {hint}")
 
 
-def _nothing_at(url: str) -> str:
+def _pipelines_below(url: str) -> list[str]:
+    """Return the pipelines whose checkpoints are in the directory at ``url``, which was meant for one of them."""
+    local = local_directory(url)
+    return [] if local is None else sorted(log.parent.name for log in local.glob("*/log"))
+
+
+def _nothing_at(url: str, others: Sequence[str] = ()) -> str:
+    below = f"; below it are the checkpoints of {', '.join(others)}" if others else ""
     return (
         f"there is neither a savepoint nor a checkpoint at {url}; give the path of a savepoint, DIRECTORY/PIPELINE for "
-        "the newest checkpoint of a pipeline, or DIRECTORY/PIPELINE/chk-ID"
+        f"the newest checkpoint of a pipeline, or DIRECTORY/PIPELINE/chk-ID{below}"
     )
