@@ -47,6 +47,19 @@ def test_what_there_is_is_listed_with_rows_and_bytes(root: Path) -> None:  # RS1
     assert shown(GOLDEN / "savepoint_1").startswith(f"the savepoint {GOLDEN / 'savepoint_1'} (pipeline 'golden', ")
 
 
+def test_a_word_is_a_pipeline_unless_there_is_something_to_look_at_here(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # RS14
+    (tmp_path / "golden").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert shown("golden", "--dir", "checkpoints").startswith("checkpoint 5 of pipeline 'golden'")
+    monkeypatch.chdir(root)
+    assert shown("golden").startswith("checkpoint 5 of pipeline 'golden'")
+    shutil.copytree(GOLDEN / "savepoint_1", tmp_path / "golden", dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    assert shown("golden", "--dir", "checkpoints").startswith("the savepoint ")
+
+
 def test_rows_are_a_table_that_says_what_it_leaves_out(root: Path) -> None:  # RS14
     lines = shown(root / "golden", "sums").splitlines()
     assert lines[0].split() == ["id", "key", "value", "ts"]

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, InputPartition
 from pyspark.sql.types import StructType
 
@@ -143,8 +144,11 @@ def spark() -> Iterator[Any]:
 @pytest.mark.spark
 def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None:  # RS13
     hg.register_state_source(spark)
-    load = spark.read.format("headgate-state")
-    sums = load.option("operator", "sums").load(str(path))
+
+    def load(operator: str, where: Path, **options: str) -> Any:
+        return spark.read.format("headgate-state").options(operator=operator, **options).load(str(where))
+
+    sums = load("sums", path)
     assert isinstance(sums.schema, StructType)
     assert sums.columns == ["id", "key", "value", "ts"]
     expected = hg.read_state(path, "sums")
@@ -153,10 +157,9 @@ def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None: 
     some = sums.where("key = 3 and value > 0")
     assert [row.value for row in some.collect()] == expected.filter(pl.col("key") == 3)["value"].to_list()
     assert some.rdd.getNumPartitions() == 1, "the other subtask's snapshot cannot hold it"
-    by_key = load.option("operator", "counts").option("columns", "key,value,_key_group").load(str(path))
+    by_key = load("counts", path, columns="key,value,_key_group")
     joined = by_key.join(sums.select("key"), "key").agg({"value": "sum"}).collect()[0][0]
     assert joined == hg.read_state(path, "counts")["value"].sum()
-    windows = load.option("operator", "windows").option("state", "windows").load(str(GOLDEN / "savepoint_1"))
-    assert windows.count() == 50
-    with pytest.raises(Exception, match="the operators with state are counts, in, sums, times, windows"):
-        load.option("operator", "summ").load(str(path)).count()
+    assert load("windows", GOLDEN / "savepoint_1", state="windows").count() == 50
+    with pytest.raises(AnalysisException, match="the operators with state are counts, in, sums, times, windows"):
+        load("summ", path)

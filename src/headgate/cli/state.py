@@ -106,9 +106,12 @@ def show(
 
 def _location(path: str, directory: str) -> str:
     """Return where ``path`` is: what it says, unless it is a word that only means a pipeline in ``directory``."""
-    is_word = "/" not in path and "\\" not in path
-    here = local_directory(absolute_location(path)) if is_word else None
-    return f"{absolute_location(directory).rstrip('/')}/{path}" if here is not None and not here.is_dir() else path
+    if "/" in path or "\\" in path:
+        return path
+    here = local_directory(absolute_location(path))
+    if here is None or any((here / name).exists() for name in ("savepoint", "log")):
+        return path
+    return f"{absolute_location(directory).rstrip('/')}/{path}"
 
 
 def _print_catalog(found: StoredCheckpoint, states: Sequence[StoredState], path: str, *, as_json: bool) -> None:
