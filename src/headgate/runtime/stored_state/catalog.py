@@ -71,6 +71,7 @@ class PartReader:
         if piece.committable is not None and piece.committable.stored is None:
             return memoryview(piece.part.inline)  # in the manifest, which has a checksum of its own
         if self._last is None or self._last[0] != piece.part:
+            self._last = None  # two parts are never held
             self._last = (piece.part, self._checkpoint.read(self._storage, piece.part))
         return self._last[1]
 

@@ -28,7 +28,7 @@ from headgate.codec.snapshot import (
 from headgate.codec.state_rows import stored_rows
 from headgate.errors import CorruptionError
 from headgate.model.graph import MAIN, MAIN_INPUT
-from headgate.model.ids import SubtaskId
+from headgate.model.ids import SubtaskId, VertexId
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.model.manifest import BUNDLE, Committable, KeyGroups, SnapshotPart, SubtaskEntry
 from headgate.runtime.checkpoints.snapshots import place_of
@@ -240,8 +240,7 @@ def _owned(checkpoint: StoredCheckpoint, entry: SubtaskEntry, part: SnapshotPart
 def _of_output(checkpoint: StoredCheckpoint, committable: Committable) -> Piece:
     stored = committable.stored
     part = SnapshotPart(len(committable.payload), 0, inline=committable.payload) if stored is None else stored
-    vertex = next((e.subtask.vertex for e in checkpoint.manifest.entries if committable in e.committables), None)
-    subtask = SubtaskId(vertex or checkpoint.manifest.entries[0].subtask.vertex, committable.subtask_index)
+    subtask = SubtaskId(VertexId(committable.sink), committable.subtask_index)
     owned = KeyGroups(0, checkpoint.manifest.max_parallelism)
     return Piece(subtask, part, COMMITTABLES, (), part.size_bytes, 1, owned, committable=committable)
 
