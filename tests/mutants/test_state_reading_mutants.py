@@ -126,8 +126,8 @@ def windows_begin_where_they_end() -> Iterator[None]:
 
 @contextmanager
 def a_list_of_the_operator_hides_behind_keyed_state() -> Iterator[None]:
-    def apart(text: str, prefix: str, name: str, schema: pa.Schema, keys: tuple[str, ...] = ()) -> shapes.Shape:
-        return shape_of(text, "state/", name, schema, keys)
+    def apart(text: str, prefix: str, name: str, schema: pa.Schema) -> shapes.Shape:
+        return shape_of(text, "state/", name, schema)
 
     shape_of = shapes.shape_of
     with patched(decoding, "shape_of", apart):

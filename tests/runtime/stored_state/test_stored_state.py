@@ -71,6 +71,10 @@ def test_every_state_that_can_be_frozen_can_be_looked_at(name: str, tmp_path: Pa
     if name.startswith("loop-log"):
         log = decode_log(payload, pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.int64())]), "test")
         assert (list(found), found["log"].height) == (["log"], log.rows)
+        assert catalog["keys"].to_list() == [[] if name.endswith("without-key") else ["key"]]
+        if not name.endswith("without-key"):
+            some = hg.read_state(written.path, "node", keys=[3, 5])
+            assert some.equals(found["log"].filter(pl.col("key").is_in([3, 5])))
         return
     stored = {one: rows_of(data) for one, data in sections_of(payload).items() if data[:4] == ARROW}
     shown = [row for frame in found.values() for row in frame.rows()]

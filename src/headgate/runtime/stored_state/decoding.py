@@ -74,7 +74,7 @@ def decoded(piece: Piece, data: memoryview, text: str, where: str) -> Decoded:
         return _plain(Kind.ROUNDS, _ROUNDS, [asdict(_unpacked(data, RoundProgress, where))])
     if data[: len(_ARROW_START)] == _ARROW_START:
         return _arrow(piece, data, text, where)
-    return _log(data, text, where) or _facts(data) or _plain(Kind.BYTES, _BYTES, [{"data": bytes(data)}])
+    return _log(data, where) or _facts(data) or _plain(Kind.BYTES, _BYTES, [{"data": bytes(data)}])
 
 
 def _arrow(piece: Piece, data: memoryview, text: str, where: str) -> Decoded:
@@ -93,8 +93,8 @@ def _arrow(piece: Piece, data: memoryview, text: str, where: str) -> Decoded:
     return Decoded(shape_of(text, piece.prefix, name, schema), iter(sent))
 
 
-def _log(data: memoryview, text: str, where: str) -> Decoded | None:
-    """Return the records of a loop's log, None if it is none (L19)."""
+def _log(data: memoryview, where: str) -> Decoded | None:
+    """Return the records of a loop's log, None if it is none (L19). It says itself what its key is."""
     try:
         sections = decode_sections(data, where)
     except CorruptionError:  # the checksum of the part was right: it is something else

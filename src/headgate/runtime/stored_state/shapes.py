@@ -14,7 +14,6 @@ from enum import Enum
 
 import pyarrow as pa
 
-from headgate.codec.loop_log import LOG_ROWS
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 
 SUBTASK, KEY_GROUP = "_subtask", "_key_group"
@@ -91,7 +90,7 @@ class Shape:
         return pa.schema([*self.shown, *(field for field in more if field.name not in self.shown.names)])
 
 
-def shape_of(text: str, prefix: str, name: str, schema: pa.Schema, keys: tuple[str, ...] = ()) -> Shape:
+def shape_of(text: str, prefix: str, name: str, schema: pa.Schema) -> Shape:
     """Return the shape of an Arrow section ``name`` that an operator with ``state_text`` wrote.
 
     Args:
@@ -99,14 +98,11 @@ def shape_of(text: str, prefix: str, name: str, schema: pa.Schema, keys: tuple[s
         prefix: of the part: state, lists, union or in-flight.
         name: of the section.
         schema: of the section.
-        keys: where the section itself says what its keys are, as a loop log does.
     """
     names = tuple(schema.names)
     if prefix != STATE_PREFIX:
         kinds = {LISTS_PREFIX: Kind.OPERATOR_LIST, UNION_PREFIX: Kind.OPERATOR_UNION, IN_FLIGHT_PREFIX: Kind.IN_FLIGHT}
         return Shape(kinds[prefix], schema, (), names)
-    if name == LOG_ROWS and text.startswith("loop("):
-        return Shape(Kind.LOOP_LOG, schema, keys, names)
     if text.startswith("keyed state(keys "):
         return _declared(text, name, schema)
     if text.startswith("reduce(keys "):
