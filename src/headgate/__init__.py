@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         BatchValueState,
         Keys,
     )
+    from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
     from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction
     from headgate.operators.process.functions import (
         ListState,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
         StateHandle,
         ValueState,
     )
+    from headgate.operators.process.timers import Timer, Timers
     from headgate.spark.state_source import register_state_source
     from headgate.store.store import Store
 
@@ -117,6 +119,7 @@ _HOMES = {
         "BatchValueState",
         "Keys",
     ),
+    "headgate.operators.process.batch_timers": ("BatchTimers", "FiredTimers"),
     "headgate.operators.process.by_batch": ("BatchContext", "BatchProcessFunction"),
     "headgate.operators.process.functions": (
         "ListState",
@@ -126,6 +129,7 @@ _HOMES = {
         "StateHandle",
         "ValueState",
     ),
+    "headgate.operators.process.timers": ("Timer", "Timers"),
     "headgate.spark.state_source": ("register_state_source",),
     "headgate.store.store": ("Store",),
 }
@@ -138,6 +142,7 @@ __all__ = [
     "BatchMapState",
     "BatchProcessFunction",
     "BatchStateHandle",
+    "BatchTimers",
     "BatchValueState",
     "CheckpointListener",
     "CheckpointedFunction",
@@ -154,6 +159,7 @@ __all__ = [
     "Fence",
     "FencedError",
     "FileSink",
+    "FiredTimers",
     "FixedDelay",
     "FromRows",
     "Generator",
@@ -192,6 +198,8 @@ __all__ = [
     "StreamSink",
     "StreamSource",
     "TextFiles",
+    "Timer",
+    "Timers",
     "Tumbling",
     "TwoPhaseSink",
     "Uniform",

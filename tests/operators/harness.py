@@ -11,6 +11,9 @@ from headgate.errors import BadRecord
 from headgate.model.graph import OutputTag
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 
+BORN_MS = 1_700_000_000_000
+"""The date when the clock of a harness says 0."""
+
 
 class Recorder:
     """An ``Output`` that keeps everything, and can pass it on to another operator."""
@@ -73,6 +76,7 @@ class Harness:
         self.out = Recorder(diverts)
         self.context = OperatorContext("p", "node", subtask[0], subtask[1], 128, lambda: self.now_ms)
         self.context.diverts = diverts
+        self.context.wall_ms = lambda: BORN_MS + self.now_ms
         self.operator = spec.build()
         self.operator.open(self.context, self.out)
         if states:

@@ -146,8 +146,13 @@ def check_listener(node: NodeName, spec: object, loops: tuple[NodeName, ...], ha
     """Check that an operator or a head in ``loops`` that wants to hear of finished rounds can be told.
 
     Raises:
-        UsageError: it is in no loop, rounds are not counted, or it is in an inner loop.
+        UsageError: it is in no loop, rounds are not counted, or it is in an inner loop; or it has timers in a loop.
     """
+    if loops and isinstance(spec, ProcessSpec | BatchProcessSpec) and spec.has_timers:
+        raise UsageError(
+            f"operator '{node}' has on_timer, but is in loop '{loops[-1]}', which has ended when nothing goes round "
+            "any more, so a timer may not send anything into it; use it in front of the loop or behind it"
+        )  # TM11
     if not _listens(spec):
         return
     if not loops:

@@ -37,16 +37,14 @@ NAMES_TO_COME = {
     "FileSource": "the sources of files are called headgate.TextFiles, headgate.JsonLines and headgate.ParquetFiles",
     "ParquetSink": "the sink of Parquet files is headgate.FileSink(url, 'parquet')",
     "RocksDB": "RocksDB as state backend is not there yet; state is kept in memory",
-    "Timer": f"timers are not there yet; {_PROCESS} and look at it when the next record of the key comes",
     "CoProcessFunction": f"functions of two streams are not there yet; {_UNION}",
     "BroadcastState": "broadcast state is not there yet; join small tables with map_batches",
 }
 """Names of the package that people try, and what to do today."""
 
 METHODS_TO_COME = {
-    "on_timer": "timers are not there yet",
-    "on_event_time": "timers are not there yet",
-    "on_processing_time": "timers are not there yet",
+    "on_event_time": "timers of either kind call on_timer",
+    "on_processing_time": "timers of either kind call on_timer",
     "close": "functions are not told of their end yet",
 }
 """Methods that people give their functions because other engines call them."""

@@ -2,7 +2,7 @@
 
 An ``OperatorSpec`` is plain configuration inside the graph; ``build`` makes one live ``Operator`` per subtask.
 Operators run in the mailbox thread of their worker, one call at a time. They never block, never start threads
-and never read a clock other than ``OperatorContext.clock_ms``.
+and never read a clock other than those of their ``OperatorContext``.
 
 Batches are ``pyarrow.RecordBatch`` in canonical types (``operators.types.canonical``: strings are
 ``large_string``, binaries ``large_binary``, timestamps ``timestamp[us]`` without zone, no dictionaries), with exactly
@@ -17,6 +17,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.model.graph import InputName, OutputTag
 from headgate.protocol.watermarks import Origin
 from headgate.state.backend import StateFactory
@@ -70,6 +71,7 @@ class OperatorContext:
     Attributes:
         clock_ms: processing time: milliseconds of a clock that only goes forward (``Clock.monotonic_ms``). No date; it
             begins anew with each machine and is never part of a state (W18).
+        wall_ms: the date (``Clock.wall_ms``), for timers, which look at it once (TM8).
         origin: the split that the batch being processed came from, or the input channel after a shuffle. Event-time
             trackers keep one watermark per origin. Written by the runtime.
         is_busy: True while the worker had no idle time lately (then buffering for throughput costs no latency
@@ -89,6 +91,7 @@ class OperatorContext:
     is_busy: bool = False
     diverts: bool = False
     flush_ms: int = 5
+    wall_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms
     states: StateFactory = field(default_factory=MemoryStates)
 
 

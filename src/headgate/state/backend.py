@@ -22,6 +22,7 @@ from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots
 from headgate.state.ownership import owned_rows
 from headgate.state.slot_array import Mask
+from headgate.state.timers import ColumnTimers, RowTimers, TimersByKind
 from headgate.state.window_rows import MergedRows
 
 Taken = TypeVar("Taken", covariant=True)
@@ -66,7 +67,13 @@ class RowCells(Protocol):
 
 
 class RowBackend(StateBackend, Protocol):
-    """State by row: keys are Python values (tuples of them if the key has several columns)."""
+    """State by row: keys are Python values (tuples of them if the key has several columns).
+
+    Attributes:
+        timers: of the operator, if it asked for them.
+    """
+
+    timers: TimersByKind[RowTimers] | None
 
     def cells(self, descriptor: StateDescriptor) -> RowCells:
         """Return the cells of one declared state."""
@@ -146,7 +153,13 @@ class MapColumns(Protocol):
 
 
 class ColumnBackend(StateBackend, Protocol):
-    """State by column: keys are slots of the backend's own index, and states are read and written by slots."""
+    """State by column: keys are slots of the backend's own index, and states are read and written by slots.
+
+    Attributes:
+        timers: of the operator, if it asked for them.
+    """
+
+    timers: TimersByKind[ColumnTimers] | None
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
         """Return the slot of each row's key; they hold until ``prepare``."""
@@ -230,10 +243,14 @@ class StateFactory(Protocol):
     Another backend is another factory. Each call makes new, empty state.
     """
 
-    def by_row(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> RowBackend:
+    def by_row(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> RowBackend:
         """Return state for a function that looks at one key at a time."""
 
-    def by_column(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> ColumnBackend:
+    def by_column(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> ColumnBackend:
         """Return state for a function that looks at thousands of keys at once."""
 
     def records(self, section: Section) -> RecordBackend:

@@ -50,14 +50,17 @@ class KeyColumns:
         return [f"key{i}" for i in range(len(self.names))]
 
 
-def state_identity(keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> str:
+def state_identity(keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> str:
     """Return the identity of all states of one operator, or "" when there are none (ST2).
 
-    Neither the order of declaration nor the form of the function (rows or batches) is part of it.
+    Neither the order of declaration nor the form of the function (rows or batches) is part of it, and timers are only
+    where there is nothing else, so that a function can be given timers later (TM6).
     """
-    if not descriptors:
+    if not descriptors and not has_timers:
         return ""
     columns = ", ".join(f"{name}: {dtype}" for name, dtype in zip(keys.names, keys.types, strict=True))
+    if not descriptors:
+        return f"keyed state(keys {columns}; timers)"
     states = "; ".join(d.text() for d in sorted(descriptors, key=lambda d: d.name))
     return f"keyed state(keys {columns}; {states})"
 

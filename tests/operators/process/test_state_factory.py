@@ -37,14 +37,18 @@ class Asked:
         self.made: list[Any] = []
         self._memory = MemoryStates()
 
-    def by_row(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> RowBackend:
+    def by_row(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> RowBackend:
         self.calls.append(("by row", tuple(keys.names), [d.name for d in descriptors]))
-        self.made.append(self._memory.by_row(keys, descriptors))
+        self.made.append(self._memory.by_row(keys, descriptors, has_timers=has_timers))
         return self.made[-1]
 
-    def by_column(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> ColumnBackend:
+    def by_column(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> ColumnBackend:
         self.calls.append(("by column", tuple(keys.names), [d.name for d in descriptors]))
-        self.made.append(self._memory.by_column(keys, descriptors))
+        self.made.append(self._memory.by_column(keys, descriptors, has_timers=has_timers))
         return self.made[-1]
 
     def records(self, section: Section) -> RecordBackend:

@@ -16,10 +16,12 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.key_check import check_keys
-from headgate.operators.keyed import KeyedOperator, key_columns, owner_of
+from headgate.operators.keyed import key_columns, owner_of
 from headgate.operators.process.batch_states import BatchCursor, BatchStateHandle, BatchStates, Keys
+from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
 from headgate.operators.process.by_row import opened
 from headgate.operators.process.declaring import Declarations
+from headgate.operators.process.timed import TimedOperator
 from headgate.operators.schemas import SchemaLike, as_schema, batch_of, frame_of
 from headgate.operators.types import schema_text
 from headgate.operators.user_function import UserFunctionError, batch_error, copied, user_traceback
@@ -28,17 +30,24 @@ from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identi
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.ownership import owned_rows
+from headgate.state.timers import TimeKind
 
 _EMIT_ROWS = 65_536
 """Larger results are sent on in parts of so many rows."""
+
+TIMERS_PER_CALL = 16_384
+"""``on_timer`` is called with so many keys at most; a tick calls it once (TM7)."""
 
 
 class BatchContext:
     """What a batch process function may know beside its batch."""
 
-    def __init__(self, cursor: BatchCursor, backend: ColumnBackend, keys: KeyColumns, node: str) -> None:
+    def __init__(
+        self, cursor: BatchCursor, backend: ColumnBackend, keys: KeyColumns, node: str, timers: BatchTimers
+    ) -> None:
         """For Headgate only."""
         self._cursor = cursor
+        self._timers = timers
         self._backend = backend
         self._key_schema = pa.schema(list(zip(keys.names, keys.types, strict=True)))
         self._node = node
@@ -46,8 +55,13 @@ class BatchContext:
 
     @property
     def keys(self) -> Keys:
-        """The keys of the batch's rows; in ``on_round`` all keys that have any state, once each."""
+        """The keys of the batch's rows; of the timers that fire; in ``on_round`` all that have any state, once each."""
         return self._cursor.keys
+
+    @property
+    def timers(self) -> BatchTimers:
+        """Timers of these keys, and what time it is."""
+        return self._timers
 
     def lookup(self, frame: pl.DataFrame) -> Keys:
         """Return the keys of the rows of ``frame``, which has the key columns: for ``keys=`` of the states.
@@ -100,6 +114,13 @@ class BatchProcessFunction:
         """Process one batch; return the results, None for none."""
         raise NotImplementedError
 
+    def on_timer(self, timers: FiredTimers, context: BatchContext) -> pl.DataFrame | None:
+        """Called when timers of ``context.keys`` fire, which are gone then; return the results, None for none.
+
+        It may use state, and register and delete timers. ``context.keys.frame()`` has the key columns.
+        """
+        return None
+
     def on_round(self, round: int, context: BatchContext) -> pl.DataFrame | None:
         """Called when a round of the loop around it is globally finished; ``context.keys``: all keys with state."""
         return None
@@ -127,9 +148,14 @@ class BatchProcessSpec:
         check_keys(node, schema, self.keys)
         return schema if self.function.schema is None else as_schema(node, self.function.schema)
 
+    @property
+    def has_timers(self) -> bool:
+        """Whether the function wants to be told of timers."""
+        return type(self.function).on_timer is not BatchProcessFunction.on_timer
+
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
-        return state_identity(key_columns(self.schema, self.keys), self.descriptors)
+        return state_identity(key_columns(self.schema, self.keys), self.descriptors, has_timers=self.has_timers)
 
 
 def batch_process_spec(
@@ -148,7 +174,7 @@ def batch_process_spec(
     return BatchProcessSpec(keys, function, schema, descriptors)
 
 
-class BatchProcessOperator(KeyedOperator):
+class BatchProcessOperator(TimedOperator):
     """Calls the function once per batch, with its states at the keys of the batch's rows."""
 
     _backend: ColumnBackend
@@ -161,14 +187,16 @@ class BatchProcessOperator(KeyedOperator):
         """See ``Operator``. Opens a copy of the user's function."""
         super().open(context, output)
         node, spec = context.node, self._spec
-        self._backend = context.states.by_column(key_columns(spec.schema, spec.keys), spec.descriptors)
+        keys = key_columns(spec.schema, spec.keys)
+        self._backend = context.states.by_column(keys, spec.descriptors, has_timers=spec.has_timers)
+        self._timers = BatchTimers(node, self._cursor, self._time, self._backend.timers)
         self._function: BatchProcessFunction = copied(node, spec.function)
         self.user_object = self._function
         found = opened(
             node, self._function, Declarations(node, BatchStates(node, self._cursor, lambda _: self._backend))
         )
         assert found == spec.descriptors
-        self._user_context = BatchContext(self._cursor, self._backend, key_columns(spec.schema, spec.keys), node)
+        self._user_context = BatchContext(self._cursor, self._backend, keys, node, self._timers)
         self._user_context._owner = owner_of(context)
         self._schema = spec.output_schema(spec.schema, node)
 
@@ -202,6 +230,28 @@ class BatchProcessOperator(KeyedOperator):
             self._cursor.move(None)
         self._emit(result)
 
+    def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
+        """See ``TimedOperator``. Calls the function once."""
+        assert self._backend.timers is not None
+        slots, times_ms = self._backend.timers.of(kind).take(until_ms, TIMERS_PER_CALL)
+        if len(slots) == 0:
+            return 0
+        self._cursor.move(Keys(slots, self._backend.key_columns, self._spec.keys))
+        self._timers.begin(kind, slots, times_ms)
+        try:
+            result = self._function.on_timer(FiredTimers(kind, pl.Series(times_ms)), self._user_context)
+        except Exception as error:
+            record = f"{len(slots)} timers of {kind.value}, the first one for {times_ms[0]}"
+            raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
+        finally:
+            self._cursor.move(None)
+        self._emit(result)
+        return len(slots)
+
+    def _end_firing(self) -> None:
+        """See ``TimedOperator``."""
+        self._timers.end()
+
     def _emit(self, result: Any) -> None:
         if result is None:
             return
@@ -220,5 +270,5 @@ class BatchProcessOperator(KeyedOperator):
             self.output.emit(whole.slice(start, _EMIT_ROWS))
 
     def freeze(self) -> FrozenState | None:
-        """See ``Operator``. None for a function that declared no state."""
-        return super().freeze() if self._spec.descriptors else None
+        """See ``Operator``. None for a function that declared no state and has no timers."""
+        return super().freeze() if self._spec.descriptors or self._spec.has_timers else None

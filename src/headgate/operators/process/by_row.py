@@ -15,9 +15,12 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.key_check import check_keys
-from headgate.operators.keyed import KeyedOperator, key_columns
+from headgate.operators.keyed import key_columns
+from headgate.operators.process.cursor import Cursor, NoKey
 from headgate.operators.process.declaring import Declarations
-from headgate.operators.process.functions import Cursor, NoKey, ProcessContext, ProcessFunction, RowStates
+from headgate.operators.process.functions import ProcessContext, ProcessFunction, RowStates
+from headgate.operators.process.timed import TimedOperator
+from headgate.operators.process.timers import Timer, Timers
 from headgate.operators.row_functions import divert_refused
 from headgate.operators.rows import Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import as_schema
@@ -27,9 +30,13 @@ from headgate.state.backend import RowBackend
 from headgate.state.descriptors import StateDescriptor, state_identity
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.factory import MemoryStates
+from headgate.state.timers import TimeKind
 
 _ROUND_KEYS = 8_192
 """``on_round`` sends its results on after so many keys."""
+
+TIMERS_PER_TURN = 8_192
+"""Results of timers are sent on after so many; a tick fires no more of them at a time (TM7)."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,14 @@ class ProcessSpec:
         check_keys(node, schema, self.keys)
         return schema if self.function.schema is None else as_schema(node, self.function.schema)
 
+    @property
+    def has_timers(self) -> bool:
+        """Whether the function wants to be told of timers."""
+        return type(self.function).on_timer is not ProcessFunction.on_timer
+
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
-        return state_identity(key_columns(self.schema, self.keys), self.descriptors)
+        return state_identity(key_columns(self.schema, self.keys), self.descriptors, has_timers=self.has_timers)
 
 
 def opened(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:
@@ -84,7 +96,7 @@ def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction
     return ProcessSpec(keys, function, schema, descriptors)
 
 
-class ProcessOperator(KeyedOperator):
+class ProcessOperator(TimedOperator):
     """Calls the function once per record, with its states at the record's key."""
 
     _backend: RowBackend
@@ -92,14 +104,15 @@ class ProcessOperator(KeyedOperator):
     def __init__(self, spec: ProcessSpec) -> None:
         self._spec = spec
         self._cursor = Cursor()
-        self._user_context = ProcessContext(self._cursor)
         self._key_of_row: Callable[[Row], Any] = itemgetter(*spec.keys)
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """See ``Operator``. Opens a copy of the user's function."""
         super().open(context, output)
-        node = context.node
-        self._backend = context.states.by_row(key_columns(self._spec.schema, self._spec.keys), self._spec.descriptors)
+        node, keys = context.node, key_columns(self._spec.schema, self._spec.keys)
+        self._backend = context.states.by_row(keys, self._spec.descriptors, has_timers=self._spec.has_timers)
+        self._timers = Timers(node, self._cursor, self._time, self._backend.timers)
+        self._user_context = ProcessContext(self._cursor, self._timers)
         self._function: ProcessFunction = copied(node, self._spec.function)
         self.user_object = self._function
         states = Declarations(node, RowStates(node, self._cursor, self._backend.cells))
@@ -156,6 +169,37 @@ class ProcessOperator(KeyedOperator):
         finally:
             cursor.key = NoKey()
 
+    def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
+        """See ``TimedOperator``."""
+        assert self._backend.timers is not None
+        held, fired = self._backend.timers.of(kind), 0
+        self._backend.absorb()
+        results: list[Any] = []
+        with paused_gc():
+            while fired < TIMERS_PER_TURN and (due := held.take(until_ms, TIMERS_PER_TURN - fired)) is not None:
+                self._call_timer(Timer(kind, due[0]), due[1], results)
+                fired += len(due[1])
+            self._emit(results)
+        return fired
+
+    def _call_timer(self, timer: Timer, keys: list[Any], results: list[Any]) -> None:
+        function, context, cursor = self._function.on_timer, self._user_context, self._cursor
+        self._timers.begin(timer)
+        try:
+            for cursor.key in keys:
+                found = function(timer, context)
+                if found is not None:
+                    results.extend(_each(found))
+        except Exception as error:
+            record = f"the timer of key {shortened(cursor.key)} for {timer.kind.value} {timer.time_ms}"
+            raise UserFunctionError(self.context.node, record, user_traceback(error)) from None
+        finally:
+            cursor.key = NoKey()
+
+    def _end_firing(self) -> None:
+        """See ``TimedOperator``."""
+        self._timers.end()
+
     def _emit(self, results: list[Any]) -> None:
         batch, refused = self._writer.batch(results)
         if refused:
@@ -163,8 +207,8 @@ class ProcessOperator(KeyedOperator):
         self.output.emit(batch)
 
     def freeze(self) -> FrozenState | None:
-        """See ``Operator``. None for a function that declared no state."""
-        return super().freeze() if self._spec.descriptors else None
+        """See ``Operator``. None for a function that declared no state and has no timers."""
+        return super().freeze() if self._spec.descriptors or self._spec.has_timers else None
 
 
 def _each(found: Any) -> Iterable[Any]:

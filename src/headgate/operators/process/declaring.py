@@ -13,6 +13,7 @@ from headgate.errors import UsageError
 from headgate.operators.schemas import as_schema
 from headgate.state.descriptors import StateDescriptor, StateKind
 from headgate.state.key_hash import is_key_type
+from headgate.state.timers import RESERVED_PREFIX
 
 ValueT_co = TypeVar("ValueT_co", covariant=True)
 ListT_co = TypeVar("ListT_co", covariant=True)
@@ -85,6 +86,11 @@ class Declarations(Generic[V, L, M]):
             raise UsageError(f"operator '{self._node}': state '{name}' must be declared in open()")
         if not isinstance(name, str) or not name:
             raise UsageError(f"operator '{self._node}': a state's name must be text, not {name!r}")
+        if name.startswith(RESERVED_PREFIX):
+            raise UsageError(
+                f"operator '{self._node}': no state can be named '{name}', because names that begin with "
+                f"'{RESERVED_PREFIX}' are Headgate's own; give it another name"
+            )
         if any(descriptor.name == name for descriptor in self._descriptors):
             raise UsageError(f"operator '{self._node}': two states are named '{name}'; give each a name of its own")
         own_key = None if kind is not StateKind.MAP else self._type(name, key_type)

@@ -7,31 +7,17 @@ Counterpart: ``operators.process.by_row`` calls them. Modelled on Flink's ``Keye
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 from headgate.errors import UsageError
+from headgate.operators.process.cursor import Cursor
 from headgate.operators.process.declaring import Declarations
+from headgate.operators.process.timers import Timer, Timers
 from headgate.operators.rows import Row
 from headgate.operators.schemas import SchemaLike
 from headgate.state.backend import RowCells
 from headgate.state.descriptors import StateDescriptor
 from headgate.state.row_values import Conversion, conversion, mismatch
-
-
-class NoKey:
-    """Stands for the key while there is none: using it as one says so, at no cost for those who have one."""
-
-    def __hash__(self) -> NoReturn:
-        raise UsageError("state belongs to a key, and there is none in open(); use it in process() and on_round()")
-
-
-class Cursor:
-    """The key whose turn it is; shared by the context and all states of one operator."""
-
-    __slots__ = ("key",)
-
-    def __init__(self) -> None:
-        self.key: Any = NoKey()
 
 
 class _State:
@@ -245,16 +231,25 @@ class RowStates:
 class ProcessContext:
     """What a process function may know beside its record."""
 
-    __slots__ = ("_cursor",)
+    __slots__ = ("_cursor", "_timers")
 
-    def __init__(self, cursor: Cursor) -> None:
+    def __init__(self, cursor: Cursor, timers: Timers) -> None:
         """For Headgate only."""
         self._cursor = cursor
+        self._timers = timers
 
     @property
     def key(self) -> Any:
-        """The key of the record, or of the call of ``on_round``; a tuple if ``key_by`` named several columns."""
+        """The key of the record, or of the call of ``on_timer`` or ``on_round``.
+
+        A tuple if ``key_by`` named several columns.
+        """
         return self._cursor.key
+
+    @property
+    def timers(self) -> Timers:
+        """Timers of this key, and what time it is."""
+        return self._timers
 
 
 class ProcessFunction:
@@ -278,6 +273,13 @@ class ProcessFunction:
     def process(self, row: Row, context: ProcessContext) -> Iterable[Row] | None:
         """Process one record (a dict of its own); return or yield the results, None for none."""
         raise NotImplementedError
+
+    def on_timer(self, timer: Timer, context: ProcessContext) -> Iterable[Row] | None:
+        """Called when a timer of ``context.key`` fires, which is gone then; return or yield results, None for none.
+
+        It may use state, and register and delete timers.
+        """
+        return None
 
     def on_round(self, round: int, context: ProcessContext) -> Iterable[Row] | None:
         """Called once for each key that has any state, when a round of the loop around it is globally finished."""

@@ -253,6 +253,7 @@ class Deployment:
             plan.parallelism,
             plan.max_parallelism,
             clock_ms=self._clock.monotonic_ms,
+            wall_ms=self._clock.wall_ms,
             diverts=self._definition.diverts,
             flush_ms=self._message.flush_ms,
         )

@@ -15,11 +15,14 @@ import pyarrow as pa
 from headgate.state.backend import Ownership, restored_batches
 from headgate.state.columns import FrozenRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
+from headgate.state.key_hash import Hashes, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
 from headgate.state.keyed import KeyedState, Rows
+from headgate.state.memory.column_timers import MemoryColumnTimers
 from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import MemoryMaps
 from headgate.state.memory.values import MemoryValues
+from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, TimersMeta, timer_section
 
 State: TypeAlias = MemoryValues | MemoryLists | MemoryMaps
 
@@ -31,21 +34,23 @@ class _Frozen(KeyedState):
     """The slots of all states at a barrier."""
 
     def __init__(
-        self, keys: KeyColumns, frozen_keys: FrozenKeys, states: Sequence[tuple[StateDescriptor, FrozenRows]]
+        self, frozen_keys: FrozenKeys, states: Sequence[tuple[Section, FrozenRows]], meta: TimersMeta | None
     ) -> None:
         super().__init__()
-        self._keys = keys
         self._frozen_keys = frozen_keys
         self._states = states
+        self._timers_meta = meta
 
     def _rows(self) -> Mapping[str, int]:
-        return {descriptor.name: frozen.count() for descriptor, frozen in self._states}
+        return {section.name: frozen.count() for section, frozen in self._states}
+
+    def _meta(self) -> Mapping[str, bytes]:
+        return {} if self._timers_meta is None else {TIMERS: self._timers_meta.encode()}
 
     def _sections(self) -> Rows:
         key_columns = self._frozen_keys()
         found: list[tuple[Section, Sequence[pa.RecordBatch]]] = []
-        for descriptor, frozen in self._states:
-            section = section_of(self._keys, descriptor)
+        for section, frozen in self._states:
             slots, columns = frozen.rows()
             taken = [column.take(pa.array(slots)) for column in key_columns]
             table = pa.Table.from_arrays([*taken, *columns], schema=section.schema)
@@ -59,10 +64,14 @@ class _Frozen(KeyedState):
 class MemoryColumnBackend:
     """See ``backend.ColumnBackend``."""
 
-    def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> None:
+    timers: TimersByKind[ColumnTimers] | None
+
+    def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> None:
         self._keys = keys
         self._index = make_key_index(keys.types)
         self._states: dict[StateDescriptor, State] = {d: self._made(d) for d in descriptors}
+        self._timers = {kind: MemoryColumnTimers(self._hashes) for kind in TimeKind} if has_timers else {}
+        self.timers = TimersByKind(*self._timers.values(), TimersMeta(0, False)) if has_timers else None
         self._renumber_at = _RENUMBER_MIN
 
     def _made(self, descriptor: StateDescriptor) -> State:
@@ -76,6 +85,10 @@ class MemoryColumnBackend:
 
     def _keys_count(self) -> int:
         return len(self._index)
+
+    def _hashes(self, slots: Slots) -> Hashes:
+        names = self._keys.section_names
+        return hash_columns(pa.RecordBatch.from_arrays(self._index.columns(slots), names=names), names)
 
     def values(self, descriptor: StateDescriptor) -> MemoryValues:
         """See ``ColumnBackend``."""
@@ -114,19 +127,31 @@ class MemoryColumnBackend:
         """See ``ColumnBackend``."""
         if len(self._index) < self._renumber_at:
             return
-        living = self.all_slots()
+        living = self._held_slots()
         if 2 * len(living) < len(self._index):
             index = make_key_index(self._keys.types)
             index.slots(self._index.columns(living))
             for state in self._states.values():
                 state.renumber(living)
+            for timers in self._timers.values():
+                timers.renumber(living)
             self._index = index
         self._renumber_at = max(_RENUMBER_MIN, 2 * len(self._index))
 
+    def _held_slots(self) -> Slots:
+        """Return the slots of all keys that have any state or timer."""
+        living = np.zeros(len(self._index), np.bool_)
+        living[self.all_slots()] = True
+        for timers in self._timers.values():
+            timers.tidy()
+            living |= timers.living(len(self._index))
+        return np.flatnonzero(living)
+
     def freeze(self) -> _Frozen:
         """See ``StateBackend``."""
-        states = [(descriptor, state.freeze()) for descriptor, state in self._states.items()]
-        return _Frozen(self._keys, self._index.freeze(), states)
+        states = [(section_of(self._keys, descriptor), state.freeze()) for descriptor, state in self._states.items()]
+        timers = [(timer_section(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
+        return _Frozen(self._index.freeze(), [*states, *timers], None if self.timers is None else self.timers.meta)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
@@ -135,3 +160,8 @@ class MemoryColumnBackend:
             for batch in restored_batches(sections, section_of(self._keys, descriptor), path, owner):
                 slots = self._index.slots(batch.columns[:width])
                 state.restore(slots, batch.columns[width:])
+        if TimersMeta.found_in(sections, path) is not None:
+            for kind, timers in self._timers.items():
+                for batch in restored_batches(sections, timer_section(self._keys, kind), path, owner):
+                    times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
+                    timers.register(self._index.slots(batch.columns[:width]), times_ms)

@@ -19,13 +19,17 @@ from headgate.state.window_rows import MergedRows
 class MemoryStates:
     """See ``backend.StateFactory``."""
 
-    def by_row(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> RowBackend:
+    def by_row(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> RowBackend:
         """See ``StateFactory``."""
-        return MemoryRowBackend(keys, descriptors)
+        return MemoryRowBackend(keys, descriptors, has_timers=has_timers)
 
-    def by_column(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> ColumnBackend:
+    def by_column(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> ColumnBackend:
         """See ``StateFactory``."""
-        return MemoryColumnBackend(keys, descriptors)
+        return MemoryColumnBackend(keys, descriptors, has_timers=has_timers)
 
     def records(self, section: Section) -> RecordBackend:
         """See ``StateFactory``."""

@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.state.backend import Ownership, restored_batches
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.keyed import KeyedState, Rows
 from headgate.state.memory.cells import FrozenCells, MemoryCells
+from headgate.state.memory.row_timers import MemoryRowTimers, timer_batches, timers_count
 from headgate.state.row_values import conversion, python_values
+from headgate.state.timers import TIMERS, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
 
 _ENCODE_KEYS = 16_384
 
@@ -24,29 +26,47 @@ _ENCODE_KEYS = 16_384
 class _Frozen(KeyedState):
     """The objects of all states at a barrier."""
 
-    def __init__(self, keys: KeyColumns, states: Sequence[tuple[StateDescriptor, FrozenCells]]) -> None:
+    def __init__(
+        self,
+        keys: KeyColumns,
+        states: Sequence[tuple[StateDescriptor, FrozenCells]],
+        timers: Sequence[tuple[Section, FrozenCells]] = (),
+        meta: TimersMeta | None = None,
+    ) -> None:
         super().__init__()
         self._keys = keys
         self._states = states
+        self._timers = timers
+        self._timers_meta = meta
 
     def _rows(self) -> Mapping[str, int]:
-        return {descriptor.name: _count(descriptor, cells.objects) for descriptor, cells in self._states}
+        rows = {descriptor.name: _count(descriptor, cells.objects) for descriptor, cells in self._states}
+        return rows | {section.name: timers_count(cells) for section, cells in self._timers}
+
+    def _meta(self) -> Mapping[str, bytes]:
+        return {} if self._timers_meta is None else {TIMERS: self._timers_meta.encode()}
 
     def _sections(self) -> Rows:
         found = [(section_of(self._keys, descriptor), descriptor, cells) for descriptor, cells in self._states]
-        return [(one, list(_batches(one.schema, descriptor, cells.objects))) for one, descriptor, cells in found]
+        states = [(one, list(_batches(one.schema, descriptor, cells.objects))) for one, descriptor, cells in found]
+        timers = [(one, list(timer_batches(one, self._keys, cells, _ENCODE_KEYS))) for one, cells in self._timers]
+        return [*states, *timers]
 
     def _forget(self) -> None:
-        for _, cells in self._states:
+        for _, cells in (*self._states, *self._timers):
             cells.release()
 
 
 class MemoryRowBackend:
     """See ``backend.RowBackend``."""
 
-    def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> None:
+    timers: TimersByKind[RowTimers] | None
+
+    def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> None:
         self._keys = keys
         self._cells = {descriptor: MemoryCells() for descriptor in descriptors}
+        self._timers = {kind: MemoryRowTimers(keys) for kind in TimeKind} if has_timers else {}
+        self.timers = TimersByKind(*self._timers.values(), TimersMeta(0, False)) if has_timers else None
 
     def cells(self, descriptor: StateDescriptor) -> MemoryCells:
         """See ``RowBackend``."""
@@ -61,25 +81,37 @@ class MemoryRowBackend:
 
     def absorb(self) -> None:
         """See ``RowBackend``: gives up the overlays of snapshots that are released."""
-        for cells in self._cells.values():
+        for cells in (*self._cells.values(), *(timers.cells for timers in self._timers.values())):
             cells.absorb()
 
     def freeze(self) -> _Frozen:
         """See ``StateBackend``."""
-        return _Frozen(self._keys, [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()])
+        states = [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()]
+        timers = [(timer_section(self._keys, kind), found.cells.freeze()) for kind, found in self._timers.items()]
+        return _Frozen(self._keys, states, timers, None if self.timers is None else self.timers.meta)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
         for descriptor, cells in self._cells.items():
             for batch in restored_batches(sections, section_of(self._keys, descriptor), path, owner):
                 _add_rows(cells, descriptor, batch, len(self._keys.names))
+        if TimersMeta.found_in(sections, path) is not None:
+            for kind, timers in self._timers.items():
+                for batch in restored_batches(sections, timer_section(self._keys, kind), path, owner):
+                    times_ms = batch.columns[-1].to_pylist()
+                    for key, time_ms in zip(_keys_of(batch, len(self._keys.names)), times_ms, strict=True):
+                        timers.register(key, time_ms)
+
+
+def _keys_of(batch: pa.RecordBatch, width: int) -> list[Any]:
+    columns = [python_values(column) for column in batch.columns[:width]]
+    return columns[0] if width == 1 else list(zip(*columns, strict=True))
 
 
 def _add_rows(cells: MemoryCells, descriptor: StateDescriptor, batch: pa.RecordBatch, width: int) -> None:
-    columns = [python_values(column) for column in batch.columns]
-    keys = columns[0] if width == 1 else list(zip(*columns[:width], strict=True))
+    keys = _keys_of(batch, width)
     store = conversion(descriptor.type).store
-    values = [store(value) for value in columns[-1]]
+    values = [store(value) for value in python_values(batch.columns[-1])]
     match descriptor.kind:
         case StateKind.VALUE:
             for key, value in zip(keys, values, strict=True):
@@ -88,7 +120,7 @@ def _add_rows(cells: MemoryCells, descriptor: StateDescriptor, batch: pa.RecordB
             for key, value in zip(keys, values, strict=True):
                 _owned(cells, key, list).append(value)
         case StateKind.MAP:
-            for key, map_key, value in zip(keys, columns[width], values, strict=True):
+            for key, map_key, value in zip(keys, python_values(batch.columns[width]), values, strict=True):
                 _owned(cells, key, dict)[map_key] = value
 
 

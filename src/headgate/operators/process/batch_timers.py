@@ -1,0 +1,155 @@
+"""Timers as batch process functions see them: thousands of keys at once (TM10).
+
+Counterpart: ``operators.process.by_batch``, which has them fire; ``state.timers``, which holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+
+import numpy as np
+import polars as pl
+
+from headgate.errors import UsageError
+from headgate.operators.process.batch_states import BatchCursor, Keys
+from headgate.operators.process.timers import OperatorTime, Times, checked, milliseconds, not_a_time
+from headgate.state.key_hash import Words
+from headgate.state.key_index import Slots
+from headgate.state.timers import ColumnTimers, TimeKind, TimersByKind
+
+GivenTimes: TypeAlias = pl.Series | int | datetime
+_TICKS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
+"""Of a Polars time unit, per millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class FiredTimers:
+    """Timers that fire, in the order of their times; ``context.keys`` are their keys, row by row, none of them twice.
+
+    Attributes:
+        times_ms: what each was registered for, in milliseconds since 1970.
+    """
+
+    kind: TimeKind
+    times_ms: pl.Series
+
+    def __len__(self) -> int:
+        return len(self.times_ms)
+
+    @property
+    def is_event_time(self) -> bool:
+        """Whether they are of event time; else they are of processing time."""
+        return self.kind is TimeKind.EVENT_TIME
+
+    @property
+    def times(self) -> pl.Series:
+        """What each was registered for, as times in records are."""
+        return self.times_ms.cast(pl.Datetime("ms")).cast(pl.Datetime("us"))
+
+
+class BatchTimers(Times):
+    """Timers of the keys of the batch's rows. A key has at most one of each kind for one time.
+
+    Times are a Series as long as the rows, or one for all of them: milliseconds since 1970, or a datetime (in UTC if it
+    has no zone); between two milliseconds the later one counts. Rows with a null do nothing. ``where=`` chooses rows,
+    ``keys=context.lookup(frame)`` takes the keys of other rows.
+    """
+
+    def __init__(
+        self, node: str, cursor: BatchCursor, time: OperatorTime, held: TimersByKind[ColumnTimers] | None
+    ) -> None:
+        """For Headgate only: ``context.timers``."""
+        super().__init__(time)
+        self._node = node
+        self._cursor = cursor
+        self._held = held
+        self._firing: tuple[TimeKind, Slots, Words] | None = None
+        self._waiting: list[tuple[Callable[[Slots, Words], None], Slots, Words]] = []
+
+    def register_event_time(
+        self, times: GivenTimes, where: pl.Series | None = None, *, keys: Keys | None = None
+    ) -> None:
+        """Have ``on_timer`` called when the watermark has reached each row's time.
+
+        A time that it has reached already counts from the next watermark on. Nothing happens where there is this timer.
+        """
+        self._change(TimeKind.EVENT_TIME, times, where, keys, is_deletion=False)
+
+    def register_processing_time(
+        self, times: GivenTimes, where: pl.Series | None = None, *, keys: Keys | None = None
+    ) -> None:
+        """Have ``on_timer`` called when processing time has reached each row's time."""
+        self._change(TimeKind.PROCESSING_TIME, times, where, keys, is_deletion=False)
+
+    def delete_event_time(self, times: GivenTimes, where: pl.Series | None = None, *, keys: Keys | None = None) -> None:
+        """Remove the timer for each row's time; nothing happens where there is none."""
+        self._change(TimeKind.EVENT_TIME, times, where, keys, is_deletion=True)
+
+    def delete_processing_time(
+        self, times: GivenTimes, where: pl.Series | None = None, *, keys: Keys | None = None
+    ) -> None:
+        """Remove the timer for each row's time; nothing happens where there is none."""
+        self._change(TimeKind.PROCESSING_TIME, times, where, keys, is_deletion=True)
+
+    def begin(self, kind: TimeKind, slots: Slots, times_ms: Words) -> None:
+        """These timers fire; for Headgate only."""
+        self._firing = kind, slots, times_ms
+
+    def end(self) -> None:
+        """Nothing more fires for now: what was registered for times that had passed is due next (TM4)."""
+        self._firing = None
+        waiting, self._waiting = self._waiting, []
+        for change, slots, times_ms in waiting:
+            change(slots, times_ms)
+
+    def _change(
+        self, kind: TimeKind, times: GivenTimes, where: pl.Series | None, keys: Keys | None, *, is_deletion: bool
+    ) -> None:
+        held: ColumnTimers = checked(self._node, self._held).of(kind)
+        change = held.delete if is_deletion else held.register
+        slots = (self._cursor.keys if keys is None else keys).slots
+        column = self._milliseconds(times, len(slots))
+        chosen = column.is_not_null() if where is None else column.is_not_null() & self._checked(where, len(slots))
+        if not chosen.all():
+            slots, column = slots[chosen.fill_null(False).to_numpy()], column.filter(chosen)
+        times_ms = column.to_numpy().copy()
+        if self._firing is not None and kind is self._firing[0]:
+            passed = times_ms <= self._passed_ms(slots)
+            if passed.any():
+                self._waiting.append((change, slots[passed], times_ms[passed]))
+                slots, times_ms = slots[~passed], times_ms[~passed]
+        change(slots, times_ms)
+
+    def _passed_ms(self, slots: Slots) -> Words:
+        """Return up to which time the timers of each key have fired: its own that fires now, or the last that does."""
+        assert self._firing is not None
+        _, fired, times_ms = self._firing
+        order = np.argsort(fired)
+        places = order[np.minimum(np.searchsorted(fired, slots, sorter=order), len(fired) - 1)]
+        return np.where(fired[places] == slots, times_ms[places], times_ms[-1])
+
+    def _milliseconds(self, times: GivenTimes, rows: int) -> pl.Series:
+        if not isinstance(times, pl.Series):
+            return pl.Series([milliseconds(self._node, times)], dtype=pl.Int64).new_from_index(0, rows)
+        if len(times) != rows:
+            raise self._wrong(f"{len(times)} times were given for {rows} keys; there must be one for each")
+        if isinstance(times.dtype, pl.Datetime):
+            ticks = _TICKS[times.dtype.time_unit]
+            return (times.to_physical() + (ticks - 1)) // ticks
+        if not times.dtype.is_integer():
+            raise not_a_time(self._node, f"a Series of {times.dtype}")
+        try:
+            return times.cast(pl.Int64)
+        except pl.exceptions.PolarsError:
+            raise not_a_time(self._node, "a number that is too large") from None
+
+    def _checked(self, where: pl.Series, rows: int) -> pl.Series:
+        if not isinstance(where, pl.Series) or where.dtype != pl.Boolean or len(where) != rows:
+            raise self._wrong(f"where= must be a Boolean Series of {rows} rows, as many as there are keys")
+        return where.fill_null(False)
+
+    def _wrong(self, problem: str) -> UsageError:
+        return UsageError(f"timers of operator '{self._node}': {problem}")

@@ -1,0 +1,135 @@
+"""Timers by row in memory: the keys of each time, and a heap of the times.
+
+Counterpart: ``operators.process.by_row``. The keys of a time are a dict, or the key itself while there is only one,
+which is the usual case. They are kept in ``MemoryCells``, so that freezing takes microseconds (ST5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.state.descriptors import KeyColumns, Section
+from headgate.state.key_hash import hash_columns
+from headgate.state.memory.cells import FrozenCells, MemoryCells
+
+_STALE_FREE = 1_024
+"""So many times without timers the heap may always have."""
+
+
+class MemoryRowTimers:
+    """See ``timers.RowTimers``."""
+
+    def __init__(self, keys: KeyColumns) -> None:
+        self._key_columns = keys
+        self.cells = MemoryCells()
+        self._heap: list[int] = []
+        self._times_count = 0
+        self._count = 0
+        self._due_ms = 0
+        self._due: list[Any] = []
+
+    def __len__(self) -> int:
+        return self._count
+
+    def register(self, key: Any, time_ms: int) -> None:
+        """See ``RowTimers``."""
+        found = self.cells.get(time_ms)
+        if found is None:
+            self.cells.put(time_ms, key)
+            heappush(self._heap, time_ms)
+            self._times_count += 1
+        elif type(found) is dict:
+            if key in found:
+                return
+            self.cells.writable(time_ms)[key] = None
+        elif found == key:
+            return
+        else:
+            self.cells.put(time_ms, {found: None, key: None})
+        self._count += 1
+
+    def delete(self, key: Any, time_ms: int) -> None:
+        """See ``RowTimers``."""
+        found = self.cells.get(time_ms)
+        if type(found) is dict:
+            if key not in found:
+                return
+            if len(found) > 1:
+                del self.cells.writable(time_ms)[key]
+                self._count -= 1
+                return
+        elif found is None or found != key:
+            return
+        self._forget(time_ms, 1)
+
+    def next_ms(self) -> int | None:
+        """See ``RowTimers``."""
+        heap = self._heap
+        while heap and self.cells.get(heap[0]) is None:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def take(self, until_ms: int, keys_max: int) -> tuple[int, list[Any]] | None:
+        """See ``RowTimers``. Keys of one time are sorted once, however many turns they take."""
+        time_ms = self.next_ms()
+        if time_ms is None or time_ms > until_ms:
+            return None
+        held = self.cells.get(time_ms)
+        if type(held) is not dict:
+            self._forget(time_ms, 1)
+            return time_ms, [held]
+        if self._due_ms != time_ms or not self._due:
+            self._due_ms, self._due = time_ms, self._ordered(list(held))[::-1]
+        taken = [self._due.pop() for _ in range(min(keys_max, len(self._due)))]
+        taken = [key for key in taken if key in held]  # the others were deleted since they were sorted
+        if len(taken) == len(held):
+            self._forget(time_ms, len(taken))
+        elif taken:
+            keys = self.cells.writable(time_ms)
+            for key in taken:
+                del keys[key]
+            self._count -= len(taken)
+        return time_ms, taken
+
+    def _forget(self, time_ms: int, keys_count: int) -> None:
+        """Remove a time with its last keys; its place in the heap goes when it is met, or when there are too many."""
+        self.cells.remove(time_ms)
+        self._count -= keys_count
+        self._times_count -= 1
+        if len(self._heap) > 2 * self._times_count + _STALE_FREE:
+            self._heap = list(self.cells.keys())
+            heapify(self._heap)
+
+    def _ordered(self, keys: list[Any]) -> list[Any]:
+        """Return keys in the order of their hashes (TM5)."""
+        columns = key_arrays(self._key_columns, keys)
+        batch = pa.RecordBatch.from_arrays(columns, names=self._key_columns.section_names)
+        order = np.argsort(hash_columns(batch, self._key_columns.section_names), kind="stable")
+        return [keys[place] for place in order.tolist()]
+
+
+def key_arrays(columns: KeyColumns, keys: Sequence[Any]) -> list[pa.Array]:
+    """Return keys, as functions by row see them, as columns."""
+    if len(columns.types) == 1:
+        return [pa.array(keys, columns.types[0])]
+    return [pa.array(list(c), dtype) for c, dtype in zip(zip(*keys, strict=True), columns.types, strict=True)]
+
+
+def timers_count(frozen: FrozenCells) -> int:
+    """Return how many timers there were at the barrier."""
+    return sum(len(found) if type(found) is dict else 1 for found in frozen.objects.values())
+
+
+def timer_batches(section: Section, keys: KeyColumns, frozen: FrozenCells, times_max: int) -> Iterator[pa.RecordBatch]:
+    """Return the rows of a section of timers, those of ``times_max`` times at once."""
+    items = iter(frozen.objects.items())
+    while part := list(islice(items, times_max)):
+        rows = [(key, time) for time, found in part for key in (found if type(found) is dict else (found,))]
+        columns = [*key_arrays(keys, [key for key, _ in rows]), pa.array([time for _, time in rows], pa.int64())]
+        yield pa.RecordBatch.from_arrays(columns, schema=section.schema)

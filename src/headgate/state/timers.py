@@ -1,0 +1,137 @@
+"""What timers are to a state backend, and to a snapshot: per kind of time, keys with times, each pair once (TM2, TM6).
+
+Counterparts: ``operators.process.timers``, through which users' functions register and delete them; backends, which
+hold them. Times are milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from headgate.errors import CorruptionError
+from headgate.state.descriptors import KeyColumns, Section
+from headgate.state.key_hash import Words
+from headgate.state.key_index import Slots
+
+RESERVED_PREFIX = "headgate."
+"""No state of a user's has such a name."""
+
+TIMERS = "headgate.timers"
+"""The section about a subtask's timers that belongs to no key (``TimersMeta``). Without it a snapshot has no timers."""
+
+TIME_COLUMN = "time_ms"
+
+_VERSION = 1
+
+
+class TimeKind(Enum):
+    """What a timer waits for."""
+
+    EVENT_TIME = "event_time"
+    PROCESSING_TIME = "processing_time"
+
+
+class RowTimers(Protocol):
+    """The timers of one kind by row: keys are Python values, as in ``RowBackend``."""
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+
+    def register(self, key: Any, time_ms: int) -> None:
+        """Add a timer; nothing happens if the key has one for this time."""
+
+    def delete(self, key: Any, time_ms: int) -> None:
+        """Remove a timer; nothing happens if there is none."""
+
+    def next_ms(self) -> int | None:
+        """Return the earliest time, or None. Cheap; polled often."""
+
+    def take(self, until_ms: int, keys_max: int) -> tuple[int, list[Any]] | None:
+        """Remove timers of the earliest time, if that is not after ``until_ms``: some or all of its keys (TM5).
+
+        Returns:
+            The time, and the keys in the order of their hashes; None if no timer is due.
+        """
+
+
+class ColumnTimers(Protocol):
+    """The timers of one kind by column: keys are slots of the backend's index."""
+
+    def __len__(self) -> int:
+        """Return how many there are, or somewhat more: what was deleted may still count."""
+
+    def register(self, slots: Slots, times_ms: Words) -> None:
+        """Add a timer per row; nothing happens where the key has one for this time. The arrays become the backend's."""
+
+    def delete(self, slots: Slots, times_ms: Words) -> None:
+        """Remove a timer per row; nothing happens where there is none. The arrays become the backend's."""
+
+    def next_ms(self) -> int | None:
+        """Return the earliest time, or None; it may be that of a timer that was deleted. Cheap; polled often."""
+
+    def take(self, until_ms: int, rows_max: int) -> tuple[Slots, Words]:
+        """Remove the first timers, none after ``until_ms``, in the order of time and hash of the key (TM5).
+
+        Returns:
+            Slots and times, no slot twice. Nothing if no timer is due.
+        """
+
+
+View = TypeVar("View")
+
+
+@dataclass(frozen=True, slots=True)
+class TimersMeta:
+    """What a snapshot says of a subtask's timers beside their keys.
+
+    Attributes:
+        processing_time_ms: processing time at the barrier; it never goes back, not over a restore either (TM8).
+        has_ended: all input had ended, and the last watermark has fired what it fires (TM9).
+    """
+
+    processing_time_ms: int
+    has_ended: bool
+
+    def encode(self) -> bytes:
+        """Return it as a section."""
+        return json.dumps({"version": _VERSION, "ms": self.processing_time_ms, "has_ended": self.has_ended}).encode()
+
+    @staticmethod
+    def found_in(sections: Mapping[str, memoryview], path: str) -> TimersMeta | None:
+        """Return what one part of a former snapshot says; None: it knows of no timers.
+
+        Raises:
+            CorruptionError: it is of a version that is not known here.
+        """
+        if TIMERS not in sections:
+            return None
+        found = json.loads(bytes(sections[TIMERS]))
+        if found["version"] != _VERSION:
+            raise CorruptionError(path, 0, f"timers of version {_VERSION}", f"version {found['version']}")
+        return TimersMeta(found["ms"], found["has_ended"])
+
+
+@dataclass
+class TimersByKind(Generic[View]):
+    """All timers of one operator in one subtask. ``meta`` is what the next snapshots say of them."""
+
+    event_time: View
+    processing_time: View
+    meta: TimersMeta
+
+    def of(self, kind: TimeKind) -> View:
+        """Return those of one kind."""
+        return self.event_time if kind is TimeKind.EVENT_TIME else self.processing_time
+
+
+def timer_section(keys: KeyColumns, kind: TimeKind) -> Section:
+    """Return the section of the timers of one kind: the key, then the time."""
+    fields = [pa.field(name, dtype) for name, dtype in zip(keys.section_names, keys.types, strict=True)]
+    schema = pa.schema([*fields, pa.field(TIME_COLUMN, pa.int64())])
+    return Section(f"{TIMERS}.{kind.value}", schema, tuple(keys.section_names))
