@@ -25,9 +25,11 @@ from headgate.model.plan import Plan, PlanEdge
 from headgate.operators.base import Operator, OperatorSpec, RestoredState
 from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.operators.process.batch_states import BatchStateHandle
+from headgate.operators.process.batch_timers import FiredTimers
 from headgate.operators.process.by_batch import BatchContext, BatchProcessFunction, batch_process_spec
 from headgate.operators.process.by_row import row_process_spec
 from headgate.operators.process.functions import ProcessContext, ProcessFunction, StateHandle
+from headgate.operators.process.timers import Timer
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.rows import paused_gc
 from headgate.operators.timestamps import WithTimestampsSpec
@@ -42,6 +44,7 @@ from headgate.state import columns
 from headgate.state.descriptors import StateKind
 from headgate.state.frozen import FrozenState
 from headgate.state.memory import by_column as memory_columns
+from headgate.state.memory import column_timers as memory_timers
 from headgate.state.memory import lists as memory_lists
 from headgate.state.memory import maps as memory_maps
 from headgate.state.memory import records as memory_records
@@ -110,7 +113,9 @@ class Holder:
 
     def is_holding(self) -> bool:
         found = getattr(getattr(self.operator, "_backend", None), "_cells", {})
-        cells = [found] if isinstance(found, MemoryCells) else found.values()
+        cells = [found] if isinstance(found, MemoryCells) else list(found.values())
+        timers = getattr(getattr(self.operator, "_backend", None), "_timers", {}).values()
+        cells += [one.cells for one in timers if hasattr(one, "cells")]
         return any(one._overlay is not None for one in cells)
 
 
@@ -144,6 +149,41 @@ class Windows(Holder):
             self._combine.out.batches.clear()
         if self._step > 6:
             self.operator.on_watermark(10_000 + (self._step - 6) * KEYS)
+
+
+class Timed(Holder):
+    """A process function with timers."""
+
+    def change(self) -> None:
+        super().change()
+        if self._step > 4:
+            self.operator.on_watermark(10_000 + (self._step - 4) * KEYS)
+
+
+class TimersByRow(ProcessFunction):
+    def process(self, row: dict[str, Any], context: ProcessContext) -> None:
+        context.timers.register_event_time(row["ts"] // 7 * 7)
+        context.timers.register_event_time(row["ts"])
+        context.timers.register_processing_time(row["n"])
+        context.timers.delete_event_time(row["ts"] - KEYS)
+
+    def on_timer(self, timer: Timer, context: ProcessContext) -> None:
+        context.timers.register_processing_time(timer.time_ms)
+
+
+class TimersByBatch(BatchProcessFunction):
+    def open(self, state: BatchStateHandle) -> None:
+        self.state = state.value("s", pa.int64())
+
+    def process(self, batch: pl.DataFrame, context: BatchContext) -> None:
+        self.state.put(batch["n"])
+        context.timers.register_event_time(batch["ts"] // 7 * 7)
+        context.timers.register_event_time(batch["ts"])
+        context.timers.register_processing_time(batch["n"])
+        context.timers.delete_event_time(batch["ts"] - KEYS)
+
+    def on_timer(self, timers: FiredTimers, context: BatchContext) -> None:
+        context.timers.register_processing_time(timers.times_ms)
 
 
 class ByRow(ProcessFunction):
@@ -343,6 +383,8 @@ CASES: dict[str, Callable[[], Live]] = {
         for kind in StateKind
         for name, dtype in DTYPES.items()
     },
+    "timers-by-row": lambda: Timed(row_process_spec("node", ("key",), TimersByRow(), SCHEMA)),
+    "timers-by-batch": lambda: Timed(batch_process_spec("node", ("key",), TimersByBatch(), SCHEMA)),
     "with-timestamps": lambda: Holder(WithTimestampsSpec("ts")),
     "window-merge": lambda: Windows(pl.col("n").sum(), pl.col("n").max().alias("most"), may_combine=True),
     "window-buffer": lambda: Windows(pl.col("n").n_unique(), may_combine=False),
@@ -363,6 +405,9 @@ def small() -> Iterator[None]:
         patch.setattr(memory_rows, "_ENCODE_KEYS", 4)
         patch.setattr(memory_columns, "_ENCODE_ROWS", 4)
         patch.setattr(memory_columns, "_RENUMBER_MIN", 4)
+        patch.setattr(memory_timers, "_TAIL_ROWS", 16)
+        patch.setattr(memory_timers, "_RUNS_MERGED", 2)
+        patch.setattr(memory_timers, "_DUE_ROWS", 8)
         patch.setattr(memory_lists, "_POOL_FREE", 4)
         patch.setattr(memory_maps, "_DEAD_FREE", 4)
         patch.setattr(columns, "_HEAP_FREE", 4)

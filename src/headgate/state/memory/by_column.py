@@ -70,8 +70,10 @@ class MemoryColumnBackend:
         self._keys = keys
         self._index = make_key_index(keys.types)
         self._states: dict[StateDescriptor, State] = {d: self._made(d) for d in descriptors}
-        self._timers = {kind: MemoryColumnTimers(self._hashes) for kind in TimeKind} if has_timers else {}
-        self.timers = TimersByKind(*self._timers.values(), TimersMeta(0, False)) if has_timers else None
+        event_time, processing_time = MemoryColumnTimers(self._hashes), MemoryColumnTimers(self._hashes)
+        self.timers = TimersByKind(event_time, processing_time, TimersMeta(0, False)) if has_timers else None
+        held = {TimeKind.EVENT_TIME: event_time, TimeKind.PROCESSING_TIME: processing_time}
+        self._timers = held if has_timers else {}
         self._renumber_at = _RENUMBER_MIN
 
     def _made(self, descriptor: StateDescriptor) -> State:

@@ -65,8 +65,10 @@ class MemoryRowBackend:
     def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> None:
         self._keys = keys
         self._cells = {descriptor: MemoryCells() for descriptor in descriptors}
-        self._timers = {kind: MemoryRowTimers(keys) for kind in TimeKind} if has_timers else {}
-        self.timers = TimersByKind(*self._timers.values(), TimersMeta(0, False)) if has_timers else None
+        event_time, processing_time = MemoryRowTimers(keys), MemoryRowTimers(keys)
+        self.timers = TimersByKind(event_time, processing_time, TimersMeta(0, False)) if has_timers else None
+        held = {TimeKind.EVENT_TIME: event_time, TimeKind.PROCESSING_TIME: processing_time}
+        self._timers = held if has_timers else {}
 
     def cells(self, descriptor: StateDescriptor) -> MemoryCells:
         """See ``RowBackend``."""
