@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
-from headgate.sim.product import cancelling, induced, mixed, modes, overtaking, savepoints, streams
+from headgate.sim.product import cancelling, induced, mixed, modes, overtaking, savepoints, streams, timed
 from headgate.sim.product.coverage_table import measure, table, write
 from headgate.sim.product.run import Result, run_seed
 
@@ -21,6 +21,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "overtaking": overtaking.run_seed,
     "savepoints": savepoints.run_seed,
     "cancelling": cancelling.run_seed,
+    "timers": timed.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -46,6 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--overtaking", action="store_true", help="pipelines whose barriers overtake what waits")
     parser.add_argument("--savepoints", action="store_true", help="pipelines that are moved with savepoints")
     parser.add_argument("--cancelling", action="store_true", help="pipelines that do not retain their checkpoints")
+    parser.add_argument("--timers", action="store_true", help="pipelines whose functions have timers")
     chosen = parser.parse_args(arguments)
     if chosen.coverage:
         text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)

@@ -1,0 +1,282 @@
+"""Mutants of timers: lost, fired twice, early, elsewhere, out of order, not deleted; times that go wrong (TM1–TM12).
+
+Those that the simulator finds are used by ``tests.sim.product.test_timer_runs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+from tests.mutants.harness import assert_caught, patched
+from tests.operators.process import test_timers as tests
+
+from headgate.operators.base import WATERMARK_MAX_MS
+from headgate.operators.process import batch_timers, timed
+from headgate.operators.process.by_batch import BatchProcessOperator
+from headgate.operators.process.by_row import ProcessOperator
+from headgate.operators.process.timed import TimedOperator
+from headgate.operators.process.timers import OperatorTime, Timers
+from headgate.state.ipc import decode_batches
+from headgate.state.memory import by_column, rows
+from headgate.state.memory.column_timers import MemoryColumnTimers
+from headgate.state.memory.row_timers import MemoryRowTimers
+from headgate.state.timers import TIMERS, TimeKind, TimersMeta
+
+Patch = AbstractContextManager[None]
+
+
+@contextmanager
+def all_of(*patches: Patch) -> Iterator[None]:
+    if not patches:
+        yield
+        return
+    with patches[0], all_of(*patches[1:]):
+        yield
+
+
+# -- found by seeds of the simulator ----------------------------------------------------------------------------------
+
+
+def timers_are_lost_at_a_restore() -> Patch:
+    restore = {cls: cls.restore for cls in (rows.MemoryRowBackend, by_column.MemoryColumnBackend)}
+
+    def without(cls: Any) -> Callable[..., None]:
+        def restored(self: Any, sections: Mapping[str, memoryview], path: str, owner: Any) -> None:
+            restore[cls](self, {name: data for name, data in sections.items() if name != TIMERS}, path, owner)
+
+        return restored
+
+    return all_of(*(patched(cls, "restore", without(cls)) for cls in restore))
+
+
+def timers_fire_twice() -> Patch:
+    call_timer, append = ProcessOperator._call_timer, BatchProcessOperator._emit
+
+    def twice(self: Any, timer: Any, keys: list[Any], results: list[Any]) -> None:
+        call_timer(self, timer, keys, results)
+        results.extend(results[-len(keys) :])
+
+    def emit(self: Any, result: Any) -> None:
+        append(self, result)
+        if self._timers._firing is not None:
+            append(self, result)
+
+    return all_of(patched(ProcessOperator, "_call_timer", twice), patched(BatchProcessOperator, "_emit", emit))
+
+
+def timers_fire_before_their_time() -> Patch:
+    fire = TimedOperator._fire_event_time
+
+    def early(self: Any, watermark_ms: int, count: int) -> None:
+        fire(self, min(watermark_ms + 25, WATERMARK_MAX_MS), count)
+
+    return patched(TimedOperator, "_fire_event_time", early)
+
+
+def every_subtask_restores_all_timers() -> Patch:
+    def everywhere(original: Any) -> Callable[..., Any]:
+        def restored(sections: Any, section: Any, path: str, owner: Any) -> Any:
+            if section.name.startswith(TIMERS):
+                return decode_batches(sections[section.name], section.schema, path)
+            return original(sections, section, path, owner)
+
+        return restored
+
+    modules = (rows, by_column)
+    return all_of(*(patched(m, "restored_batches", everywhere(m.restored_batches)) for m in modules))  # type: ignore[attr-defined]
+
+
+def deleted_timers_stay() -> Patch:
+    nothing = lambda self, *a: None  # noqa: E731
+    return all_of(patched(MemoryRowTimers, "delete", nothing), patched(MemoryColumnTimers, "delete", nothing))
+
+
+def the_latest_timer_fires_first() -> Patch:
+    bring = MemoryColumnTimers._bring
+
+    def take(self: Any, until_ms: int, keys_max: int) -> Any:
+        due = [time for time in self.cells.keys() if time <= until_ms]  # noqa: SIM118
+        if not due:
+            return None
+        held = self.cells.get(max(due))
+        keys = list(held) if type(held) is dict else [held]
+        self._forget(max(due), len(keys))
+        return max(due), keys
+
+    def brought(self: Any, until_ms: int) -> None:
+        bring(self, until_ms)
+        self._due = self._due[0][::-1], self._due[1][::-1]
+
+    return all_of(patched(MemoryRowTimers, "take", take), patched(MemoryColumnTimers, "_bring", brought))
+
+
+def what_a_snapshot_has_is_what_is_left_of_the_due() -> Patch:
+    """A snapshot forgets timers that have not come into a run yet."""
+    freeze = MemoryColumnTimers.freeze
+
+    def frozen(self: Any) -> Any:
+        tail, self._tail = self._tail, self._tail[:-1]
+        found = freeze(self)
+        self._tail = tail
+        return found
+
+    return patched(MemoryColumnTimers, "freeze", frozen)
+
+
+# -- found by named tests ---------------------------------------------------------------------------------------------
+
+
+def the_watermark_goes_on_before_timers_fire() -> Patch:
+    on_watermark = TimedOperator.on_watermark
+
+    def first(self: Any, watermark_ms: int) -> None:
+        output, self.output = self.output, type("Silent", (), {"emit_watermark": lambda *a: None, "emit": None})()
+        output.emit_watermark(watermark_ms)
+        self.output.emit = output.emit
+        try:
+            on_watermark(self, watermark_ms)
+        finally:
+            self.output = output
+
+    return patched(TimedOperator, "on_watermark", first)
+
+
+def a_time_that_has_passed_fires_at_once() -> Patch:
+    begin = Timers.begin
+
+    def no_timer(self: Any, timer: Any) -> None:
+        begin(self, timer)
+        self._firing = None
+
+    return patched(Timers, "begin", no_timer)
+
+
+def what_waits_for_the_next_watermark_is_forgotten() -> Patch:
+    return all_of(*(patched(c, "_end_firing", lambda self: self._timers._waiting.clear()) for c in OPERATORS))
+
+
+def processing_time_is_the_date_of_the_moment() -> Patch:
+    def go_on_from(self: Any, time_ms: int) -> None:
+        return
+
+    return patched(OperatorTime, "go_on_from", go_on_from)
+
+
+def timers_fire_again_after_the_end() -> Patch:
+    found_in = TimersMeta.found_in
+
+    def running(sections: Any, path: str) -> Any:
+        found = found_in(sections, path)
+        return None if found is None else TimersMeta(found.processing_time_ms, False)
+
+    return patched(TimersMeta, "found_in", staticmethod(running))
+
+
+def a_tick_fires_all_that_is_due() -> Patch:
+    def on_tick(self: Any, now_ms: int) -> None:
+        while self._fire_some(TimeKind.PROCESSING_TIME, self._time.at_tick(now_ms)):
+            pass
+        self._end_firing()
+
+    return patched(TimedOperator, "on_tick", on_tick)
+
+
+def times_between_milliseconds_are_cut() -> Patch:
+    milliseconds = batch_timers.BatchTimers._milliseconds
+
+    def cut(self: Any, times: Any, rows_count: int) -> Any:
+        is_moments = getattr(getattr(times, "dtype", None), "time_unit", None) == "us"
+        return times.dt.epoch("ms") if is_moments else milliseconds(self, times, rows_count)
+
+    return patched(batch_timers.BatchTimers, "_milliseconds", cut)
+
+
+def keys_of_one_time_come_as_they_were_registered() -> Patch:
+    return patched(MemoryRowTimers, "_ordered", lambda self, keys: keys)
+
+
+def timers_without_a_function_are_dropped() -> Patch:
+    return patched(timed, "stored_rows", lambda sections, path: {})
+
+
+OPERATORS = (ProcessOperator, BatchProcessOperator)
+ROW = ("row",)
+NAMED: list[tuple[Callable[[], Patch], Callable[..., None], tuple[Any, ...]]] = [
+    (
+        the_watermark_goes_on_before_timers_fire,
+        tests.test_timers_fire_when_the_watermark_reaches_them_before_it_goes_on,
+        ROW,
+    ),
+    (
+        what_waits_for_the_next_watermark_is_forgotten,
+        tests.test_a_timer_registered_for_a_time_that_has_passed_fires_with_the_next_watermark,
+        ("batch", 0),
+    ),
+    (processing_time_is_the_date_of_the_moment, tests.test_processing_time_never_goes_back_over_a_restore, ROW),
+    (
+        timers_fire_again_after_the_end,
+        tests.test_at_the_end_all_timers_of_event_time_fire_and_none_of_processing_time,
+        ROW,
+    ),
+    (times_between_milliseconds_are_cut, tests.test_times_are_moments_too_and_never_early, (tests.MomentsByBatch(),)),
+    (
+        keys_of_one_time_come_as_they_were_registered,
+        tests.test_the_order_is_time_then_hash_of_the_key_however_they_were_registered,
+        ROW,
+    ),
+    (
+        timers_without_a_function_are_dropped,
+        tests.test_a_function_may_be_given_timers_later_but_not_lose_those_it_has,
+        (),
+    ),
+    (deleted_timers_stay, tests.test_a_deleted_timer_does_not_fire, ("batch",)),
+    (
+        every_subtask_restores_all_timers,
+        tests.test_timers_are_in_the_snapshot_and_fire_once_wherever_their_keys_are,
+        ROW,
+    ),
+]
+
+
+@pytest.mark.parametrize(("mutant", "test", "given"), NAMED, ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_timers_is_found_by_its_test(
+    mutant: Callable[[], Patch], test: Callable[..., None], given: tuple[Any, ...]
+) -> None:
+    test(*given)
+    assert_caught(mutant, test, *given)
+
+
+def test_a_tick_that_fires_all_that_is_due_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = tests.test_a_tick_fires_a_bounded_number_and_the_next_one_is_at_once
+    assert_caught(a_tick_fires_all_that_is_due, test, "row", monkeypatch)
+
+
+def test_a_time_that_has_passed_and_fires_at_once_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted bug would never come back from a watermark, so the function gives up after some calls."""
+    calls = 0
+    on_timer = tests.ByRow.on_timer
+
+    def counted(self: Any, timer: Any, context: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        assert calls < 100, "a watermark that never goes on"
+        return on_timer(self, timer, context)
+
+    monkeypatch.setattr(tests.ByRow, "on_timer", counted)
+    test = tests.test_a_timer_registered_for_a_time_that_has_passed_fires_with_the_next_watermark
+    assert_caught(a_time_that_has_passed_fires_at_once, test, "row", 0)
+
+
+def test_a_snapshot_without_the_newest_timers_is_caught() -> None:
+    def kept() -> None:
+        run = tests.harness("batch")
+        tests.register(run, (1, 10))
+        again = tests.harness("batch", states=[run.snapshot()])
+        again.operator.on_watermark(10)
+        assert tests.fired(again) == [(1, 10)]
+
+    kept()
+    assert_caught(what_a_snapshot_has_is_what_is_left_of_the_due, kept)
