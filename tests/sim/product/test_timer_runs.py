@@ -48,7 +48,7 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
     timers_are_lost_at_a_restore: (0,),
     timers_fire_twice: (0,),
     timers_fire_before_their_time: (0,),
-    every_subtask_restores_all_timers: (0,),
+    every_subtask_restores_all_timers: (6,),
     deleted_timers_stay: (0,),
     the_latest_timer_fires_first: (0,),
     what_a_snapshot_has_is_what_is_left_of_the_due: (0,),

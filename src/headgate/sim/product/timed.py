@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import polars as pl
 import pyarrow as pa
 
 import headgate as hg
+from headgate.model.manifest import Manifest
 from headgate.sim.machine.faults import Fault
+from headgate.sim.product.history import History
 from headgate.sim.product.records import OUT_OF_ORDER_MS, WINDOW_MS, Row
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.workloads import Branches, Values, Workload, draw_splits
+from headgate.state.timers import TIMERS, TimeKind
 
 REMINDER_MS = 1_001
 """From the end of a window to its reminder: no window ends then."""
@@ -27,6 +30,7 @@ NEXT_MS = 11
 REMINDERS = 3
 FLUSH_MS = 10**12
 RESCALE_RATE = 0.6
+EVENT_TIMERS = f"{TIMERS}.{TimeKind.EVENT_TIME.value}"
 
 
 def _end_of(time_ms: int) -> int:
@@ -190,12 +194,30 @@ class TimedRun(Run):
         if rng.random() < 0.8:  # somebody dies, and a new driver starts
             self.faults.on |= {rng.choice((Fault.DRIVER_CRASH, Fault.POWER_CUT, Fault.STOP)), Fault.WORKER_CRASH}
             self.faults.budget += 6
+        self._kills_left = rng.choice((1, 2, 4))
+        self.history = History(settings.checkpointing.retained, self._on_manifest)
 
     def start(self) -> None:
         """See ``Run``."""
         if self._rng.random() < RESCALE_RATE:
             self.settings.parallelism = self._rng.choice((1, 2, 3))
         super().start()
+
+    def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
+        """A checkpoint completes. Perhaps somebody dies, so that its timers are restored."""
+        self.harm.on_manifest(manifest, files)
+        has_timers = any(state.get(EVENT_TIMERS) for part in manifest.parts for state in (part.rows or {}).values())
+        if has_timers and self._kills_left and not self.faults.is_healed and self._rng.random() < 0.4:
+            self._kills_left -= 1
+            self.world.at(self._rng.randint(0, 10), self._kill)
+
+    def _kill(self) -> None:
+        """Mostly the driver: the next one may have another parallelism."""
+        drivers = [one.process for one in self.started if one.process.is_alive]
+        workers = [p for one in self.started for p in one.spark.workers if p.is_alive]
+        living = drivers if drivers and self._rng.random() < 0.7 else workers
+        if living and not self.faults.is_healed:
+            self._rng.choice(living).kill()
 
 
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
