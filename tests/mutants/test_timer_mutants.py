@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.mutants.harness import assert_caught, patched
 from tests.operators.process import test_timers as tests
+from tests.runtime.worker import test_subtask_runner
 
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.process import batch_timers, timed
@@ -19,6 +20,7 @@ from headgate.operators.process.by_batch import BatchProcessOperator
 from headgate.operators.process.by_row import ProcessOperator
 from headgate.operators.process.timed import TimedOperator
 from headgate.operators.process.timers import OperatorTime, Timers
+from headgate.runtime.worker.chain import Chain
 from headgate.state.ipc import decode_batches
 from headgate.state.memory import by_column, rows
 from headgate.state.memory.column_timers import MemoryColumnTimers
@@ -175,6 +177,10 @@ def timers_fire_again_after_the_end() -> Patch:
     return patched(TimersMeta, "found_in", staticmethod(running))
 
 
+def nobody_hears_of_the_last_barrier_before_a_stop() -> Patch:
+    return patched(Chain, "set_stopping", lambda self: None)
+
+
 def a_tick_fires_all_that_is_due() -> Patch:
     def on_tick(self: Any, now_ms: int) -> None:
         while self._fire_some(TimeKind.PROCESSING_TIME, self._time.at_tick(now_ms)):
@@ -230,6 +236,11 @@ NAMED: list[tuple[Callable[[], Patch], Callable[..., None], tuple[Any, ...]]] = 
     (
         timers_without_a_function_are_dropped,
         tests.test_a_function_may_be_given_timers_later_but_not_lose_those_it_has,
+        (),
+    ),
+    (
+        nobody_hears_of_the_last_barrier_before_a_stop,
+        test_subtask_runner.test_operators_are_told_when_the_last_barrier_before_a_stop_has_passed,
         (),
     ),
     (deleted_timers_stay, tests.test_a_deleted_timer_does_not_fire, ("batch",)),

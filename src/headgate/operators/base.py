@@ -76,6 +76,8 @@ class OperatorContext:
             trackers keep one watermark per origin. Written by the runtime.
         is_busy: True while the worker had no idle time lately (then buffering for throughput costs no latency
             that the queue would not cost anyway). Written by the runtime.
+        is_stopping: the last barrier before a stop has passed: what is sent from now on is not committed (GM3). Written
+            by the runtime.
         states: makes the state that the operator asks for when it is opened.
         diverts: the policy for bad records is to divert them (else ``Output.divert`` raises).
     """
@@ -92,6 +94,7 @@ class OperatorContext:
     diverts: bool = False
     flush_ms: int = 5
     wall_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms
+    is_stopping: bool = False
     states: StateFactory = field(default_factory=MemoryStates)
 
 

@@ -220,6 +220,15 @@ def test_a_tick_fires_a_bounded_number_and_the_next_one_is_at_once(form: str, mo
 
 
 @each
+def test_no_timer_of_processing_time_fires_behind_the_last_barrier_before_a_stop(form: str) -> None:  # TM7
+    run = harness(form)
+    register(run, (1, BORN_MS), kind="processing")
+    run.context.is_stopping = True
+    assert run.operator.next_tick_ms() is None
+    assert harness(form, states=[run.snapshot()]).operator.next_tick_ms() is not None, "but after the restore"
+
+
+@each
 def test_processing_time_never_goes_back_over_a_restore(form: str) -> None:  # TM8
     run = harness(form, begun_ms=5_000)
     register(run, (1, BORN_MS + 5_100), kind="processing")

@@ -470,6 +470,15 @@ def test_closing_closes_the_source() -> None:
     made.upload()
 
 
+def test_operators_are_told_when_the_last_barrier_before_a_stop_has_passed() -> None:  # TM7
+    made = Made(reader=Reader([batch(1), batch(2)]))
+    made.runner.step()
+    for checkpoint, is_last in ((6, False), (7, True)):
+        options = CheckpointOptions(is_last=is_last)
+        made.runner.handle(machine.TriggerReceived(CheckpointId(checkpoint), options))
+        assert {link.context.is_stopping for link in made.runner.chain.links} == {is_last}
+
+
 # GM3
 def test_a_source_sends_nothing_behind_the_last_barrier_before_a_stop() -> None:
     made = Made(reader=Reader([batch(1), batch(2)]))

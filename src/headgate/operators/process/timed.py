@@ -79,7 +79,7 @@ class TimedOperator(KeyedOperator):
     def next_tick_ms(self) -> int | None:
         """See ``Operator``."""
         timers = self._backend.timers
-        if timers is None or self._time.has_ended:
+        if timers is None or self._time.has_ended or self.context.is_stopping:
             return None
         due_ms = timers.processing_time.next_ms()
         return None if due_ms is None else self._time.tick_of(due_ms)

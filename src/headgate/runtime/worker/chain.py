@@ -234,6 +234,11 @@ class Chain:
         for context in self._context:
             context.is_busy = is_busy
 
+    def set_stopping(self) -> None:
+        """Tell every operator that the last barrier before a stop has passed."""
+        for context in self._context:
+            context.is_stopping = True
+
     def advance(self, watermark_ms: int) -> None:
         """Pass a watermark through the chain unless it has passed already."""
         if watermark_ms > self._watermark_ms:

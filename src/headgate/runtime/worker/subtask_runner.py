@@ -530,6 +530,8 @@ class SubtaskRunner:
         lists = self._hooks.snapshot(checkpoint)  # HL11: it may still change what the chain freezes
         savepoint = None if options.target is None else SavepointPart(options.target, self._copied(plain))
         self._frozen = FrozenSubtask(checkpoint, self.chain.freeze(), plain, sealed, lists, savepoint)
+        if options.is_last:
+            self.chain.set_stopping()
         if self._overtaking is not None:
             self._delays.frozen(checkpoint, self._overtaking.clock_ms())
         align_us = (begun_ns - self._align_started.pop(checkpoint, begun_ns)) // 1000
