@@ -39,6 +39,7 @@ SPECS = [
     "final-checkpoint",
     "restart",
     "state",
+    "timers",
     "reading-state",
     "loops",
     "security",

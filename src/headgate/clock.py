@@ -4,7 +4,7 @@ Whatever waits, paces, measures or finds somebody idle goes by ``monotonic_ms``.
 read, or the event time of a record that was made now: it is never compared and never subtracted, because daylight
 saving, a time server or an administrator may set it forward or back (W18). Everybody else is kept from reading the
 date by the linter. Neither reading is ever stored as a point in time of the runtime: a monotonic clock begins anew
-with each machine.
+with each machine. Users' timers of processing time are dates (TM8).
 """
 
 from __future__ import annotations

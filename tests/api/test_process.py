@@ -74,3 +74,32 @@ def test_process_takes_an_instance_of_a_process_function(function: Any) -> None:
     _, rows = made()
     with pytest.raises(hg.UsageError, match="operator 'process': an instance of a ProcessFunction or"):
         rows.key_by("service").process(function)
+
+
+@pytest.mark.parametrize("base", [hg.ProcessFunction, hg.BatchProcessFunction])
+def test_a_function_with_timers_in_a_loop_is_refused(base: Any) -> None:  # TM11
+    class Timed(base):  # type: ignore[misc]
+        def process(self, given: Any, context: Any) -> None:
+            return None
+
+        def on_timer(self, timer: Any, context: Any) -> None:
+            return None
+
+    def body(loop: hg.KeyedStream) -> tuple[hg.Stream, hg.Stream]:
+        step = loop.process(Timed(), name="timed")
+        return step, step
+
+    _, rows = made()
+    with pytest.raises(hg.UsageError, match=r"operator 'timed' has on_timer, but is in loop 'trips'"):
+        rows.key_by("service").iterate(body, name="trips")
+
+
+def test_timers_alone_are_state() -> None:  # TM6
+    class Timed(hg.ProcessFunction):
+        def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> None:
+            return None
+
+    pipeline, rows = made()
+    rows.key_by("service").process(Timed(), name="timed").sink(hg.Discard())
+    node = pipeline.definition().graph.node(NodeName("timed"))
+    assert node.state_text == "keyed state(keys service: large_string; timers)"

@@ -23,6 +23,7 @@ KNOWN = {
     "row_functions.py",
     "shop_audit.py",
     "shortest_paths.py",
+    "silence_alerts.py",
     "sqlite_sink.py",
     "windowed_counts.py",
 }

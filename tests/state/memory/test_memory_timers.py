@@ -180,7 +180,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestTimersAreWhatASetIs = Machine.TestCase
-TestTimersAreWhatASetIs.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestTimersAreWhatASetIs.settings = settings(max_examples=25, stateful_step_count=25)
 
 
 def test_the_groups_of_the_model_are_those_of_the_product() -> None:

@@ -1,4 +1,4 @@
-"""Timers as batch process functions see them: thousands of keys at once (TM10).
+"""Timers as batch process functions see them: thousands of keys at once (TM1, TM10).
 
 Counterpart: ``operators.process.by_batch``, which has them fire; ``state.timers``, which holds them.
 """

@@ -2,7 +2,7 @@
 
 What is drawn comes from a generator of its own; everything else a seed decides as without it. Each record of a key
 registers the timer of its window and a reminder behind it, which the window deletes or leaves; a reminder registers the
-next one. So what must come out follows from the records alone (TM2 to TM9). The verdict is that of exactly once.
+next one. So what must come out follows from the records alone (TM2 to TM9). The verdict is that of exactly once (SM60).
 """
 
 from __future__ import annotations

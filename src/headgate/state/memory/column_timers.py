@@ -3,7 +3,7 @@
 Counterpart: ``operators.process.by_batch``. Registering and deleting append to a tail; a full tail becomes a run,
 sorted by time and slot; runs of like size are merged, and of what was done to one timer the latest counts. So each
 timer is sorted a few times in its life, and nobody looks at timers that are not due. Arrays are never written twice:
-what is frozen refers to them (ST5).
+what is frozen refers to them (ST5, TM12).
 """
 
 from __future__ import annotations
