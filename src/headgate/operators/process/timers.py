@@ -172,6 +172,8 @@ def milliseconds(node: str, time: Any) -> int:
     Raises:
         UsageError: it is no time.
     """
+    if type(time) is int and WATERMARK_MIN_MS <= time <= WATERMARK_MAX_MS:
+        return time
     if isinstance(time, datetime):
         since = time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)
         return -(-since // _MS)

@@ -77,10 +77,14 @@ class MemoryRowTimers:
 
     def take(self, until_ms: int, keys_max: int) -> tuple[int, list[Any]] | None:
         """See ``RowTimers``. Keys of one time are sorted once, however many turns they take."""
-        time_ms = self.next_ms()
-        if time_ms is None or time_ms > until_ms:
-            return None
-        held = self.cells.get(time_ms)
+        heap, held = self._heap, None
+        while held is None:
+            if not heap or heap[0] > until_ms:
+                return None
+            time_ms = heap[0]
+            held = self.cells.get(time_ms)
+            if type(held) is not dict:
+                heappop(heap)
         if type(held) is not dict:
             self._forget(time_ms, 1)
             return time_ms, [held]
