@@ -13,11 +13,15 @@ import pytest
 from tests.operators.harness import BORN_MS, Harness
 
 import headgate as hg
+from headgate.codec.snapshot import decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
+from headgate.model.manifest import KeyGroups
 from headgate.operators.base import WATERMARK_MAX_MS, OperatorSpec, RestoredState
 from headgate.operators.catalog import process_spec
 from headgate.operators.process import by_batch, by_row, timed
 from headgate.operators.user_function import UserFunctionError
+from headgate.state import keyed
+from headgate.state.frozen import OwnedKeys
 from headgate.state.key_hash import hash_column
 
 SCHEMA = pa.schema([("key", pa.int64()), ("do", pa.large_string()), ("at", pa.int64())])
@@ -259,6 +263,67 @@ def test_at_the_end_all_timers_of_event_time_fire_and_none_of_processing_time(fo
     assert fired(more) == [(2, 0)], "more input has come, so time goes on"
 
 
+@each
+def test_more_input_after_the_end_may_register_what_fired_there(form: str) -> None:  # TM9
+    run = harness(form)
+    register(run, (1, 10), (2, 20))
+    run.operator.on_watermark(WATERMARK_MAX_MS)
+    run.operator.finish()
+    fired(run)
+    more = harness(form, states=[run.snapshot()])
+    more.operator.on_resumed()
+    register(more, (1, 10))
+    more.operator.on_watermark(5)
+    assert fired(more) == []
+    more.operator.on_watermark(WATERMARK_MAX_MS)
+    assert fired(more) == [(1, 10)]
+
+
+@each
+def test_where_one_former_subtask_had_ended_and_another_had_not_timers_go_on(form: str) -> None:  # TM9
+    runs = [harness(form, subtask=(index, 2)) for index in range(2)]
+    timers = [(key, 10) for key in range(20)]
+    for run in runs:
+        register(run, *(one for one in timers if owner(one[0], 2) == run.context.subtask_index))
+    runs[0].operator.on_watermark(WATERMARK_MAX_MS)
+    runs[0].operator.finish()
+    first = fired(runs[0])
+    both = harness(form, states=[run.snapshot() for run in runs])
+    both.operator.on_watermark(WATERMARK_MAX_MS)
+    assert sorted(first + fired(both)) == timers
+
+
+class Cut:
+    """A target that keeps the parts of a snapshot, which are cut as small as they can be."""
+
+    keys = OwnedKeys(KeyGroups(0, 128), 128)
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+
+    def put(self, chunks: Any, rows: Any, key_groups: Any = None, name: str = "") -> None:
+        self.parts.append(b"".join(bytes(memoryview(chunk)) for chunk in chunks))
+
+
+@each
+def test_a_snapshot_that_is_cut_by_key_group_has_each_timer_in_one_part(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # TM6
+    monkeypatch.setattr(keyed, "RANGE_BYTES_MIN", 64)
+    run = harness(form, begun_ms=7_000)
+    timers = [(key, 10 + key % 3) for key in range(200)]
+    register(run, *timers)
+    register(run, (1, BORN_MS + 7_005), kind="processing")
+    frozen, target = run.operator.freeze(), Cut()
+    assert frozen is not None
+    frozen.write_to(target)  # type: ignore[arg-type]
+    assert len(target.parts) > 4
+    again = harness(form, states=[RestoredState(0, 1, memoryview(part)) for part in target.parts], begun_ms=10)
+    assert again.operator.next_tick_ms() == 15
+    again.operator.on_watermark(20)
+    assert sorted(fired(again)) == sorted(timers)
+
+
 class Endless(hg.ProcessFunction):
     def process(self, row: dict[str, Any], context: hg.ProcessContext) -> None:
         context.timers.register_event_time(row["at"])
@@ -331,8 +396,6 @@ def test_a_function_may_be_given_timers_later_but_not_lose_those_it_has() -> Non
 def test_timers_of_an_unknown_version_are_refused() -> None:  # TM6
     run = harness("row")
     payload = bytes(run.snapshot().payload)
-    from headgate.codec.snapshot import decode_sections, encode_sections
-
     sections = {name: bytes(data) for name, data in decode_sections(memoryview(payload), "x").items()}
     sections["headgate.timers"] = sections["headgate.timers"].replace(b'"version": 1', b'"version": 2')
     changed = b"".join(bytes(memoryview(b)) for b in encode_sections({n: [d] for n, d in sections.items()}))
