@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.mutants.harness import assert_caught, patched
+from tests.operators.process import test_timer_histories
 from tests.operators.process import test_timers as tests
 from tests.runtime.worker import test_subtask_runner
 
@@ -200,6 +202,15 @@ def times_between_milliseconds_are_cut() -> Patch:
     return patched(batch_timers.BatchTimers, "_milliseconds", cut)
 
 
+def the_last_time_of_a_call_counts_for_all_its_keys() -> Patch:
+    """What is registered between the timers of a call waits, and fires late."""
+
+    def passed(self: Any, slots: Any) -> Any:
+        return np.full(len(slots), self._firing[2][-1])
+
+    return patched(batch_timers.BatchTimers, "_passed_ms", passed)
+
+
 def keys_of_one_time_come_as_they_were_registered() -> Patch:
     return patched(MemoryRowTimers, "_ordered", lambda self, keys: keys)
 
@@ -241,6 +252,11 @@ NAMED: list[tuple[Callable[[], Patch], Callable[..., None], tuple[Any, ...]]] = 
     (
         nobody_hears_of_the_last_barrier_before_a_stop,
         test_subtask_runner.test_operators_are_told_when_the_last_barrier_before_a_stop_has_passed,
+        (),
+    ),
+    (
+        the_last_time_of_a_call_counts_for_all_its_keys,
+        test_timer_histories.test_any_history_by_batch_fires_what_plain_python_fires,
         (),
     ),
     (deleted_timers_stay, tests.test_a_deleted_timer_does_not_fire, ("batch",)),
