@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.operators.partition import partition
-from headgate.state.key_hash import hash_column, hash_columns, is_key_type, key_groups
+from headgate.state.key_hash import hash_column, hash_columns, is_key_type, key_groups, value_hash
 from headgate.state.ownership import owned_rows
 
 ZERO, ONE = 16294208416658607535, 10451216379200822465
@@ -97,3 +99,20 @@ def test_a_batch_with_one_destination_is_not_copied(parallelism: int) -> None:
 def test_lists_and_structs_are_no_keys() -> None:  # KG1
     assert is_key_type(pa.duration("us"))
     assert not is_key_type(pa.large_list(pa.int64()))
+
+
+@given(st.sampled_from([pa.int64(), pa.uint64(), pa.int8()]), st.data())
+def test_one_number_hashes_as_a_column_of_it(dtype: pa.DataType, data: st.DataObject) -> None:  # KG2
+    limits = np.iinfo(dtype.to_pandas_dtype())
+    value = data.draw(st.integers(int(limits.min), int(limits.max)))
+    found = value_hash(dtype)
+    assert found is not None
+    assert found(value) == int(hash_column(pa.array([value], dtype))[0])
+
+
+@given(st.text())
+def test_one_text_hashes_as_a_column_of_it(value: str) -> None:  # KG4
+    found = value_hash(pa.large_string())
+    assert found is not None
+    assert found(value) == int(hash_column(pa.array([value], pa.large_string()))[0])
+    assert value_hash(pa.float64()) is None

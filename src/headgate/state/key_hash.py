@@ -6,7 +6,7 @@ here makes existing checkpoints unreadable at another parallelism. Never uses Py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +24,7 @@ NULL_HASH = np.uint64(0x6E756C6C6B657921)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_MASK = (1 << 64) - 1
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
@@ -124,6 +125,23 @@ def hash_columns(batch: pa.RecordBatch, names: Sequence[str]) -> Hashes:
         combined = combined * _MIX_1
         combined ^= hash_column(batch.column(name))
     return mix(combined)
+
+
+def value_hash(dtype: pa.DataType) -> Callable[[Any], int] | None:
+    """Return what hashes one Python value as ``hash_column`` does; None where only a column can be hashed.
+
+    For a few values: a column of one takes longer than the value.
+    """
+    if pa.types.is_large_string(dtype):
+        return lambda value: xxhash.xxh3_64_intdigest(value.encode())
+    return _mixed if pa.types.is_integer(dtype) else None
+
+
+def _mixed(word: int) -> int:
+    z = (word + 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
 
 
 def key_groups(hashes: Hashes, max_parallelism: int) -> npt.NDArray[np.int64]:

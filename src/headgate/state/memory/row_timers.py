@@ -15,11 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from headgate.state.descriptors import KeyColumns, Section
-from headgate.state.key_hash import hash_columns
+from headgate.state.key_hash import hash_columns, value_hash
 from headgate.state.memory.cells import FrozenCells, MemoryCells
 
 _STALE_FREE = 1_024
 """So many times without timers the heap may always have."""
+
+_HASHED_ONE_BY_ONE = 32
+"""Up to so many keys are hashed without making a column of them."""
 
 
 class MemoryRowTimers:
@@ -27,6 +30,7 @@ class MemoryRowTimers:
 
     def __init__(self, keys: KeyColumns) -> None:
         self._key_columns = keys
+        self._hash = value_hash(keys.types[0]) if len(keys.types) == 1 else None
         self.cells = MemoryCells()
         self._heap: list[int] = []
         self._times_count = 0
@@ -112,6 +116,8 @@ class MemoryRowTimers:
 
     def _ordered(self, keys: list[Any]) -> list[Any]:
         """Return keys in the order of their hashes (TM5)."""
+        if self._hash is not None and len(keys) <= _HASHED_ONE_BY_ONE:
+            return sorted(keys, key=self._hash)
         columns = key_arrays(self._key_columns, keys)
         batch = pa.RecordBatch.from_arrays(columns, names=self._key_columns.section_names)
         order = np.argsort(hash_columns(batch, self._key_columns.section_names), kind="stable")
