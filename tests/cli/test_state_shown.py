@@ -103,7 +103,8 @@ def test_rows_are_chosen_by_key_condition_and_column(root: Path) -> None:  # RS1
         (["golden", "sums", "x"], "operator 'sums' has no state 'x'"),
         (["golden", "--where", "key = 1"], "name its operator"),
         (["golden", "--id", "3"], "has no checkpoint 3 in .*; there is 4, 5"),
-        (["silver"], "there is neither a savepoint nor a checkpoint at"),
+        (["silver"], "neither a savepoint nor a checkpoint at .*/silver; .*; beside it are the checkpoints of golden"),
+        ([""], "the path is empty; give the path of a savepoint"),
     ],
 )
 def test_what_cannot_be_shown_is_one_sentence(root: Path, arguments: list[str], sentence: str) -> None:  # RS14

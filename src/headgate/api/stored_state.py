@@ -5,12 +5,14 @@ Counterpart: ``runtime.stored_state``. ``spark.state_source`` and ``cli.state`` 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import polars as pl
 import pyarrow as pa
 
+from headgate.errors import UsageError
 from headgate.model.progress import Location
 from headgate.runtime.stored_state.catalog import StoredState, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
@@ -46,7 +48,7 @@ def state_catalog(path: Location, *, id: int | None = None) -> pl.DataFrame:
         CorruptionError: something is damaged.
         StorageError: it was removed meanwhile, or cannot be read.
     """
-    checkpoint = find(str(path), id)
+    checkpoint = _found(path, id)
     rows = [catalog_row(state) for state in states_of(checkpoint, checkpoint.storage())]
     return pl.DataFrame(rows, schema=_CATALOG)
 
@@ -119,6 +121,14 @@ def catalog_row(state: StoredState) -> dict[str, Any]:
     }
 
 
+def _found(path: Location, id: int | None) -> StoredCheckpoint:
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"path must be a path or URL, such as 'checkpoints/orders', not {path!r}")
+    if id is not None and (not isinstance(id, int) or isinstance(id, bool)):
+        raise UsageError(f"id must be the number of a checkpoint, not {id!r}")
+    return find(os.fspath(path), id)
+
+
 class _Reading:
     """One state of one checkpoint, and what of it is wanted."""
 
@@ -132,7 +142,10 @@ class _Reading:
         keys: Iterable[Any] | None,
         groups: Iterable[int] | None,
     ) -> None:
-        self._checkpoint: StoredCheckpoint = find(str(path), id)
+        for what, name in (("operator", operator), ("state", state or "")):
+            if not isinstance(name, str):
+                raise UsageError(f"{what} must be a name, not {name!r}; state_catalog(path) lists what there is")
+        self._checkpoint: StoredCheckpoint = _found(path, id)
         self._storage: Storage = self._checkpoint.storage()
         self._state = state_named(self._checkpoint, self._storage, operator, state)
         key_groups_count = self._checkpoint.manifest.max_parallelism

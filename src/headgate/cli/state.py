@@ -106,7 +106,7 @@ def show(
 
 def _location(path: str, directory: str) -> str:
     """Return where ``path`` is: what it says, unless it is a word that only means a pipeline in ``directory``."""
-    if "/" in path or "\\" in path:
+    if not path or "/" in path or "\\" in path:
         return path
     here = local_directory(absolute_location(path))
     if here is None or any((here / name).exists() for name in ("savepoint", "log")):

@@ -140,7 +140,13 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
 
 
 def register_state_source(spark: Any) -> None:
-    """Make ``spark.read.format("headgate-state")`` known to a session, and let it hand filters to Python sources."""
+    """Make ``spark.read.format("headgate-state")`` known to a session, and let it hand filters to Python sources.
+
+    Raises:
+        UsageError: it is no session.
+    """
+    if not hasattr(spark, "dataSource"):
+        raise UsageError(f"register_state_source needs the SparkSession that shall read, not {spark!r}")
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(StateDataSource)
 

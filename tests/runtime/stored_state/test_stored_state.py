@@ -405,6 +405,40 @@ def test_records_in_flight_are_shown_as_such(tmp_path: Path) -> None:  # RS12
     ]
 
 
+@pytest.mark.parametrize("name", ["timers-by-row", "timers-by-batch"])
+def test_timers_are_shown_beside_the_states_that_were_declared(tmp_path: Path, name: str) -> None:  # RS15
+    written = Written(tmp_path)
+    live = made(name)
+    written.complete(1, {"node": text_of(live)}, [state(live.freeze())])
+    kinds = {row["state"]: (row["kind"], row["keys"]) for row in hg.state_catalog(written.path).rows(named=True)}
+    kept = {f"headgate.timers.{kind}_time": ("timers", ["key"]) for kind in ("event", "processing")}
+    declared = {"s": ("value", ["key"])} if name == "timers-by-batch" else {}
+    assert kinds == {"headgate.timers": ("facts", []), **kept, **declared}
+    timers = hg.read_state(written.path, "node", "headgate.timers.event_time")
+    assert timers.columns == ["key", "time_ms"]
+    key = timers["key"][0]
+    assert hg.read_state(written.path, "node", "headgate.timers.event_time", keys=[key]).equals(
+        timers.filter(pl.col("key") == key)
+    )
+    if declared:
+        assert hg.read_state(written.path, "node").columns == ["key", "value"]  # no name is needed
+
+
+def test_a_key_that_arrow_would_round_is_none(tmp_path: Path) -> None:  # RS7
+    written = by_value(tmp_path)
+    assert hg.read_state(written.path, "node", keys=[3.0]).rows() == [(3, 22)]
+    with pytest.raises(UsageError, match=r"a key of operator 'node' is \(key: int64\), not 3.5"):
+        hg.read_state(written.path, "node", keys=[3.5])
+
+
+@pytest.mark.parametrize("path", [None, 5, ""])
+def test_what_is_no_path_is_said(path: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()  # where the test stands there would be a pipeline
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"path must be a path or URL|the path is empty; give the path of a savepoint"):
+        hg.state_catalog(path)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -420,7 +454,17 @@ def test_records_in_flight_are_shown_as_such(tmp_path: Path) -> None:  # RS12
         ({"operator": "node", "state": "s", "keys": ["a"]}, r"a key of operator 'node' is \(key: int64\)"),
         ({"operator": "node", "state": "s", "keys": [None]}, r"a key of operator 'node' is \(key: int64\), not"),
         ({"operator": "node", "state": "s", "keys": [2**70]}, r"a key of operator 'node' is \(key: int64\)"),
-        ({"operator": "node", "state": "s", "key_groups": [16]}, r"there are the key groups 0 to 15, but \[16\]"),
+        ({"operator": "node", "state": "s", "key_groups": [16]}, r"there are the key groups 0 to 15, but 16 is"),
+        ({"operator": "node", "state": "s", "key_groups": ["3"]}, r"there are the key groups 0 to 15, but '3' is"),
+        ({"operator": "node", "state": "s", "key_groups": 3}, r"key_groups must be a list, such as \[3\], not 3"),
+        ({"operator": "node", "state": "s", "keys": 3}, r"keys must be a list, such as \[3\], not 3"),
+        ({"operator": "node", "state": "s", "keys": "ab"}, r"keys must be a list, such as \['ab'\]"),
+        ({"operator": "node", "state": "s", "keys": [1.5]}, r"a key of operator 'node' is \(key: int64\), not 1.5"),
+        ({"operator": "node", "state": "s", "columns": 3}, r"columns must be a list of names, such as"),
+        ({"operator": None}, r"operator must be a name, not None; state_catalog\(path\) lists what there is"),
+        ({"operator": "node", "state": 5}, r"state must be a name, not 5"),
+        ({"operator": "node", "id": "1"}, r"id must be the number of a checkpoint, not '1'"),
+        ({"operator": "node", "id": True}, r"id must be the number of a checkpoint, not True"),
         (
             {"operator": "node", "state": "texts", "keys": [1]},
             r"'texts' of operator 'node' has no key to choose rows by",

@@ -19,7 +19,7 @@ from headgate.runtime.stored_state.places import StoredCheckpoint
 from headgate.runtime.stored_state.shapes import Kind, Shape
 from headgate.storage.base import Storage
 
-BESIDE = (Kind.FACTS, Kind.ROUNDS)
+BESIDE = (Kind.FACTS, Kind.ROUNDS, Kind.TIMERS)
 """What operators keep beside their state: it is shown when it is asked for by name."""
 
 

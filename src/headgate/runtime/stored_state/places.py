@@ -19,6 +19,10 @@ from headgate.runtime.checkpoints.snapshots import read_part, storage_at
 from headgate.storage.backends import absolute_location, local_directory
 from headgate.storage.base import NotFound, Storage
 
+_PLACES = (
+    "the path of a savepoint, DIRECTORY/PIPELINE for the newest checkpoint of a pipeline, or DIRECTORY/PIPELINE/chk-ID"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
@@ -103,6 +107,8 @@ def find(path: str, checkpoint: int | None = None) -> StoredCheckpoint:
         CorruptionError: the newest one cannot be told, because the log is damaged (RS2); or it is damaged itself.
         StorageError
     """
+    if not path:
+        raise UsageError(f"the path is empty; give {_PLACES}")
     url = absolute_location(path)
     savepoint = savepoint_at(url)
     if savepoint is not None:
@@ -128,7 +134,7 @@ def _in_log(url: str, log: NamedLog) -> StoredCheckpoint:
         _refuse_damage_behind(observed, manifests)
     found = next((m for m in manifests if log.checkpoint in (None, m.checkpoint)), None)
     if found is None and not observed.entries:
-        raise UsageError(_nothing_at(url, _pipelines_below(url)))
+        raise UsageError(_nothing_at(url))
     if found is None:
         wanted = "completed checkpoint" if log.checkpoint is None else f"checkpoint {log.checkpoint}"
         there = ", ".join(str(m.checkpoint) for m in reversed(manifests)) or "none"
@@ -158,9 +164,8 @@ def _pipelines_below(url: str) -> list[str]:
     return [] if local is None else sorted(log.parent.name for log in local.glob("*/log"))
 
 
-def _nothing_at(url: str, others: Sequence[str] = ()) -> str:
-    below = f"; below it are the checkpoints of {', '.join(others)}" if others else ""
-    return (
-        f"there is neither a savepoint nor a checkpoint at {url}; give the path of a savepoint, DIRECTORY/PIPELINE for "
-        f"the newest checkpoint of a pipeline, or DIRECTORY/PIPELINE/chk-ID{below}"
-    )
+def _nothing_at(url: str) -> str:
+    """Return what is said where nothing is, with the pipelines that are near it."""
+    others = {"below": _pipelines_below(url), "beside": _pipelines_below(url.rstrip("/").rpartition("/")[0] or "/")}
+    found = next((f"; {where} it are the checkpoints of {', '.join(o)}" for where, o in others.items() if o), "")
+    return f"there is neither a savepoint nor a checkpoint at {url}; give {_PLACES}{found}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -65,14 +66,19 @@ def selection(
     Raises:
         UsageError: there is no such column, the state has no key, or a key is of another type.
     """
+    for name, several in (("keys", keys), ("key_groups", groups)):
+        if several is not None and not _is_list(several):
+            raise UsageError(f"{name} must be a list, such as [{several!r}], not {several!r}")
     schema = state.shape.shown if columns is None else _chosen(state, columns)
     if keys is None and groups is None:
         return Selection(schema)
     if not state.shape.keys:
         raise UsageError(f"state '{state.name}' of operator '{state.operator}' has no key to choose rows by")
     chosen = None if groups is None else frozenset(groups)
-    if chosen is not None and any(not 0 <= group < max_parallelism for group in chosen):
-        raise UsageError(f"there are the key groups 0 to {max_parallelism - 1}, but {sorted(chosen)} are asked for")
+    wrong = [group for group in chosen or () if type(group) is not int or not 0 <= group < max_parallelism]
+    if wrong:
+        asked = ", ".join(sorted(map(repr, wrong)))
+        raise UsageError(f"there are the key groups 0 to {max_parallelism - 1}, but {asked} is asked for")
     if keys is None:
         return Selection(schema, None, chosen)
     wanted = _wanted(state, keys)
@@ -107,7 +113,7 @@ def batches_of(
 
 def _chosen(state: StoredState, columns: Sequence[str]) -> pa.Schema:
     every = state.shape.all
-    if isinstance(columns, str) or not columns:
+    if not _is_list(columns) or not columns:
         raise UsageError(f"columns must be a list of names, such as {every.names[:2]}, not {columns!r}")
     for name in columns:
         if name not in every.names:
@@ -124,13 +130,25 @@ def _wanted(state: StoredState, keys: Iterable[Any]) -> pa.RecordBatch:
     rows = [key if len(fields) > 1 else (key,) for key in keys]
     described = ", ".join(f"{n}: {f.type}" for n, f in zip(state.shape.shown_keys, fields, strict=True))
     for row in rows:
-        if not isinstance(row, tuple | list) or len(row) != len(fields) or any(value is None for value in row):
-            raise UsageError(f"a key of operator '{state.operator}' is ({described}), not {row!r}")
+        if not isinstance(row, tuple | list) or len(row) != len(fields) or not all(map(_may_be, row, fields)):
+            given = row if len(fields) > 1 else row[0]
+            raise UsageError(f"a key of operator '{state.operator}' is ({described}), not {given!r}")
     try:
         columns = [pa.array([row[i] for row in rows], field.type) for i, field in enumerate(fields)]
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise UsageError(f"a key of operator '{state.operator}' is ({described}): {error}") from None
     return pa.RecordBatch.from_arrays(columns, names=list(state.shape.keys))
+
+
+def _is_list(several: object) -> bool:
+    return isinstance(several, Iterable) and not isinstance(several, str | bytes)
+
+
+def _may_be(value: Any, field: pa.Field) -> bool:
+    """Whether ``value`` may be a key. Arrow would take 1.5 for 1, and a moment for its day: those are other keys."""
+    if pa.types.is_integer(field.type) and isinstance(value, float | np.floating):
+        return float(value).is_integer()
+    return value is not None and not (pa.types.is_date(field.type) and isinstance(value, datetime))
 
 
 def _kept(batch: pa.RecordBatch, shape: Shape, wanted: Selection, max_parallelism: int) -> pa.RecordBatch:

@@ -15,6 +15,7 @@ from enum import Enum
 import pyarrow as pa
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
+from headgate.state.timers import TIMERS
 
 SUBTASK, KEY_GROUP = "_subtask", "_key_group"
 """Columns that any state can be asked for: which subtask had the row, and the key group of its key."""
@@ -43,6 +44,7 @@ class Kind(Enum):
     POSITIONS = "positions"
     COMMITTABLES = "committables"
     ROUNDS = "rounds"
+    TIMERS = "timers"
     FACTS = "facts"
     BYTES = "bytes"
 
@@ -119,10 +121,12 @@ def _declared(text: str, name: str, schema: pa.Schema) -> Shape:
     stored = tuple(n for i, n in enumerate(schema.names) if n == f"key{i}" and n not in (MAP_KEY, "value"))
     types = [re.escape(str(schema.field(key).type)) for key in stored]
     pattern = ", ".join(f"(.+?): {dtype}" for dtype in types)
-    found = re.match(rf"keyed state\(keys {pattern}; (?:value|list|map) ", text, re.DOTALL)
+    found = re.match(rf"keyed state\(keys {pattern}; (?:(?:value|list|map) |timers\))", text, re.DOTALL)
     rest = tuple(schema.names[len(stored) :])
     is_clear = found is not None and not any(": " in name or "; " in name for name in found.groups())
     keys = _apart(stored, found.groups(), rest) if found is not None and is_clear else stored
+    if name.startswith(f"{TIMERS}."):  # RS15
+        return Shape(Kind.TIMERS, schema, stored, (*keys, *rest))
     declared = text.partition("; operator state(")[0]
     kind = Kind.MAP if MAP_KEY in rest else Kind.LIST if f"; list {name}: " in declared else Kind.VALUE
     return Shape(kind, schema, stored, (*keys, *rest))
