@@ -51,7 +51,7 @@ def cancelled(root: Path, ending: str) -> str | Exception:
     ("ending", "sentence"),
     [
         ("CANCELLED", "p: cancelled, and its checkpoints are removed\n"),
-        ("STOPPED", "p: stopped; the same command continues from checkpoint 5\n"),
+        ("STOPPED", "p: cancelled; started again, it continues from checkpoint 5\n"),
     ],
 )
 def test_a_pipeline_is_cancelled_and_waited_for(tmp_path: Path, ending: str, sentence: str) -> None:  # C70

@@ -126,7 +126,7 @@ def test_json_is_for_programs(root: Path) -> None:
 def test_what_is_not_there_is_said(root: Path) -> None:
     with pytest.raises(UsageError, match="the pipelines in this directory are: counts"):
         told("list", "other", "--dir", str(root))
-    with pytest.raises(UsageError, match="has not checkpoint 9; there is 1, 2"):
+    with pytest.raises(UsageError, match="has no checkpoint 9; there is 1, 2"):
         told("show", "counts", "9", "--dir", str(root))
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import typer
 from tests.store.test_store_looking import GOLDEN, content
 from typer.testing import CliRunner
 
@@ -31,13 +33,47 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"headgate {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "command", [[], ["run"], ["doctor"], ["checkpoints"], ["checkpoints", "list"], ["streams"], ["stop"]]
-)
-def test_every_command_has_help(command: list[str]) -> None:
-    result = CliRunner().invoke(cli.app, [*command, "--help"])
+def commands(app: typer.Typer = cli.app, *above: str) -> list[list[str]]:
+    """Every command and group that is shown, below ``app`` itself."""
+    found = [[*above, command.name or ""] for command in app.registered_commands if not command.hidden]
+    for group in app.registered_groups:
+        assert group.typer_instance is not None
+        found += commands(group.typer_instance, *above, group.name or "")
+    return [[*above], *found]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_every_command_has_help_that_fits_a_narrow_terminal(command: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, [*command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
     assert result.exit_code == 0
     assert "Usage" in result.output
+    assert "… │" not in result.output  # nothing is cut
+
+
+def test_paragraphs_of_the_help_flow() -> None:
+    result = CliRunner().invoke(cli.app, ["run", "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    text = result.output[: result.output.index("Arguments")].splitlines()
+    for line, following in itertools.pairwise(text):
+        if line.strip() and following.strip() and line[1] != "╭":
+            first_word = following.split()[0]
+            assert len(line.rstrip()) + 1 + len(first_word) > 78, (line, following)
+
+
+@pytest.mark.parametrize(
+    "command", ["stop", "cancel", "checkpoints list", "checkpoints show", "checkpoints take", "savepoints take"]
+)
+def test_what_cannot_be_a_pipeline_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for name in ("", "../x"):
+        assert run(monkeypatch, *command.split(), name, *(["/tmp/x"] if command == "savepoints take" else [])) == 2
+        assert "a pipeline must be named with 1 to 100 letters, digits, '.', '_' or '-', " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c[:1] in (["run"], ["stop"], ["cancel"])])
+def test_the_directory_of_checkpoints_is_called_dir_everywhere(command: list[str]) -> None:
+    result = CliRunner().invoke(cli.app, [*command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+    assert "--dir" in result.output
 
 
 def test_wrong_use_is_one_sentence_and_exit_code_2(

@@ -66,7 +66,7 @@ def test_a_savepoint_is_taken_on_request_and_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "drains", "sentence"),
     [
-        ([], False, "p: stopped; the same command continues from checkpoint 7\n"),
+        ([], False, "p: stopped; started again, it continues from checkpoint 7\n"),
         (["--drain"], True, "p: drained; everything that was read is processed (final checkpoint 7)\n"),
     ],
 )

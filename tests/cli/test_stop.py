@@ -35,7 +35,7 @@ def ended(ending: Ending, checkpoint: int | None = 5, reason: str = "") -> LockH
 @pytest.mark.parametrize(
     ("option", "sentence"),
     [
-        ([], "p: stopped; the same command continues from checkpoint 5\n"),
+        ([], "p: stopped; started again, it continues from checkpoint 5\n"),
         (["--drain"], "p: drained; everything that was read is processed (final checkpoint 5)\n"),
     ],
 )
@@ -69,7 +69,7 @@ def test_an_object_store_is_refused() -> None:
 
 def test_the_help_names_every_option() -> None:
     result = CliRunner().invoke(cli.app, ["stop", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    for word in ("--drain", "--checkpoints", "does not continue"):
+    for word in ("--drain", "--dir,--checkpoints", "does not continue"):
         assert word in result.output
 
 
@@ -77,7 +77,7 @@ def test_the_help_names_every_option() -> None:
     ("how", "sentence"),
     [
         (ended(Ending.FINISHED), "finished; all its input had ended (final checkpoint 5)"),
-        (ended(Ending.STOPPED, None), "stopped; the same command continues"),
+        (ended(Ending.STOPPED, None), "stopped; started again, it continues"),
         (ended(Ending.REPLACED), "ended, and has been started again"),
     ],
 )
@@ -88,7 +88,7 @@ def test_an_end_is_one_sentence(how: LockHolder, sentence: str) -> None:
 @pytest.mark.parametrize(
     ("how", "drain", "sentence"),
     [
-        (ended(Ending.STOPPED), True, "stopped before it had drained; the same command continues from checkpoint 5"),
+        (ended(Ending.STOPPED), True, "stopped before it had drained; started again, it continues from checkpoint 5"),
         (
             ended(Ending.FAILED, None, "operator 'map' failed"),
             False,

@@ -127,7 +127,7 @@ def test_headgate_stop_stops_and_later_drains_a_pipeline_of_another_terminal(spe
     children: list[Child] = []
     try:
         for options, outcome in (
-            ((), "stopped; the same command continues from checkpoint "),
+            ((), "stopped; started again, it continues from checkpoint "),
             (("--drain",), "drained; "),
         ):
             child = Child(command_line(program, what), tmp_path / "driver")

@@ -78,7 +78,7 @@ def test_a_kept_pipeline_stops_and_drains_as_any_other(
     if how == "headgate stop":
         command = [sys.executable, "-m", "headgate.cli.main", "stop", "kept", "--checkpoints", here.checkpoints]
         asked = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=STARTED_S)
-        assert (asked.returncode, "stopped; the same command continues" in asked.stdout) == (0, True), asked
+        assert (asked.returncode, "stopped; started again, it continues" in asked.stdout) == (0, True), asked
     elif how == "Ctrl-C":
         os.killpg(kept.pid, signal.SIGINT)
     else:

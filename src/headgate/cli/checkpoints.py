@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
+from headgate.cli.options import AnyPipelineArgument, DirOption, JsonOption, PipelineArgument
 from headgate.cli.text import duration_text, size_text, time_text
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.errors import PipelineFailed, UsageError
@@ -36,15 +37,10 @@ LOOK_S = 0.05
 
 app = typer.Typer(help="Completed checkpoints of pipelines.", no_args_is_help=True)
 
-DirOption = Annotated[
-    str, typer.Option("--dir", help="Directory or URL of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT)
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 
 @app.command("list")
 def list_checkpoints(
-    pipeline: Annotated[str | None, typer.Argument(help="Name of a pipeline; without it, all are listed.")] = None,
+    pipeline: AnyPipelineArgument = None,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,7 +62,7 @@ def list_checkpoints(
 
 @app.command("show")
 def show_checkpoint(
-    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    pipeline: PipelineArgument,
     checkpoint: Annotated[int | None, typer.Argument(help="Id of the checkpoint; default is the newest.")] = None,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
     as_json: JsonOption = False,
@@ -76,8 +72,8 @@ def show_checkpoint(
     found = [m for m in manifests if checkpoint in (None, m.checkpoint)]
     if not found:
         there = ", ".join(str(m.checkpoint) for m in reversed(manifests)) or "none"
-        what = "a completed checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
-        raise UsageError(f"pipeline '{pipeline}' has not {what}; there is {there}")
+        what = "completed checkpoint" if checkpoint is None else f"checkpoint {checkpoint}"
+        raise UsageError(f"pipeline '{pipeline}' has no {what}; there is {there}")
     manifest = found[0]
     if as_json:
         typer.echo(json.dumps({**manifest_fields(manifest), "subtasks": subtask_fields(manifest)}))
@@ -87,7 +83,7 @@ def show_checkpoint(
 
 @app.command("take")
 def take(
-    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    pipeline: PipelineArgument,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
     """Have a pipeline that runs on this machine take a checkpoint now, and wait until it is completed."""
@@ -99,7 +95,7 @@ def take(
 
 @app.command("discard")
 def discard(
-    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    pipeline: PipelineArgument,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

@@ -13,6 +13,7 @@ import typer
 from headgate import __version__
 from headgate.cli import checkpoints, doctor, run, savepoints, sinks, state, stop, streams
 from headgate.cli.failures import report
+from headgate.cli.options import let_help_flow
 from headgate.errors import HeadgateError, UsageError
 
 app = typer.Typer(
@@ -43,6 +44,9 @@ def savepoint() -> None:
 def rescale() -> None:
     """There is no command for it."""
     raise UsageError("to change the parallelism, stop the pipeline and start it with headgate run --parallelism N")
+
+
+let_help_flow(app)
 
 
 def _version(is_wanted: bool) -> None:

@@ -71,7 +71,9 @@ def run(
     stop' sends either from another terminal.
 
     With --supervised a driver that died, or failed in a way that may pass, is started again. Signals to the supervisor
-    are for the driver.
+    are for the driver. --restart says when: none, fixed-delay:attempts=3,delay=5s,
+    failure-rate:failures=3,interval=1m,delay=1s, or exponential-delay:initial=100ms,maximum=1m, which also takes
+    multiplier=2, reset_after=1m, jitter=0.1 and attempts=9.
 
     With --standby the same command on another machine, with the same checkpoint directory or object store, waits until
     the driver that runs gives no sign of life for 5 s, and goes on in its place. It does not start what its user

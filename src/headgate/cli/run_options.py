@@ -22,7 +22,8 @@ ParallelismOption: TypeAlias = Annotated[
     int | None, typer.Option("--parallelism", "-p", help="Subtasks of each operator.")
 ]
 CheckpointDirOption: TypeAlias = Annotated[
-    str | None, typer.Option(help="Directory or URL of the checkpoints, instead of the program's.")
+    str | None,
+    typer.Option("--dir", "--checkpoint-dir", help="Directory or URL of the checkpoints, instead of the program's."),
 ]
 FromOption: TypeAlias = Annotated[
     str | None,
@@ -55,9 +56,7 @@ StandbyOption: TypeAlias = Annotated[
 RestartOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="When --supervised starts a driver again: none, fixed-delay:attempts=3,delay=5s, "
-        "failure-rate:failures=3,interval=1m,delay=1s, or "
-        "exponential-delay:initial=100ms,maximum=1m,multiplier=2,reset_after=1m,jitter=0.1,attempts=9.",
+        help="When --supervised starts a driver again; the strategies are above.",
         show_default=RESTART_DEFAULT,
     ),
 ]

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
-from headgate.cli.checkpoints import DirOption, JsonOption, asked, manifest_fields, print_manifest, subtask_fields
+from headgate.cli.checkpoints import asked, manifest_fields, print_manifest, subtask_fields
+from headgate.cli.options import DirOption, JsonOption, PipelineArgument
 from headgate.cli.text import size_text, time_text
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.savepoint import SAVEPOINT_VERSION, Savepoint
@@ -25,7 +26,7 @@ app = typer.Typer(help="Savepoints of pipelines.", no_args_is_help=True)
 
 @app.command("take")
 def take(
-    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    pipeline: PipelineArgument,
     path: Annotated[str, typer.Argument(help="An empty or new directory, or a URL.")],
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.api.stored_state import catalog_row
-from headgate.cli.checkpoints import DirOption
+from headgate.cli.options import DirOption
 from headgate.cli.streams_text import text_lines
 from headgate.cli.text import count_text, size_text, time_text
 from headgate.errors import UsageError
@@ -53,7 +53,20 @@ class _Wanted:
         return bool(self.columns is not None or self.where is not None or self.keys)
 
 
-@app.command("show")
+EXAMPLES = """\
+Examples:
+
+headgate state show orders  (what there is, with rows and bytes)
+
+headgate state show checkpoints/orders/chk-41 totals --key 42 --json
+
+headgate state show /backup/monday totals --where "value > 10"
+
+headgate state show orders alerts headgate.timers.event_time --limit 0
+"""
+
+
+@app.command("show", epilog=EXAMPLES)
 def show(
     path: Annotated[
         str,
@@ -63,26 +76,35 @@ def show(
         ),
     ],
     operator: Annotated[str | None, typer.Argument(help="An operator; without it, everything is listed.")] = None,
-    state: Annotated[str | None, typer.Argument(help="One of its states; not needed if it has one.")] = None,
-    checkpoint: Annotated[int | None, typer.Option("--id", help="Id of a checkpoint that is not the newest.")] = None,
+    state: Annotated[str | None, typer.Argument(help="One of its states; not needed if it has only one.")] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option("--id", help="Id of the checkpoint, if it is not the newest one.")
+    ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Names of columns, with commas between them; _subtask and _key_group are more.")
+        str | None,
+        typer.Option(
+            help="Only these columns, with commas between them; there are also _subtask and, with a key, _key_group."
+        ),
     ] = None,
     where: Annotated[
-        str | None, typer.Option(help="Only rows for which this holds, in SQL: \"value > 10 and key = 'a'\".")
+        str | None,
+        typer.Option(help='Only rows for which this condition over columns holds, in SQL, such as "value > 10".'),
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(help="Only this key, and only the files that can hold it; may be repeated. Several columns: a,1."),
+        typer.Option(
+            help="Only the rows of this key; may be repeated. A key of several columns: a,1. Only the files that can "
+            "hold it are read."
+        ),
     ] = None,
     limit: Annotated[
         int | None,
         typer.Option(
-            "--limit", "-n", min=0, help=f"At most so many rows, 0: all. Default: {ROWS_DEFAULT}, as JSON all."
+            "--limit", "-n", min=0, help=f"At most so many rows; 0: all. Default: {ROWS_DEFAULT}, with --json all."
         ),
     ] = None,
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; of rows one object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: of rows, one object a line.")] = False,
 ) -> None:
     """List the states of a checkpoint or savepoint with their rows and bytes, or show the rows of one.
 

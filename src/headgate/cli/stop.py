@@ -9,6 +9,7 @@ import typer
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.checkpoints import asked
+from headgate.cli.options import LocalDirOption, PipelineArgument
 from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import PipelineFailed, UsageError
 from headgate.model.progress import CheckpointOutcome
@@ -23,7 +24,7 @@ LOOK_S = 0.1
 
 
 def stop(
-    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
+    pipeline: PipelineArgument,
     drain: Annotated[
         bool,
         typer.Option(
@@ -31,19 +32,14 @@ def stop(
             help="End the sources and process everything in flight; the pipeline is finished and does not continue.",
         ),
     ] = False,
-    checkpoints: Annotated[
-        str,
-        typer.Option(
-            "--checkpoints", "--dir", help="Directory of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT
-        ),
-    ] = CHECKPOINT_DIR_DEFAULT,
+    checkpoints: LocalDirOption = CHECKPOINT_DIR_DEFAULT,
     savepoint: Annotated[
         str | None, typer.Option(help="Directory or URL at which a savepoint of the last checkpoint is written.")
     ] = None,
 ) -> None:
     """Stop a pipeline that runs on this machine, and wait until it has ended.
 
-    It takes a last checkpoint; the same command continues from there. With --drain it stops reading, lets windows
+    It takes a last checkpoint; started again, it continues from there. With --drain it stops reading, lets windows
     fire, processes everything in flight and takes the final checkpoint: then it has finished for good. Asking again
     with another 'headgate stop' makes a pipeline that drains stop at once, after a last checkpoint.
     """
@@ -68,25 +64,21 @@ def stop(
 
 
 def cancel(
-    pipeline: Annotated[str, typer.Argument(help="Name of the pipeline.")],
-    checkpoints: Annotated[
-        str,
-        typer.Option(
-            "--checkpoints", "--dir", help="Directory of the checkpoints.", show_default=CHECKPOINT_DIR_DEFAULT
-        ),
-    ] = CHECKPOINT_DIR_DEFAULT,
+    pipeline: PipelineArgument,
+    checkpoints: LocalDirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
-    """End a pipeline that runs on this machine at once, without a last checkpoint, and wait until it has ended.
+    """End a pipeline that runs on this machine without a last checkpoint, and wait until it has ended.
 
-    The same command continues from its newest checkpoint. If the program says Checkpointing(retain_on_cancel=False),
-    its checkpoints are removed instead, and it does not continue. 'headgate stop' never removes anything.
+    Started again, it continues from its newest checkpoint: what came behind that is processed again. If the program
+    says Checkpointing(retain_on_cancel=False), its checkpoints are removed instead, and it does not continue.
+    Savepoints stay. 'headgate stop' takes a last checkpoint, and never removes anything.
     """
     root = absolute_location(checkpoints)
     running = RunningPipeline.find(root, pipeline)
     typer.echo(f"{pipeline}: cancelling {running.holder.owner}", err=True)
     asked(running, Wish(cancels=True))
     ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline)
-    typer.echo(f"{pipeline}: {_outcome(ended, drain=False)}")
+    typer.echo(f"{pipeline}: {_outcome(ended, drain=False, cancel=True)}")
 
 
 def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str) -> LockHolder:
@@ -105,7 +97,7 @@ def _newest(log: CheckpointLog) -> int | None:
     return next((int(manifest.checkpoint) for manifest in candidates(log.observe())), None)
 
 
-def _outcome(ended: LockHolder, drain: bool) -> str:
+def _outcome(ended: LockHolder, drain: bool, *, cancel: bool = False) -> str:
     """Return one sentence.
 
     Raises:
@@ -118,9 +110,9 @@ def _outcome(ended: LockHolder, drain: bool) -> str:
         case Ending.FINISHED:
             return f"finished; all its input had ended (final checkpoint {ended.checkpoint})"
         case Ending.STOPPED if drain:
-            raise PipelineFailed(f"it was stopped before it had drained; the same command continues{at}")
+            raise PipelineFailed(f"it was stopped before it had drained; started again, it continues{at}")
         case Ending.STOPPED:
-            return f"stopped; the same command continues{at}"
+            return f"{'cancelled' if cancel else 'stopped'}; started again, it continues{at}"
         case Ending.CANCELLED:
             return "cancelled, and its checkpoints are removed"
         case Ending.REPLACED:
@@ -129,6 +121,6 @@ def _outcome(ended: LockHolder, drain: bool) -> str:
             raise PipelineFailed(f"the pipeline failed before it had ended: {ended.reason}")
         case Ending.NONE:
             raise PipelineFailed(
-                "the process of the pipeline died before it had ended; the same command continues from its newest "
+                "the process of the pipeline died before it had ended; started again, it continues from its newest "
                 "completed checkpoint"
             )
