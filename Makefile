@@ -54,7 +54,7 @@ format: setup ## format the code and mend what the linter can
 	$(PYTHON_ENV) -m ruff format .
 	$(PYTHON_ENV) -m ruff check --fix .
 
-sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS of streams; print what COVERAGE_SEEDS of them run
+sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS in each special mode; print what COVERAGE_SEEDS run
 	$(PYTHON_ENV) -m headgate.sim --seeds $(SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --streams --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --modes --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
@@ -65,7 +65,7 @@ sim: setup ## run SEEDS random schedules with faults, STREAM_SEEDS of streams; p
 	$(PYTHON_ENV) -m headgate.sim --timers --seeds $(STREAM_SEEDS) --jobs $(WORKERS)
 	$(PYTHON_ENV) -m headgate.sim --coverage --seeds $(COVERAGE_SEEDS) --jobs $(WORKERS)
 
-bench: setup-java ## run the benchmark NAME, or all of them
+bench: setup-java ## run the benchmark NAME, or all of them (more than half an hour)
 	$(PYTHON_ENV) -m bench.run $(NAME)
 
 bench-peers: setup-java ## install the systems that the benchmarks compare with, into environments of their own

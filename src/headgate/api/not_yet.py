@@ -43,6 +43,8 @@ NAMES_TO_COME = {
 """Names of the package that people try, and what to do today."""
 
 METHODS_TO_COME = {
+    "onTimer": "the method is called on_timer",
+    "handleExpiredTimer": "timers of either kind call on_timer",
     "on_event_time": "timers of either kind call on_timer",
     "on_processing_time": "timers of either kind call on_timer",
     "close": "functions are not told of their end yet",

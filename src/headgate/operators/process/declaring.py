@@ -78,7 +78,7 @@ class Declarations(Generic[V, L, M]):
         if ttl is not None:
             raise UsageError(
                 f"operator '{self._node}': time-to-live is not there yet, so state '{name}' cannot have ttl={ttl!r}; "
-                "keep a time beside the value, and clear() what is too old when the key's next record comes"
+                "register a timer (context.timers) with each record, and clear() in on_timer what is too old"
             )
 
     def _declared(self, name: str, kind: StateKind, type: Any, key_type: Any = None) -> StateDescriptor:
