@@ -70,9 +70,12 @@ def test_what_cannot_be_a_pipeline_is_told(
         assert "a pipeline must be named with 1 to 100 letters, digits, '.', '_' or '-', " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c[:1] in (["run"], ["stop"], ["cancel"])])
-def test_the_directory_of_checkpoints_is_called_dir_everywhere(command: list[str]) -> None:
-    result = CliRunner().invoke(cli.app, [*command, "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
+@pytest.mark.parametrize(
+    "command",
+    ["run", "stop", "cancel", "doctor", "checkpoints list", "checkpoints take", "savepoints take", "state show"],
+)
+def test_the_directory_of_checkpoints_is_called_dir_everywhere(command: str) -> None:
+    result = CliRunner().invoke(cli.app, [*command.split(), "--help"], env={"COLUMNS": "80", "TERM": "dumb"})
     assert "--dir" in result.output
 
 

@@ -42,7 +42,10 @@ def test_what_there_is_is_listed_with_rows_and_bytes(root: Path) -> None:  # RS1
     assert isinstance(states, list)
     assert [s["rows"] for s in states if s["operator"] == "counts"] == [50]
     assert shown("golden", "--dir", root).startswith("checkpoint 5 of pipeline 'golden'")
-    assert shown("golden", "--dir", root, "--id", 4).startswith("checkpoint 4 of pipeline 'golden'")
+    older = shown("golden", "--dir", root, "--id", 4)
+    assert older.startswith("checkpoint 4 of pipeline 'golden'")
+    again = f"Rows of a state: headgate state show golden OPERATOR STATE --dir {root} --id 4"
+    assert older.splitlines()[-1] == again  # what is shown next is of the same checkpoint
     assert shown(root / "golden" / "chk-4").startswith("checkpoint 4 of pipeline 'golden'")
     assert shown(GOLDEN / "savepoint_1").startswith(f"the savepoint {GOLDEN / 'savepoint_1'} (pipeline 'golden', ")
 

@@ -61,6 +61,21 @@ def test_a_pipeline_that_does_not_run_is_one_sentence(
     assert capsys.readouterr().err == error
 
 
+def test_a_lock_that_may_not_be_read_is_not_taken_for_a_pipeline_that_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests may run as root, who may read everything."""
+
+    def refused(self: Path, *_: object) -> object:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refused)
+    for command in ("stop", "cancel"):
+        result = CliRunner().invoke(cli.app, [command, "p", "--dir", str(tmp_path)])
+        assert isinstance(result.exception, UsageError)
+        assert str(result.exception).startswith("whether pipeline 'p' runs cannot be told, because ")
+
+
 def test_an_object_store_is_refused() -> None:
     result = CliRunner().invoke(cli.app, ["stop", "p", "--checkpoints", "s3://bucket/checkpoints"])
     assert isinstance(result.exception, UsageError)

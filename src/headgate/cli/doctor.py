@@ -54,7 +54,9 @@ class Finding:
 
 
 def doctor(
-    checkpoint_dir: str = typer.Option(CHECKPOINT_DIR_DEFAULT, help="Where checkpoints will be written."),
+    checkpoint_dir: str = typer.Option(
+        CHECKPOINT_DIR_DEFAULT, "--dir", "--checkpoint-dir", help="Where checkpoints will be written."
+    ),
     store: str = typer.Option(os.environ.get("HEADGATE_STORE", ".headgate/store"), help="Where streams will be."),
 ) -> None:
     """Say what is missing on this machine; exit with 1 if something required is."""

@@ -7,6 +7,7 @@ docs/spec/reading-state.md). Counterpart: ``runtime.stored_state``.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -113,15 +114,17 @@ def show(
     found = find(_location(path, directory), checkpoint)
     storage = found.storage()
     wanted = _Wanted(columns, where, key or (), limit)
+    again = f"{path} OPERATOR STATE" + ("" if directory == CHECKPOINT_DIR_DEFAULT else f" --dir {directory}")
+    again += "" if checkpoint is None else f" --id {checkpoint}"
     if operator is None:
         if wanted.is_anything:
             raise UsageError("--columns, --where and --key choose rows of one state: name its operator")
-        _print_catalog(found, states_of(found, storage), path, as_json=as_json)
+        _print_catalog(found, states_of(found, storage), again, as_json=as_json)
         return
     if state is None and not wanted.is_anything:
         several = [s for s in states_of(found, storage, operator) if s.shape.kind not in BESIDE]
         if len(several) > 1:
-            _print_catalog(found, several, path, as_json=as_json)
+            _print_catalog(found, several, again, as_json=as_json)
             return
     _print_rows(found, storage, state_named(found, storage, operator, state), wanted, as_json=as_json)
 
@@ -131,12 +134,12 @@ def _location(path: str, directory: str) -> str:
     if not path or "/" in path or "\\" in path:
         return path
     here = local_directory(absolute_location(path))
-    if here is None or any((here / name).exists() for name in ("savepoint", "log")):
+    if here is None or any(os.path.exists(here / name) for name in ("savepoint", "log")):
         return path
     return f"{absolute_location(directory).rstrip('/')}/{path}"
 
 
-def _print_catalog(found: StoredCheckpoint, states: Sequence[StoredState], path: str, *, as_json: bool) -> None:
+def _print_catalog(found: StoredCheckpoint, states: Sequence[StoredState], again: str, *, as_json: bool) -> None:
     manifest = found.manifest
     if as_json:
         fields = {
@@ -161,7 +164,7 @@ def _print_catalog(found: StoredCheckpoint, states: Sequence[StoredState], path:
         cells = (state.operator, state.name, row["kind"], rows, size_text(state.size_bytes), ", ".join(row["keys"]))
         table.add_row(*(Text(cell) for cell in cells), Text(", ".join(state.shape.shown.names)))
     Console().print(table)
-    typer.echo(f"Rows of a state: headgate state show {path} OPERATOR STATE")
+    typer.echo(f"Rows of a state: headgate state show {again}")
 
 
 def _print_rows(

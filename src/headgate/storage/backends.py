@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from headgate.errors import UsageError
+from headgate.errors import StorageError, UsageError
 from headgate.model.security import Access
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
@@ -69,9 +69,16 @@ def local_directory(url: str) -> Path | None:
 
 
 def is_missing(url: str) -> bool:
-    """Whether ``url`` is a local directory that is not there. Whoever only looks asks first: opening makes it."""
+    """Whether ``url`` is a local directory that is not there. Whoever only looks asks first: opening makes it.
+
+    Raises:
+        StorageError: one may not even look.
+    """
     local = local_directory(url)
-    return local is not None and not local.is_dir()
+    try:
+        return local is not None and not local.is_dir()
+    except OSError as error:
+        raise StorageError("look at", str(local), error.strerror or str(error), is_transient=False) from error
 
 
 def _file_path(url: str) -> str:

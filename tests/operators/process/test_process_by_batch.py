@@ -302,6 +302,7 @@ def use(call: Any, rows: Iterable[Row] = ((1, "", 5), (2, "", 3), (1, "", 4)), *
         ),
         (lambda f, b, c: f.value.put(b["n"].head(2)), "the values must have 3 rows, .* but has 2"),
         (lambda f, b, c: f.value.put(1, b["n"]), "where= must be a Boolean Series of 3 rows"),
+        (lambda f, b, c: f.value.get(keys=b), r"keys= takes what context.lookup\(frame\) returns, not DataFrame"),
         (lambda f, b, c: f.value.update(b["n"], "sum"), 'update knows "min", "max", "add" and "last", not \'sum\''),
         (lambda f, b, c: f.text.update(b["op"], "min"), 'update by "min" needs numbers, .* large_string'),
         (lambda f, b, c: f.time.update(b["n"].cast(pl.Datetime), "add"), 'update by "add" needs numbers'),
@@ -403,7 +404,7 @@ def test_state_outside_a_call_says_what_to_do() -> None:
         def open(self, state: BatchStateHandle) -> None:
             state.value("value", int).get()
 
-    with pytest.raises(UsageError, match=r"there are none in open\(\)"):
+    with pytest.raises(UsageError, match=r"there is none in open\(\)"):
         spec_of(Early())
 
 

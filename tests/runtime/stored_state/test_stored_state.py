@@ -431,6 +431,18 @@ def test_a_key_that_arrow_would_round_is_none(tmp_path: Path) -> None:  # RS7
         hg.read_state(written.path, "node", keys=[3.5])
 
 
+@pytest.mark.parametrize("path", ["p", "p/chk-5", "p/below"])
+def test_a_directory_that_may_not_be_looked_at_is_told(path: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Tests may run as root, who may look everywhere."""
+
+    def refused(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "is_dir", refused)
+    with pytest.raises(StorageError, match=rf"cannot look at {tmp_path / path}: Permission denied"):
+        hg.state_catalog(tmp_path / path)
+
+
 @pytest.mark.parametrize("path", [None, 5, ""])
 def test_what_is_no_path_is_said(path: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()  # where the test stands there would be a pipeline

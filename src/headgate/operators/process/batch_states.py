@@ -57,8 +57,20 @@ class BatchCursor:
     def keys(self) -> Keys:
         """The keys of the rows of this call."""
         if self._keys is None:
-            raise UsageError("state belongs to keys, and there are none in open(); use it in process() and on_round()")
+            raise UsageError(
+                "state belongs to a key, and there is none in open(); use it in process(), on_timer() and on_round()"
+            )
         return self._keys
+
+    def of(self, keys: Keys | None) -> Keys:
+        """The keys that a user gave as ``keys=``; without any, those of this call.
+
+        Raises:
+            UsageError: they are something else.
+        """
+        if keys is not None and not isinstance(keys, Keys):
+            raise UsageError(f"keys= takes what context.lookup(frame) returns, not {type(keys).__name__}")
+        return self.keys if keys is None else keys
 
     def move(self, keys: Keys | None) -> None:
         """Set the keys, or None between calls."""
@@ -76,7 +88,7 @@ class _BatchState:
         self._dtype = empty_frame(pa.schema([("", descriptor.type)])).dtypes[0]
 
     def _slots(self, keys: Keys | None) -> Slots:
-        return (self._cursor.keys if keys is None else keys).slots
+        return self._cursor.of(keys).slots
 
     def _mask(self, where: pl.Series | None, rows: int) -> Mask | None:
         """Return which rows are meant, or None for all."""

@@ -110,7 +110,7 @@ class BatchTimers(Times):
     ) -> None:
         held: ColumnTimers = checked(self._node, self._held).of(kind)
         change = held.delete if is_deletion else held.register
-        slots = (self._cursor.keys if keys is None else keys).slots
+        slots = self._cursor.of(keys).slots
         column = self._milliseconds(times, len(slots))
         chosen = column.is_not_null() if where is None else column.is_not_null() & self._checked(where, len(slots))
         if not chosen.all():

@@ -12,7 +12,7 @@ from headgate.model.ids import CheckpointId
 from headgate.model.savepoint import Savepoint
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
-from headgate.storage.backends import local_directory, open_storage
+from headgate.storage.backends import is_missing, open_storage
 from headgate.storage.base import NotFound
 
 _CHECKPOINT = re.compile(r"chk-(\d+)")
@@ -40,8 +40,7 @@ def named_log(url: str) -> NamedLog | None:
     home, _, last = url.rstrip("/").rpartition("/")
     match = _CHECKPOINT.fullmatch(last)
     root, _, pipeline = (home if match else url.rstrip("/")).rpartition("/")
-    local = local_directory(root) if root and pipeline else None
-    if not root or not pipeline or root.endswith(":/") or (local is not None and not (local / pipeline).is_dir()):
+    if not root or not pipeline or root.endswith(":/") or is_missing(f"{root}/{pipeline}"):
         return None
     return NamedLog(root, pipeline, None if match is None else CheckpointId(int(match.group(1))))
 
@@ -52,8 +51,7 @@ def savepoint_at(url: str) -> Savepoint | None:
     Raises:
         UsageError, CorruptionError, StorageError
     """
-    local = local_directory(url)
-    if local is not None and not local.is_dir():
+    if is_missing(url):
         return None
     try:
         return SavepointDirectory(url).read()

@@ -15,7 +15,7 @@ from headgate.codec.state_rows import difference, stored_rows
 from headgate.errors import CorruptionError
 from headgate.model.manifest import BUNDLE, SnapshotPart
 from headgate.model.origin import Place
-from headgate.storage.backends import local_directory, open_storage
+from headgate.storage.backends import is_missing, open_storage
 from headgate.storage.base import NotFound, Storage
 from headgate.storage.reading import read_again
 
@@ -29,8 +29,7 @@ def storage_at(place: Place) -> Storage:
     Raises:
         NotFound, UsageError
     """
-    local = local_directory(place.url)
-    if local is not None and not local.is_dir():
+    if is_missing(place.url):
         raise NotFound(place.url)
     return open_storage(place.url)
 

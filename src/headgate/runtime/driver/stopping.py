@@ -46,6 +46,7 @@ class RunningPipeline:
                 f"the checkpoints of '{pipeline}' are in {root}, which does not say which process runs the pipeline; "
                 "on its machine send that process SIGTERM to stop it or SIGUSR1 to drain it"
             )
+        _refuse_unreadable(local / pipeline / LOCK_NAME, pipeline)
         holder = read_holder(root, pipeline)
         is_elsewhere = holder is not None and holder.host != socket.gethostname()
         is_over = holder is None or holder.ending is not Ending.NONE
@@ -109,6 +110,18 @@ class RunningPipeline:
         if found is None:  # being written, by this run or the next
             return None if is_there else self.holder
         return replace(self.holder, ending=Ending.REPLACED)
+
+
+def _refuse_unreadable(lock: Path, pipeline: str) -> None:
+    """Refuse a lock that nobody but another user may read: the pipeline may well run."""
+    try:
+        lock.open("rb").close()
+    except PermissionError:
+        raise UsageError(
+            f"whether pipeline '{pipeline}' runs cannot be told, because {lock} may not be read; ask as its owner"
+        ) from None
+    except OSError:  # there is none
+        return
 
 
 def running_pipelines(root: Path) -> list[str]:
