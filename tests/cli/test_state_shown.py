@@ -7,6 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.runtime.checkpoints.frozen_cases import made
+from tests.runtime.stored_state.test_stored_state import text_of
+from tests.runtime.stored_state.written import Written, state
 from typer.testing import CliRunner
 
 from headgate.cli import main as cli
@@ -48,6 +51,16 @@ def test_what_there_is_is_listed_with_rows_and_bytes(root: Path) -> None:  # RS1
     assert older.splitlines()[-1] == again  # what is shown next is of the same checkpoint
     assert shown(root / "golden" / "chk-4").startswith("checkpoint 4 of pipeline 'golden'")
     assert shown(GOLDEN / "savepoint_1").startswith(f"the savepoint {GOLDEN / 'savepoint_1'} (pipeline 'golden', ")
+
+
+def test_names_are_listed_whole_on_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # RS14
+    """They are typed to see the rows."""
+    monkeypatch.setenv("COLUMNS", "80")
+    written = Written(tmp_path)
+    live = made("timers-by-batch")
+    written.complete(1, {"node": text_of(live)}, [state(live.freeze())])
+    text = shown(written.path)
+    assert {"headgate.timers.event_time", "headgate.timers.processing_time"} <= set(text.split())
 
 
 def test_a_word_is_a_pipeline_unless_there_is_something_to_look_at_here(

@@ -16,7 +16,8 @@ from typing import Annotated, Any
 import polars as pl
 import pyarrow as pa
 import typer
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -36,6 +37,9 @@ ROWS_DEFAULT = 20
 """So many rows are a table that can be read."""
 
 CELL_CHARS_MAX = 60
+
+COLUMNS_CHARS_MIN = 30
+"""The names of a state's columns have so much room in a list, however narrow the terminal is."""
 
 app = typer.Typer(help="State in completed checkpoints and savepoints, without their pipeline.", no_args_is_help=True)
 
@@ -155,16 +159,27 @@ def _print_catalog(found: StoredCheckpoint, states: Sequence[StoredState], again
     if not states:
         typer.echo("It holds no state.")
         return
+    titles = ("operator", "state", "kind", "rows", "size", "key", "columns")
+    lines = [titles, *map(_catalog_cells, states)]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     table = Table(box=None, pad_edge=False)
-    for title in ("operator", "state", "kind", "rows", "size", "key", "columns"):
-        table.add_column(title, justify="right" if title in ("rows", "size") else "left")
-    for state in states:
-        row = catalog_row(state)
-        rows = "?" if state.rows is None else count_text(state.rows)
-        cells = (state.operator, state.name, row["kind"], rows, size_text(state.size_bytes), ", ".join(row["keys"]))
-        table.add_row(*(Text(cell) for cell in cells), Text(", ".join(state.shape.shown.names)))
-    Console().print(table)
+    for title, width in zip(titles, widths, strict=True):
+        is_last = title == titles[-1]  # the others are whole on any terminal: names are typed to see the rows
+        justify: JustifyMethod = "right" if title in ("rows", "size") else "left"
+        table.add_column(title, justify=justify, no_wrap=not is_last, width=None if is_last else width)
+    for cells in lines[1:]:
+        table.add_row(*map(Text, cells))
+    needed = sum(widths[:-1]) + len(titles) + min(widths[-1], COLUMNS_CHARS_MIN)
+    console = Console()
+    Console(width=max(console.width, needed)).print(table)
     typer.echo(f"Rows of a state: headgate state show {again}")
+
+
+def _catalog_cells(state: StoredState) -> tuple[str, ...]:
+    row = catalog_row(state)
+    rows = "?" if state.rows is None else count_text(state.rows)
+    columns = ", ".join(state.shape.shown.names)
+    return state.operator, state.name, row["kind"], rows, size_text(state.size_bytes), ", ".join(row["keys"]), columns
 
 
 def _print_rows(
