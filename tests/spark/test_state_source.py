@@ -163,3 +163,9 @@ def test_spark_reads_the_state_of_a_checkpoint(spark: Any, path: Path) -> None: 
     assert load("windows", GOLDEN / "savepoint_1", state="windows").count() == 50
     with pytest.raises(AnalysisException, match="the operators with state are counts, in, sums, times, windows"):
         load("summ", path)
+
+
+@pytest.mark.parametrize("session", [None, "local[2]"])
+def test_what_is_no_session_is_told(session: Any) -> None:
+    with pytest.raises(UsageError, match="register_state_source needs the SparkSession that shall read, not"):
+        state_source.register_state_source(session)
