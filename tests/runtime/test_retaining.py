@@ -15,8 +15,10 @@ import headgate as hg
 from headgate.connectors.files.commit import read_committed
 from headgate.errors import PipelineFailed
 from headgate.protocol.checkpoints.recovery import candidates
+from headgate.protocol.supervision.supervisor import Phase
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.asking import Ask, Wish
+from headgate.runtime.driver.pipeline_lock import read_holder
 from headgate.storage.backends import open_storage
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
@@ -145,9 +147,25 @@ def test_a_savepoint_outlives_the_checkpoints_of_its_pipeline(start: Start, tmp_
 def test_a_request_of_another_process_cancels(start: Start, tmp_path: Path) -> None:  # C70, C63
     run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False)))
     run.wait_checkpoints(1)
-    ask = Ask.leave(str(tmp_path / "checkpoints"), "p", Wish(cancels=True))
+    holder = read_holder(str(tmp_path / "checkpoints"), "p")
+    assert holder is not None
+    ask = Ask.leave(str(tmp_path / "checkpoints"), "p", Wish(cancels=True, run=holder.nonce))
     run.driver.is_asked_to_end = True
     run.driver.answer_asks()
     assert ask.answered() is not None, "who asked is told before the process may end"
     assert run.result().has_removed_checkpoints
     assert kept(tmp_path) == []
+
+
+def test_a_cancel_that_was_meant_for_an_earlier_run_ends_no_later_one(start: Start, tmp_path: Path) -> None:  # C76
+    """Whoever asked has died with that run, and another process has its number now: in a container that is usual."""
+    (tmp_path / "checkpoints" / "p").mkdir(parents=True)
+    stale = Ask.leave(str(tmp_path / "checkpoints"), "p", Wish(cancels=True))
+    run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False)))
+    run.wait_checkpoints(1)
+    run.driver.is_asked_to_end = True
+    run.driver.answer_asks()
+    assert stale.answered() is None
+    assert run.driver.supervision.machine.phase is Phase.RUNNING
+    assert kept(tmp_path) != []
+    assert list((tmp_path / "checkpoints" / "p").glob("checkpoint-*")) == []

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -25,13 +25,18 @@ ASKED, TAKEN, WRITTEN, ANSWERED = ".asked", ".taken", ".written", ".answered"
 class Wish:
     """What somebody asks for: a checkpoint, or a savepoint at ``savepoint``. ``ends``, ``drains``: and the end.
 
-    ``cancels``: nothing but the end.
+    ``cancels``: nothing but the end. ``run``: the nonce of the run that is asked, "" if who asks does not say.
     """
 
     savepoint: str = ""
     ends: bool = False
     drains: bool = False
     cancels: bool = False
+    run: str = field(default="", repr=False, compare=False)
+
+    def is_for(self, run: str) -> bool:
+        """Whether ``run`` is asked. Who cancels always says whom: that may cost all checkpoints (C76)."""
+        return self.run == run or not (self.run or self.cancels)
 
 
 class Ask:
@@ -99,3 +104,12 @@ def left(root: str, pipeline: str) -> list[Ask]:
         if ask.is_given_up:
             ask.remove()
     return [Ask(path.with_suffix("")) for path in paths if path.suffix == ASKED and path.exists()]
+
+
+def taken(root: str, pipeline: str, run: str) -> list[tuple[Ask, Wish]]:
+    """Take the questions to ``run``; remove those to a former one, whoever has the number of who asked now (C76)."""
+    found = [(ask, wish) for ask, wish in ((ask, ask.take()) for ask in left(root, pipeline)) if wish is not None]
+    for ask, wish in found:
+        if not wish.is_for(run):
+            ask.remove()
+    return [(ask, wish) for ask, wish in found if wish.is_for(run)]

@@ -69,6 +69,7 @@ class Driver:
         given = succession()
         claimant = given.claimant or f"{owner}, driver {around.token(4).hex()}"  # differs even within one process
         lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, owner)
+        self._run = lock.nonce
         storage = open_storage(config.checkpoint_root)
         log = self._log = CheckpointLog(storage, config.name)
         self._heart = Heart(storage, config.name, claimant, around) if beats else None
@@ -179,8 +180,7 @@ class Driver:
 
     def answer_asks(self) -> None:
         """Do what others ask for from their processes; returns when they are answered (C63)."""
-        left = asking.left(self._config.checkpoint_root, self._config.name)
-        taken = [(ask, wish) for ask, wish in ((ask, ask.take()) for ask in left) if wish is not None]
+        taken = asking.taken(self._config.checkpoint_root, self._config.name, self._run)
         if any(wish.cancels for _, wish in taken):
             self.cancel()  # the end of the run answers all of them
         checkpoint = self.take_checkpoint() if any(not wish.savepoint for _, wish in taken) else None  # one is for all

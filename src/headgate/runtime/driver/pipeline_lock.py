@@ -93,6 +93,11 @@ class PipelineLock:
         lock._write(taken)
         return lock
 
+    @property
+    def nonce(self) -> str:
+        """Differs for every run; "" where there is no lock."""
+        return "" if self._holder is None else self._holder.nonce
+
     def release(
         self, ending: Ending = Ending.FAILED, checkpoint: int | None = None, reason: str = "it could not be started"
     ) -> None:

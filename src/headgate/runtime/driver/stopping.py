@@ -88,7 +88,7 @@ class RunningPipeline:
                 f"pipeline '{self._pipeline}' is run by {self.holder.owner} with an older release, which takes no "
                 f"{what}; start it again with this one"
             )
-        ask = Ask.leave(self._root, self._pipeline, wish)
+        ask = Ask.leave(self._root, self._pipeline, replace(wish, run=self.holder.nonce))
         try:
             os.kill(self.holder.pid, ASK)
         except (PermissionError, ProcessLookupError) as error:

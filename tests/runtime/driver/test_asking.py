@@ -1,0 +1,45 @@
+"""Questions that other processes leave beside a lock: who takes them, and which are for nobody any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headgate.codec.lock_holder import LockHolder
+from headgate.runtime.driver import asking, stopping
+from headgate.runtime.driver.asking import Ask, Wish
+from headgate.runtime.driver.pipeline_lock import PipelineLock
+from headgate.runtime.driver.stopping import RunningPipeline
+
+
+def test_a_question_is_for_the_run_it_names(tmp_path: Path) -> None:  # C76
+    """This process, which asks, lives: as does whoever has the number of one that died."""
+    (tmp_path / "p").mkdir()
+    root = str(tmp_path)
+    former = [
+        Wish(cancels=True),
+        Wish(cancels=True, run="former"),
+        Wish(savepoint="/here", ends=True, run="former"),
+        Wish(run="former"),
+    ]
+    mine = [Wish(run="mine"), Wish(cancels=True, run="mine"), Wish(savepoint="/here"), Wish()]
+    for wish in [*former, *mine]:
+        Ask.leave(root, "p", wish)
+    taken = asking.taken(root, "p", "mine")
+    assert sorted(map(repr, (wish for _, wish in taken))) == sorted(map(repr, mine))
+    assert {wish.run for _, wish in taken} == {"mine", ""}
+    assert asking.taken(root, "p", "mine") == [], "they are taken once"
+    for ask, _ in taken:
+        ask.remove()
+    assert list((tmp_path / "p").iterdir()) == [], "nothing is left of the others"
+
+
+def test_whoever_asks_says_which_run_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # C76
+    monkeypatch.setattr(stopping.os, "kill", lambda pid, number: None)
+    with_lock = PipelineLock.acquire(str(tmp_path), "p", "a program")
+    holder = LockHolder("process 1 on here", "here", 1, with_lock.nonce, True, takes_asks=True, takes_cancels=True)
+    RunningPipeline(str(tmp_path), "p", holder).ask_for(Wish(cancels=True))
+    ((_, wish),) = asking.taken(str(tmp_path), "p", with_lock.nonce)
+    assert wish.cancels
+    with_lock.release()
