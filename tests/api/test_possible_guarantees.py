@@ -122,3 +122,32 @@ def test_what_waits_to_be_published_is_not_removed(option: str) -> None:  # C75
     pipeline.source(hg.FromRows([{"n": 1}])).map(Publishing(), name="publishes").sink(hg.Discard())
     with pytest.raises(hg.UsageError, match=f"operator 'publishes' acts when .* leave {option} out of Checkpointing"):
         pipeline.definition()
+
+
+class Confirming(hg.CoordinatorHook, hg.CheckpointListener):
+    def trigger(self, checkpoint_id: int) -> bytes:
+        return b"what is confirmed once the checkpoint is completed"
+
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        """It is completed: confirm."""
+
+    def reset(self) -> None:
+        """Nothing to confirm."""
+
+
+class Tidying(Confirming):
+    is_listening = False
+
+
+@pytest.mark.parametrize("option", ["retain_on_cancel", "retain_on_failure"])
+def test_what_a_hook_has_yet_to_do_is_not_removed(option: str) -> None:  # C75
+    def made(hook: hg.CoordinatorHook, **options: bool) -> hg.Pipeline:
+        pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(**options))
+        pipeline.source(hg.FromRows([{"n": 1}])).sink(hg.Discard())
+        pipeline.add_hook("confirms", hook)
+        return pipeline
+
+    with pytest.raises(hg.UsageError, match=f"hook 'confirms' acts when .* leave {option} out of Checkpointing"):
+        made(Confirming(), **{option: False}).definition()
+    made(Confirming()).definition()
+    made(Tidying(), **{option: False}).definition()

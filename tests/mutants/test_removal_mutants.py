@@ -11,10 +11,12 @@ from tests.api import test_possible_guarantees as possible
 from tests.api import test_running as running
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.protocol.supervision import test_supervisor as supervision
+from tests.runtime.driver import test_asking as asking
 from tests.runtime.driver import test_removing as removals
 from tests.runtime.driver.test_claims import Place
 from tests.sim.product.patching import around, skipped
 
+from headgate.api import guarantees
 from headgate.api import running as api_running
 from headgate.codec import log_entry
 from headgate.model.config import CheckpointConfig
@@ -29,6 +31,7 @@ from headgate.runtime.checkpoints import log as checkpoint_log
 from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, lookout, removing
+from headgate.runtime.driver.asking import Wish
 
 
 def what_is_promised_is_not_committed() -> AbstractContextManager[None]:
@@ -110,6 +113,26 @@ def a_later_life_looks_like_the_first() -> AbstractContextManager[None]:
     return skipped(log_entry, "_version", MANIFEST_VERSION)
 
 
+def whoever_starts_may_remove_what_is_anothers() -> AbstractContextManager[None]:
+    """A run that never claimed claims now, and replaces whoever runs the pipeline."""
+
+    def settled(definition: Any, log: CheckpointLog, succession: Any, around_: Any) -> Any:
+        claimed = claims.claim(definition, log, succession.claimant, log.generation or succession.after, around_)
+        restored, _ = claims.chosen(definition, log, claimed, around_)
+        claims.recovered_sinks(definition, log, claimed.next.generation, restored, around_).close()
+        return claimed.next
+
+    return patched(removing, "_settled", settled)
+
+
+def a_sweep_may_raise() -> AbstractContextManager[None]:
+    return patched(removing, "_sweep", lambda log, note, around_: claims.tidy_up(log.files.sweep, around_, note))
+
+
+def whoever_was_replaced_says_that_all_is_kept() -> AbstractContextManager[None]:
+    return patched(removing, "_was_given_up", lambda log, settled, error, note, around_: False)
+
+
 OF_THE_LOG: list[tuple[Mutant, Any]] = [
     (what_is_promised_is_not_committed, removals.test_what_was_promised_is_committed_before_anything_is_removed),
     (a_claim_that_gives_up_follows_what_was_there, removals.test_a_removal_that_is_repeated_changes_nothing),
@@ -131,6 +154,10 @@ def test_a_mutant_of_removals_is_caught(
 
 WITH_PATCHES: list[tuple[Mutant, Any]] = [
     (a_start_claims_for_whatever_life_it_saw, removals.test_a_start_that_saw_the_former_life_does_not_begin_with_it),
+    (
+        whoever_was_replaced_says_that_all_is_kept,
+        removals.test_what_somebody_begins_behind_a_lost_answer_does_not_count_as_kept,
+    ),
     (whoever_took_over_is_not_noticed, removals.test_a_driver_that_takes_over_behind_the_commits_keeps_everything),
 ]
 
@@ -149,6 +176,16 @@ def test_a_mutant_of_what_happens_meanwhile_is_caught(
 def test_a_mutant_that_a_kill_shows_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     test = removals.test_a_removal_that_dies_anywhere_leaves_all_or_nothing
     assert_caught(mutant, test, tmp_path, monkeypatch, False)
+
+
+def test_a_removal_by_a_run_that_never_claimed_is_caught(tmp_path: Path) -> None:
+    test = removals.test_a_run_that_never_claimed_removes_nothing
+    assert_caught(whoever_starts_may_remove_what_is_anothers, test, removals.with_checkpoints(Place(tmp_path)))
+
+
+def test_a_sweep_that_raises_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = removals.test_a_sweep_that_fails_oddly_ends_the_removal_all_the_same
+    assert_caught(a_sweep_may_raise, test, removals.with_checkpoints(Place(tmp_path)), monkeypatch, "delete")
 
 
 def test_a_standby_that_begins_anew_is_caught(tmp_path: Path) -> None:
@@ -206,6 +243,21 @@ def nothing_is_retained_by_default() -> AbstractContextManager[None]:
     return around(possible.hg.Checkpointing, "to_config", to_config)
 
 
+def a_second_thought_is_not_heard() -> AbstractContextManager[None]:
+    def cancel(call: Any, self: Supervisor, event: Any) -> Any:
+        return [supervision.Ignored("the run is ending")] if self._is_over() else call(self, event)
+
+    return around(Supervisor, "_on_cancel", cancel)
+
+
+def every_question_is_for_whoever_finds_it() -> AbstractContextManager[None]:
+    return patched(Wish, "is_for", lambda self, run: True)
+
+
+def hooks_lose_what_they_wait_for() -> AbstractContextManager[None]:
+    return patched(guarantees, "_is_listening", lambda hook: False)
+
+
 def listeners_lose_what_they_wait_for() -> AbstractContextManager[None]:
     return patched(catalog, "is_listening", lambda spec: False)
 
@@ -225,6 +277,8 @@ WHEN: list[tuple[Mutant, Any, tuple[Any, ...]]] = [
     (a_start_that_fails_removes, supervision.test_a_program_that_never_ran_removes_nothing, ()),
     (the_second_signal_removes, running.test_a_second_signal_waits_for_no_checkpoint_and_removes_none, ()),
     (nothing_is_retained_by_default, possible.test_checkpoints_are_retained_unless_somebody_says_otherwise, ()),
+    (a_second_thought_is_not_heard, supervision.test_whoever_says_retain_before_anything_is_removed_is_heard, ()),
+    (hooks_lose_what_they_wait_for, possible.test_what_a_hook_has_yet_to_do_is_not_removed, ("retain_on_failure",)),
     (listeners_lose_what_they_wait_for, possible.test_what_waits_to_be_published_is_not_removed, ("retain_on_cancel",)),
 ]
 
@@ -234,3 +288,7 @@ def test_a_mutant_of_when_checkpoints_are_removed_is_caught(
     mutant: Mutant, test: Any, arguments: tuple[Any, ...]
 ) -> None:
     assert_caught(mutant, test, *arguments)
+
+
+def test_a_question_that_outlives_its_run_is_caught(tmp_path: Path) -> None:
+    assert_caught(every_question_is_for_whoever_finds_it, asking.test_a_question_is_for_the_run_it_names, tmp_path)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from headgate.errors import UsageError
 from headgate.model.config import CheckpointConfig, DamagedCheckpoint
+from headgate.model.definition import HookSpec
 from headgate.model.graph import Graph, Role
 from headgate.model.options import Guarantee
 from headgate.operators import catalog
+from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.operators.loop_head import LoopHeadSpec
 
 
@@ -52,7 +56,7 @@ def check_guarantee(graph: Graph, mode: Guarantee, on_damaged: DamagedCheckpoint
         )
 
 
-def check_retention(graph: Graph, checkpoints: CheckpointConfig) -> None:
+def check_retention(graph: Graph, checkpoints: CheckpointConfig, hooks: Iterable[HookSpec] = ()) -> None:
     """Refuse to remove the checkpoints of a pipeline in which somebody listens to them (C75).
 
     What a listener has yet to do for a completed checkpoint is nowhere else.
@@ -62,13 +66,19 @@ def check_retention(graph: Graph, checkpoints: CheckpointConfig) -> None:
     """
     options = {"retain_on_cancel": checkpoints.retain_on_cancel, "retain_on_failure": checkpoints.retain_on_failure}
     given = [name for name, retains in options.items() if not retains]
-    for node in graph.nodes:
-        if given and catalog.is_listening(node.spec):
-            raise UsageError(
-                f"operator '{node.name}' acts when checkpoints are completed, and what it has not done yet is in them; "
-                f"leave {' and '.join(given)} out of Checkpointing, stop the pipeline, and remove its checkpoints "
-                "when it has ended"
-            )
+    listening = [f"operator '{node.name}'" for node in graph.nodes if catalog.is_listening(node.spec)]
+    listening += [f"hook '{spec.name}'" for spec in hooks if _is_listening(spec.hook)]
+    if given and listening:
+        raise UsageError(
+            f"{listening[0]} acts when checkpoints are completed, and what it has not done yet is in them; "
+            f"leave {' and '.join(given)} out of Checkpointing, stop the pipeline, and remove its checkpoints "
+            "when it has ended"
+        )
+
+
+def _is_listening(hook: object) -> bool:
+    """Whether ``restore`` may owe something to a completed checkpoint: unless the hook says that it does not."""
+    return isinstance(hook, CheckpointListener) and bool(getattr(hook, "is_listening", True))
 
 
 def policy_for(graph: Graph, mode: Guarantee) -> DamagedCheckpoint:

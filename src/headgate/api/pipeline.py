@@ -198,7 +198,7 @@ class Pipeline:
         check_guarantee(graph, mode, self._on_damaged)
         if checkpoints.alignment_timeout_ms is not None:
             check_overtaking(graph)
-        check_retention(graph, checkpoints)
+        check_retention(graph, checkpoints, self._hooks.values())
         config = PipelineConfig(
             name=self.name,
             parallelism=self._checked_parallelism(subtasks),

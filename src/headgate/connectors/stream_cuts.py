@@ -28,6 +28,9 @@ def marks_of(pipeline: str, node: str) -> str:
 class StreamCutHook(CoordinatorHook, CheckpointListener):
     """Records the markers of one source, and forgets them."""
 
+    is_listening = False
+    """Nothing but tidying is left to do for a completed checkpoint."""
+
     def __init__(self, stream: str, root: str) -> None:
         self._stream, self._root = stream, root
         self._owner, self._generation = "", 0

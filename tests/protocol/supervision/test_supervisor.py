@@ -465,6 +465,17 @@ def test_who_cancels_may_retain_all_the_same() -> None:  # C70
     assert machine.handle(job_ended()) == [Finish(None)]
 
 
+def test_whoever_says_retain_before_anything_is_removed_is_heard() -> None:  # C70
+    """The second signal behind a cancel, or a second thought."""
+    machine = removing(*RUN, CancelRequested(), CancelRequested(retain=True), CancelRequested(), on_cancel=True)
+    assert machine.handle(job_ended()) == [Finish(None)]
+    failed = GenerationFailed(gen(1), Failure(DETERMINISTIC, "it cannot work"), 0, 0.5)
+    machine = removing(*RUN, failed, CancelRequested(retain=True), on_failure=True)
+    assert machine.handle(job_ended()) == [Finish(failed.failure)]
+    machine = removing(*RUN, CancelRequested(), job_ended(), on_cancel=True)
+    assert machine.handle(CancelRequested(retain=True)) == [Ignored("the run is ending")], "too late"
+
+
 @pytest.mark.parametrize(
     ("failure", "is_removed"),
     [

@@ -212,10 +212,85 @@ def test_a_driver_that_takes_over_behind_the_commits_keeps_everything(
     assert len(objects(place, "/chk-")) == 2
 
 
+def test_a_run_that_never_claimed_removes_nothing(place: Place) -> None:  # C70
+    """Its claim was refused when it was cancelled: what is there belongs to whoever runs the pipeline, or to nobody."""
+    running = place.log
+    log = CheckpointLog(place.storage, "p")
+    assert not remove_checkpoints(place.definition, log, Succession("late"), place.notes.append, PROCESS)
+    assert place.notes == ["the checkpoints are kept: this run never got as far as to claim them"]
+    assert CALLS == []
+    assert running.newer_generation() is None, "whoever runs it is not replaced"
+    assert restored(place) == 2
+
+
+@pytest.mark.parametrize("what", ["list", "delete"])
+def test_a_sweep_that_fails_oddly_ends_the_removal_all_the_same(
+    place: Place, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:  # C72
+    """Else the run would wait for it for ever."""
+
+    def odd(*arguments: Any) -> None:
+        raise PermissionError("what is that?")
+
+    give_up = CheckpointLog.give_up
+
+    def given_up(*arguments: Any) -> None:
+        give_up(*arguments)
+        monkeypatch.setattr(place.storage, what, odd)
+
+    monkeypatch.setattr(CheckpointLog, "give_up", given_up)
+    assert remove(place)
+    assert "could not remove old checkpoint files: PermissionError: what is that?" in place.notes
+    monkeypatch.undo()
+    assert restored(place) is None
+
+
+def test_what_somebody_begins_behind_a_lost_answer_does_not_count_as_kept(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C72, X10
+    """The claim that gives up was there, the answer lost; then another start began anew."""
+    place.storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/log/", first=2, times=1))
+    give_up = CheckpointLog.give_up
+
+    def again(self: CheckpointLog, *arguments: Any) -> None:
+        try:
+            give_up(self, *arguments)
+        except StorageError:
+            monkeypatch.setattr(CheckpointLog, "give_up", give_up)
+            begin_generation(place.definition, CheckpointLog(place.storage, "p"), "other", place.notes.append)
+            raise
+
+    monkeypatch.setattr(CheckpointLog, "give_up", again)
+    assert remove(place)
+    assert not any(note.startswith("the checkpoints are kept") for note in place.notes)
+    assert place.notes[-1].startswith("the checkpoints at memory:/p were removed")
+    assert candidates(place.log.observe()) == ()
+
+
+def test_who_begins_anew_before_the_look_behind_a_removal_does_not_bring_anything_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:  # C72, X8
+    """The claim that gives up is there, and somebody follows it before its driver has looked."""
+    look = CheckpointLog._replaced_after
+    looks: list[int] = []
+
+    def and_meanwhile(self: CheckpointLog, sequence: int) -> Any:
+        looks.append(sequence)
+        if len(looks) == 2:  # the first one is behind the claim that settles
+            begin_generation(place.definition, CheckpointLog(place.storage, "p"), "other", place.notes.append)
+        return look(self, sequence)
+
+    monkeypatch.setattr(CheckpointLog, "_replaced_after", and_meanwhile)
+    assert remove(place)
+    begun = place.log.known_life(place.log.observe())
+    assert restored(place) is None
+    assert place.log.known_life(place.log.observe()) == begun
+
+
 def test_a_zombie_completes_nothing_behind_a_removal(place: Place) -> None:  # C72, X8
     zombie = CheckpointLog(place.storage, "p")
     begin_generation(place.definition, zombie, "zombie", place.notes.append, around=PROCESS)
-    place.log = CheckpointLog(place.storage, "p")
+    place.begin()
     assert remove(place)
     plan = place.definition.plan
     late = Manifest(CheckpointId(3), Generation(2), 1, plan.max_parallelism, (), (), plan.state_texts())

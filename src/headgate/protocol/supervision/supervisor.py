@@ -395,6 +395,7 @@ class Supervisor(Machine):
 
     def _on_cancel(self, event: CancelRequested) -> list[Effect]:
         if self._is_over():
+            self._is_removal_due &= not event.retain  # C70: nothing is removed yet
             return [Ignored("the run is ending")]
         self._is_removal_due = not (self._retain_on_cancel or event.retain)
         return self._end(Finish(None, is_final=False))

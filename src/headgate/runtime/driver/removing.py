@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from headgate.errors import FencedError, HeadgateError, UsageError
 from headgate.model.definition import PipelineDefinition
-from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints.recovery import NextClaim
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.adopting import is_same_directory
@@ -41,23 +41,27 @@ def remove_checkpoints(
     except Exception as error:
         note(f"the checkpoints are kept: {_said(error)}")
         return False
-    if settled is not None and not _give_up(log, succession.claimant, settled, note, around):
+    if settled is None:
+        _sweep(log, note, around)
         return False
-    claims.tidy_up(log.files.sweep, around, note)
-    if settled is not None:
-        note(f"the checkpoints at {log.url} were removed, because the pipeline does not retain them")
-    return settled is not None
+    if not _give_up(log, succession.claimant, settled, note, around):
+        return False
+    note(f"the checkpoints at {log.url} were removed, because the pipeline does not retain them")
+    return True
 
 
 def _settled(
     definition: PipelineDefinition, log: CheckpointLog, succession: Succession, around: Surroundings
-) -> Generation | None:
-    """Leave nothing that was promised behind; return the generation that did so, None if there is nothing to give up.
+) -> NextClaim | None:
+    """Leave nothing that was promised behind; return the claim that did so, None if there is nothing to give up.
 
     Raises:
         HeadgateError: the checkpoints have to stay.
     """
-    claimed = claims.claim(definition, log, succession.claimant, log.generation or succession.after, around)
+    mine = log.generation or succession.after
+    if not mine:  # C70
+        raise UsageError("this run never got as far as to claim them")
+    claimed = claims.claim(definition, log, succession.claimant, mine, around)
     succession.tell_claim(claimed.next.generation)  # C74: whoever follows must know that it does
     restored, choice = claims.chosen(definition, log, claimed, around)
     _check_whole(choice)
@@ -67,23 +71,52 @@ def _settled(
     if restored is None:
         return None
     _check_nobody_needs(log)
-    return claimed.next.generation
+    return claimed.next
 
 
 def _give_up(
-    log: CheckpointLog, owner: str, settled: Generation, note: Callable[[str], None], around: Surroundings
+    log: CheckpointLog, owner: str, settled: NextClaim, note: Callable[[str], None], around: Surroundings
 ) -> bool:
-    """Give the log up; return whether that is certain."""
+    """Give the log up, and remove files; return whether it is certain that it was given up."""
     wall_ms = around.wall_ms()
     try:
-        claims.retrying(lambda: log.give_up(owner, wall_ms, settled), around)
+        claims.retrying(lambda: log.give_up(owner, wall_ms, settled.generation), around)
     except FencedError as error:
-        note(f"the checkpoints are kept: {error}")
+        return _was_given_up(log, settled, error, note, around)
     except Exception as error:
-        note(f"nobody can tell whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
-    else:
-        return True
-    return False
+        _tell_nobody_knows(log, error, note)
+        return False
+    _sweep(log, note, around)
+    return True
+
+
+def _was_given_up(
+    log: CheckpointLog, settled: NextClaim, replaced: FencedError, note: Callable[[str], None], around: Surroundings
+) -> bool:
+    """Return whether the driver that claimed meanwhile began anew, behind a try whose answer was lost (C72).
+
+    What is there is its own, also what is left of the former life.
+    """
+    try:
+        life = recovery.life_of(claims.retrying(log.observe, around))
+    except Exception as error:
+        _tell_nobody_knows(log, error, note)
+        return False
+    if life == settled.life:
+        note(f"the checkpoints are kept: {replaced}")
+    return life != settled.life
+
+
+def _tell_nobody_knows(log: CheckpointLog, error: Exception, note: Callable[[str], None]) -> None:
+    note(f"nobody can tell whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
+
+
+def _sweep(log: CheckpointLog, note: Callable[[str], None], around: Surroundings) -> None:
+    """Remove what nobody needs; whatever is in the way, the run must come to its end."""
+    try:
+        claims.tidy_up(log.files.sweep, around, note)
+    except Exception as error:
+        note(f"could not remove old checkpoint files: {_said(error)}")
 
 
 def _said(error: Exception) -> str:
