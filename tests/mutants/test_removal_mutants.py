@@ -105,6 +105,14 @@ def another_pipeline_is_not_looked_for() -> AbstractContextManager[None]:
     return skipped(removing, "_check_nobody_needs")
 
 
+def only_the_path_tells_who_was_restored_from_here() -> AbstractContextManager[None]:
+    def is_from(newest: Any, url: str, life: str) -> bool:
+        place = newest.place
+        return place is not None and removing.is_same_directory(f"{place.url}/{place.prefix}", url)
+
+    return patched(removing, "_is_from", is_from)
+
+
 def damage_and_ends_are_removed_too() -> AbstractContextManager[None]:
     return skipped(removing, "_check_whole")
 
@@ -139,6 +147,10 @@ OF_THE_LOG: list[tuple[Mutant, Any]] = [
     (manifests_do_not_say_their_life, removals.test_a_removal_begins_another_life_of_which_all_later_entries_tell),
     (a_keeper_begins_a_cancelled_pipeline_anew, removals.test_a_driver_of_a_run_that_was_cancelled_does_not_begin_anew),
     (another_pipeline_is_not_looked_for, removals.test_what_another_pipeline_was_restored_from_stays),
+    (
+        only_the_path_tells_who_was_restored_from_here,
+        removals.test_what_another_pipeline_was_restored_from_by_another_path_stays,
+    ),
     (damage_and_ends_are_removed_too, removals.test_a_pipeline_that_has_finished_keeps_saying_so),
     (a_later_life_looks_like_the_first, lambda place: removals.test_entries_of_the_first_life_are_what_they_were()),
 ]

@@ -14,6 +14,7 @@ from headgate.errors import CorruptionError, FencedError, OutputDenied, StorageE
 from headgate.model.heartbeat import Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
+from headgate.model.origin import Origin
 from headgate.model.origin import Place as Elsewhere
 from headgate.protocol.checkpoints.recovery import candidates, life_of
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
@@ -426,6 +427,24 @@ def test_what_another_pipeline_was_restored_from_stays(place: Place) -> None:  #
     assert restored(place) == 2
     assert other.append(replace(adopted, checkpoint=CheckpointId(2))) is Outcome.WRITTEN
     assert remove(place)
+
+
+def test_what_another_pipeline_was_restored_from_by_another_path_stays(place: Place) -> None:  # SV27, C73
+    """Its machine has the same storage under another name: who the pipeline is tells, not where."""
+    life = place.log.known_life(place.log.observe())
+    assert life is not None
+    plan = place.definition.plan
+    adopted = Manifest(CheckpointId(1), Generation(1), 1, plan.max_parallelism, (), (), plan.state_texts())
+    other = CheckpointLog(place.storage, "q")
+    other.claim("other", 0)
+    there = Elsewhere("file:///mnt/of/another/machine", "p")
+    origin = Origin(life.id, CheckpointId(2), "file:///mnt/of/another/machine/p")
+    other.append(replace(adopted, place=there, origin=origin))
+    assert not remove(place)
+    assert "q was restored from them, and has no checkpoint of its own yet" in place.notes[-1]
+    assert restored(place) == 2
+    other.append(replace(adopted, checkpoint=CheckpointId(2), origin=origin))
+    assert remove(place), "it has one of its own"
 
 
 def test_an_older_headgate_refuses_a_later_life(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:  # LV7

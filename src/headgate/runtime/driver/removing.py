@@ -70,7 +70,7 @@ def _settled(
     claims.recovered_sinks(definition, log, claimed.next.generation, restored, around).close()
     if restored is None:
         return None
-    _check_nobody_needs(log)
+    _check_nobody_needs(log, claimed.log)
     return claimed.next
 
 
@@ -138,15 +138,24 @@ def _check_whole(choice: recovery.Choice) -> None:
             return
 
 
-def _check_nobody_needs(log: CheckpointLog) -> None:
+def _check_nobody_needs(log: CheckpointLog, observed: recovery.ObservedLog) -> None:
     """Refuse while another pipeline of this storage, restored from here, has no checkpoint of its own (C73, SV27).
 
     Raises:
         UsageError
-        StorageError
+        CorruptionError, StorageError
     """
+    life = log.known_life(observed)
     for other in log.beside():
-        newest: Manifest | None = next(iter(recovery.candidates(other.observe())), None)
-        place = None if newest is None else newest.place
-        if place is not None and is_same_directory(f"{place.url.rstrip('/')}/{place.prefix}", log.url):
+        newest = next(iter(recovery.candidates(other.observe())), None)
+        if newest is not None and _is_from(newest, log.url, "" if life is None else life.id):
             raise UsageError(f"{other.url} was restored from them, and has no checkpoint of its own yet")
+
+
+def _is_from(newest: Manifest, url: str, life: str) -> bool:
+    """Whether the files of ``newest`` are those of the pipeline at ``url``, whatever its path is to who restored it."""
+    place, origin = newest.place, newest.origin
+    if place is None:
+        return False
+    is_here = is_same_directory(f"{place.url.rstrip('/')}/{place.prefix}", url)
+    return is_here or (origin is not None and origin.source == life)
