@@ -255,6 +255,20 @@ def nothing_is_retained_by_default() -> AbstractContextManager[None]:
     return around(possible.hg.Checkpointing, "to_config", to_config)
 
 
+def a_claim_that_failed_removes() -> AbstractContextManager[None]:
+    def end(call: Any, self: Supervisor, outcome: Any, **options: Any) -> Any:
+        return call(self, outcome, **{**options, "is_of_claim": False})
+
+    return around(Supervisor, "_end", end)
+
+
+def what_a_target_denies_is_a_failure_like_any_other() -> AbstractContextManager[None]:
+    def removed(self: Supervisor, failure: Failure) -> bool:
+        return not self._retain_on_failure and self._has_run and failure.is_hopeless
+
+    return patched(Supervisor, "_is_removed_after", removed)
+
+
 def a_second_thought_is_not_heard() -> AbstractContextManager[None]:
     def cancel(call: Any, self: Supervisor, event: Any) -> Any:
         return [supervision.Ignored("the run is ending")] if self._is_over() else call(self, event)
@@ -289,6 +303,8 @@ WHEN: list[tuple[Mutant, Any, tuple[Any, ...]]] = [
     (a_start_that_fails_removes, supervision.test_a_program_that_never_ran_removes_nothing, ()),
     (the_second_signal_removes, running.test_a_second_signal_waits_for_no_checkpoint_and_removes_none, ()),
     (nothing_is_retained_by_default, possible.test_checkpoints_are_retained_unless_somebody_says_otherwise, ()),
+    (a_claim_that_failed_removes, supervision.test_a_claim_that_failed_removes_nothing, ()),
+    (what_a_target_denies_is_a_failure_like_any_other, supervision.test_a_commit_that_was_denied_removes_nothing, ()),
     (a_second_thought_is_not_heard, supervision.test_whoever_says_retain_before_anything_is_removed_is_heard, ()),
     (hooks_lose_what_they_wait_for, possible.test_what_a_hook_has_yet_to_do_is_not_removed, ("retain_on_failure",)),
     (listeners_lose_what_they_wait_for, possible.test_what_waits_to_be_published_is_not_removed, ("retain_on_cancel",)),

@@ -19,6 +19,8 @@ class FailureKind(Enum):
     """The user's function raised: start again, once for the same failure."""
     DETERMINISTIC = "deterministic"
     """Starting again cannot help."""
+    DENIED = "denied"
+    """A target refuses what was promised: starting again cannot help, and what says so must stay."""
     REPLACED = "replaced"
     """Another driver runs the pipeline now: stop, and leave everything to it."""
 
@@ -34,4 +36,4 @@ class Failure:
     @property
     def is_hopeless(self) -> bool:
         """Whether starting again cannot help, whatever was before."""
-        return self.kind in (FailureKind.DETERMINISTIC, FailureKind.REPLACED)
+        return self.kind in (FailureKind.DETERMINISTIC, FailureKind.DENIED, FailureKind.REPLACED)

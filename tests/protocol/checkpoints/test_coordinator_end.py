@@ -120,7 +120,7 @@ def test_a_failed_commit_is_retried_with_growing_pauses_and_never_given_up() -> 
 def test_a_target_that_denies_what_was_prepared_stops_the_pipeline() -> None:  # K5
     machine = coordinator(STARTED, *completed(10, committable(10)))
     assert machine.handle(failed(10, is_transient=False)) == [
-        FailGeneration(Failure(FailureKind.DETERMINISTIC, "cannot commit checkpoint 10: no space"))
+        FailGeneration(Failure(FailureKind.DENIED, "cannot commit checkpoint 10: no space"))
     ]
 
 

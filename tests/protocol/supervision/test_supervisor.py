@@ -428,7 +428,7 @@ def test_a_generation_that_is_replaced_while_a_restart_waits_ends_the_run() -> N
 def test_what_is_done_about_a_failure_goes_by_its_kind_and_not_by_its_words(kind: FailureKind) -> None:
     words = "it was silent for 5 s; peer-lost; user-function"
     effects = supervisor(*RUN).handle(WorkerFailed(AttemptId(1, 0), WorkerIndex(0), Failure(kind, words), 0, 0.5))
-    is_over = kind in (FailureKind.DETERMINISTIC, FailureKind.REPLACED)
+    is_over = kind in (FailureKind.DETERMINISTIC, FailureKind.DENIED, FailureKind.REPLACED)
     assert (ReportRestart(Failure(kind, words), 50) in effects) is not is_over
     assert (CancelJob(1) in effects) is is_over, "a lost worker's words do not cancel the job"
 
@@ -498,6 +498,26 @@ def test_a_program_that_never_ran_removes_nothing() -> None:  # C70
     machine = removing(Begin(), on_failure=True)
     machine.handle(ClaimFailed(Failure(DETERMINISTIC, "the state does not fit"), 0, 0.5))
     assert machine.handle(job_ended()) == [Finish(Failure(DETERMINISTIC, "the state does not fit"))]
+    machine = removing(Begin(), ready_generation(1), *workers(), on_failure=True)
+    missing = Failure(DETERMINISTIC, "a module is missing")
+    machine.handle(WorkerFailed(AttemptId(1, 0), WorkerIndex(0), missing, 0, 0.5))
+    assert machine.handle(job_ended()) == [Finish(missing)]
+
+
+def test_a_claim_that_failed_removes_nothing() -> None:  # C70
+    """A removal begins with the same claim. If that succeeds now, starting again would have helped."""
+    again = (*RUN, lost(0), job_ended(), RESTART)
+    machine = removing(*again, on_failure=True, strategy=FixedDelay(delay_ms=50))
+    denied = Failure(DETERMINISTIC, "ConnectionError: the target of the sink does not answer")
+    machine.handle(ClaimFailed(denied, 0, 0.5))
+    assert machine.handle(JobEnded(2, "cancelled", 0, 0.5)) == [Finish(denied)]
+
+
+def test_a_commit_that_was_denied_removes_nothing() -> None:  # C70, K5
+    denied = Failure(FailureKind.DENIED, "cannot commit checkpoint 3: ConnectionError")
+    machine = removing(*RUN, GenerationFailed(gen(1), denied, 0, 0.5), on_failure=True)
+    assert machine.handle(job_ended()) == [Finish(denied)]
+    assert denied.is_hopeless
 
 
 def test_a_run_that_ends_well_removes_nothing() -> None:  # C70

@@ -397,7 +397,7 @@ class Coordinator(Machine):
     def _on_commit_failed(self, event: CommitFailed) -> list[Effect]:
         if not event.is_transient:  # K5: the target says aborted or unknown
             reason = f"cannot commit checkpoint {event.checkpoint}: {event.reason}"
-            return [FailGeneration(Failure(FailureKind.DETERMINISTIC, reason))]
+            return [FailGeneration(Failure(FailureKind.DENIED, reason))]
         pause = self.COMMIT_RETRY_MS[min(self._commit_tries, len(self.COMMIT_RETRY_MS) - 1)]
         self._commit_tries += 1
         return [ArmTimer(CommitRetryTimer(), pause)]

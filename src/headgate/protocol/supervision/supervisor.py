@@ -218,7 +218,7 @@ class Supervisor(Machine):
         if self._phase not in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("no generation is being prepared")]
         if event.failure.kind is not FailureKind.LOST or not self._has_run:
-            return self._end(Finish(event.failure))
+            return self._end(Finish(event.failure), is_of_claim=True)
         decision = self._policy.on_failure(event.at_ms, event.jitter)  # storage may come back (F11)
         if isinstance(decision, GiveUp):
             return self._end(Finish(event.failure))
@@ -403,7 +403,7 @@ class Supervisor(Machine):
     def _is_over(self) -> bool:
         return self._phase in (Phase.ENDING, Phase.REMOVING, Phase.ENDED)
 
-    def _end(self, outcome: Finish, *, is_done: bool = False) -> list[Effect]:
+    def _end(self, outcome: Finish, *, is_done: bool = False, is_of_claim: bool = False) -> list[Effect]:
         """Let the workers go, wait for Spark to be done with them, then finish (G11)."""
         if self._is_over():
             return [Ignored("the run is ending")]
@@ -413,7 +413,8 @@ class Supervisor(Machine):
         if is_done:  # nothing else ends a retry of the stage that came up meanwhile
             ended += [RefuseWorker(self._attempt, worker) for worker in waiting]
         self._outcome = outcome
-        self._is_removal_due |= outcome.failure is not None and self._is_removed_after(outcome.failure)
+        if outcome.failure is not None and not is_of_claim:
+            self._is_removal_due |= self._is_removed_after(outcome.failure)
         self._enter(Phase.ENDING)
         self._cancels_count = 0
         if not self._is_job_running:
@@ -425,7 +426,8 @@ class Supervisor(Machine):
         """Whether nobody goes on from the checkpoints of a run that ended so (C70).
 
         What starting again may help, a keeper, a standby or the same command starts again; what failed before anything
-        ran may be a mistake in the program that is new.
+        ran may be a mistake in the program that is new. A claim and a commit are what a removal begins with: if they
+        succeed then, starting again would have helped.
         """
         is_for_good = failure.kind in (FailureKind.USER_CODE, FailureKind.DETERMINISTIC)
         return not self._retain_on_failure and self._has_run and is_for_good
