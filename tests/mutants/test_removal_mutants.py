@@ -320,3 +320,20 @@ def test_a_mutant_of_when_checkpoints_are_removed_is_caught(
 
 def test_a_question_that_outlives_its_run_is_caught(tmp_path: Path) -> None:
     assert_caught(every_question_is_for_whoever_finds_it, asking.test_a_question_is_for_the_run_it_names, tmp_path)
+
+
+def only_errors_keep_checkpoints() -> AbstractContextManager[None]:
+    def settled(call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except SystemExit as error:
+            raise KeyboardInterrupt from error  # as if nobody caught it
+
+    return around(removing, "_settled", settled)
+
+
+def test_a_sink_that_ends_the_thread_of_a_removal_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    place = removals.with_checkpoints(Place(tmp_path))
+    with only_errors_keep_checkpoints(), pytest.raises(KeyboardInterrupt):
+        removals.test_checkpoints_stay_while_what_they_promise_is_not_committed(place, monkeypatch, SystemExit("gone"))

@@ -67,10 +67,16 @@ def test_what_was_promised_is_committed_before_anything_is_removed(place: Place)
 
 
 @pytest.mark.parametrize(
-    "error", [OutputDenied("out", 2, "it was aborted"), StorageError("commit", "out", "away"), RuntimeError("what?")]
+    "error",
+    [
+        OutputDenied("out", 2, "it was aborted"),
+        StorageError("commit", "out", "away"),
+        RuntimeError("what?"),
+        SystemExit("by a client that ends its process"),
+    ],
 )
 def test_checkpoints_stay_while_what_they_promise_is_not_committed(
-    place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception
+    place: Place, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:  # C71
     def fails(*arguments: Any) -> None:
         raise error

@@ -38,7 +38,7 @@ def remove_checkpoints(
     """
     try:
         settled = _settled(definition, log, succession, around)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # what a sink raises must not keep the run from its end
         note(f"the checkpoints are kept: {_said(error)}")
         return False
     if settled is None:
@@ -119,7 +119,7 @@ def _sweep(log: CheckpointLog, note: Callable[[str], None], around: Surroundings
         note(f"could not remove old checkpoint files: {_said(error)}")
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
 
 
