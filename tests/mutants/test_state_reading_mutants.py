@@ -13,6 +13,7 @@ import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.runtime.stored_state import test_shapes as shaped
 from tests.runtime.stored_state import test_stored_state as read
+from tests.runtime.stored_state import test_timers_shown as timed
 from tests.spark import test_state_source as sourced
 
 from headgate.model.manifest import KeyGroups, SnapshotPart
@@ -206,6 +207,27 @@ def every_action_looks_for_the_newest_checkpoint() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def timers_are_taken_for_declared_values() -> Iterator[None]:
+    with patched(shapes, "OF_TIMERS", {}), patched(reading, "OF_TIMERS", {}):
+        yield
+
+
+@contextmanager
+def times_that_are_no_dates_are_shown_as_some() -> Iterator[None]:
+    def dates(times_ms: pa.Array) -> pa.Array:
+        return pa.array(times_ms.to_numpy() * 1_000).view(pa.timestamp("us"))
+
+    with patched(reading, "_dates", dates):
+        yield
+
+
+@contextmanager
+def timers_count_as_declared_state() -> Iterator[None]:
+    with patched(catalog, "_RANKS", dict.fromkeys(catalog.BESIDE, 2)):
+        yield
+
+
 ON_DISK: list[tuple[Mutant, Test, tuple[object, ...]]] = [
     (a_part_is_taken_for_its_first_key_group, read.test_rows_are_those_of_the_keys, ()),
     (rows_of_the_key_group_count_for_the_key, read.test_rows_are_those_of_the_keys, ()),
@@ -231,6 +253,9 @@ ON_DISK: list[tuple[Mutant, Test, tuple[object, ...]]] = [
     (subtasks_are_taken_for_one, read.test_what_earlier_versions_wrote_can_be_looked_at, ("checkpoints_1/golden",)),
     (a_list_of_the_operator_hides_behind_keyed_state, read.test_lists_of_an_operator_are_beside_its_keyed_state, ()),
     (who_sent_records_in_flight_is_forgotten, read.test_records_in_flight_are_shown_as_such, ()),
+    (timers_are_taken_for_declared_values, timed.test_timers_can_be_looked_at, ("row",)),
+    (times_that_are_no_dates_are_shown_as_some, timed.test_timers_can_be_looked_at, ("batch",)),
+    (timers_count_as_declared_state, timed.test_timers_do_not_hide_which_state_is_meant, ()),
 ]
 
 

@@ -27,7 +27,7 @@ from headgate.cli.options import DirOption
 from headgate.cli.streams_text import text_lines
 from headgate.cli.text import count_text, size_text, time_text
 from headgate.errors import UsageError
-from headgate.runtime.stored_state.catalog import BESIDE, StoredState, state_named, states_of
+from headgate.runtime.stored_state.catalog import StoredState, main_of, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import batches_of, selection
 from headgate.storage.backends import absolute_location, local_directory
@@ -126,7 +126,7 @@ def show(
         _print_catalog(found, states_of(found, storage), again, as_json=as_json)
         return
     if state is None and not wanted.is_anything:
-        several = [s for s in states_of(found, storage, operator) if s.shape.kind not in BESIDE]
+        several = main_of(states_of(found, storage, operator))
         if len(several) > 1:
             _print_catalog(found, several, again, as_json=as_json)
             return

@@ -27,6 +27,9 @@ TIMERS = "headgate.timers"
 
 TIME_COLUMN = "time_ms"
 
+DATES_MS = range(-62_135_596_800_000, 253_402_300_800_000)
+"""Times that a ``datetime`` can be: the years 1 to 9999."""
+
 _VERSION = 1
 
 

@@ -14,6 +14,7 @@ from headgate.operators.windows.choice import window_operators
 from headgate.operators.windows.plan import TumblingAggregate
 from headgate.runtime.stored_state.shapes import Kind, Shape, shape_of
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, section_of, state_identity
+from headgate.state.timers import TimeKind, timer_section
 
 NUMBER, TEXT = pa.int64(), pa.large_string()
 
@@ -125,3 +126,23 @@ def test_state_without_a_key_says_which_subtask_had_it() -> None:  # RS5
         shape = shape_of("whatever", prefix, "s", schema)
         assert (shape.kind, shape.keys) == (kind, ())
         assert shape.shown.names == shape.all.names == ["value", "_subtask"]
+
+
+@pytest.mark.parametrize("kind", list(TimeKind))
+@pytest.mark.parametrize("states", [[], [StateDescriptor("s", StateKind.VALUE, NUMBER)]])
+def test_timers_are_shown_by_their_keys_and_times(kind: TimeKind, states: list[StateDescriptor]) -> None:  # RS15
+    keys = KeyColumns(("user", "part"), (TEXT, pa.timestamp("us")))
+    section = timer_section(keys, kind)
+    shape = shape_of(state_identity(keys, states, has_timers=True), STATE_PREFIX, section.name, section.schema)
+    assert shape.kind.value == kind.value.replace("_", "-") + " timers"
+    assert (shape.keys, shape.shown_keys) == (("key0", "key1"), ("user", "part"))
+    assert shape.shown.names == ["user", "part", "time_ms", "time"]
+    assert shape.shown.field("time").type == pa.timestamp("us")
+
+
+@pytest.mark.parametrize("name", ["time", "time_ms", "_subtask"])
+def test_a_key_of_timers_that_is_called_as_another_column_keeps_its_position(name: str) -> None:  # RS15
+    keys = KeyColumns((name, "other"), (NUMBER, NUMBER))
+    section = timer_section(keys, TimeKind.EVENT_TIME)
+    shape = shape_of(state_identity(keys, [], has_timers=True), STATE_PREFIX, section.name, section.schema)
+    assert shape.shown.names == ["key0", "other", "time_ms", "time"]

@@ -13,6 +13,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.operators.harness import Harness
 from tests.runtime.checkpoints.frozen_cases import ARROW, CASES, Recorded, by_row, made, rows_of
 from tests.runtime.stored_state.written import MAX, Part, Written, output, state, tree
 
@@ -497,8 +498,6 @@ def test_what_is_not_there_is_said(tmp_path: Path, options: dict[str, Any], sent
 
 def test_keys_of_several_columns_are_tuples(tmp_path: Path) -> None:  # RS7
     schema = pa.schema([("n", pa.int64()), ("name", pa.large_string()), ("part", pa.float64())])
-    from tests.operators.harness import Harness
-
     run = Harness(ReduceSpec(("name", "part"), lambda total, row: row, schema))
     rows: Sequence[dict[str, Any]] = [{"n": i, "name": f"ä{i % 10}", "part": i / 4 - 2} for i in range(100)]
     run.send(pa.RecordBatch.from_pylist(list(rows), schema))

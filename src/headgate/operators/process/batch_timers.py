@@ -15,10 +15,10 @@ import polars as pl
 
 from headgate.errors import UsageError
 from headgate.operators.process.batch_states import BatchCursor, Keys
-from headgate.operators.process.timers import OperatorTime, Times, checked, milliseconds, not_a_time
+from headgate.operators.process.timers import OperatorTime, Times, checked, milliseconds, no_date, not_a_time
 from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots
-from headgate.state.timers import ColumnTimers, TimeKind, TimersByKind
+from headgate.state.timers import DATES_MS, ColumnTimers, TimeKind, TimersByKind
 
 GivenTimes: TypeAlias = pl.Series | int | datetime
 _TICKS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
@@ -46,7 +46,14 @@ class FiredTimers:
 
     @property
     def times(self) -> pl.Series:
-        """What each was registered for, as times in records are."""
+        """What each was registered for, as times in records are.
+
+        Raises:
+            UsageError: one is no date of the years 1 to 9999.
+        """
+        beyond = self.times_ms.filter(~self.times_ms.is_between(DATES_MS[0], DATES_MS[-1]))
+        if len(beyond):
+            raise no_date(beyond[0], "times_ms")
         return self.times_ms.cast(pl.Datetime("ms")).cast(pl.Datetime("us"))
 
 
@@ -138,7 +145,8 @@ class BatchTimers(Times):
             raise self._wrong(f"{len(times)} times were given for {rows} keys; there must be one for each")
         if isinstance(times.dtype, pl.Datetime):
             ticks = _TICKS[times.dtype.time_unit]
-            return (times.to_physical() + (ticks - 1)) // ticks
+            found = times.to_physical()
+            return found // ticks + (found % ticks > 0)  # the later one; adding before it might go over the end
         if not times.dtype.is_integer():
             raise not_a_time(self._node, f"a Series of {times.dtype}")
         try:

@@ -15,7 +15,7 @@ from typing import Any
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS, WATERMARK_MIN_MS
 from headgate.operators.process.cursor import Cursor, NoKey
-from headgate.state.timers import RowTimers, TimeKind, TimersByKind
+from headgate.state.timers import DATES_MS, RowTimers, TimeKind, TimersByKind
 
 _EPOCH = datetime(1970, 1, 1)
 _EPOCH_UTC = datetime(1970, 1, 1, tzinfo=UTC)
@@ -93,7 +93,13 @@ class Timer:
 
     @property
     def time(self) -> datetime:
-        """What it was registered for, in UTC without a zone, as times in records are."""
+        """What it was registered for, in UTC without a zone, as times in records are.
+
+        Raises:
+            UsageError: that is no date of the years 1 to 9999.
+        """
+        if self.time_ms not in DATES_MS:
+            raise no_date(self.time_ms, "time_ms")
         return _EPOCH + self.time_ms * _MS
 
 
@@ -174,7 +180,7 @@ def milliseconds(node: str, time: Any) -> int:
     """
     if type(time) is int and WATERMARK_MIN_MS <= time <= WATERMARK_MAX_MS:
         return time
-    if isinstance(time, datetime):
+    if isinstance(time, datetime) and time == time:  # noqa: PLR0124 - pandas has one that is no time
         since = time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)
         return -(-since // _MS)
     try:
@@ -184,6 +190,11 @@ def milliseconds(node: str, time: Any) -> int:
     if isinstance(time, bool) or not WATERMARK_MIN_MS <= found <= WATERMARK_MAX_MS:
         raise not_a_time(node, f"{type(time).__name__} {time!r}")
     return found
+
+
+def no_date(time_ms: int, instead: str) -> UsageError:
+    """Return the error about a time that is asked for as a date and is none."""
+    return UsageError(f"a timer for {time_ms} ms is beyond the years 1 to 9999, so it is no date; use {instead}")
 
 
 def not_a_time(node: str, given: str) -> UsageError:

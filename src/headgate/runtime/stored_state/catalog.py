@@ -19,8 +19,10 @@ from headgate.runtime.stored_state.places import StoredCheckpoint
 from headgate.runtime.stored_state.shapes import Kind, Shape
 from headgate.storage.base import Storage
 
-BESIDE = (Kind.FACTS, Kind.ROUNDS, Kind.TIMERS)
+BESIDE = (Kind.FACTS, Kind.ROUNDS)
 """What operators keep beside their state: it is shown when it is asked for by name."""
+
+_RANKS = {Kind.EVENT_TIME_TIMERS: 1, Kind.PROCESSING_TIME_TIMERS: 1, **dict.fromkeys(BESIDE, 2)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,16 @@ def state_named(checkpoint: StoredCheckpoint, storage: Storage, operator: str, n
         if not found:
             raise UsageError(f"operator '{operator}' has no state '{name}' in {checkpoint.what}; it has {_list(names)}")
         return found[0]
-    main = [state for state in states if state.shape.kind not in BESIDE] or states
+    main = main_of(states)
     if len(main) > 1:
         raise UsageError(f"operator '{operator}' has several states: {_list(names)}; name one")
     return main[0]
+
+
+def main_of(states: Sequence[StoredState]) -> list[StoredState]:
+    """Return what is meant if no state is named: what was declared; without it timers; without these the rest."""
+    ranks = [_RANKS.get(state.shape.kind, 0) for state in states]
+    return [state for state, rank in zip(states, ranks, strict=True) if rank == min(ranks)]
 
 
 def _list(names: Sequence[str]) -> str:

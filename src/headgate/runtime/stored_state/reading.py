@@ -21,8 +21,18 @@ from headgate.model.manifest import KeyGroups
 from headgate.runtime.stored_state.catalog import PartReader, StoredState
 from headgate.runtime.stored_state.pieces import Piece
 from headgate.runtime.stored_state.places import StoredCheckpoint
-from headgate.runtime.stored_state.shapes import KEY_GROUP, SUBTASK, WINDOW, WINDOW_END, WINDOW_START, Shape
+from headgate.runtime.stored_state.shapes import (
+    KEY_GROUP,
+    OF_TIMERS,
+    SUBTASK,
+    TIME,
+    WINDOW,
+    WINDOW_END,
+    WINDOW_START,
+    Shape,
+)
 from headgate.state.key_hash import hash_columns, key_groups
+from headgate.state.timers import DATES_MS, TIME_COLUMN
 from headgate.storage.base import Storage
 
 Mask = npt.NDArray[np.bool_]
@@ -184,12 +194,21 @@ def _shown(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def _dates(times_ms: pa.Array) -> pa.Array:
+    """Return milliseconds since 1970 as dates, null where there is none."""
+    is_date = pc.and_(pc.greater_equal(times_ms, DATES_MS[0]), pc.less_equal(times_ms, DATES_MS[-1]))
+    dates = pc.if_else(is_date, times_ms, pa.scalar(None, pa.int64()))
+    return pc.multiply(dates, 1_000).view(pa.timestamp("us"))
+
+
 def _column(batch: pa.RecordBatch, shape: Shape, name: str, piece: Piece, max_parallelism: int) -> pa.Array:
     if name in shape.names:
         return batch.column(shape.names.index(name))
     if name in (WINDOW_START, WINDOW_END):
         number = batch.column(WINDOW) if name == WINDOW_START else pc.add(batch.column(WINDOW), 1)
         return pc.multiply(number, shape.window_ms * 1_000).view(pa.timestamp("us"))
+    if name == TIME and shape.kind in OF_TIMERS.values():
+        return _dates(batch.column(TIME_COLUMN))
     if name == SUBTASK:
         return pa.repeat(pa.scalar(piece.subtask.index, pa.int32()), batch.num_rows)
     assert name == KEY_GROUP

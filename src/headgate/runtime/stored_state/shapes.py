@@ -1,7 +1,7 @@
 """What the columns of a stored state mean: which are the key, and what they are called for people.
 
 Pure functions over what a manifest says of an operator (its ``state_text``) and the schema of a section. What a text
-does not tell is shown as it is stored. Rules RS5 and RS6 of docs/spec/reading-state.md. Counterparts:
+does not tell is shown as it is stored. Rules RS5, RS6 and RS15 of docs/spec/reading-state.md. Counterparts:
 ``state.descriptors`` and ``operators.windows.plan``, which make the texts.
 """
 
@@ -15,7 +15,7 @@ from enum import Enum
 import pyarrow as pa
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
-from headgate.state.timers import TIMERS
+from headgate.state.timers import TIME_COLUMN, TIMERS, TimeKind
 
 SUBTASK, KEY_GROUP = "_subtask", "_key_group"
 """Columns that any state can be asked for: which subtask had the row, and the key group of its key."""
@@ -25,6 +25,8 @@ WINDOW, ROWS, PARTIAL = "__window", "__rows", "__partial_"
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 MAP_KEY = "map_key"
+TIME = "time"
+"""Of a timer, beside the milliseconds that are stored; null where there is no such date."""
 
 
 class Kind(Enum):
@@ -33,6 +35,8 @@ class Kind(Enum):
     VALUE = "value"
     LIST = "list"
     MAP = "map"
+    EVENT_TIME_TIMERS = "event-time timers"
+    PROCESSING_TIME_TIMERS = "processing-time timers"
     REDUCE = "reduce"
     WINDOW_RESULTS = "window results"
     WINDOW_RECORDS = "window records"
@@ -44,9 +48,15 @@ class Kind(Enum):
     POSITIONS = "positions"
     COMMITTABLES = "committables"
     ROUNDS = "rounds"
-    TIMERS = "timers"
     FACTS = "facts"
     BYTES = "bytes"
+
+
+OF_TIMERS = {
+    f"{TIMERS}.{TimeKind.EVENT_TIME.value}": Kind.EVENT_TIME_TIMERS,
+    f"{TIMERS}.{TimeKind.PROCESSING_TIME.value}": Kind.PROCESSING_TIME_TIMERS,
+}
+"""The states that are timers, by the names of their sections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,8 @@ class Shape:
                 fields += [pa.field(end, pa.timestamp("us")) for end in (WINDOW_START, WINDOW_END)]
             else:
                 fields.append(field.with_name(name))
+        if self.kind in OF_TIMERS.values():
+            fields.append(pa.field(TIME, pa.timestamp("us")))
         if not self.keys and SUBTASK not in self.names:
             fields.append(pa.field(SUBTASK, pa.int32()))
         return pa.schema(fields)
@@ -117,16 +129,18 @@ def shape_of(text: str, prefix: str, name: str, schema: pa.Schema) -> Shape:
 
 
 def _declared(text: str, name: str, schema: pa.Schema) -> Shape:
-    """Return the shape of a state that a process function declared: its keys are stored by position (ST3)."""
+    """Return the shape of a state that a process function declared, or of its timers: keys have positions (ST3, RS15)."""
     stored = tuple(n for i, n in enumerate(schema.names) if n == f"key{i}" and n not in (MAP_KEY, "value"))
     types = [re.escape(str(schema.field(key).type)) for key in stored]
     pattern = ", ".join(f"(.+?): {dtype}" for dtype in types)
-    found = re.match(rf"keyed state\(keys {pattern}; (?:(?:value|list|map) |timers\))", text, re.DOTALL)
+    found = re.match(rf"keyed state\(keys {pattern}; (?:(?:value|list|map) |timers\)$)", text, re.DOTALL)
     rest = tuple(schema.names[len(stored) :])
     is_clear = found is not None and not any(": " in name or "; " in name for name in found.groups())
-    keys = _apart(stored, found.groups(), rest) if found is not None and is_clear else stored
-    if name.startswith(f"{TIMERS}."):  # RS15
-        return Shape(Kind.TIMERS, schema, stored, (*keys, *rest))
+    kind = OF_TIMERS.get(name) if rest == (TIME_COLUMN,) else None  # an earlier version let users take the name
+    taken = rest if kind is None else (*rest, TIME)
+    keys = _apart(stored, found.groups(), taken) if found is not None and is_clear else stored
+    if kind is not None:
+        return Shape(kind, schema, stored, (*keys, *rest))
     declared = text.partition("; operator state(")[0]
     kind = Kind.MAP if MAP_KEY in rest else Kind.LIST if f"; list {name}: " in declared else Kind.VALUE
     return Shape(kind, schema, stored, (*keys, *rest))
