@@ -14,14 +14,16 @@ import pytest
 from tests.mutants.harness import assert_caught, patched
 from tests.operators.process import test_timer_histories
 from tests.operators.process import test_timers as tests
+from tests.protocol.checkpoints import test_recovery
 from tests.runtime.worker import test_subtask_runner
 
 from headgate.operators.base import WATERMARK_MAX_MS
-from headgate.operators.process import batch_timers, timed
+from headgate.operators.process import batch_timers, timed, timers
 from headgate.operators.process.by_batch import BatchProcessOperator
 from headgate.operators.process.by_row import ProcessOperator
 from headgate.operators.process.timed import TimedOperator
 from headgate.operators.process.timers import OperatorTime, Timers
+from headgate.protocol.checkpoints import recovery
 from headgate.runtime.worker.chain import Chain
 from headgate.state.ipc import decode_batches
 from headgate.state.memory import by_column, rows
@@ -219,6 +221,40 @@ def timers_without_a_function_are_dropped() -> Patch:
     return patched(timed, "stored_rows", lambda sections, path: {})
 
 
+def times_are_rounded_by_adding_to_them() -> Patch:
+    milliseconds = batch_timers.BatchTimers._milliseconds
+
+    def rounded(self: Any, times: Any, rows_count: int) -> Any:
+        unit = getattr(getattr(times, "dtype", None), "time_unit", None)
+        if unit is None:
+            return milliseconds(self, times, rows_count)
+        ticks = {"ms": 1, "us": 1_000, "ns": 1_000_000}[unit]
+        return (times.to_physical() + (ticks - 1)) // ticks
+
+    return patched(batch_timers.BatchTimers, "_milliseconds", rounded)
+
+
+def a_datetime_is_always_a_moment() -> Patch:
+    milliseconds = timers.milliseconds
+
+    def any_moment(node: str, time: Any) -> Any:
+        return 0 if time != time else milliseconds(node, time)
+
+    return patched(timers, "milliseconds", any_moment)
+
+
+def any_time_is_a_date() -> Patch:
+    return all_of(*(patched(module, "DATES_MS", range(-(1 << 62), 1 << 62)) for module in (timers, batch_timers)))
+
+
+def whoever_is_given_timers_had_none_of_their_state() -> Patch:
+    return patched(recovery, "_adds_timers", lambda before, now: False)
+
+
+def whoever_is_given_anything_is_given_timers() -> Patch:
+    return patched(recovery, "_adds_timers", lambda before, now: "timers)" in now)
+
+
 OPERATORS = (ProcessOperator, BatchProcessOperator)
 ROW = ("row",)
 NAMED: list[tuple[Callable[[], Patch], Callable[..., None], tuple[Any, ...]]] = [
@@ -258,6 +294,27 @@ NAMED: list[tuple[Callable[[], Patch], Callable[..., None], tuple[Any, ...]]] = 
         the_last_time_of_a_call_counts_for_all_its_keys,
         test_timer_histories.test_any_history_by_batch_fires_what_plain_python_fires,
         (),
+    ),
+    (
+        times_are_rounded_by_adding_to_them,
+        tests.test_a_moment_at_the_edge_of_its_unit_does_not_fire_before_its_time,
+        (),
+    ),
+    (a_datetime_is_always_a_moment, tests.test_what_is_a_datetime_but_no_moment_is_told, ()),
+    (
+        any_time_is_a_date,
+        tests.test_a_time_that_is_no_date_is_told_by_whoever_asks_for_one,
+        (tests.DatedByBatch(), 253_402_300_800_000),
+    ),
+    (
+        whoever_is_given_timers_had_none_of_their_state,
+        test_recovery.test_a_function_without_state_may_be_given_timers_later,
+        ("",),
+    ),
+    (
+        whoever_is_given_anything_is_given_timers,
+        test_recovery.test_a_function_without_state_may_be_given_timers_later,
+        ("",),
     ),
     (deleted_timers_stay, tests.test_a_deleted_timer_does_not_fire, ("batch",)),
     (

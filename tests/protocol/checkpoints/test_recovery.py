@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,9 @@ from headgate.protocol.checkpoints.recovery import (
     next_claim,
     retained,
 )
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 
+COUNT = StateDescriptor("timers)", StateKind.VALUE, pa.int64())
 PREVIOUS, FAIL = DamagedCheckpoint.PREVIOUS, DamagedCheckpoint.FAIL
 TORN = Damage("log/x", "torn")
 SOUND: Sequence[Damage] = ()
@@ -276,6 +279,19 @@ def test_data_of_a_hook_that_is_gone_is_named() -> None:  # EI9
 def test_an_operator_that_gained_state_under_its_old_name_is_refused() -> None:  # R12
     found = incompatibility(manifest(5, step=""), {"step": "reduce by user"}, 128)
     assert found is not None
+
+
+@pytest.mark.parametrize("others", ["", "operator state(list a: int64)"])
+def test_a_function_without_state_may_be_given_timers_later(others: str) -> None:  # TM6
+    keys = KeyColumns(("user", "part"), (pa.int64(), pa.large_string()))
+    timers = "; ".join(text for text in (state_identity(keys, [], has_timers=True), others) if text)
+    assert incompatibility(manifest(5, step=others), {"step": timers}, 128) is None
+    for before in ("", "operator state(list b: int64)", state_identity(keys, [COUNT])):
+        if before != others:
+            assert incompatibility(manifest(5, step=before), {"step": timers}, 128) is not None
+    assert incompatibility(manifest(5, step=timers), {"step": others}, 128) is not None, "its timers would be lost"
+    counted = "; ".join(text for text in (state_identity(keys, [COUNT], has_timers=True), others) if text)
+    assert incompatibility(manifest(5, step=others), {"step": counted}, 128) is not None, "that is more than timers"
 
 
 def test_an_added_operator_without_a_name_is_refused() -> None:  # SV31

@@ -180,7 +180,7 @@ def milliseconds(node: str, time: Any) -> int:
     """
     if type(time) is int and WATERMARK_MIN_MS <= time <= WATERMARK_MAX_MS:
         return time
-    if isinstance(time, datetime) and time == time:  # noqa: PLR0124 - pandas has one that is no time
+    if isinstance(time, datetime) and time == time:  # pandas has one that is none
         since = time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)
         return -(-since // _MS)
     try:

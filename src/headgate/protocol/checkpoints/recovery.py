@@ -377,7 +377,7 @@ def incompatibility(
                 "back under this name, or run under another pipeline name to start without the old state, or, to leave "
                 f"its state behind, give allow_unclaimed_state=['{name}'] (headgate run --allow-unclaimed-state {name})"
             )
-        if text and state_texts[name] != text:
+        if text and state_texts[name] != text and not _adds_timers(text, state_texts[name]):
             return (
                 f"the state of operator '{name}' in {here} is [{text}], but this pipeline declares "
                 f"[{state_texts[name]}]; restore the old definition, or rename the operator or the pipeline"
@@ -390,7 +390,7 @@ def incompatibility(
                 f"up, give allow_unclaimed_state=['{name}'] (headgate run --allow-unclaimed-state {name})"
             )
     for name, text in sorted(state_texts.items()):
-        if text and manifest.state_texts.get(name) == "":
+        if text and manifest.state_texts.get(name) == "" and not _adds_timers("", text):
             return (
                 f"operator '{name}' has state, and {here} holds none for it; starting it empty would lose what "
                 "it should have counted: run under another pipeline name to start from the beginning, or give it "
@@ -402,6 +402,11 @@ def incompatibility(
                 "(name=...) to start it empty: a name that is derived changes when operators are added before it"
             )
     return None
+
+
+def _adds_timers(before: str, now: str) -> bool:
+    """Whether a function without keyed state was given ``on_timer`` since, and nothing else (TM6)."""
+    return now.startswith("keyed state(keys ") and now.endswith("; timers)" + (f"; {before}" if before else ""))
 
 
 def unclaimed_hook(manifest: Manifest, known: Collection[str]) -> str | None:

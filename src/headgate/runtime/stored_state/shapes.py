@@ -129,7 +129,7 @@ def shape_of(text: str, prefix: str, name: str, schema: pa.Schema) -> Shape:
 
 
 def _declared(text: str, name: str, schema: pa.Schema) -> Shape:
-    """Return the shape of a state that a process function declared, or of its timers: keys have positions (ST3, RS15)."""
+    """Return the shape of a state that a process function declared (ST3), or of its timers (RS15): keys by position."""
     stored = tuple(n for i, n in enumerate(schema.names) if n == f"key{i}" and n not in (MAP_KEY, "value"))
     types = [re.escape(str(schema.field(key).type)) for key in stored]
     pattern = ", ".join(f"(.+?): {dtype}" for dtype in types)
