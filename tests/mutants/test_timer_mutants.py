@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from tests.mutants.harness import assert_caught, patched
 from tests.operators.process import test_timer_histories
@@ -26,6 +27,7 @@ from headgate.operators.process.timers import OperatorTime, Timers
 from headgate.protocol.checkpoints import recovery
 from headgate.runtime.worker.chain import Chain
 from headgate.state.ipc import decode_batches
+from headgate.state.key_index import TextIndex
 from headgate.state.memory import by_column, rows
 from headgate.state.memory.column_timers import MemoryColumnTimers
 from headgate.state.memory.row_timers import MemoryRowTimers
@@ -247,6 +249,13 @@ def any_time_is_a_date() -> Patch:
     return all_of(*(patched(module, "DATES_MS", range(-(1 << 62), 1 << 62)) for module in (timers, batch_timers)))
 
 
+def all_keys_are_one_column() -> Patch:
+    def merge(self: Any) -> None:
+        self._chunks = [pa.concat_arrays(self._chunks)]
+
+    return patched(TextIndex, "_merge", merge)
+
+
 def whoever_is_given_timers_had_none_of_their_state() -> Patch:
     return patched(recovery, "_adds_timers", lambda before, now: False)
 
@@ -352,6 +361,13 @@ def test_a_time_that_has_passed_and_fires_at_once_is_caught(monkeypatch: pytest.
     monkeypatch.setattr(tests.ByRow, "on_timer", counted)
     test = tests.test_a_timer_registered_for_a_time_that_has_passed_fires_with_the_next_watermark
     assert_caught(a_time_that_has_passed_fires_at_once, test, "row", 0)
+
+
+def test_copying_all_keys_for_each_new_one_is_caught() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        assert_caught(
+            all_keys_are_one_column, tests.test_a_watermark_does_not_look_at_all_keys_because_one_is_new, patch
+        )
 
 
 def test_a_snapshot_without_the_newest_timers_is_caught() -> None:

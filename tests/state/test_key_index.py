@@ -83,3 +83,19 @@ def test_frozen_keys_do_not_see_later_keys() -> None:
         index.slots([pa.array(more, dtype)])
         assert frozen()[0].to_pylist() == more[:1]
         assert index.freeze()()[0].to_pylist() == more
+
+
+def test_keys_of_text_in_many_chunks_come_in_the_order_of_the_slots() -> None:  # TM12
+    index = make_key_index([pa.large_string()])
+    names: list[str] = []
+    random = np.random.default_rng(7)
+    for size in (0, 50, 3, 1, 1, 20, 1, 7):
+        more = [f"key {len(names) + i}" for i in range(size)]
+        index.slots([pa.array([*names[:2], *more], pa.large_string())])
+        names += more
+        for count in (0, 1, 200):
+            slots = random.integers(0, len(names), count) if names else np.empty(0, np.int64)
+            frozen = index.freeze()
+            (found,) = index.columns(slots)
+            assert (found.type, found.to_pylist()) == (pa.large_string(), [names[slot] for slot in slots])
+            assert frozen()[0].to_pylist() == index.freeze()()[0].to_pylist() == names

@@ -220,9 +220,24 @@ class TextIndex:
 
     def columns(self, slots: Slots) -> list[pa.Array]:
         """See ``KeyIndex``."""
-        if len(self._chunks) > 1:
-            self._chunks = [pa.concat_arrays(self._chunks)]
-        return [self._chunks[0].take(pa.array(slots))]
+        self._merge()
+        if len(self._chunks) == 1:
+            return [self._chunks[0].take(pa.array(slots))]
+        starts = np.cumsum([0, *map(len, self._chunks[:-1])])
+        chunk_of = np.searchsorted(starts, slots, "right") - 1
+        rows = [np.flatnonzero(chunk_of == i) for i in range(len(starts))]
+        taken = [self._chunks[i].take(pa.array(slots[found] - starts[i])) for i, found in enumerate(rows)]
+        order = np.argsort(np.concatenate(rows))
+        return [pa.concat_arrays(taken).take(pa.array(order))]
+
+    def _merge(self) -> None:
+        """Have each chunk be less than half of the one before it: few chunks, and no key is copied often."""
+        chunks: list[pa.Array] = []
+        for chunk in self._chunks:
+            chunks.append(chunk)
+            while len(chunks) > 1 and len(chunks[-2]) <= 2 * len(chunks[-1]):
+                chunks[-2:] = [pa.concat_arrays(chunks[-2:])]
+        self._chunks = chunks
 
     def freeze(self) -> FrozenKeys:
         """See ``KeyIndex``."""

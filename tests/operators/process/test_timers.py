@@ -568,3 +568,31 @@ def test_no_state_has_a_name_of_headgates_own() -> None:  # TM6
 
     with pytest.raises(UsageError, match=r"names that begin with 'headgate.' are Headgate's own"):
         process_spec("node", ("key",), Named(), SCHEMA)
+
+
+def test_a_watermark_does_not_look_at_all_keys_because_one_is_new(monkeypatch: pytest.MonkeyPatch) -> None:  # TM12
+    schema = pa.schema([("key", pa.large_string()), *((f.name, f.type) for f in SCHEMA if f.name != "key")])
+
+    class OfText(ByBatch):
+        schema = {"key": pa.large_string(), "kind": pa.large_string(), "at": pa.int64()}
+
+    copied = 0
+    concat = pa.concat_arrays
+
+    def counted(arrays: Any) -> Any:
+        nonlocal copied
+        copied += sum(map(len, arrays))
+        return concat(arrays)
+
+    run = Harness(process_spec("node", ("key",), OfText(), schema))
+    rows = [{"key": f"key {i}", "do": "register_event_time", "at": 1_000} for i in range(10_000)]
+    run.send(pa.RecordBatch.from_pylist(rows, schema))
+    monkeypatch.setattr(pa, "concat_arrays", counted)
+    for at in range(100):
+        run.send(pa.RecordBatch.from_pylist([{"key": f"new {at}", "do": "register_event_time", "at": at}], schema))
+        run.operator.on_watermark(at)
+        assert [row["key"] for row in run.out.rows()] == [f"new {at}"]
+        run.out.batches.clear()
+    assert copied < 30_000, "each step copied all keys"
+    run.operator.on_watermark(1_000)
+    assert {row["key"] for row in run.out.rows()} == {f"key {i}" for i in range(10_000)}
