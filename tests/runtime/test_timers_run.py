@@ -113,3 +113,40 @@ def test_each_timer_fires_once_although_workers_die_and_the_parallelism_changes(
     same(read_committed(str(tmp_path / "rows")), wanted)
     same(read_committed(str(tmp_path / "batches")), wanted)
     same(read_committed(str(tmp_path / "delayed")), events(source).select("key", "id"))
+
+
+class Passing(hg.ProcessFunction):
+    """Has neither state nor timers."""
+
+    schema = Delayed.schema
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> Iterator[dict[str, Any]]:
+        yield {"key": context.key, "id": row["id"]}
+
+
+class PassingLater(Passing):
+    """Passes records on at the end."""
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> Iterator[dict[str, Any]]:
+        context.timers.register_event_time(10**15 + row["id"])
+        return iter(())
+
+    def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> Iterator[dict[str, Any]]:
+        yield {"key": context.key, "id": timer.time_ms - 10**15}
+
+
+def test_a_function_without_state_is_given_timers_between_two_runs(start: Start, tmp_path: Path) -> None:  # TM6
+    source = generator(6_000, splits=None)
+
+    def passing(function: hg.ProcessFunction, parallelism: int, rate: int | None) -> PipelineDefinition:
+        pipeline = pipeline_at(tmp_path, parallelism=parallelism)
+        stream = pipeline.source(replace(source, rows_per_second=rate)).with_timestamps("ts").key_by("key")
+        stream.process(function, name="passing").sink(hg.FileSink(tmp_path / "out", "parquet"))
+        return definition_of(pipeline)
+
+    run = start(passing(Passing(), 2, 1_500))
+    run.wait_checkpoints(2)
+    run.driver.stop()
+    assert not run.result().is_finished
+    assert start(passing(PassingLater(), 3, None)).result().is_finished
+    same(read_committed(str(tmp_path / "out")), events(source).select("key", "id"))
