@@ -245,6 +245,10 @@ def a_datetime_is_always_a_moment() -> Patch:
     return patched(timers, "milliseconds", any_moment)
 
 
+def whatever_is_given_as_keys_is_believed() -> Patch:
+    return patched(batch_timers, "Keys", object)
+
+
 def any_time_is_a_date() -> Patch:
     return all_of(*(patched(module, "DATES_MS", range(-(1 << 62), 1 << 62)) for module in (timers, batch_timers)))
 
@@ -310,6 +314,7 @@ NAMED: list[tuple[Callable[[], Patch], Callable[..., None], tuple[Any, ...]]] = 
         (),
     ),
     (a_datetime_is_always_a_moment, tests.test_what_is_a_datetime_but_no_moment_is_told, ()),
+    (whatever_is_given_as_keys_is_believed, tests.test_keys_that_are_none_are_told, ()),
     (
         any_time_is_a_date,
         tests.test_a_time_that_is_no_date_is_told_by_whoever_asks_for_one,

@@ -596,3 +596,37 @@ def test_a_watermark_does_not_look_at_all_keys_because_one_is_new(monkeypatch: p
     assert copied < 30_000, "each step copied all keys"
     run.operator.on_watermark(1_000)
     assert {row["key"] for row in run.out.rows()} == {f"key {i}" for i in range(10_000)}
+
+
+class Told(ByBatch):
+    """Does with its timers what a test says."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.given = given
+
+    def process(self, batch: pl.DataFrame, context: hg.BatchContext) -> None:
+        self.given(batch, context)
+
+
+def test_a_batch_without_any_time_registers_nothing() -> None:  # TM1
+    none = lambda batch, context: context.timers.register_event_time(pl.Series([None] * batch.height))  # noqa: E731
+    run = Harness(process_spec("node", ("key",), Told(none), SCHEMA))
+    register(run, (1, 10), (2, 10))
+    run.operator.on_watermark(WATERMARK_MAX_MS)
+    assert fired(run) == []
+
+
+def test_keys_that_are_none_are_told() -> None:  # TM1
+    given = lambda batch, context: context.timers.register_event_time(batch["at"], keys=batch)  # noqa: E731
+    run = Harness(process_spec("node", ("key",), Told(given), SCHEMA))
+    with pytest.raises(
+        UserFunctionError, match=r"operator 'node': keys= must be context\.lookup\(frame\), not a DataF"
+    ):
+        register(run, (1, 10))
+
+
+def test_timers_outside_of_a_call_are_told_where_they_can_be_used() -> None:  # TM1
+    run = harness("batch")
+    with pytest.raises(UsageError, match=r"in process\(\), on_timer\(\) and on_round\(\)"):
+        run.operator._user_context.timers.register_event_time(3)  # type: ignore[attr-defined]

@@ -147,7 +147,7 @@ class BatchTimers(Times):
             ticks = _TICKS[times.dtype.time_unit]
             found = times.to_physical()
             return found // ticks + (found % ticks > 0)  # the later one; adding before it might go over the end
-        if not times.dtype.is_integer():
+        if not times.dtype.is_integer() and times.dtype != pl.Null:
             raise not_a_time(self._node, f"a Series of {times.dtype}")
         try:
             return times.cast(pl.Int64)
