@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.mutants.harness import assert_caught, patched
+from tests.operators.process import test_timer_edges as edges
 from tests.operators.process import test_timer_histories
 from tests.operators.process import test_timers as tests
 from tests.protocol.checkpoints import test_recovery
@@ -310,15 +311,15 @@ NAMED: list[tuple[Callable[[], Patch], Callable[..., None], tuple[Any, ...]]] = 
     ),
     (
         times_are_rounded_by_adding_to_them,
-        tests.test_a_moment_at_the_edge_of_its_unit_does_not_fire_before_its_time,
+        edges.test_a_moment_at_the_edge_of_its_unit_does_not_fire_before_its_time,
         (),
     ),
-    (a_datetime_is_always_a_moment, tests.test_what_is_a_datetime_but_no_moment_is_told, ()),
-    (whatever_is_given_as_keys_is_believed, tests.test_keys_that_are_none_are_told, ()),
+    (a_datetime_is_always_a_moment, edges.test_what_is_a_datetime_but_no_moment_is_told, ()),
+    (whatever_is_given_as_keys_is_believed, edges.test_keys_that_are_none_are_told, ()),
     (
         any_time_is_a_date,
-        tests.test_a_time_that_is_no_date_is_told_by_whoever_asks_for_one,
-        (tests.DatedByBatch(), 253_402_300_800_000),
+        edges.test_a_time_that_is_no_date_is_told_by_whoever_asks_for_one,
+        (edges.DatedByBatch(), 253_402_300_800_000),
     ),
     (
         whoever_is_given_timers_had_none_of_their_state,
@@ -371,7 +372,7 @@ def test_a_time_that_has_passed_and_fires_at_once_is_caught(monkeypatch: pytest.
 def test_copying_all_keys_for_each_new_one_is_caught() -> None:
     with pytest.MonkeyPatch.context() as patch:
         assert_caught(
-            all_keys_are_one_column, tests.test_a_watermark_does_not_look_at_all_keys_because_one_is_new, patch
+            all_keys_are_one_column, edges.test_a_watermark_does_not_look_at_all_keys_because_one_is_new, patch
         )
 
 
