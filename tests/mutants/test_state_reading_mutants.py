@@ -100,18 +100,6 @@ def a_key_is_what_arrow_makes_of_it() -> Iterator[None]:
 
 
 @contextmanager
-def timers_count_as_declared_states() -> Iterator[None]:
-    with patched(catalog, "BESIDE", (shapes.Kind.FACTS, shapes.Kind.ROUNDS)):
-        yield
-
-
-@contextmanager
-def timers_are_values() -> Iterator[None]:
-    with patched(shapes, "TIMERS", "no such section"):
-        yield
-
-
-@contextmanager
 def looking_makes_a_directory() -> Iterator[None]:
     find = places.named_log
 
@@ -233,12 +221,6 @@ ON_DISK: list[tuple[Mutant, Test, tuple[object, ...]]] = [
     (rows_of_the_key_group_count_for_the_key, read.test_rows_are_those_of_the_keys, ()),
     (only_the_first_column_of_a_key_is_compared, read.test_keys_of_several_columns_are_tuples, ()),
     (a_key_is_what_arrow_makes_of_it, read.test_a_key_that_arrow_would_round_is_none, ()),
-    (
-        timers_count_as_declared_states,
-        read.test_timers_are_shown_beside_the_states_that_were_declared,
-        ("timers-by-batch",),
-    ),
-    (timers_are_values, read.test_timers_are_shown_beside_the_states_that_were_declared, ("timers-by-row",)),
     (what_was_removed_is_called_damaged, read.test_what_retention_removes_meanwhile_is_one_sentence, ()),
     (what_is_missing_is_called_removed, read.test_a_file_that_is_cut_or_missing_is_named, (Path.unlink,)),
     (looking_makes_a_directory, read.test_looking_changes_nothing, ()),

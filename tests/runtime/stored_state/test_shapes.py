@@ -43,14 +43,6 @@ def test_keys_have_their_own_names(kind: StateKind, columns: list[str]) -> None:
     assert shape.all.names == [*columns, "_subtask", "_key_group"]
 
 
-def test_timers_have_the_keys_of_their_function() -> None:  # RS15
-    schema = pa.schema([("key0", NUMBER), ("time_ms", NUMBER)])
-    for declared_ in ([], [StateDescriptor("s", StateKind.VALUE, NUMBER)]):
-        text = state_identity(KeyColumns(("user",), (NUMBER,)), declared_, has_timers=True)
-        shape = shape_of(text, STATE_PREFIX, "headgate.timers.event_time", schema)
-        assert (shape.kind, shape.keys, shape.names) == (Kind.TIMERS, ("key0",), ("user", "time_ms"))
-
-
 def test_a_list_of_the_operator_is_no_list_of_its_keys() -> None:
     assert declared(["k"], [NUMBER], more="; operator state(list a: int64; list s: int64)").kind is Kind.VALUE
 

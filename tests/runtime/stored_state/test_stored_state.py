@@ -412,11 +412,11 @@ def test_timers_are_shown_beside_the_states_that_were_declared(tmp_path: Path, n
     live = made(name)
     written.complete(1, {"node": text_of(live)}, [state(live.freeze())])
     kinds = {row["state"]: (row["kind"], row["keys"]) for row in hg.state_catalog(written.path).rows(named=True)}
-    kept = {f"headgate.timers.{kind}_time": ("timers", ["key"]) for kind in ("event", "processing")}
+    kept = {f"headgate.timers.{kind}_time": (f"{kind}-time timers", ["key"]) for kind in ("event", "processing")}
     declared = {"s": ("value", ["key"])} if name == "timers-by-batch" else {}
     assert kinds == {"headgate.timers": ("facts", []), **kept, **declared}
     timers = hg.read_state(written.path, "node", "headgate.timers.event_time")
-    assert timers.columns == ["key", "time_ms"]
+    assert timers.columns == ["key", "time_ms", "time"]
     key = timers["key"][0]
     assert hg.read_state(written.path, "node", "headgate.timers.event_time", keys=[key]).equals(
         timers.filter(pl.col("key") == key)

@@ -117,6 +117,8 @@ class BatchTimers(Times):
     ) -> None:
         held: ColumnTimers = checked(self._node, self._held).of(kind)
         change = held.delete if is_deletion else held.register
+        if keys is not None and not isinstance(keys, Keys):
+            raise self._wrong(f"keys= must be context.lookup(frame), not a {type(keys).__name__}")
         slots = self._cursor.of(keys).slots
         column = self._milliseconds(times, len(slots))
         chosen = column.is_not_null() if where is None else column.is_not_null() & self._checked(where, len(slots))
