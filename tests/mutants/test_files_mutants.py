@@ -28,7 +28,8 @@ from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.windows.fired_groups import FiredGroups
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots
 from headgate.runtime.worker.chain import Chain
-from headgate.runtime.worker.subtask_runner import SubtaskParts, SubtaskRunner
+from headgate.runtime.worker.subtask_parts import SubtaskParts
+from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 Mutant = Callable[[], AbstractContextManager[None]]
 

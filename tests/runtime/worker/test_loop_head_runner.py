@@ -36,7 +36,8 @@ from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.deployment import SinkHead
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner, LoopState
 from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
-from headgate.runtime.worker.subtask_runner import ELEMENTS_PER_TURN_MAX, SubtaskParts
+from headgate.runtime.worker.subtask_parts import SubtaskParts
+from headgate.runtime.worker.subtask_runner import ELEMENTS_PER_TURN_MAX
 from headgate.state.frozen import FrozenState
 from headgate.storage.memory import MemoryStorage
 

@@ -33,11 +33,8 @@ from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.deployment import SinkHead
-from headgate.runtime.worker.subtask_runner import (
-    ELEMENTS_PER_TURN_MAX,
-    SubtaskParts,
-    SubtaskRunner,
-)
+from headgate.runtime.worker.subtask_parts import SubtaskParts
+from headgate.runtime.worker.subtask_runner import ELEMENTS_PER_TURN_MAX, SubtaskRunner
 from headgate.storage.memory import MemoryStorage
 
 SUBTASK = SubtaskId(VertexId("v"), 0)

@@ -39,7 +39,8 @@ from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
 from headgate.runtime.worker.outlets import EdgeOutlet
 from headgate.runtime.worker.overtaking import Overtaking
 from headgate.runtime.worker.sources import REPORTS_PER_TIMEOUT
-from headgate.runtime.worker.subtask_runner import Reports, SubtaskParts, SubtaskRunner
+from headgate.runtime.worker.subtask_parts import Reports, SubtaskParts
+from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.state.frozen import FrozenState
 from headgate.storage.base import NotFound, Storage
 

@@ -26,7 +26,8 @@ from headgate.protocol.watermarks import MergerEvent
 from headgate.runtime.checkpoints.uploads import FrozenSubtask
 from headgate.runtime.wire.feedback import FeedbackChannel
 from headgate.runtime.worker.loop_log import LoopLog
-from headgate.runtime.worker.subtask_runner import SubtaskParts, SubtaskRunner
+from headgate.runtime.worker.subtask_parts import SubtaskParts
+from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 
 @dataclass(slots=True)

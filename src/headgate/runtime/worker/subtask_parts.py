@@ -1,0 +1,101 @@
+"""What a subtask is made of, and what it tells the coordinator.
+
+Counterparts: ``runtime.worker.deployment`` puts it together, ``runtime.worker.subtask_runner`` runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headgate.connectors.base import SinkWriter
+from headgate.connectors.induced import AnyReader
+from headgate.model.graph import InputName
+from headgate.model.ids import ChannelIndex, CheckpointId, SubtaskId
+from headgate.model.manifest import SubtaskEntry
+from headgate.model.options import Guarantee
+from headgate.model.savepoint import Copied
+from headgate.protocol.checkpoints.reasons import AbortReason
+from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
+from headgate.protocol.subtasks import subtask as machine
+from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.runtime.wire.feedback import ReceivingChannel
+from headgate.runtime.worker.chain import Chain
+from headgate.runtime.worker.hooks import Hooks
+from headgate.runtime.worker.in_flight import InFlight
+from headgate.runtime.worker.outlets import EdgeOutlet
+from headgate.runtime.worker.overtaking import Overtaking
+
+FIRST_CHECKPOINT = CheckpointId(1)
+"""Of a pipeline; a later generation begins with a later one."""
+
+READS_ON_MS = 150_000
+"""For the timeout that checkpoints have by default."""
+
+
+class Reports(Protocol):
+    """What a subtask tells the coordinator; interpreted by the worker."""
+
+    def acknowledge(self, checkpoint: CheckpointId, entry: SubtaskEntry, copied: Copied | None = None) -> None:
+        """Its part of ``checkpoint`` is durable; ``copied`` of the savepoint that it carries."""
+
+    def decline(self, subtask: SubtaskId, checkpoint: CheckpointId, reason: AbortReason, text: str) -> None:
+        """It gives ``checkpoint`` up."""
+
+    def reads_on(self, subtask: SubtaskId, uncut: tuple[CheckpointId, ...]) -> None:
+        """It comes forward, and has not met the markers of ``uncut``."""
+
+    def finished(self, subtask: SubtaskId) -> None:
+        """It has processed all input."""
+
+    def entrance_ended(self, subtask: SubtaskId, effect: machine.ReportEntranceEnded) -> None:
+        """Nothing will enter its nest of loops here any more."""
+
+    def probe_returned(self, subtask: SubtaskId, effect: machine.ReportProbe) -> None:
+        """A probe has come back, or has ended here."""
+
+    def snapshot_taken(self, subtask: SubtaskId, checkpoint: CheckpointId, align_us: int, freeze_us: int) -> None:
+        """Measured: waiting for barriers, and the synchronous part."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskParts:
+    """What a subtask is made of.
+
+    Attributes:
+        inputs: its channels, feedback channels last.
+        input_names: of the operator's input that each channel belongs to; None: all of the main one.
+        make_writer: makes what writes its snapshots.
+        is_restored_finished: its restored snapshot says that all input had ended.
+        is_draining: its source is not read on (E9).
+        hooks: what of the user's has to do with checkpoints; None: nothing.
+        place, rounds: where it stands in a nest of loops, and how far rounds had come.
+        mode: what the pipeline guarantees.
+        first_checkpoint: no checkpoint of this generation is below it.
+        in_flight: what it replays first, and records when a barrier overtakes.
+        overtaking: how long it aligns; None: as long as it takes.
+        late_inputs: channels whose barrier takes credit (UA20).
+        reads_on_ms: how often a source that sets its own barrier says that it reads towards a marker.
+    """
+
+    subtask: SubtaskId
+    chain: Chain
+    inputs: Sequence[ReceivingChannel]
+    outlets: Sequence[EdgeOutlet]
+    sinks: Mapping[str, SinkWriter]
+    reader: AnyReader | None
+    make_writer: Callable[[], SnapshotWriter]
+    reports: Reports
+    is_restored_finished: bool
+    is_draining: bool = False
+    place: LoopPlace | None = None
+    rounds: RoundProgress = NO_ROUNDS
+    input_names: Sequence[InputName] | None = None
+    mode: Guarantee = Guarantee.EXACTLY_ONCE
+    hooks: Hooks | None = None
+    first_checkpoint: CheckpointId = FIRST_CHECKPOINT
+    in_flight: InFlight = field(default_factory=InFlight)
+    overtaking: Overtaking | None = None
+    late_inputs: frozenset[ChannelIndex] = frozenset()
+    reads_on_ms: int = READS_ON_MS
