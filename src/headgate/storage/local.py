@@ -34,8 +34,8 @@ _durable: dict[str, None] = {}
 """Directories whose names this process has made durable, and has not failed to sync since (O14); last synced last."""
 _durable_lock = threading.Lock()
 
-MKDIR_TRIES_MAX = 8
-"""A concurrent delete may remove the directory just made while it is empty; more than a few times is a bug."""
+DIRECTORY_TRIES_MAX = 8
+"""A concurrent delete may remove the directory just made while it is empty (O20); more than a few times is a bug."""
 
 
 def storage_error(operation: str, path: str, error: OSError) -> StorageError:
@@ -80,6 +80,12 @@ def sync_what_is_seen(directory: Path) -> None:
     except OSError as error:
         if error.errno not in _PERMANENT:
             raise
+
+
+def _sync_unless_gone(directory: Path) -> None:
+    """As ``sync_directory``; where there is none any more, no name is left to make durable (O20)."""
+    with contextlib.suppress(FileNotFoundError):
+        sync_directory(directory)
 
 
 def make_directories(path: Path, access: Access = Access.OWNER) -> None:
@@ -207,9 +213,12 @@ class LocalStorage:
         found: list[str] = []
         with self._errors("list", prefix):
             for directory, _, names in os.walk(top, onerror=_raise_unless_absent):
+                try:
+                    sync_what_is_seen(Path(directory))
+                except _ABSENT:  # removed meanwhile, and so is what was in it (O20)
+                    continue
                 base = Path(directory).relative_to(self._root)
                 found += [(base / name).as_posix() for name in names if not name.startswith(TEMP_PREFIX)]
-                sync_what_is_seen(Path(directory))
         return sorted(found)
 
     def delete(self, path: str) -> None:
@@ -239,17 +248,26 @@ class LocalStorage:
         """
         old, new = self.local_path(source), self.local_path(target)
         with self._errors("rename", source):
+            self._link(source, target)
+            _sync_unless_gone(new.parent)
+            os.unlink(old)
+            _sync_unless_gone(old.parent)
+
+    def _link(self, source: str, target: str) -> None:
+        """Give the object ``source`` the name ``target``, too, unless it has it already."""
+        old, new = self.local_path(source), self.local_path(target)
+        for _ in range(DIRECTORY_TRIES_MAX):
             if not old.is_file():
                 raise NotFound(source)
-            make_directories(new.parent, self._access)
-            try:
-                os.link(old, new)
-            except FileExistsError:
-                if not os.path.samefile(old, new):
-                    raise AlreadyExists(target) from None
-            sync_directory(new.parent)
-            os.unlink(old)
-            sync_directory(old.parent)
+            with contextlib.suppress(FileNotFoundError):
+                make_directories(new.parent, self._access)
+                try:
+                    os.link(old, new)
+                except FileExistsError:
+                    if not os.path.samefile(old, new):
+                        raise AlreadyExists(target) from None
+                return
+        raise StorageError("rename", str(new), "its directory is removed again and again", is_transient=True)
 
     def sweep_unfinished(self, prefix: str = "") -> int:
         """Remove unfinished writes that crashes left below ``prefix``; return how many.
@@ -297,10 +315,10 @@ class LocalStorage:
 
 def _create(temp: Path, access: Access) -> int:
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY
-    for _ in range(MKDIR_TRIES_MAX):
-        try:
+    for _ in range(DIRECTORY_TRIES_MAX):
+        with contextlib.suppress(FileNotFoundError):
             return open_created(temp, flags, access)
-        except FileNotFoundError:
+        with contextlib.suppress(FileNotFoundError):
             make_directories(temp.parent, access)
     return open_created(temp, flags, access)
 
