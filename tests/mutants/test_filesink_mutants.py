@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tests.connectors.files.test_file_commit as committing
 import tests.connectors.files.test_file_rolling as rolling
+import tests.connectors.files.test_file_sink_storage as kept
 import tests.runtime.driver.test_sink_commits as sinks
 import tests.test_names as names
 from tests.mutants.harness import Mutant, assert_caught, patched
@@ -484,3 +485,27 @@ def test_dropping_what_a_sink_holds_is_caught() -> None:
         held_records_of_a_sink_that_is_gone_are_dropped,
         rolling.test_a_checkpoint_with_records_of_a_sink_that_is_gone_does_not_fit,
     )
+
+
+@contextmanager
+def the_storage_of_a_sink_is_trusted() -> Iterator[None]:
+    """O12."""
+    with patched(file_commit, "refuse_unless_exclusive", lambda storage, directory: None):
+        yield
+
+
+def test_trusting_the_storage_of_a_sink_is_caught() -> None:
+    test = kept.test_a_sink_in_a_storage_that_ignores_the_condition_of_a_put_is_refused
+    assert_caught(the_storage_of_a_sink_is_trusted, test)
+
+
+@contextmanager
+def every_checkpoint_makes_a_file() -> Iterator[None]:
+    """D13."""
+    with patched(FileWriter, "_is_due", lambda self: True):
+        yield
+
+
+def test_a_file_per_checkpoint_is_caught(tmp_path: Path) -> None:
+    test = rolling.test_twenty_minutes_of_checkpoints_every_second_make_a_file_a_minute
+    assert_caught(every_checkpoint_makes_a_file, test, tmp_path)

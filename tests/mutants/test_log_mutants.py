@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 from tests.mutants.harness import assert_caught, patched
 from tests.runtime.checkpoints import test_log_interleavings as interleavings
 from tests.runtime.checkpoints import test_log_outcomes as outcomes
 from tests.runtime.checkpoints import test_log_takeover as takeover
 from tests.runtime.driver import test_claims_replaced as replaced
+from tests.storage import test_backends as backends
 from tests.storage import test_power_cut as power
 
 from headgate.errors import FencedError, StorageError
@@ -96,7 +98,7 @@ def the_newest_has_the_highest_id() -> AbstractContextManager[None]:  # R8
         found = [entry.content for entry in log.entries if isinstance(entry.content, Manifest)]
         return tuple(sorted(found, key=lambda m: m.checkpoint, reverse=True))
 
-    return patched(takeover, "candidates", candidates)
+    return patched(recovery, "candidates", candidates)
 
 
 def every_entry_counts() -> AbstractContextManager[None]:  # R41
@@ -204,6 +206,13 @@ def every_storage_is_trusted() -> AbstractContextManager[None]:  # O12
     return patched(checkpoint_log, "refuse_unless_exclusive", lambda storage, directory: None)
 
 
+def an_object_goes_in_parts() -> AbstractContextManager[None]:  # O13
+    def put(self: Any, path: str, parts: Any) -> None:
+        obstore.put(self._store, path, b"".join(parts), mode="overwrite")
+
+    return patched(ObjectStorage, "put", put)
+
+
 def a_sweep_that_fails_ends_the_run() -> AbstractContextManager[None]:
     return patched(claims, "tidy_up", lambda call, around, note: call())
 
@@ -286,6 +295,10 @@ def test_caught_with_files(mutant: Any, test: Any, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
     test(tmp_path / "sound")
     assert_caught(mutant, test, tmp_path / "mutant")
+
+
+def test_sending_an_object_in_parts_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:  # O13
+    assert_caught(an_object_goes_in_parts, backends.test_an_object_store_gets_each_object_in_one_request, monkeypatch)
 
 
 def test_reading_the_hint_last_is_caught() -> None:

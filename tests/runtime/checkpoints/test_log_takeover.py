@@ -13,7 +13,7 @@ from headgate.codec.log_entry import encode_log_entry
 from headgate.errors import FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, LogEntry, Manifest
-from headgate.protocol.checkpoints.recovery import candidates
+from headgate.protocol.checkpoints import recovery
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -35,7 +35,7 @@ class Life:
         claimed = self.log.claim(owner, 0, mine)
         self.generation = claimed.next.generation
         self.first = self.next = claimed.first_checkpoint
-        self.retained = [m.checkpoint for m in reversed(candidates(claimed.log))]
+        self.retained = [m.checkpoint for m in reversed(recovery.candidates(claimed.log))]
 
     def complete(self, times: int = 1) -> None:
         for _ in range(times):
@@ -119,7 +119,7 @@ def test_the_newest_checkpoint_is_the_newest_in_the_log(storage: FaultyStorage, 
         dying_before_it_looks(storage, sleeper, checkpoint)
         assert numbers(storage) == [4, *kept]
         observed = CheckpointLog(storage, "p").observe()
-        assert [m.checkpoint for m in candidates(observed)] == [*reversed(heir.retained)]
+        assert [m.checkpoint for m in recovery.candidates(observed)] == [*reversed(heir.retained)]
         assert observed.lost() == (), "what was left is no damage"
         storage.delete("p/log/0000000004")
 
@@ -132,7 +132,7 @@ def test_what_a_replaced_driver_left_goes_with_the_next_prune(storage: FaultySto
     third = Life(storage, "third")
     third.complete()
     assert 2 not in numbers(storage)
-    assert [m.generation for m in candidates(third.log.observe())] == [3, 2]
+    assert [m.generation for m in recovery.candidates(third.log.observe())] == [3, 2]
 
 
 def test_nothing_older_is_restored_instead_of_a_damaged_newest_one(storage: FaultyStorage) -> None:  # R41
@@ -143,7 +143,7 @@ def test_nothing_older_is_restored_instead_of_a_damaged_newest_one(storage: Faul
     storage.delete("p/log/0000000002")  # as if one were retained, and the claim pruned
     dying_before_it_looks(storage, sleeper, 50)
     observed = CheckpointLog(storage, "p").observe()
-    assert [m.generation for m in candidates(observed)] == [2]
+    assert [m.generation for m in recovery.candidates(observed)] == [2]
 
 
 # -- ids --------------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_claims_that_led_nowhere_are_pruned(storage: FaultyStorage) -> None:  # 
     assert numbers(storage) == [6, 7, 8, 58]
     log = CheckpointLog(storage, "p").observe()
     assert log.lost() == ()
-    assert [m.checkpoint for m in candidates(log)] == [2, 1]
+    assert [m.checkpoint for m in recovery.candidates(log)] == [2, 1]
     assert last == 56
 
 
@@ -221,9 +221,9 @@ def test_a_manifest_at_the_number_of_a_pruned_claim_counts_for_nothing(storage: 
     dying_before_it_looks(storage, sleeper, 2)
     assert numbers(storage) == [1, 2, 3, 4]
     observed = CheckpointLog(storage, "p").observe()
-    assert [m.checkpoint for m in candidates(observed)] == [1]
+    assert [m.checkpoint for m in recovery.candidates(observed)] == [1]
     heir.complete()
-    assert [m.checkpoint for m in candidates(heir.log.observe())] == [heir.next - 1, 1]
+    assert [m.checkpoint for m in recovery.candidates(heir.log.observe())] == [heir.next - 1, 1]
     with pytest.raises(FencedError):
         Life(storage, "sleeper", sleeper.generation)
 
@@ -255,7 +255,7 @@ def test_a_claim_that_could_not_be_pruned_goes_with_a_later_one(storage: FaultyS
     assert numbers(storage) == [1, 2, 4, 5, 6], "those that led to a checkpoint go with it"
     log = one.log.observe()
     assert log.lost() == ()
-    assert [m.checkpoint for m in candidates(log)] == [2, 1]
+    assert [m.checkpoint for m in recovery.candidates(log)] == [2, 1]
     storage.put("p/log/0000000005", [b"damaged"])
     assert CheckpointLog(storage, "p").observe().lost() == (), "a manifest that cannot be read follows its claim"
 
@@ -288,13 +288,13 @@ def test_a_log_of_version_0_1_goes_on(storage: FaultyStorage, first: int) -> Non
     storage.put("p/log-hint", [str(first + 3).encode()])
     observed = CheckpointLog(storage, "p").observe()
     assert observed.lost() == ()
-    assert candidates(observed)[0] == old
+    assert recovery.candidates(observed)[0] == old
     life = Life(storage, "new")
     assert (life.generation, life.next) == (4, 7)
     life.complete(3)
     observed = CheckpointLog(storage, "p").observe()
     assert observed.lost() == ()
-    assert [m.checkpoint for m in candidates(observed)] == [9, 8]
+    assert [m.checkpoint for m in recovery.candidates(observed)] == [9, 8]
     assert len(numbers(storage)) == 2
 
 
