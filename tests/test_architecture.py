@@ -31,6 +31,8 @@ SPECS = [
     "listeners",
     "lives",
     "savepoints",
+    "retaining",
+    "snapshots",
     "supervision",
     "keeper",
     "standby",
@@ -43,6 +45,13 @@ SPECS = [
     "reading-state",
     "loops",
     "security",
+    "watermarks",
+    "windows",
+    "operators",
+    "key-groups",
+    "connectors",
+    "stream-store",
+    "storage",
 ]
 _RULE = re.compile(r"^- \*\*([A-Z]+\d+)\*\* (.*)$", re.MULTILINE)
 _TEST = re.compile(r"`(test_\w+)`")

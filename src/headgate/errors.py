@@ -159,7 +159,7 @@ class FencedError(HeadgateError):
 
 
 class StorageError(HeadgateError):
-    """An operation on storage failed after its retries.
+    """An operation on storage failed after its retries. A write may have been done all the same (O3).
 
     Attributes:
         operation: for example ``put``.

@@ -16,7 +16,7 @@ def whole() -> bytes:
     return b"".join(encode_chunk(7, PARTS).buffers)
 
 
-def test_a_chunk_is_the_bytes_it_was_in_version_1() -> None:
+def test_a_chunk_is_the_bytes_it_was_in_version_1() -> None:  # LY1
     data = whole()
     assert data[:16] == b"HGCHUNK\n\x01\0\0\0\0\0\0\0"
     assert data.endswith(b"HGCEND\n\0")

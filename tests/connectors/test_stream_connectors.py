@@ -86,7 +86,7 @@ def test_a_restored_source_continues_behind_its_positions_at_any_parallelism(
     assert sorted(found + again) == list(range(60))
 
 
-def test_following_ends_when_the_stream_is_sealed_and_says_so_per_split(store: Store) -> None:
+def test_following_ends_when_the_stream_is_sealed_and_says_so_per_split(store: Store) -> None:  # SC2
     write(store, *range(10))
     (reader,) = readers(StreamSource(NAME, store.root), 1)
     assert list(reader.splits()) == [f"{NAME}/{i}" for i in range(3)]
@@ -231,7 +231,7 @@ def test_output_of_one_subtask_that_was_aborted_keeps_the_whole_commit_invisible
     assert visible(store) == [1]
 
 
-def test_an_empty_checkpoint_prepares_nothing(store: Store) -> None:
+def test_an_empty_checkpoint_prepares_nothing(store: Store) -> None:  # SC4
     writer = StreamSink(NAME, store.root).open(context())
     assert writer.seal(CheckpointId(1)).prepare() is None  # K4
     writer.write(rows())

@@ -13,13 +13,13 @@ import time
 import traceback
 from typing import Any
 
-from crash import looppipelines, pipelines
+from crash import loop_pipelines, pipelines
 from headgate.api.running import run_to_end
 from headgate.cli.failures import report
 from headgate.errors import HeadgateError, UsageError
 
 LOOK_S = 0.02
-BUILDERS = {**pipelines.BUILDERS, **looppipelines.BUILDERS}
+BUILDERS = {**pipelines.BUILDERS, **loop_pipelines.BUILDERS}
 _output = threading.Lock()
 
 

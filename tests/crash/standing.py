@@ -1,6 +1,6 @@
 """Commands that keep a pipeline running (``--supervised``, ``--standby``), and what such a pipeline wrote.
 
-With Spark, or with workers that are plain child processes (``withoutspark``).
+With Spark, or with workers that are plain child processes (``without_spark``).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Place:
 
     def run(self, *options: str) -> Process:
         """Start the command with ``options``; each in a session of its own."""
-        hooks = [str(HOOK)] if self._with_spark else [str(TESTS / "crash" / "withoutspark"), str(TESTS.parent)]
+        hooks = [str(HOOK)] if self._with_spark else [str(TESTS / "crash" / "without_spark"), str(TESTS.parent)]
         paths = [*hooks, str(TESTS), str(TESTS.parent / "src")]
         given = [str(self.root), str(self.rows), str(RATE), self.checkpoints]
         command = [sys.executable, "-u", "-m", "headgate.cli.main", "run", "--json", *options]

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from crash.loopkills import TIMES, kill_and_finish
-from crash.loopresults import assert_graphs, copies, dijkstra, edges_of, given, skip_without_graphs
+from crash.loop_kills import TIMES, kill_and_finish
+from crash.loop_results import assert_graphs, copies, dijkstra, edges_of, given, skip_without_graphs
 from crash.processes import Life
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]

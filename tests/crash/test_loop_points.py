@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from crash.cluster import Cluster
-from crash.loopkills import TIMES
-from crash.loopresults import assert_flip16, assert_trips
+from crash.loop_kills import TIMES
+from crash.loop_results import assert_flip16, assert_trips
 from crash.pacing import hurry
 from crash.processes import STEP_S, Life, kill, until
 

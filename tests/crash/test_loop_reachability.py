@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from crash.loopkills import TIMES, kill_and_finish
-from crash.loopresults import assert_reachability
+from crash.loop_kills import TIMES, kill_and_finish
+from crash.loop_results import assert_reachability
 from crash.processes import Life
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from crash.loopkills import TIMES, kill_workers
-from crash.loopresults import assert_rounds
+from crash.loop_kills import TIMES, kill_workers
+from crash.loop_results import assert_rounds
 from crash.pacing import hurry
 from crash.processes import Life, kill, until
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from crash.loopkills import TIMES, kill_and_finish
-from crash.loopresults import assert_amplified, assert_drained, assert_flip16, assert_trips
+from crash.loop_kills import TIMES, kill_and_finish
+from crash.loop_results import assert_amplified, assert_drained, assert_flip16, assert_trips
 from crash.pacing import hurry
 from crash.processes import Life, kill
 

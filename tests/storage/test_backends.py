@@ -62,7 +62,7 @@ def test_put_if_absent_refuses_a_taken_path_and_keeps_its_content(storage: Stora
     assert storage.get("x/y") == b"first"
 
 
-def test_one_of_many_concurrent_creators_wins(storage: Storage) -> None:
+def test_one_of_many_concurrent_creators_wins(storage: Storage) -> None:  # O1
     winners: list[bytes] = []
     start = threading.Barrier(6)
 

@@ -29,7 +29,7 @@ def test_what_exists_already_is_durable(tmp_path: Path) -> None:  # O11
         assert storage.get("a/b") == b"content"
 
 
-def test_what_cannot_be_synced_is_not_said_to_exist(tmp_path: Path) -> None:  # O11
+def test_what_cannot_be_synced_is_not_said_to_exist(tmp_path: Path) -> None:  # O11, O16
     with PowerCut().watching() as power:
         storage = LocalStorage(tmp_path / "objects")
         storage.put_if_absent("a/first", [b"1"])

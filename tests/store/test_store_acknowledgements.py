@@ -120,7 +120,7 @@ def test_some_repeated_appends_may_be_durable_and_others_not(faulty: Store, disk
     assert drained(faulty) == [("a", 1), ("a", 2), ("a", 3)]
 
 
-def test_a_writer_that_was_fenced_acknowledges_nothing_any_more(store: Store) -> None:
+def test_a_writer_that_was_fenced_acknowledges_nothing_any_more(store: Store) -> None:  # S42
     old = numbered(store)
     lost = old.append(keyed(("a", 1)), sequence=1)
     new = numbered(store, epoch=2)

@@ -118,7 +118,7 @@ def test_what_ends_the_writer_is_told_to_those_who_wait(store: Store) -> None:
     wait_for(lambda: lingering() <= before)
 
 
-def test_no_thread_stays_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_stays_behind(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:  # S41
     before = lingering()
     writers = [store.writer(STREAM) for _ in range(3)]
     assert lingering() <= before  # nothing waits yet

@@ -140,6 +140,7 @@ def damage(ten: Store, number: int, how: str) -> Path:
 @pytest.mark.parametrize("how", ["flip", "cut", "zero", "delete"])
 @pytest.mark.parametrize("number", [0, 4, 9])
 def test_damage_is_named_with_file_and_offset_after_everything_before_it(ten: Store, how: str, number: int) -> None:
+    # S35
     path = damage(ten, number, how)
     reader = ten.reader(ONE, 0)
     if number:
@@ -214,7 +215,7 @@ def test_all_kinds_of_columns_come_back_as_they_were(tmp_path: Path) -> None:
     assert sorted((r for b in found for r in b.to_pylist()), key=lambda r: r["i"] is None) == rows
 
 
-def test_a_read_that_was_interrupted_is_repeated_from_where_it_began(
+def test_a_read_that_was_interrupted_is_repeated_from_where_it_began(  # S44
     ten: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was taken out of a part before was not returned, so the next read returns it."""

@@ -495,7 +495,7 @@ def test_what_an_owner_prepared_is_aborted_when_somebody_asks_for_it(store: Stor
     assert store.abort_prepared("p/sink") == 0
 
 
-def test_list_by_owner_and_prefix(store: Store) -> None:
+def test_list_by_owner_and_prefix(store: Store) -> None:  # S15
     for name in ("a/1", "a/2", "b_1", "bx1"):
         prepared(store, name)
     prepared(store, "a/3", owner="q")

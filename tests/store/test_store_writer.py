@@ -44,7 +44,7 @@ def test_events_of_one_key_stay_in_one_segment_in_order(store: Store) -> None:
         assert [[v for k, v in home if k == key] for home in homes] == [list(range(15))]
 
 
-def test_futures_tell_where_the_events_are(store: Store) -> None:
+def test_futures_tell_where_the_events_are(store: Store) -> None:  # LY4
     writer = store.writer(STREAM)
     futures = [writer.append(keyed(("x", n), ("y", n), ("x", n + 10))) for n in range(3)]
     writer.flush()
@@ -88,7 +88,7 @@ def test_the_number_of_syncs_follows_flushes_not_segments(tmp_path: Path, monkey
             assert store.describe(f"s{segments}").chunks_count == 2
 
 
-def test_large_appends_are_cut_into_parts_and_come_back_whole(store: Store) -> None:
+def test_large_appends_are_cut_into_parts_and_come_back_whole(store: Store) -> None:  # LY2
     rows = PART_ROWS_MAX * 2 + 17
     store.create_stream("big", KEYED, segments=1)
     with store.writer("big") as writer:

@@ -324,9 +324,9 @@ class Pipeline:
         return self._checkpointing.root()
 
     def _explored(self, edges: tuple[Edge, ...], root: str, interval: Duration | None) -> Pipeline:
-        """Return a pipeline of what ``edges`` need, to be run by itself: with its checkpoints in ``root``.
+        """Return a pipeline of what ``edges`` need (N42), to be run by itself: with its checkpoints in ``root``.
 
-        Bad records go where this one's would fail it, or nowhere. ``interval`` None keeps this one's.
+        Bad records go where this one's would fail it, or nowhere (N44). ``interval`` None keeps this one's.
         """
         self._builder.refuse_in_a_body()
         self._builder.explored.update(edge.upstream for edge in edges)

@@ -42,7 +42,7 @@ _RESULT = "result"
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """When a run ends before its input does: after so many records of the result, or so long after it runs."""
+    """When a run ends before its input does: after so many records of the result, or so long after it runs (N43)."""
 
     limit: int | None = None
     seconds: float | None = None
@@ -104,7 +104,7 @@ def _frame(table: pa.Table) -> pl.DataFrame:
 
 @contextmanager
 def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[tuple[Sequence[str], ScratchDirectory]]:
-    """Run what ``stream`` needs; the files with its records are there until somebody removes the directory.
+    """Run what ``stream`` needs; the files with its records are there until somebody removes the directory (N41).
 
     Raises:
         UsageError: a source never ends and there is no bound.

@@ -63,7 +63,7 @@ def _has_binary(dtype: pa.DataType) -> bool:
 
 
 def json_lines(data: pa.RecordBatch | pa.Table) -> bytes:
-    """Return records as JSON, one a line. NaN and infinities become null; timestamps are ISO text."""
+    """Return records as JSON, one a line. NaN and infinities become null; timestamps are ISO text (D7)."""
     out = io.BytesIO()
     frame = pl.from_arrow(data)
     assert isinstance(frame, pl.DataFrame)

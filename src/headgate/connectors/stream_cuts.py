@@ -79,7 +79,7 @@ class SegmentCuts:
         self._still: set[str] = set()
 
     def look(self) -> Frontier:
-        """Return the frontier: events behind it may have markers between them that nobody knows of yet (S62)."""
+        """Return the frontier: events behind it may have markers between them that nobody knows of yet (S62, SC22)."""
         changes = self._store.changes()
         if changes != self._changes:
             self._frontier = self._store.frontier(self._stream, owner=self._owner, generation=self._generation)
@@ -96,7 +96,7 @@ class SegmentCuts:
         return next((marker for marker in markers if marker.checkpoint > self._met.get(segment, 0)), None)
 
     def meet(self, split: str, segment: int, position: int) -> Polled:
-        """Return the marker that the reader stands at, if there is one, and stand still."""
+        """Return the marker that the reader stands at, if there is one, and stand still (SC21)."""
         marker = self.next(segment)
         if marker is None or position < marker.position:
             return None

@@ -191,7 +191,7 @@ class StreamSourceReader(BreakingReader):
         reader, end = self._readers[split], self._ends[split]
         batch = None if end is not None and reader.position >= end else reader.read(end=end)
         if batch is None:
-            is_over = reader.is_sealed_and_exhausted() if end is None else reader.position >= end
+            is_over = reader.is_sealed_and_exhausted() if end is None else reader.position >= end  # SC2
             return self._over(split) if is_over else None
         return SourceBatch(split, to_canonical(batch, self._schema))
 
@@ -374,7 +374,7 @@ class StreamSinkWriter:
         self._current: Transaction | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add records; begins the transaction with the first ones."""
+        """Add records; begins the transaction with the first ones (SC3)."""
         if batch.num_rows == 0:
             return
         if self._current is None:
@@ -404,7 +404,7 @@ class _Sealed:
     def prepare(self) -> bytes | None:
         """See ``SealedTransaction.prepare``."""
         if self._transaction is None:
-            return None  # K4
+            return None  # K4, SC4
         self._transaction.prepare()
         count = self._transaction.events_count
         return msgspec.msgpack.encode(_Payload(_PAYLOAD_VERSION, self._stream, self._transaction.name, count))
@@ -431,7 +431,7 @@ class StreamCommitter:
         self._store.recover(self._stream, owner=self._owner, epoch=self._generation, keep=names)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
-        """Commit in one catalogue transaction: readers see all of it or nothing (S14)."""
+        """Commit in one catalogue transaction: readers see all of it or nothing (S14, SC5)."""
         for committable in committables:
             assert committable.checkpoint <= permit.checkpoint  # K1
         ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index))  # K2

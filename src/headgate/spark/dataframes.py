@@ -64,7 +64,7 @@ def capture(dataframe: Any, directory: str) -> None:
 
 
 def difference(dataframe: Any, directory: str) -> str | None:
-    """Return how the rows of ``dataframe`` differ from those captured in ``directory``, or None if they do not.
+    """Return how the rows of ``dataframe`` differ from those captured in ``directory`` (N45); None: not at all.
 
     Both are read once. Neither order nor the division into files matters; how often a row is there does.
 

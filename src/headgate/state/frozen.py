@@ -79,7 +79,7 @@ class FrozenState(ABC):
         return self._encode()
 
     def write_to(self, target: SnapshotTarget) -> None:
-        """Write the state, in as many parts as it likes; can be repeated until ``release``.
+        """Write the state, in as many parts as it likes (SF12); can be repeated until ``release``.
 
         Raises:
             StorageError

@@ -22,7 +22,7 @@ from headgate.store.routing import segments_of
 from headgate.store.streams import StreamInfo
 
 PART_ROWS_MAX = 65_536
-"""A reader loads and verifies a part as a whole; this bounds what one read costs."""
+"""A reader loads and verifies a part as a whole (LY2); this bounds what one read costs."""
 
 PART_BYTES_TARGET = 16 << 20
 

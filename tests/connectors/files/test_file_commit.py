@@ -22,7 +22,7 @@ from headgate.model.manifest import Committable
 from headgate.storage.backends import open_storage
 from headgate.storage.faulty import Fault, FaultKind
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "filesink-0.1"
+GOLDEN = Path(__file__).parents[2] / "golden" / "filesink_0_1"
 
 
 def begun(sink: FileSink, generation: int, keep: list[Committable]) -> FileCommitter:

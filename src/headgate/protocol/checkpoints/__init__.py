@@ -1,1 +1,1 @@
-"""Checkpoints: alignment, the coordinator, two-phase commit, and which one a new generation starts from."""
+"""Checkpoints and savepoints: alignment, coordinator, two-phase commit, retention, and where a generation begins."""

@@ -62,7 +62,7 @@ class MemoryRecords:
         self._cells.put_all(records)
 
     def freeze(self) -> FrozenState:
-        """See ``StateBackend``."""
+        """See ``StateBackend``; until a release, changes go to an overlay (OP8)."""
         return _Frozen(self._section, self._cells.freeze())
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:

@@ -94,7 +94,7 @@ class MemoryWindowRows(_Windows[list[pa.RecordBatch]]):
         return self._held.pop(window)
 
     def freeze(self) -> FrozenState:
-        """See ``StateBackend``."""
+        """See ``StateBackend`` (WN11)."""
         batches = tuple(batch for window in self.windows() for batch in self._held[window])
         return _FrozenRows(self._rows.section, self.meta, batches)
 

@@ -1,6 +1,6 @@
 """The loops that tests run and break. Each scenario: its input, its body in row form, its builder.
 
-Oracles are in ``loopresults.py``; nothing here is taken from ``examples/``, so that each checks the other.
+Oracles are in ``loop_results.py``; nothing here is taken from ``examples/``, so that each checks the other.
 """
 
 from __future__ import annotations

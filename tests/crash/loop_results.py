@@ -1,4 +1,4 @@
-"""What the pipelines of ``looppipelines.py`` must have written, computed plainly."""
+"""What the pipelines of ``loop_pipelines.py`` must have written, computed plainly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from crash import looppipelines
+from crash import loop_pipelines
 from crash.results import assert_clean, assert_equal
 from headgate.connectors.files.commit import read_committed
 
@@ -32,7 +32,7 @@ def committed(root: Path, name: str = "out") -> pl.DataFrame:
 def assert_flip16(root: Path, rows: int) -> None:
     """Per key: counter = records of the source = records in the sink; one event lost or doubled shows in ``events``."""
     found = committed(root)
-    expected = looppipelines.flip16_input(rows)
+    expected = loop_pipelines.flip16_input(rows)
     assert_equal(found, expected, "records that came out")
     last = found.group_by("key").agg(pl.all().sort_by("events").last(), n=pl.len().cast(pl.Int64))
     sources = expected.group_by("key").agg(sources=pl.len().cast(pl.Int64))
@@ -50,7 +50,7 @@ def assert_flip16(root: Path, rows: int) -> None:
 
 def assert_rounds(root: Path) -> None:
     found = committed(root).select("round", "value").sort("round").rows()
-    assert found == [(round_, 1_998_000) for round_ in range(looppipelines.ROUNDS)]
+    assert found == [(round_, 1_998_000) for round_ in range(loop_pipelines.ROUNDS)]
 
 
 # -- graphs ---------------------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ def reached_from(source: int, links: dict[int, dict[int, int]]) -> set[int]:
 
 
 def simple_paths(source: int, links: dict[int, dict[int, int]]) -> set[str]:
-    """Return every path without a cycle, in the words of ``looppipelines.Reach``."""
+    """Return every path without a cycle, in the words of ``loop_pipelines.Reach``."""
     found: set[str] = set()
     stack = [(source, (source,), str(source))]
     while stack:
@@ -168,7 +168,7 @@ def simple_paths(source: int, links: dict[int, dict[int, int]]) -> set[str]:
 
 def assert_reachability(root: Path, spec: dict[str, Any]) -> None:
     """The paths that are left are those of the final graph, each told once more often than it was taken back."""
-    events = looppipelines.reachability_events(spec["rows"], spec["events_seed"], deletes=spec["deletes"])
+    events = loop_pipelines.reachability_events(spec["rows"], spec["events_seed"], deletes=spec["deletes"])
     sources, links = final_graph(events)
     changes = committed(root)
     balance = changes.group_by("node", "path").agg(pl.col("change").sum(), n=pl.len())
@@ -187,9 +187,9 @@ def assert_reachability(root: Path, spec: dict[str, Any]) -> None:
 
 def assert_trips(root: Path, rows: int, name: str = "out", *, is_nested: bool = False, has_short: bool = False) -> None:
     """Every record came out once, after as many trips as it says."""
-    came_in = looppipelines.trips_input(rows)
+    came_in = loop_pipelines.trips_input(rows)
     if has_short:
-        came_in = pl.concat([came_in, *(looppipelines.short_input(n * looppipelines.SHORT) for n in range(2))])
+        came_in = pl.concat([came_in, *(loop_pipelines.short_input(n * loop_pipelines.SHORT) for n in range(2))])
     expected = came_in.select("id", trips=pl.col("left") * (pl.col("left") + 1) // 2 if is_nested else pl.col("left"))
     assert_equal(committed(root, name), expected, name)
 
@@ -207,5 +207,5 @@ def assert_drained(root: Path, splits: int) -> None:
     for split in range(splits):
         mine = found.filter(pl.col("id") % splits == split)
         assert mine["id"].to_list() == list(range(split, split + splits * mine.height, splits))
-    expected = found.select("id").with_columns(trips=looppipelines.TRIPS)
+    expected = found.select("id").with_columns(trips=loop_pipelines.TRIPS)
     assert_equal(found, expected, "drained")
