@@ -214,5 +214,5 @@ class _Outcomes:
     def generation_failed(self, effect: machine.FailGeneration) -> None:
         raise RuntimeError(effect.failure.reason)
 
-    def generation_done(self, effect: machine.GenerationDone) -> None:
+    def generation_done(self, effect: machine.ConcludeGeneration) -> None:
         return

@@ -53,7 +53,7 @@ SPECS = [
     "stream-store",
     "storage",
 ]
-_RULE = re.compile(r"^- \*\*([A-Z]+\d+)\*\* (.*)$", re.MULTILINE)
+_RULE = re.compile(r"^- \*\*([A-Z]+\d+)\*\* (.*(?:\n  .*)*)$", re.MULTILINE)
 _TEST = re.compile(r"`(test_\w+)`")
 
 

@@ -28,7 +28,7 @@ def any_completion_answers_everybody() -> AbstractContextManager[None]:  # C60
 
 def a_newer_completion_answers_nobody() -> AbstractContextManager[None]:  # C61
     def completed(call: Any, self: Any, checkpoint: Any) -> Any:
-        return [machine.RequestAnswered(r, checkpoint) for r in self._served.pop(checkpoint, [])]
+        return [machine.AnswerRequest(r, checkpoint) for r in self._served.pop(checkpoint, [])]
 
     return around(Requests, "completed", completed)
 

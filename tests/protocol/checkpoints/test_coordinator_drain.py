@@ -23,10 +23,10 @@ from headgate.protocol.checkpoints.coordinator import (
     ArmTimer,
     CancelTimer,
     CheckpointRequested,
+    ConcludeGeneration,
     DrainRequested,
     DrainSources,
     ExpiryTimer,
-    GenerationDone,
     IntervalTimer,
     NotifyComplete,
     Phase,
@@ -47,7 +47,7 @@ def test_a_drain_tells_the_sources_and_the_end_is_the_final_checkpoint() -> None
     assert machine.handle(reserved(10)) == triggered(10)
     machine.handle(acked(10)[0])
     assert machine.handle(acked(10)[1]) == [manifest(10, is_final=True, is_draining=True)]
-    assert machine.handle(written(10))[-1] == GenerationDone(cp(10), is_final=True)
+    assert machine.handle(written(10))[-1] == ConcludeGeneration(cp(10), is_final=True)
 
 
 def test_a_drain_before_the_start_is_remembered() -> None:  # E7
@@ -93,7 +93,7 @@ def test_a_stop_wins_over_a_drain() -> None:  # E10
     for event in (reserved(10), acked(10)[0]):
         machine.handle(event)
     assert machine.handle(acked(10)[1]) == [manifest(10, is_final=False, is_draining=True)], "the next run drains on"
-    assert machine.handle(written(10))[-1] == GenerationDone(cp(10), is_final=False)
+    assert machine.handle(written(10))[-1] == ConcludeGeneration(cp(10), is_final=False)
 
 
 def test_a_drain_after_a_stop_changes_nothing() -> None:  # E10

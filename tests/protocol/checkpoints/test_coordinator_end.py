@@ -34,11 +34,11 @@ from headgate.protocol.checkpoints.coordinator import (
     CommitRetryTimer,
     CommitSucceeded,
     CompletionTold,
+    ConcludeGeneration,
     Coordinator,
     Event,
     ExpiryTimer,
     FailGeneration,
-    GenerationDone,
     IntervalTimer,
     ListenerFound,
     ManifestFailed,
@@ -139,13 +139,13 @@ def test_the_run_ends_when_the_final_checkpoint_is_committed() -> None:  # C27, 
     machine = coordinator(STARTED, *FINISHED, reserved(10), acked(10, committable(10))[0])
     assert machine.handle(acked(10)[1]) == [manifest(10, committable(10), is_final=True)]
     assert machine.handle(written(10)) == [CancelTimer(ExpiryTimer(cp(10))), NotifyComplete(cp(10)), commit(10)]
-    assert machine.handle(committed(10)) == [GenerationDone(cp(10), is_final=True)]
+    assert machine.handle(committed(10)) == [ConcludeGeneration(cp(10), is_final=True)]
     assert machine.handle(INTERVAL) == [Ignored("TimerFired after the end of the generation")]
 
 
 def test_without_output_the_run_ends_with_the_manifest() -> None:  # C27, E4
     machine = coordinator(STARTED, *FINISHED, reserved(10), *acked(10))
-    assert machine.handle(written(10))[-1] == GenerationDone(cp(10), is_final=True)
+    assert machine.handle(written(10))[-1] == ConcludeGeneration(cp(10), is_final=True)
 
 
 def test_a_checkpoint_that_started_before_everybody_finished_is_not_final() -> None:  # C26, E3
@@ -205,7 +205,7 @@ def test_a_final_checkpoint_that_is_aborted_is_tried_again_after_a_pause(event: 
     assert machine.handle(PAUSE) == [ReserveId(cp(11))]
     for later in (reserved(11), *acked(11)):
         machine.handle(later)
-    assert machine.handle(written(11))[-1] == GenerationDone(cp(11), is_final=True)
+    assert machine.handle(written(11))[-1] == ConcludeGeneration(cp(11), is_final=True)
 
 
 def test_a_final_manifest_that_failed_is_tried_again_after_a_pause_only() -> None:  # E5
@@ -229,7 +229,7 @@ def test_a_stop_takes_one_last_checkpoint_commits_it_and_ends() -> None:  # E6
     for event in (reserved(10), *acked(10, committable(10)), written(10)):
         machine.handle(event)
     assert machine.handle(StopRequested()) == [Ignored("already ending")]
-    assert machine.handle(committed(10)) == [GenerationDone(cp(10), is_final=False)]
+    assert machine.handle(committed(10)) == [ConcludeGeneration(cp(10), is_final=False)]
 
 
 def test_a_stop_does_not_count_a_checkpoint_that_started_before_it() -> None:  # E6
@@ -237,11 +237,11 @@ def test_a_stop_does_not_count_a_checkpoint_that_started_before_it() -> None:  #
     assert machine.handle(written(10)) == [CancelTimer(ExpiryTimer(cp(10))), NotifyComplete(cp(10))]
     for event in acked(11):
         machine.handle(event)
-    assert machine.handle(written(11))[-1] == GenerationDone(cp(11), is_final=False)
+    assert machine.handle(written(11))[-1] == ConcludeGeneration(cp(11), is_final=False)
 
 
 def test_a_stop_before_the_start_ends_at_once() -> None:  # E6
-    assert coordinator().handle(StopRequested()) == [GenerationDone(None, is_final=False)]
+    assert coordinator().handle(StopRequested()) == [ConcludeGeneration(None, is_final=False)]
 
 
 def test_input_that_ends_during_a_stop_still_gets_its_final_checkpoint() -> None:  # E6
@@ -249,10 +249,10 @@ def test_input_that_ends_during_a_stop_still_gets_its_final_checkpoint() -> None
     assert machine.handle(finish(B)) == [NO_MORE_PERIODIC, ReserveId(cp(11))]
     for event in (reserved(11), *acked(10)):
         machine.handle(event)
-    assert not any(isinstance(e, GenerationDone) for e in machine.handle(written(10)))
+    assert not any(isinstance(e, ConcludeGeneration) for e in machine.handle(written(10)))
     for event in acked(11):
         machine.handle(event)
-    assert machine.handle(written(11))[-1] == GenerationDone(cp(11), is_final=True)
+    assert machine.handle(written(11))[-1] == ConcludeGeneration(cp(11), is_final=True)
 
 
 # -- listeners ------------------------------------------------------------------------------------------------------
@@ -271,23 +271,23 @@ def test_the_end_waits_until_listeners_have_heard_of_the_last_checkpoint(end: tu
     machine = coordinator(listening(0), listening(1), STARTED, *completed(10), told(0, 10), told(1, 10), *end)
     after(machine, reserved(11), *acked(11))
     is_final = end is FINISHED
-    assert GenerationDone(cp(11), is_final) not in machine.handle(written(11))
+    assert ConcludeGeneration(cp(11), is_final) not in machine.handle(written(11))
     assert machine.handle(told(1, 11)) == [Ignored("noted")]
     assert machine.handle(told(0, 10)) == [Ignored("noted")], "of an earlier one"
     assert machine.handle(told(0, 11, generation=2)) == [Ignored("of another generation")]
-    assert machine.handle(told(0, 11)) == [GenerationDone(cp(11), is_final)]
+    assert machine.handle(told(0, 11)) == [ConcludeGeneration(cp(11), is_final)]
     assert machine.phase is Phase.DONE
 
 
 def test_the_end_waits_for_commits_and_for_listeners_whichever_is_last() -> None:  # HL7, E4
     machine = coordinator(listening(0), STARTED, *FINISHED, reserved(10), *acked(10, committable(10)), written(10))
     assert machine.handle(told(0, 10)) == [Ignored("noted")]
-    assert machine.handle(committed(10)) == [GenerationDone(cp(10), is_final=True)]
+    assert machine.handle(committed(10)) == [ConcludeGeneration(cp(10), is_final=True)]
 
 
 def test_a_generation_without_listeners_does_not_wait() -> None:  # HL7
     machine = coordinator(STARTED, *FINISHED, reserved(10), *acked(10))
-    assert GenerationDone(cp(10), is_final=True) in machine.handle(written(10))
+    assert ConcludeGeneration(cp(10), is_final=True) in machine.handle(written(10))
 
 
 def test_every_checkpoint_that_began_ends_with_a_message_to_all() -> None:  # HL5

@@ -24,6 +24,7 @@ from headgate.model.manifest import HookState
 from headgate.model.options import CheckpointOptions, Guarantee
 from headgate.protocol.checkpoints.coordinator import (
     AnnounceCheckpoint,
+    AnswerRequest,
     ArmTimer,
     CallHook,
     CancelTimer,
@@ -37,7 +38,6 @@ from headgate.protocol.checkpoints.coordinator import (
     HookTimer,
     Ignored,
     NotifyAbort,
-    RequestAnswered,
     ReserveId,
     StopRequested,
     TimerFired,
@@ -143,7 +143,7 @@ def test_what_a_checkpoint_is_to_be_does_not_change_while_its_hooks_are_awaited(
 
 def test_who_asked_for_a_checkpoint_hears_that_a_hook_failed() -> None:
     machine = hooked(STARTED, CheckpointRequested(1), reserved(10), tolerable_failures=3)
-    assert RequestAnswered(1, None, AbortReason.HOOK_FAILED.text) in machine.handle(HookFailed(cp(10), Y))
+    assert AnswerRequest(1, None, AbortReason.HOOK_FAILED.text) in machine.handle(HookFailed(cp(10), Y))
 
 
 def test_without_hooks_sources_are_triggered_at_once() -> None:

@@ -28,12 +28,14 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.coordinator import (
     AnnounceCheckpoint,
+    AnswerRequest,
     ArmTimer,
     CallHook,
     CheckpointRequested,
     CommitFailed,
     CommitRetryTimer,
     CommitSucceeded,
+    ConcludeGeneration,
     DeleteParts,
     DrainRequested,
     DrainSources,
@@ -41,7 +43,6 @@ from headgate.protocol.checkpoints.coordinator import (
     Effect,
     Event,
     FailGeneration,
-    GenerationDone,
     HookAnswered,
     HookFailed,
     HookTimer,
@@ -49,7 +50,6 @@ from headgate.protocol.checkpoints.coordinator import (
     NotifyAbort,
     NotifyComplete,
     PauseTimer,
-    RequestAnswered,
     ReserveFailed,
     ReserveId,
     SourceReadsOn,
@@ -100,7 +100,7 @@ class CoordinatorMachine(RuleBasedStateMachine):
         self.is_drained = False
         self.drained: set[int] = set()
         self.finished: set[object] = set()
-        self.done: GenerationDone | None = None
+        self.done: ConcludeGeneration | None = None
         self.asked: dict[int, int] = {}
         self.requests_count = 0
         self.feed(STARTED)
@@ -164,13 +164,13 @@ class CoordinatorMachine(RuleBasedStateMachine):
             case ArmTimer():
                 self.is_retry_armed = self.is_retry_armed or effect.timer == CommitRetryTimer()
                 self.is_pause_armed = self.is_pause_armed or effect.timer == PauseTimer()
-            case RequestAnswered():  # C60, C61
+            case AnswerRequest():  # C60, C61
                 newest_before = self.asked.pop(effect.request)
                 assert (effect.checkpoint is None) == bool(effect.reason)
                 if effect.checkpoint is not None:
                     assert effect.checkpoint == self.completed[-1]
                     assert effect.checkpoint > newest_before, "it began after it was asked for"
-            case GenerationDone():
+            case ConcludeGeneration():
                 assert not self.asked, "everybody who asked was answered"
                 assert effect.is_final
                 assert effect.checkpoint in self.finals

@@ -13,6 +13,7 @@ from tests.protocol.making import cp, gen, sub
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import SubtaskId
 from headgate.protocol.checkpoints.coordinator import (
+    AnswerRequest,
     ArmTimer,
     CheckpointRequested,
     Coordinator,
@@ -24,7 +25,6 @@ from headgate.protocol.checkpoints.coordinator import (
     Ignored,
     NotifyAbort,
     PauseTimer,
-    RequestAnswered,
     ReserveId,
     SavepointOrder,
     SavepointRequested,
@@ -233,19 +233,19 @@ def test_the_savepoint_of_a_stop_goes_with_the_next_last_checkpoint() -> None:  
     after(machine, ack(OTHER_TAPE, 10), reads(10))
     effects = machine.handle(expiry(10))
     assert aborted(effects) == [AHEAD]
-    assert not any(isinstance(effect, RequestAnswered) for effect in effects), "it is not the savepoint that is slow"
+    assert not any(isinstance(effect, AnswerRequest) for effect in effects), "it is not the savepoint that is slow"
     after(machine, TimerFired(PauseTimer()))
     assert machine.handle(reserved(11))[-1].options.target == "there"  # type: ignore[union-attr]
 
 
 def test_whoever_asked_hears_that_a_source_still_reads() -> None:  # C61, SV7, EI36
     machine = coordinator(CheckpointRequested(1), reserved(10), ack(ORDINARY, 10), ack(OTHER_TAPE, 10), reads(10))
-    assert RequestAnswered(1, None, AHEAD.text) in machine.handle(expiry(10))
+    assert AnswerRequest(1, None, AHEAD.text) in machine.handle(expiry(10))
     after(machine, SavepointRequested(SavepointOrder(2, "there")), reserved(11), ack(ORDINARY, 11))
     after(machine, ack(OTHER_TAPE, 11), reads(11))
     assert machine.handle(expiry(11)) == waits_on(11)
     after(machine, reads(11))
-    assert RequestAnswered(2, None, AHEAD.text) in machine.handle(expiry(11))
+    assert AnswerRequest(2, None, AHEAD.text) in machine.handle(expiry(11))
 
 
 def test_a_new_generation_begins_with_one_timeout() -> None:  # EI37

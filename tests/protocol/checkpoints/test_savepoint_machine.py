@@ -14,12 +14,12 @@ from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.coordinator import (
     Acknowledged,
     AnnounceCheckpoint,
+    AnswerRequest,
+    ConcludeGeneration,
     DrainRequested,
     DropSavepoint,
     Effect,
     Event,
-    GenerationDone,
-    RequestAnswered,
     SavepointFailed,
     SavepointOrder,
     SavepointRequested,
@@ -52,7 +52,7 @@ class SavepointMachine(CoordinatorMachine):
 
     def follow(self, effect: Effect) -> None:
         match effect:
-            case RequestAnswered() if effect.request > 1_000:
+            case AnswerRequest() if effect.request > 1_000:
                 newest_before = self.ordered.pop(effect.request)
                 target = f"files-{effect.request}@/here"
                 assert (effect.checkpoint is not None) == (target in self.saved)
@@ -74,7 +74,7 @@ class SavepointMachine(CoordinatorMachine):
                 assert effect.target not in self.saved, "what is one is never removed (SV5)"
                 self.dropped.add(effect.target)
                 return
-            case GenerationDone():
+            case ConcludeGeneration():
                 assert not self.ordered, "everybody who asked was answered"
                 assert not self.saving
         super().follow(effect)

@@ -31,17 +31,17 @@ from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.commit import Commit
 from headgate.protocol.checkpoints.coordinator import (
     Acknowledged,
+    AnswerRequest,
     ArmTimer,
     CommitSucceeded,
+    ConcludeGeneration,
     Coordinator,
     DrainRequested,
     DropSavepoint,
     Effect,
     Event,
     FailGeneration,
-    GenerationDone,
     PauseTimer,
-    RequestAnswered,
     ReserveId,
     SavepointFailed,
     SavepointOrder,
@@ -82,7 +82,7 @@ def of_kind(effects: list[Effect], *kinds: type[object]) -> list[Effect]:
 
 
 def answers(effects: list[Effect]) -> list[Effect]:
-    return of_kind(effects, RequestAnswered, DropSavepoint, GenerationDone, WriteSavepoint, ReserveId)
+    return of_kind(effects, AnswerRequest, DropSavepoint, ConcludeGeneration, WriteSavepoint, ReserveId)
 
 
 def begun(*events: Event, target: str = HERE, **config: int) -> Coordinator:
@@ -101,7 +101,7 @@ def test_a_savepoint_is_written_when_its_output_is_committed() -> None:  # SV2
     assert of_kind(effects, Commit)
     assert not of_kind(effects, WriteSavepoint), "its output is not visible yet"
     assert of_kind(machine.handle(CommitSucceeded(cp(10))), WriteSavepoint) == [write(10)]
-    assert answers(machine.handle(SavepointWritten(cp(10)))) == [RequestAnswered(1, cp(10))]
+    assert answers(machine.handle(SavepointWritten(cp(10)))) == [AnswerRequest(1, cp(10))]
 
 
 def test_a_savepoint_waits_for_output_of_earlier_checkpoints_too() -> None:  # SV2
@@ -122,7 +122,7 @@ def test_savepoints_are_taken_one_after_another() -> None:  # SV8
     assert answers(machine.handle(SavepointRequested(SavepointOrder(2, THERE)))) == []
     after(machine, *both(10), written(10))
     effects = machine.handle(SavepointWritten(cp(10)))
-    assert answers(effects) == [RequestAnswered(1, cp(10)), ReserveId(cp(11))]
+    assert answers(effects) == [AnswerRequest(1, cp(10)), ReserveId(cp(11))]
     (trigger,) = of_kind(machine.handle(reserved(11)), TriggerSources)
     assert trigger == TriggerSources(cp(11), CheckpointOptions(CheckpointKind.SAVEPOINT, target=THERE))
 
@@ -140,10 +140,10 @@ def test_a_savepoint_that_cannot_be_written_fails_alone() -> None:  # SV7
     after(machine, copied_ack(A, 10), copied_ack(B, 10, problem="no space"))
     effects = machine.handle(written(10))
     assert machine.last_completed == 10
-    assert answers(effects) == [RequestAnswered(1, None, f"{B}: no space"), DropSavepoint(HERE)]
+    assert answers(effects) == [AnswerRequest(1, None, f"{B}: no space"), DropSavepoint(HERE)]
     machine = after(begun(), *both(10), written(10))
     effects = machine.handle(SavepointFailed(cp(10), "no space"))
-    assert answers(effects) == [RequestAnswered(1, None, "no space"), DropSavepoint(HERE)]
+    assert answers(effects) == [AnswerRequest(1, None, "no space"), DropSavepoint(HERE)]
 
 
 def test_a_subtask_that_says_nothing_about_a_savepoint_has_not_written_it() -> None:  # SV2
@@ -153,13 +153,13 @@ def test_a_subtask_that_says_nothing_about_a_savepoint_has_not_written_it() -> N
 
 def test_an_aborted_checkpoint_takes_its_savepoint_with_it() -> None:  # SV7: as C61
     effects = begun().handle(decline(10))
-    assert answers(effects) == [RequestAnswered(1, None, AbortReason.OVERTAKEN.text), DropSavepoint(HERE)]
+    assert answers(effects) == [AnswerRequest(1, None, AbortReason.OVERTAKEN.text), DropSavepoint(HERE)]
 
 
 def test_an_expired_checkpoint_with_a_savepoint_does_not_count() -> None:  # SV7
     effects = begun().handle(expiry(10))
     assert not of_kind(effects, FailGeneration)
-    assert answers(effects) == [RequestAnswered(1, None, AbortReason.EXPIRED.text), DropSavepoint(HERE)]
+    assert answers(effects) == [AnswerRequest(1, None, AbortReason.EXPIRED.text), DropSavepoint(HERE)]
     assert of_kind(coordinator(STARTED, *begin(10)).handle(expiry(10)), FailGeneration)
 
 
@@ -173,7 +173,7 @@ def test_a_savepoint_outside_the_run_is_refused() -> None:  # SV8: as C62
     for events in ((), (STARTED, finish(A), finish(B))):
         effects = coordinator(*events).handle(ASKED)
         assert effects[1:] == [DropSavepoint(HERE)]
-        assert isinstance(effects[0], RequestAnswered)
+        assert isinstance(effects[0], AnswerRequest)
         assert effects[0].checkpoint is None
 
 
@@ -181,7 +181,7 @@ def test_a_savepoint_that_waits_when_the_end_begins_is_refused() -> None:
     machine = begun()
     machine.handle(SavepointRequested(SavepointOrder(2, THERE)))
     said = answers(machine.handle(StopRequested()))
-    assert said[0] == RequestAnswered(2, None, "the pipeline stops, and takes its last checkpoint")
+    assert said[0] == AnswerRequest(2, None, "the pipeline stops, and takes its last checkpoint")
 
 
 # -- the end --------------------------------------------------------------------------------------------------------
@@ -194,24 +194,24 @@ def test_a_stop_with_a_savepoint_ends_when_it_is_written() -> None:  # SV10
     after(machine, *both(10))
     assert answers(machine.handle(written(10))) == [write(10)], "it does not end yet"
     assert answers(machine.handle(SavepointWritten(cp(10)))) == [
-        RequestAnswered(1, cp(10)),
-        GenerationDone(cp(10), is_final=False),
+        AnswerRequest(1, cp(10)),
+        ConcludeGeneration(cp(10), is_final=False),
     ]
 
 
 def test_a_stop_ends_although_its_savepoint_cannot_be_written() -> None:  # SV10
     machine = coordinator(STARTED, StopRequested(SavepointOrder(1, HERE)), reserved(10), *both(10), written(10))
     assert answers(machine.handle(SavepointFailed(cp(10), "no space"))) == [
-        RequestAnswered(1, None, "no space"),
+        AnswerRequest(1, None, "no space"),
         DropSavepoint(HERE),
-        GenerationDone(cp(10), is_final=False),
+        ConcludeGeneration(cp(10), is_final=False),
     ]
 
 
 def test_a_last_checkpoint_that_is_tried_again_carries_the_savepoint_again() -> None:  # SV10, E5
     machine = coordinator(STARTED, StopRequested(SavepointOrder(1, HERE)), reserved(10), tolerable_failures=1)
     effects = machine.handle(decline(10, AbortReason.SNAPSHOT_FAILED))
-    assert not of_kind(effects, RequestAnswered, DropSavepoint)
+    assert not of_kind(effects, AnswerRequest, DropSavepoint)
     assert of_kind(effects, ArmTimer)
     after(machine, TimerFired(PauseTimer()))
     (trigger,) = of_kind(machine.handle(reserved(11)), TriggerSources)
@@ -222,9 +222,9 @@ def test_a_last_checkpoint_that_is_tried_again_carries_the_savepoint_again() -> 
 def test_a_stop_does_not_wait_for_ever_for_a_place_that_is_too_slow() -> None:  # SV10, SV7
     machine = coordinator(STARTED, StopRequested(SavepointOrder(1, HERE)), reserved(10))
     effects = machine.handle(expiry(10))
-    assert answers(effects) == [RequestAnswered(1, None, AbortReason.EXPIRED.text), DropSavepoint(HERE)]
+    assert answers(effects) == [AnswerRequest(1, None, AbortReason.EXPIRED.text), DropSavepoint(HERE)]
     after(machine, TimerFired(PauseTimer()), reserved(11), *acked(11))
-    assert GenerationDone(cp(11), is_final=False) in machine.handle(written(11))
+    assert ConcludeGeneration(cp(11), is_final=False) in machine.handle(written(11))
 
 
 def test_the_savepoint_of_a_stop_goes_with_the_checkpoint_that_is_the_last() -> None:  # SV10: the input ends meanwhile
@@ -233,7 +233,7 @@ def test_the_savepoint_of_a_stop_goes_with_the_checkpoint_that_is_the_last() -> 
     assert not of_kind(machine.handle(written(10)), WriteSavepoint), "more is committed behind it"
     after(machine, *both(11))
     assert of_kind(machine.handle(written(11)), WriteSavepoint) == [write(11)]
-    assert GenerationDone(cp(11), is_final=True) in machine.handle(SavepointWritten(cp(11)))
+    assert ConcludeGeneration(cp(11), is_final=True) in machine.handle(SavepointWritten(cp(11)))
 
 
 def test_nothing_follows_the_checkpoint_that_the_savepoint_of_a_stop_is_of() -> None:  # SV10: the input ends behind it
@@ -243,8 +243,8 @@ def test_nothing_follows_the_checkpoint_that_the_savepoint_of_a_stop_is_of() -> 
     assert machine.handle(finish(B)) == [Ignored("the run ends with the checkpoint that its savepoint is of")]
     assert of_kind(machine.handle(CommitSucceeded(cp(10))), WriteSavepoint) == [write(10)]
     assert answers(machine.handle(SavepointWritten(cp(10)))) == [
-        RequestAnswered(1, cp(10)),
-        GenerationDone(cp(10), is_final=False),
+        AnswerRequest(1, cp(10)),
+        ConcludeGeneration(cp(10), is_final=False),
     ]
 
 
@@ -259,7 +259,7 @@ def test_a_drain_with_a_savepoint_carries_it_with_the_final_checkpoint() -> None
 def test_an_end_has_one_savepoint() -> None:  # SV10
     machine = coordinator(STARTED, DrainRequested(SavepointOrder(1, HERE)))
     effects = machine.handle(DrainRequested(SavepointOrder(2, THERE)))
-    assert effects == [RequestAnswered(2, None, "the end of the pipeline has a savepoint already")]
+    assert effects == [AnswerRequest(2, None, "the end of the pipeline has a savepoint already")]
     effects = coordinator(STARTED, StopRequested()).handle(StopRequested(SavepointOrder(2, THERE)))
     assert effects[1:] == [DropSavepoint(THERE)]
 
@@ -267,10 +267,10 @@ def test_an_end_has_one_savepoint() -> None:  # SV10
 def test_a_savepoint_under_way_is_finished_before_the_end() -> None:  # SV8
     machine = begun()
     after(machine, StopRequested(), reserved(11), *both(10), *acked(11), written(10))
-    assert not of_kind(machine.handle(written(11)), GenerationDone)
+    assert not of_kind(machine.handle(written(11)), ConcludeGeneration)
     assert answers(machine.handle(SavepointWritten(cp(10)))) == [
-        RequestAnswered(1, cp(10)),
-        GenerationDone(cp(11), is_final=False),
+        AnswerRequest(1, cp(10)),
+        ConcludeGeneration(cp(11), is_final=False),
     ]
 
 

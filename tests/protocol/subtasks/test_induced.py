@@ -10,7 +10,7 @@ from tests.protocol.making import ch, cp
 from headgate.errors import ProtocolViolation
 from headgate.model.options import ORDINARY, Alignment, CheckpointOptions
 from headgate.protocol.checkpoints.reasons import AbortReason
-from headgate.protocol.subtasks.induced import Cut, GiveUp, InducedCut, ReadOn
+from headgate.protocol.subtasks.induced import Cut, DeclineCut, InducedCut, ReadOn
 from headgate.protocol.subtasks.subtask import (
     AbortReceived,
     CheckpointAnnounced,
@@ -103,7 +103,7 @@ def test_a_checkpoint_whose_marker_was_passed_is_given_up() -> None:
     machine = cut_of("a", "b")
     announced(machine, 5)
     machine.met("b", cp(5))
-    assert machine.met("a", cp(6)) == [GiveUp(cp(5)), ReadOn(("b",))], "a has lost the marker of 5"
+    assert machine.met("a", cp(6)) == [DeclineCut(cp(5)), ReadOn(("b",))], "a has lost the marker of 5"
     assert machine.held == ("a",)
     assert announced(machine, 6) == []
     assert machine.met("b", cp(6)) == [Cut(cp(6), ORDINARY), ReadOn(("a", "b"))]
@@ -224,7 +224,7 @@ def test_any_history_cuts_each_checkpoint_once_behind_its_marker_in_every_split(
                     live = [name for name in names if at[name] < lengths[name] or name in held]
                     assert all(held.get(name) == effect.checkpoint for name in live), "exactly behind the marker"
                     cuts.append(int(effect.checkpoint))
-                case GiveUp():
+                case DeclineCut():
                     given_up.append(int(effect.checkpoint))
                 case ReadOn():
                     for split in effect.splits:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
-from headgate.protocol.supervision.restart import Decision, GiveUp, RestartAfter, RestartPolicy
+from headgate.protocol.supervision.restart import Decision, RestartAfter, RestartPolicy, StayDown
 
 
 def decisions(strategy: RestartStrategy, *times_ms: int, jitter: float = 0.5) -> list[Decision]:
@@ -16,14 +16,14 @@ def decisions(strategy: RestartStrategy, *times_ms: int, jitter: float = 0.5) ->
 
 
 def test_no_restart_gives_up_at_the_first_failure() -> None:  # R2
-    assert decisions(NoRestart(), 0) == [GiveUp("the restart strategy is 'none'")]
+    assert decisions(NoRestart(), 0) == [StayDown("the restart strategy is 'none'")]
 
 
 def test_fixed_delay_restarts_as_often_as_allowed() -> None:  # R3
     assert decisions(FixedDelay(attempts=2, delay_ms=70), 0, 1, 2) == [
         RestartAfter(70),
         RestartAfter(70),
-        GiveUp("it failed 3 times, and 2 restarts were allowed"),
+        StayDown("it failed 3 times, and 2 restarts were allowed"),
     ]
 
 
@@ -33,7 +33,7 @@ def test_fixed_delay_without_attempts_restarts_for_ever() -> None:  # R3
 
 def test_failure_rate_gives_up_when_too_many_failures_fall_within_the_interval() -> None:  # R4
     strategy = FailureRate(failures_max=2, interval_ms=1_000, delay_ms=9)
-    again, over = RestartAfter(9), GiveUp("more than 2 failures within 1 s")
+    again, over = RestartAfter(9), StayDown("more than 2 failures within 1 s")
     assert decisions(strategy, 0, 100, 999) == [again, again, over]
     assert decisions(strategy, 0, 100, 1_000, 1_100) == [again] * 4, "a failure is forgotten after the interval"
 
@@ -50,7 +50,7 @@ def test_exponential_delay_starts_over_after_a_quiet_time() -> None:  # R5
         RestartAfter(200),
         RestartAfter(100),
         RestartAfter(200),
-        GiveUp("it failed 3 times, and 2 restarts were allowed"),
+        StayDown("it failed 3 times, and 2 restarts were allowed"),
     ]
 
 

@@ -19,6 +19,7 @@ from headgate.protocol.checkpoints.completion import Completion, failure_in
 from headgate.protocol.checkpoints.coordinator_events import (
     Acknowledged,
     AnnounceCheckpoint,
+    AnswerRequest,
     ArmTimer,
     CallHook,
     CancelTimer,
@@ -27,6 +28,7 @@ from headgate.protocol.checkpoints.coordinator_events import (
     CommitRetryTimer,
     CommitSucceeded,
     CompletionTold,
+    ConcludeGeneration,
     Declined,
     DeleteParts,
     DrainRequested,
@@ -38,7 +40,6 @@ from headgate.protocol.checkpoints.coordinator_events import (
     ExpiryTimer,
     FailGeneration,
     FinishReported,
-    GenerationDone,
     GenerationReplaced,
     HookAnswered,
     HookFailed,
@@ -52,7 +53,6 @@ from headgate.protocol.checkpoints.coordinator_events import (
     NotifyAbort,
     NotifyComplete,
     PauseTimer,
-    RequestAnswered,
     ReserveFailed,
     ReserveId,
     SavepointFailed,
@@ -261,7 +261,7 @@ class Coordinator(Machine):
     def _on_requested(self, request: int | None) -> list[Effect]:
         refused = _REFUSED.get(self._phase)  # C6, C62: it does not count as a failure
         if refused is not None and request is not None:
-            return [RequestAnswered(request, None, refused)]
+            return [AnswerRequest(request, None, refused)]
         if self._phase is Phase.CREATED:
             return [Ignored("not every participant runs yet")]
         self._checkpoints.triggering.request()
@@ -272,7 +272,7 @@ class Coordinator(Machine):
     def _on_savepoint_requested(self, order: SavepointOrder) -> list[Effect]:
         refused = _REFUSED.get(self._phase)  # as C62
         if refused is not None:
-            return [RequestAnswered(order.request, None, refused), DropSavepoint(order.target)]
+            return [AnswerRequest(order.request, None, refused), DropSavepoint(order.target)]
         self._checkpoints.savepoints.ask(order)
         return self._checkpoints.begin()
 
@@ -345,7 +345,7 @@ class Coordinator(Machine):
             return self._too_late_for(savepoint)
         if self._phase is Phase.CREATED:
             self._enter(Phase.DONE)
-            return [GenerationDone(None, is_final=False)]
+            return [ConcludeGeneration(None, is_final=False)]
         self._enter(Phase.STOPPING)
         savepoints = self._checkpoints.savepoints
         answers = savepoints.end_with(savepoint) + savepoints.refuse(_REFUSED[Phase.STOPPING])
@@ -366,7 +366,7 @@ class Coordinator(Machine):
     def _too_late_for(self, savepoint: SavepointOrder | None) -> list[Effect]:
         if savepoint is None:
             return [Ignored("already ending")]
-        return [RequestAnswered(savepoint.request, None, _REFUSED[self._phase]), DropSavepoint(savepoint.target)]
+        return [AnswerRequest(savepoint.request, None, _REFUSED[self._phase]), DropSavepoint(savepoint.target)]
 
     def _on_listener(self, event: ListenerFound | CompletionTold) -> list[Effect]:
         if event.generation != self._generation:
@@ -386,7 +386,7 @@ class Coordinator(Machine):
         if any(told < self.last_completed for told in self._told.values()):
             return []
         self._enter(Phase.DONE)
-        return [GenerationDone(triggering.last_done, triggering.is_last_done_final)]
+        return [ConcludeGeneration(triggering.last_done, triggering.is_last_done_final)]
 
     def _on_commit_succeeded(self, event: CommitSucceeded) -> list[Effect]:
         self._commit_tries = 0
@@ -423,6 +423,7 @@ __all__ = [
     "LEGAL_PHASES",
     "Acknowledged",
     "AnnounceCheckpoint",
+    "AnswerRequest",
     "ArmTimer",
     "CallHook",
     "CancelTimer",
@@ -432,6 +433,7 @@ __all__ = [
     "CommitRetryTimer",
     "CommitSucceeded",
     "CompletionTold",
+    "ConcludeGeneration",
     "Coordinator",
     "Declined",
     "DeleteParts",
@@ -444,7 +446,6 @@ __all__ = [
     "ExpiryTimer",
     "FailGeneration",
     "FinishReported",
-    "GenerationDone",
     "GenerationReplaced",
     "HookAnswered",
     "HookFailed",
@@ -460,7 +461,6 @@ __all__ = [
     "NotifyComplete",
     "PauseTimer",
     "Phase",
-    "RequestAnswered",
     "ReserveFailed",
     "ReserveId",
     "SavepointFailed",

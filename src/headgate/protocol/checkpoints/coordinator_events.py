@@ -70,7 +70,7 @@ class TimerFired:
 class CheckpointRequested:
     """EVENT: somebody asks for a checkpoint now; it does not wait for the interval or the pause.
 
-    ``request`` is answered with ``RequestAnswered``; None: nobody waits for an answer.
+    ``request`` is answered with ``AnswerRequest``; None: nobody waits for an answer.
     """
 
     request: int | None = None
@@ -78,7 +78,7 @@ class CheckpointRequested:
 
 @dataclass(frozen=True, slots=True)
 class SavepointOrder:
-    """Who waits for a savepoint (answered with ``RequestAnswered``), and where it goes."""
+    """Who waits for a savepoint (answered with ``AnswerRequest``), and where it goes."""
 
     request: int
     target: str
@@ -413,7 +413,7 @@ class FailGeneration:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationDone:
+class ConcludeGeneration:
     """EFFECT: all is committed. ``is_final``: all input was processed; else a requested stop."""
 
     checkpoint: CheckpointId | None
@@ -421,7 +421,7 @@ class GenerationDone:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestAnswered:
+class AnswerRequest:
     """EFFECT: tell who made ``request`` that ``checkpoint`` is completed, or for which reason there is none (C61)."""
 
     request: int
@@ -446,7 +446,7 @@ Effect: TypeAlias = (
     | DropSavepoint
     | Commit
     | FailGeneration
-    | GenerationDone
-    | RequestAnswered
+    | ConcludeGeneration
+    | AnswerRequest
     | Ignored
 )

@@ -7,7 +7,7 @@ knows which of them serves whom.
 from __future__ import annotations
 
 from headgate.model.ids import CheckpointId
-from headgate.protocol.checkpoints.coordinator_events import Effect, RequestAnswered
+from headgate.protocol.checkpoints.coordinator_events import AnswerRequest, Effect
 
 
 class Requests:
@@ -28,13 +28,13 @@ class Requests:
     def not_begun(self, reason: str) -> list[Effect]:
         """A checkpoint could not begin: that answers everybody who waits (C61)."""
         waiting, self._waiting = self._waiting, []
-        return [RequestAnswered(request, None, reason) for request in waiting]
+        return [AnswerRequest(request, None, reason) for request in waiting]
 
     def completed(self, checkpoint: CheckpointId) -> list[Effect]:
         """A completion answers whoever waits for it or for an older one, which it covers (C15, C61)."""
         done = [older for older in self._served if older <= checkpoint]
-        return [RequestAnswered(request, checkpoint) for older in done for request in self._served.pop(older)]
+        return [AnswerRequest(request, checkpoint) for older in done for request in self._served.pop(older)]
 
     def failed(self, checkpoint: CheckpointId, reason: str) -> list[Effect]:
         """The checkpoint was given up, and so is the request: who asked decides whether to ask again (C61)."""
-        return [RequestAnswered(request, None, reason) for request in self._served.pop(checkpoint, [])]
+        return [AnswerRequest(request, None, reason) for request in self._served.pop(checkpoint, [])]

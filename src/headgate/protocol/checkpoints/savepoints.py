@@ -16,9 +16,9 @@ from headgate.model.manifest import SubtaskEntry
 from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.commit import CommitQueue
 from headgate.protocol.checkpoints.coordinator_events import (
+    AnswerRequest,
     DropSavepoint,
     Effect,
-    RequestAnswered,
     SavepointOrder,
     WriteSavepoint,
 )
@@ -67,14 +67,14 @@ class Savepoints:
         if order is None:
             return []
         if self._end is not None:
-            return [RequestAnswered(order.request, None, ONE_END)]
+            return [AnswerRequest(order.request, None, ONE_END)]
         self._end = order
         return []
 
     def refuse(self, reason: str) -> list[Effect]:
         """No checkpoint but the last one begins any more, or none could: that answers everybody who waits."""
         waiting, self._waiting = self._waiting, deque()
-        return [RequestAnswered(order.request, None, reason) for order in waiting]
+        return [AnswerRequest(order.request, None, reason) for order in waiting]
 
     # -- its checkpoint ---------------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ class Savepoints:
         if taken is None or not taken.is_written:
             return [Ignored("nobody waits for this savepoint")]
         self._forget(checkpoint)
-        return [RequestAnswered(taken.order.request, checkpoint)]
+        return [AnswerRequest(taken.order.request, checkpoint)]
 
     def not_written(self, checkpoint: CheckpointId, reason: str) -> list[Effect]:
         """There is none (SV7)."""
@@ -150,4 +150,4 @@ class Savepoints:
 
 
 def _given_up(order: SavepointOrder, reason: str) -> list[Effect]:
-    return [RequestAnswered(order.request, None, reason), DropSavepoint(order.target)]
+    return [AnswerRequest(order.request, None, reason), DropSavepoint(order.target)]

@@ -32,13 +32,13 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class DeclineCut:
     """EFFECT: ``checkpoint`` cannot be cut any more: a split is behind the marker of a later one."""
 
     checkpoint: CheckpointId
 
 
-Effect: TypeAlias = ReadOn | Cut | GiveUp
+Effect: TypeAlias = ReadOn | Cut | DeclineCut
 
 
 class InducedCut:
@@ -99,7 +99,7 @@ class InducedCut:
             oldest = min(self._announced)  # EI28
             if any(checkpoint > oldest for checkpoint in self._held.values()):  # EI24
                 del self._announced[oldest]
-                effects.append(GiveUp(oldest))
+                effects.append(DeclineCut(oldest))
             elif self._is_waiting:
                 break
             else:

@@ -86,7 +86,7 @@ from headgate.protocol.subtasks.events import (
     SplitsSeen,
     TriggerReceived,
 )
-from headgate.protocol.subtasks.induced import Cut, GiveUp, InducedCut, ReadOn
+from headgate.protocol.subtasks.induced import Cut, DeclineCut, InducedCut, ReadOn
 from headgate.protocol.subtasks.induced import Effect as InducedEffect
 
 
@@ -260,7 +260,7 @@ class Subtask(Machine):
                     effects.append(effect)
                 case Cut():
                     effects += self._cut(effect.checkpoint, effect.options)
-                case GiveUp():  # EI24: nobody downstream may wait, and it counts
+                case DeclineCut():  # EI24: nobody downstream may wait, and it counts
                     given_up = self._aligned(CancelReceived(ChannelIndex(0), effect.checkpoint))
                     effects += [
                         replace(e, reason=AbortReason.MARKER_MISSED) if isinstance(e, Decline) else e for e in given_up

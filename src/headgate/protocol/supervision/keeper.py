@@ -16,7 +16,7 @@ from headgate.model.exits import Exit
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.supervision.events import Begin
-from headgate.protocol.supervision.restart import GiveUp, RestartPolicy
+from headgate.protocol.supervision.restart import RestartPolicy, StayDown
 
 
 class Wish(Enum):
@@ -198,7 +198,7 @@ class Keeper(Machine):
         if self._is_stop_wanted or self._is_over(event.status):  # KR6, KR3
             return self._end(event, "")
         decision = self._policy.on_failure(event.at_ms, event.jitter)  # KR2, KR11
-        if isinstance(decision, GiveUp):
+        if isinstance(decision, StayDown):
             return self._end(event, decision.reason)  # KR5
         self._restarts_count += 1
         self._enter(Phase.PAUSING)

@@ -21,13 +21,13 @@ class RestartAfter:
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class StayDown:
     """Do not start again."""
 
     reason: str
 
 
-Decision: TypeAlias = RestartAfter | GiveUp
+Decision: TypeAlias = RestartAfter | StayDown
 
 
 class RestartPolicy:
@@ -47,7 +47,7 @@ class RestartPolicy:
         strategy = self._strategy
         match strategy:
             case NoRestart():  # R2
-                return GiveUp("the restart strategy is 'none'")
+                return StayDown("the restart strategy is 'none'")
             case FixedDelay():  # R3
                 return self._limited(strategy.attempts, strategy.delay_ms)
             case FailureRate():  # R4
@@ -59,7 +59,7 @@ class RestartPolicy:
 
     def _limited(self, attempts: int | None, delay_ms: int) -> Decision:
         if attempts is not None and self._failures_count > attempts:
-            return GiveUp(f"it failed {self._failures_count} times, and {attempts} restarts were allowed")
+            return StayDown(f"it failed {self._failures_count} times, and {attempts} restarts were allowed")
         return RestartAfter(delay_ms)
 
     def _by_rate(self, strategy: FailureRate, at_ms: int) -> Decision:
@@ -68,7 +68,7 @@ class RestartPolicy:
             self._recent.popleft()
         if len(self._recent) > strategy.failures_max:
             window_s = strategy.interval_ms / 1000
-            return GiveUp(f"more than {strategy.failures_max} failures within {window_s:g} s")
+            return StayDown(f"more than {strategy.failures_max} failures within {window_s:g} s")
         return RestartAfter(strategy.delay_ms)
 
     def _exponential(self, strategy: ExponentialDelay, at_ms: int, jitter: float) -> Decision:

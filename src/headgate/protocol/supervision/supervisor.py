@@ -50,7 +50,7 @@ from headgate.protocol.supervision.events import (
     WorkerReady,
     WorkerRegistered,
 )
-from headgate.protocol.supervision.restart import GiveUp, RestartPolicy
+from headgate.protocol.supervision.restart import RestartPolicy, StayDown
 
 
 class Phase(Enum):
@@ -220,7 +220,7 @@ class Supervisor(Machine):
         if event.failure.kind is not FailureKind.LOST or not self._has_run:
             return self._end(Finish(event.failure), is_of_claim=True)
         decision = self._policy.on_failure(event.at_ms, event.jitter)  # storage may come back (F11)
-        if isinstance(decision, GiveUp):
+        if isinstance(decision, StayDown):
             return self._end(Finish(event.failure))
         self._enter(Phase.BACKOFF)
         return [ReportRestart(event.failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
@@ -302,7 +302,7 @@ class Supervisor(Machine):
         if self._is_hopeless(failure):
             return ended + self._end(Finish(failure))
         decision = self._policy.on_failure(at_ms, jitter)
-        if isinstance(decision, GiveUp):
+        if isinstance(decision, StayDown):
             final = Failure(failure.kind, f"{failure.reason}; {decision.reason}", failure.detail)
             return ended + self._end(Finish(final))
         self._restarts_count += 1
@@ -349,7 +349,7 @@ class Supervisor(Machine):
         """The attempt died before all its workers had registered: that is a failure, too (G9)."""
         failure = Failure(FailureKind.LOST, f"the Spark job ended: {event.error or 'its tasks returned early'}")
         decision = self._policy.on_failure(event.at_ms, event.jitter)
-        if isinstance(decision, GiveUp):
+        if isinstance(decision, StayDown):
             return self._end(Finish(Failure(failure.kind, f"{failure.reason}; {decision.reason}")))
         self._restarts_count += 1
         self._enter(Phase.BACKOFF)

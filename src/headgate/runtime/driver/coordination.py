@@ -62,13 +62,13 @@ class Reports(Protocol):
     def generation_failed(self, effect: machine.FailGeneration) -> None:
         """The coordinator gave up."""
 
-    def generation_done(self, effect: machine.GenerationDone) -> None:
+    def generation_done(self, effect: machine.ConcludeGeneration) -> None:
         """Everything is committed."""
 
     def checkpoint_completed(self, progress: CheckpointProgress) -> None:
         """For those who watch."""
 
-    def request_answered(self, effect: machine.RequestAnswered) -> None:
+    def request_answered(self, effect: machine.AnswerRequest) -> None:
         """Somebody had asked for a checkpoint."""
 
     def note(self, text: str) -> None:
@@ -193,11 +193,11 @@ class Coordination:
                 self._pools.commit.submit(self._commit, effect)
             case machine.FailGeneration():
                 self._reports.generation_failed(effect)
-            case machine.GenerationDone():
+            case machine.ConcludeGeneration():
                 if self.machine.retained:
                     self._pools.storage.submit(self._quietly, self._log.files.sweep)
                 self._reports.generation_done(effect)
-            case machine.RequestAnswered():
+            case machine.AnswerRequest():
                 self._reports.request_answered(effect)
             case _:
                 assert_never(effect)

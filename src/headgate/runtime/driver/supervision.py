@@ -358,7 +358,7 @@ class Supervision:
             now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
             self.handle(supervisor.GenerationFailed(generation, effect.failure, now_ms, jitter))
 
-    def generation_done(self, effect: coordinator.GenerationDone) -> None:
+    def generation_done(self, effect: coordinator.ConcludeGeneration) -> None:
         """See ``coordination.Reports``."""
         self.state = PipelineState.STOPPING
         if self.live is not None:
@@ -370,7 +370,7 @@ class Supervision:
         self._book.checkpoints.append(progress)
         self._observer.on_checkpoint(progress.checkpoint, progress.duration_ms, progress.size_bytes)
 
-    def request_answered(self, effect: coordinator.RequestAnswered) -> None:
+    def request_answered(self, effect: coordinator.AnswerRequest) -> None:
         """See ``coordination.Reports``."""
         self._asked.pop(effect.request)(CheckpointOutcome(effect.checkpoint, effect.reason))
 
