@@ -387,6 +387,16 @@ def test_a_machine_checks_its_invariants_after_each_event_and_its_phases_by_a_ta
         assert len([value for value in assigned if value != "phase"]) == 1, "only the first phase is set by hand"
 
 
+def test_whatever_has_phases_has_a_table_of_those_that_follow() -> None:
+    having = [
+        path
+        for path in sorted((ROOT / "src" / "headgate").rglob("*.py"))
+        if path.parts[-2] != "sim" and re.search(r"self\._phase\b.* = Phase\.", path.read_text())
+    ]
+    assert len(having) > 5
+    assert [str(path) for path in having if "LEGAL_PHASES" not in path.read_text()] == []
+
+
 def test_names_of_test_modules_can_be_told_apart() -> None:
     """Pytest imports what lies in no package by its name alone: two of one name cannot be collected together."""
     names = [path.stem for path in (ROOT / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]

@@ -60,6 +60,15 @@ class Phase(Enum):
     FAILED = "nothing: the other side is refused"
 
 
+LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
+    Phase.HELLO: frozenset({Phase.PROOF, Phase.VERDICT, Phase.FAILED}),  # the server's next one, the client's
+    Phase.PROOF: frozenset({Phase.COMPLETE, Phase.FAILED}),
+    Phase.VERDICT: frozenset({Phase.COMPLETE, Phase.FAILED}),
+    Phase.COMPLETE: frozenset({Phase.FAILED}),
+    Phase.FAILED: frozenset({Phase.FAILED}),
+}
+
+
 class Handshake:
     """What both roles share: one step per fixed-size input."""
 
@@ -106,13 +115,22 @@ class Handshake:
         """
         if self._phase in (Phase.COMPLETE, Phase.FAILED) or len(data) != self.wanted_bytes:
             raise self._refuse(f"{len(data)} bytes while waiting for {self._phase.value}")
-        return self._step(data)
+        answer = self._step(data)
+        self._check()
+        return answer
 
     def _step(self, data: bytes) -> bytes:
         raise NotImplementedError
 
+    def _enter(self, phase: Phase) -> None:
+        assert phase in LEGAL_PHASES[self._phase], f"{self._phase} does not lead to {phase}"
+        self._phase = phase
+
+    def _check(self) -> None:
+        assert self._phase is not Phase.COMPLETE or all(self._keys), "whoever is known shares the keys (SE13)"
+
     def _refuse(self, problem: str) -> ProtocolViolation:
-        self._phase = Phase.FAILED
+        self._enter(Phase.FAILED)
         return ProtocolViolation(type(self).__name__, problem)
 
     def _check_hello(self, hello: bytes) -> None:
@@ -157,12 +175,12 @@ class ClientHandshake(Handshake):
         if self._phase is Phase.VERDICT:  # CN6
             if data != _ACCEPTED:
                 raise self._refuse("the server did not accept")
-            self._phase = Phase.COMPLETE
+            self._enter(Phase.COMPLETE)
             return b""
         server_nonce = data[_PREFIX_BYTES:-_PROOF_BYTES]
         self._check_hello(data[:_PREFIX_BYTES])
         self._check_proof(data[-_PROOF_BYTES:], self._proof(b"S", self._nonce, server_nonce))
-        self._phase = Phase.VERDICT
+        self._enter(Phase.VERDICT)
         self._derive_keys(self._nonce, server_nonce)
         return self._proof(b"C", self._nonce, server_nonce)
 
@@ -188,12 +206,12 @@ class ServerHandshake(Handshake):
     def _step(self, data: bytes) -> bytes:
         if self._phase is Phase.PROOF:
             self._check_proof(data, self._expected)
-            self._phase = Phase.COMPLETE
+            self._enter(Phase.COMPLETE)
             return _ACCEPTED
         self._check_hello(data[:_PREFIX_BYTES])
         client_nonce = self.client_nonce = data[_PREFIX_BYTES:-_PROOF_BYTES]
         self._check_proof(data[-_PROOF_BYTES:], self._voucher(client_nonce))  # SE10
         self._derive_keys(client_nonce, self._nonce)
         self._expected = self._proof(b"C", client_nonce, self._nonce)
-        self._phase = Phase.PROOF
+        self._enter(Phase.PROOF)
         return self._hello + self._nonce + self._proof(b"S", client_nonce, self._nonce)

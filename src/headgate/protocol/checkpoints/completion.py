@@ -226,6 +226,9 @@ class Completion:
         self.triggering.check(self.pending)
         self.pending.check(self.last_completed)
         self.retention.check(self.last_completed)
+        self.requests.check(self.pending.ids)
+        self.savepoints.check(self.pending.ids)
+        self._commits.check(self.last_completed)
 
 
 def failure_in(effects: list[Effect]) -> bool:

@@ -119,17 +119,20 @@ class FileRetention:
         """Uploads of ``checkpoint`` may run: they share files of the newest one, whatever is dropped meanwhile."""
         assert checkpoint > self.newest, "ids rise (C2)"
         self._bases[checkpoint] = self._retained.get(self.newest, frozenset())
+        self._check()
 
     def completed(self, checkpoint: CheckpointId, files: frozenset[str]) -> None:
         """The manifest of ``checkpoint`` is durable; uploads of older ones are over (C15)."""
         assert checkpoint > self.newest, "checkpoints complete in order (C15)"
         self._retained[checkpoint] = files
         self._bases = {pending: base for pending, base in self._bases.items() if pending > checkpoint}
+        self._check()
 
     def dropped(self, checkpoint: CheckpointId) -> None:
         """Nobody goes back to ``checkpoint``, or to one before it, any more (C31)."""
         assert not self._retained or checkpoint < self.newest, "the newest one always stays (C31)"
         self._retained = {kept: files for kept, files in self._retained.items() if kept > checkpoint}
+        self._check()
 
     def garbage(self, files: Iterable[StoredFile]) -> tuple[str, ...]:
         """Return which of ``files``, which are all that there are, may be removed."""
@@ -144,6 +147,9 @@ class FileRetention:
         """Return which files of a checkpoint that was given up may be removed: not those that it shares."""
         needed = self._needed()
         return tuple(path for path in dict.fromkeys(paths) if path not in needed)
+
+    def _check(self) -> None:
+        assert all(pending > self.newest for pending in self._bases), "a base is that of an upload under way (SF6)"
 
     def _needed(self) -> frozenset[str]:
         return frozenset().union(*self._retained.values(), *self._bases.values())

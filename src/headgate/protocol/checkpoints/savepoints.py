@@ -8,7 +8,7 @@ checkpoint, and never ends one: it only knows what they are for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from headgate.model.ids import CheckpointId, SubtaskId
@@ -138,6 +138,12 @@ class Savepoints:
         if checkpoint not in self._taken:
             return [Ignored("nobody waits for this savepoint")]
         return self._answer(checkpoint, reason)
+
+    def check(self, under_way: Collection[CheckpointId]) -> None:
+        """Assert the invariants."""
+        for checkpoint, taken in self._taken.items():
+            assert taken.is_completed or checkpoint in under_way, "a checkpoint that is over carries nothing (SV8)"
+            assert taken.is_completed or not taken.is_written, "what is not completed is no savepoint (SV2)"
 
     def _answer(self, checkpoint: CheckpointId, reason: str) -> list[Effect]:
         return _given_up(self._forget(checkpoint), reason)
