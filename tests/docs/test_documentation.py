@@ -9,7 +9,7 @@ import pytest
 from tests.docs.documentation import ROOT, SOURCE, code_names, definitions, file_of, links, pages
 
 NAMING = ["ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/decisions/{p.name}" for p in ROOT.glob("docs/decisions/*.md"))]
-EXAMPLE_FILES = {"quickstart.py", "limitlength.py", "test_limitlength.py"}
+EXAMPLE_FILES = {"quickstart.py", "limit_length.py", "test_limit_length.py"}
 """Files that a page asks its reader to write."""
 
 

@@ -108,7 +108,7 @@ def test_the_operator_of_the_contributors_page_works_as_it_is_printed() -> None:
     (block,) = re.findall(
         r"^   ```python\n(.*?)^   ```", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE | re.DOTALL
     )
-    names: dict[str, Any] = {"__name__": "limitlength"}
+    names: dict[str, Any] = {"__name__": "limit_length"}
     exec(compile(textwrap.dedent(block), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
     spec = names["LimitLengthSpec"]("text", 3)
     schema = pa.schema({"text": pa.large_string()})
