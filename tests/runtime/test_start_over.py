@@ -229,6 +229,34 @@ def test_an_older_copy_of_the_checkpoints_is_refused_however_often_it_is_tried(
     assert place.count() == ROWS
 
 
+@pytest.mark.parametrize("target", [OwnTarget, OwnLedgerTarget])
+def test_a_target_that_was_told_nothing_goes_on_once_it_was_made_to_forget(
+    start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
+) -> None:  # CS21: the pipeline ran before its sink kept lives; what it had prepared and promised is not lost
+    place = target(tmp_path)
+    slow = hg.Generator(columns={"n": hg.RowNumber()}, rows=600, rows_per_second=600, batch_rows=20)
+
+    def again() -> PipelineDefinition:
+        pipeline = pipeline_at(tmp_path)
+        numbers = pipeline.source(slow, name="in").select("n", text=pl.col("n").cast(pl.String))
+        numbers.sink(place.sink, name="out")
+        return definition_of(pipeline)
+
+    run = start(again())
+    run.wait_checkpoints(2)
+    run.driver.stop()
+    run.result()
+    with connect(place.path) as connection:
+        connection.execute("update owners set life = null")
+    said = refusal(start, again())
+    assert "nor does a target that was not given fence.life" in said
+    place.forget(said)
+    assert start(again()).result().is_finished
+    with connect(place.path) as connection:
+        found = [n for (n,) in connection.execute("select number from numbers order by number")]
+    assert found == list(range(600))
+
+
 def test_no_sink_is_told_when_one_of_them_belongs_to_somebody_else(start: Callable[..., Run], tmp_path: Path) -> None:
     # LV2: the new sink would stay with a life that never was
     streams, files = StreamTarget(tmp_path), FileTarget(tmp_path)

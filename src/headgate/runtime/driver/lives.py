@@ -92,7 +92,8 @@ class SinkOwners:
 
 def _whose(owner: Owner, home: str) -> str:
     if owner.life is None:
-        return f"another checkpoint directory than {home} (version 0.1 did not say which one)"
+        nobody_said = "version 0.1 did not say which one, nor does a target that was not given fence.life"
+        return f"another checkpoint directory than {home} ({nobody_said})"
     when = datetime.fromtimestamp(owner.life.begun_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     begun = f"begun on {owner.life.host} at {when} UTC"
     if owner.life.home == home:
