@@ -403,7 +403,9 @@ def check_start_over(target: Target) -> None:
     sink.forget_owner(PIPELINE, NODE)
     assert sink.owner(PIPELINE, NODE) == Owner(None, found.generation, is_forgotten=True), "a target forgot its fence"
     assert sink.own(PIPELINE, NODE, second).life == second, "a target that was made to forget stays with its life"
-    over = _Life(sink, Generation(found.generation + 1), 1, _Checkpoint(CheckpointId(0), 0, ()))
+    anew = _World(target, 5, world.story)
+    while (over := anew.next_life(1)).generation <= found.generation:
+        continue  # LV4: the next one that is claimed exceeds what the target has seen
     over.recover()
     over.recommit()
     _expect_fenced(last.recover, "of the former life recovered")

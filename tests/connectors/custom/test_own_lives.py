@@ -172,3 +172,17 @@ def test_a_fence_without_a_life_goes_by_generation(tmp_path: Path) -> None:  # C
         fence_of(OTHER, 2).refuse_if_replaced_by(known)
     with pytest.raises(hg.FencedError, match="in /mine"):
         fence_of(OTHER, 4).refuse_if_replaced_by(known)
+
+
+def test_a_target_that_others_claim_meanwhile_is_told_again(tmp_path: Path) -> None:  # LV3
+    sink = SqliteSink(str(tmp_path / "t.db"))
+
+    def fenced(fence: hg.Fence) -> None:
+        raise hg.FencedError("sink 'p:out'", 0, 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink, "claim", fenced)
+        with pytest.raises(hg.StorageError, match="others claim it all the time") as caught:
+            sink.own("p", "out", MINE)
+    assert caught.value.is_transient
+    assert sink.own("p", "out", MINE) == Owner(MINE)
