@@ -1,8 +1,8 @@
-"""Whose a target of a user's sink is: what ``TwoPhaseSink`` and ``LedgerSink`` share of lives (CS20–CS22).
+"""Whose a target of a user's sink is: what ``TwoPhaseSink`` and ``LedgerSink`` share of lives.
 
 The target keeps the life in the same place as the newest generation, so that ``claim`` checks and writes both in one
-step. Counterparts: ``runtime.driver.lives`` asks and tells; ``protocol.supervision.lives`` decides. Rules LV2–LV6 of
-docs/spec/lives.md.
+step (CS20). Counterparts: ``runtime.driver.lives`` asks and tells; ``protocol.supervision.lives`` decides. Rules LV2–LV6
+of docs/spec/lives.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RememberingSink(ABC):
         Raises:
             UsageError: the class has no such method of its own.
         """
-        raise UsageError(
+        raise UsageError(  # CS21
             f"{type(self).__name__} cannot tell which pipeline its target belongs to, and one that starts over would "
             "lose or repeat output there: give it a method claimed(self, owner) that returns the Fence that claim has "
             "remembered, with its life, or None"
@@ -105,7 +105,7 @@ class RememberingSink(ABC):
             raise problem
         return found
 
-    def _forgets_lives(self) -> UsageError:
+    def _forgets_lives(self) -> UsageError:  # CS21
         return UsageError(
             f"{type(self).__name__} does not keep the life of a pipeline in its target, and one that starts over would "
             "lose or repeat output there: have claim store fence.life beside the generation, and claimed return both"
@@ -113,6 +113,6 @@ class RememberingSink(ABC):
 
 
 def with_life(sink: RememberingSink, fence: Fence) -> Fence:
-    """Return ``fence`` with the life that the target was told, so that claiming a generation does not lose it."""
+    """Return ``fence`` with the life that the target was told, so that claiming a generation keeps it (CS22)."""
     known = sink.claimed(fence.owner)
     return fence if known is None else replace(fence, life=known.life or "")
