@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,18 @@ def test_of_two_pipelines_that_ask_at_once_one_gets_the_target(tmp_path: Path, k
         patch.setattr(sink, "claim", after_another)
         assert sink.own("p", "out", MINE) == Owner(OTHER)
     assert sink.own("p", "out", MINE) == Owner(OTHER)
+
+
+@each
+def test_of_many_lives_that_come_at_once_all_hear_of_the_same_one(tmp_path: Path, kind: Kind) -> None:  # CS20, LV3
+    kind(str(tmp_path / "t.db")).owner("p", "out")  # its tables are there
+
+    def come(number: int) -> Owner:
+        owner: Owner = kind(str(tmp_path / "t.db")).own("p", "out", Life(f"{number}", "/somewhere", "far", number))
+        return owner
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(come, range(8)))) == 1
 
 
 @each

@@ -1,8 +1,8 @@
 """Whose a target of a user's sink is: what ``TwoPhaseSink`` and ``LedgerSink`` share of lives.
 
 The target keeps the life in the same place as the newest generation, so that ``claim`` checks and writes both in one
-step (CS20). Counterparts: ``runtime.driver.lives`` asks and tells; ``protocol.supervision.lives`` decides. Rules LV2–LV6
-of docs/spec/lives.md.
+step (CS20). Counterparts: ``runtime.driver.lives`` asks and tells; ``protocol.supervision.lives`` decides. Rules LV2 to
+LV6 of docs/spec/lives.md.
 """
 
 from __future__ import annotations
