@@ -34,7 +34,7 @@ create table if not exists stock (article integer primary key, left integer);
 create table if not exists stocktakings (checkpoint integer, article integer, left integer, is_completed integer);
 create table if not exists counted (checkpoint integer, article integer, quantity integer);
 create table if not exists ledger (name text primary key);
-create table if not exists owners (owner text primary key, generation integer);
+create table if not exists owners (owner text primary key, generation integer, life text);
 create table if not exists closed (is_closed integer);
 """
 SCHEMA = pa.schema([("article", pa.int64()), ("quantity", pa.int64())])
@@ -84,7 +84,14 @@ def claim(db: sqlite3.Connection, owner: str, generation: int) -> None:
     row = db.execute("select generation from owners where owner = ?", [owner]).fetchone()
     if row is not None and row[0] > generation:
         raise hg.FencedError(f"the shop of {owner}", generation, row[0])
-    db.execute("insert or replace into owners values (?, ?)", [owner, generation])
+    known = "on conflict (owner) do update set generation = excluded.generation"
+    db.execute(f"insert into owners (owner, generation) values (?, ?) {known}", [owner, generation])
+
+
+def claimed(db: sqlite3.Connection, owner: str) -> hg.Fence | None:
+    """Return who owns what was counted."""
+    row = db.execute("select owner, generation, life from owners where owner = ?", [owner]).fetchone()
+    return hg.Fence(*row) if row else None
 
 
 class Stocktaking(hg.CoordinatorHook, hg.CheckpointListener):
@@ -243,9 +250,16 @@ class Counted(hg.LedgerSink):
         self.path = path
 
     def claim(self, fence: hg.Fence) -> None:
-        """Refuse older generations from now on."""
+        """Refuse older generations, and other pipelines of the same name, from now on."""
         with shop(self.path) as db:
-            claim(db, fence.owner, fence.generation)
+            fence.refuse_if_replaced_by(claimed(db, fence.owner))
+            row = [fence.owner, fence.generation, fence.life]
+            db.execute("insert or replace into owners values (?, ?, ?)", row)
+
+    def claimed(self, owner: str) -> hg.Fence | None:
+        """Return who owns what was counted."""
+        with shop(self.path, "deferred") as db:
+            return claimed(db, owner)
 
     def published(self, names: Sequence[str]) -> set[str]:
         """Look into the ledger."""

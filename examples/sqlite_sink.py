@@ -20,7 +20,7 @@ TABLES = """
 create table if not exists numbers (number integer, text text);
 create table if not exists waiting (name text, number integer, text text);
 create table if not exists ledger (name text primary key);
-create table if not exists owners (owner text primary key, generation integer);
+create table if not exists owners (owner text primary key, generation integer, life text);
 """
 
 
@@ -31,27 +31,41 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
+def claimed(connection: sqlite3.Connection, owner: str) -> hg.Fence | None:
+    """Return who owns the sink."""
+    row = connection.execute("select owner, generation, life from owners where owner = ?", [owner]).fetchone()
+    return hg.Fence(*row) if row else None
+
+
 def refuse_if_replaced(connection: sqlite3.Connection, fence: hg.Fence) -> None:
-    """Raise if a newer generation of the pipeline owns the sink."""
-    row = connection.execute("select generation from owners where owner = ?", [fence.owner]).fetchone()
-    fence.refuse_if_older_than(row[0] if row else None)
+    """Raise if a newer generation, or another pipeline of the same name, owns the sink."""
+    fence.refuse_if_replaced_by(claimed(connection, fence.owner))
 
 
-def claim(path: str, fence: hg.Fence) -> None:
-    """Remember who owns the sink from now on."""
-    with connect(path) as connection:
-        connection.execute("begin immediate")
-        refuse_if_replaced(connection, fence)
-        connection.execute("insert or replace into owners values (?, ?)", [fence.owner, fence.generation])
-
-
-class SqliteSink(hg.TwoPhaseSink[sqlite3.Connection]):
-    """Prepared records wait in a table of their own, under the name of their transaction."""
+class SqliteTarget:
+    """Remembers who owns a sink, and refuses all others."""
 
     transient_errors = (sqlite3.OperationalError,)
 
     def __init__(self, path: str) -> None:
         self.path = path
+
+    def claim(self, fence: hg.Fence) -> None:
+        """Remember who owns the sink from now on."""
+        with connect(self.path) as target:
+            target.execute("begin immediate")
+            refuse_if_replaced(target, fence)
+            row = [fence.owner, fence.generation, fence.life]
+            target.execute("insert or replace into owners values (?, ?, ?)", row)
+
+    def claimed(self, owner: str) -> hg.Fence | None:
+        """Return who owns the sink."""
+        with connect(self.path) as target:
+            return claimed(target, owner)
+
+
+class SqliteSink(SqliteTarget, hg.TwoPhaseSink[sqlite3.Connection]):
+    """Prepared records wait in a table of their own, under the name of their transaction."""
 
     def begin(self, name: str, schema: pa.Schema) -> sqlite3.Connection:
         """Collect in memory, so that writers do not wait for each other."""
@@ -71,10 +85,6 @@ class SqliteSink(hg.TwoPhaseSink[sqlite3.Connection]):
             refuse_if_replaced(target, fence)
             target.execute("delete from waiting where name = ?", [name])  # a try whose answer was lost
             target.executemany("insert into waiting values (?, ?, ?)", rows)
-
-    def claim(self, fence: hg.Fence) -> None:
-        """Refuse older generations from now on."""
-        claim(self.path, fence)
 
     def prepared(self, owner: str) -> Iterable[str]:
         """Return what waits, ours and that of others."""
@@ -107,17 +117,8 @@ class SqliteSink(hg.TwoPhaseSink[sqlite3.Connection]):
         transaction.close()
 
 
-class SqliteLedgerSink(hg.LedgerSink):
+class SqliteLedgerSink(SqliteTarget, hg.LedgerSink):
     """Records stay in the checkpoint until it is completed, and come with their name into one transaction."""
-
-    transient_errors = (sqlite3.OperationalError,)
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def claim(self, fence: hg.Fence) -> None:
-        """Refuse older generations from now on."""
-        claim(self.path, fence)
 
     def published(self, names: Sequence[str]) -> set[str]:
         """Look into the ledger."""

@@ -12,6 +12,7 @@ from tests.connectors.files import test_file_owner
 from tests.mutants.harness import assert_caught, patched
 from tests.runtime.driver import test_owning
 
+import headgate as hg
 from headgate.connectors.files.owner import FileOwner
 from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.protocol.supervision import lives
@@ -88,7 +89,8 @@ MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[..., ob
 def test_a_mutant_of_lives_is_caught(
     tmp_path: Path, mutant: Callable[[], AbstractContextManager[None]], test: Callable[..., object]
 ) -> None:
-    assert_caught(mutant, test, tmp_path)
+    kinds = [] if test is test_file_owner.test_forgetting_keeps_the_fence else [hg.FileSink]
+    assert_caught(mutant, test, tmp_path, *kinds)
 
 
 def test_the_last_one_gets_the_directory_is_caught() -> None:

@@ -310,7 +310,10 @@ def test_a_named_test_of_the_worker_finds_it(
     assert_caught(mutant, test, *arguments)
 
 
-def test_telling_targets_too_early_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", owning_tests.KINDS)
+def test_telling_targets_too_early_is_found(tmp_path: Path, kind: Any) -> None:
     test = owning_tests.test_nobody_is_told_and_nothing_claimed_when_one_target_belongs_to_somebody_else
-    test(tmp_path / "sound")
-    assert_caught(targets_are_told_before_all_were_asked, test, tmp_path / "mutant")
+    for place in ("sound", "mutant"):
+        (tmp_path / place).mkdir()
+    test(tmp_path / "sound", kind)
+    assert_caught(targets_are_told_before_all_were_asked, test, tmp_path / "mutant", kind)

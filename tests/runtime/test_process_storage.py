@@ -155,6 +155,22 @@ def test_output_that_is_denied_in_recovery_stops_the_pipeline_for_good(
     assert run.driver.running_generation is None
 
 
+def test_a_target_that_cannot_say_whose_it_is_stops_the_pipeline_for_good(start: Start, tmp_path: Path) -> None:
+    # K5: it is damaged while a generation runs; the next one would be refused again and again
+    definition = definition_of(windowed(tmp_path, SOURCE))
+    run = start(definition)
+    run.wait_checkpoints(1)
+    for path in tmp_path.glob("out/_owners/*/*"):
+        path.write_bytes(b"noise")
+    run.kill(0)
+    for restarts in (1, 0):  # of the worker that was killed; a first start
+        with pytest.raises(PipelineFailed, match=r"cannot say whose its target is: .* is damaged .*; starting") as end:
+            run.result()
+        assert end.value.is_for_good  # else a keeper would start it again and again
+        assert len(run.restarts) == restarts
+        run = start(definition) if restarts else run
+
+
 @pytest.mark.parametrize("retained", [1, 3])
 def test_exactly_the_retained_checkpoints_are_left_and_the_log_is_pruned(
     start: Start, tmp_path: Path, retained: int

@@ -9,13 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
+from examples.sqlite_sink import SqliteLedgerSink, SqliteSink, connect
+from pyspark import cloudpickle
 from tests.runtime.running import Run, definition_of, pipeline_at
 from tests.store.storing import as_version_0_1
 from typer.testing import CliRunner
 
 import headgate as hg
+from examples import sqlite_sink
 from headgate import fault_points
 from headgate.cli.main import app
 from headgate.connectors.files.commit import read_committed
@@ -28,14 +32,17 @@ from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.store import Store, _shared
 
+cloudpickle.register_pickle_by_value(sqlite_sink)  # workers do not import examples
+
 ROWS = 990
 STREAM = "app/out"
+TABLE = pa.table({"n": list(range(ROWS)), "text": [str(n) for n in range(ROWS)]})
 
 
 def piped(root: Path, sink: Any, home: str = "", **options: Any) -> PipelineDefinition:
     """Return a pipeline of bounded rows with its checkpoints below ``home``."""
     pipeline = pipeline_at(root / home, **options)
-    rows = hg.FromRows(pa.table({"n": list(range(ROWS))}), splits=2, batch_rows=50)
+    rows = hg.FromRows(TABLE, splits=2, batch_rows=50)
     pipeline.source(rows).sink(sink, name="out")
     return definition_of(pipeline)
 
@@ -54,6 +61,9 @@ class StreamTarget:
     def prepared(self) -> int:
         return sum(not x.status.is_terminal for x in self.store.list_transactions(owner="p/out"))
 
+    def forget(self, said: str) -> None:
+        run_what_was_said(said)
+
 
 class FileTarget:
     """A directory, and how many rows are in its files."""
@@ -68,8 +78,46 @@ class FileTarget:
     def prepared(self) -> int:
         return len(list(Path(self.url).glob("_staging/*/*")))
 
+    def forget(self, said: str) -> None:
+        run_what_was_said(said)
 
-TARGETS: list[Callable[[Path], Any]] = [StreamTarget, FileTarget]
+
+class OwnTarget:
+    """A database, and how many rows are in it: the target of a sink that a user wrote."""
+
+    kind: type[Any] = SqliteSink
+
+    def __init__(self, root: Path) -> None:
+        self.path = str(root / "numbers.db")
+        self.sink = self.kind(self.path)
+
+    def count(self) -> int:
+        return self._ask("select count(*) from numbers")
+
+    def prepared(self) -> int:
+        return self._ask("select count(*) from waiting")
+
+    def forget(self, said: str) -> None:
+        assert "forget 'p/out' PROGRAM" in said
+        self.sink.forget_owner("p", "out")
+
+    def _ask(self, question: str) -> int:
+        with connect(self.path) as connection:
+            return int(connection.execute(question).fetchone()[0])
+
+
+class OwnLedgerTarget(OwnTarget):
+    """The same for a sink that derives from ``LedgerSink``."""
+
+    kind = SqliteLedgerSink
+
+
+def run_what_was_said(said: str) -> None:
+    command = shlex.split(said.rsplit("run: headgate ", 1)[1])
+    assert CliRunner().invoke(app, [*command, "--yes"]).exit_code == 0
+
+
+TARGETS: list[Callable[[Path], Any]] = [StreamTarget, FileTarget, OwnTarget, OwnLedgerTarget]
 
 
 def run_often(start: Callable[..., Run], definition: PipelineDefinition, times: int) -> None:
@@ -110,7 +158,8 @@ def test_the_same_name_in_another_directory_is_told_who_owns_the_sink(
     place = target(tmp_path)
     pipeline = pipeline_at(tmp_path / "here")
     slow = hg.Generator(columns={"n": hg.RowNumber()}, rows=600, rows_per_second=300, batch_rows=20)
-    pipeline.source(slow).select("n").sink(place.sink, name="out")
+    numbers = pipeline.source(slow).select("n", text=pl.col("n").cast(pl.String))
+    numbers.sink(place.sink, name="out")
     first = start(definition_of(pipeline))
     first.wait_checkpoints(2)
     said = refusal(start, piped(tmp_path, place.sink, "there"))
@@ -129,8 +178,7 @@ def test_a_target_that_was_made_to_forget_takes_the_next_life_and_keeps_what_it_
     run_often(start, piped(tmp_path, place.sink), 3)
     shutil.rmtree(tmp_path / "checkpoints")
     said = refusal(start, piped(tmp_path, place.sink))
-    command = shlex.split(said.rsplit("run: headgate ", 1)[1])
-    assert CliRunner().invoke(app, [*command, "--yes"]).exit_code == 0
+    place.forget(said)
     assert place.count() == ROWS
     second = start(piped(tmp_path, place.sink))
     assert second.result().is_finished
@@ -158,6 +206,9 @@ def unlearn(root: Path) -> None:
     """Take away what version 0.1 did not write."""
     (root / "checkpoints/p/life").unlink()
     shutil.rmtree(root / "files/_owners", ignore_errors=True)
+    if (root / "numbers.db").exists():
+        with connect(str(root / "numbers.db")) as connection:
+            connection.execute("update owners set life = null")  # of a target that got this column later
     if (root / "store/catalogue.sqlite").exists():
         as_version_0_1(root / "store/catalogue.sqlite")
         _shared.cache_clear()  # it knows the store as one of this version
@@ -178,12 +229,40 @@ def test_an_older_copy_of_the_checkpoints_is_refused_however_often_it_is_tried(
     assert place.count() == ROWS
 
 
+@pytest.mark.parametrize("target", [OwnTarget, OwnLedgerTarget])
+def test_a_target_that_was_told_nothing_goes_on_once_it_was_made_to_forget(
+    start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
+) -> None:  # CS21: the pipeline ran before its sink kept lives; what it had prepared and promised is not lost
+    place = target(tmp_path)
+    slow = hg.Generator(columns={"n": hg.RowNumber()}, rows=600, rows_per_second=600, batch_rows=20)
+
+    def again() -> PipelineDefinition:
+        pipeline = pipeline_at(tmp_path)
+        numbers = pipeline.source(slow, name="in").select("n", text=pl.col("n").cast(pl.String))
+        numbers.sink(place.sink, name="out")
+        return definition_of(pipeline)
+
+    run = start(again())
+    run.wait_checkpoints(2)
+    run.driver.stop()
+    run.result()
+    with connect(place.path) as connection:
+        connection.execute("update owners set life = null")
+    said = refusal(start, again())
+    assert "nor does a target that was not given fence.life" in said
+    place.forget(said)
+    assert start(again()).result().is_finished
+    with connect(place.path) as connection:
+        found = [n for (n,) in connection.execute("select number from numbers order by number")]
+    assert found == list(range(600))
+
+
 def test_no_sink_is_told_when_one_of_them_belongs_to_somebody_else(start: Callable[..., Run], tmp_path: Path) -> None:
     # LV2: the new sink would stay with a life that never was
     streams, files = StreamTarget(tmp_path), FileTarget(tmp_path)
     run_often(start, piped(tmp_path, streams.sink), 1)
     pipeline = pipeline_at(tmp_path / "elsewhere")
-    source = pipeline.source(hg.FromRows([{"n": 1}]))
+    source = pipeline.source(hg.FromRows([{"n": 1, "text": "1"}]))
     source.sink(files.sink, name="first")
     source.sink(streams.sink, name="out")
     assert "sink 'out'" in refusal(start, definition_of(pipeline))
@@ -219,7 +298,7 @@ def test_a_sink_that_was_added_learns_of_the_life_that_the_others_know(
     streams, files = StreamTarget(tmp_path), FileTarget(tmp_path)
     run_often(start, piped(tmp_path, streams.sink), 1)
     pipeline = pipeline_at(tmp_path)
-    source = pipeline.source(hg.FromRows(pa.table({"n": list(range(ROWS))}), splits=2, batch_rows=50))
+    source = pipeline.source(hg.FromRows(TABLE, splits=2, batch_rows=50))
     source.sink(streams.sink, name="out")
     source.sink(files.sink, name="more")
     start(definition_of(pipeline)).result()

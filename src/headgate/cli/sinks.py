@@ -1,15 +1,21 @@
 """``headgate sinks``: which pipelines the file sinks of a directory belong to, and letting them begin anew.
 
-Counterpart: ``connectors.files.owner``. For sinks to streams: ``headgate streams forget``. Never removes data.
+Counterparts: ``connectors.files.owner``, and ``connectors.custom.owned`` for sinks that users write. For sinks to
+streams: ``headgate streams forget``. Never removes data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from headgate.cli.load import load_pipeline
+from headgate.cli.run_options import ProgramArguments
 from headgate.cli.text import time_text
+from headgate.connectors.custom.owned import RememberingSink
 from headgate.connectors.files.layout import CLAIMS, OWNERS, SinkIdentity
 from headgate.connectors.files.owner import FileOwner
 from headgate.connectors.files.sink import FileSink
@@ -43,24 +49,58 @@ def _sinks(storage: Storage) -> list[tuple[SinkIdentity, Owner]]:
 @app.command("forget")
 def forget(
     owner: Annotated[str, typer.Argument(help="PIPELINE/SINK, as in the error message.")],
-    directory: Location,
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIRECTORY|PROGRAM",
+            help="Directory or URL that the sink writes files to; for a sink of your own the Python file that makes "
+            "the pipeline.",
+        ),
+    ],
+    arguments: ProgramArguments = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Let a pipeline begin anew in front of its files, after its checkpoints were removed.
+    """Let a pipeline begin anew in front of what it wrote, after its checkpoints were removed.
 
-    The directory forgets which checkpoints the sink belongs to; the next start of a pipeline of that name has it. All
-    files stay. What the former one had prepared and not committed is removed by that start.
+    The target forgets which checkpoints the sink belongs to; the next start of a pipeline of that name has it. All
+    that was committed stays. What the former one had prepared and not committed is removed by that start.
     """
-    url = absolute_location(directory)
     pipeline, _, node = owner.partition("/")
-    sink = None if is_missing(url) else FileSink(url).target(pipeline, node)
-    found = Owner() if sink is None else sink.owner()
-    if sink is None or (not found.generation and found.life is None):
-        raise UsageError(f"no pipeline has written to {url} as '{owner}'")
+    if place.endswith(".py") or Path(place).is_file():
+        where = place
+        found, forget = _of_program(pipeline, node, place, arguments or ())
+    else:
+        where = absolute_location(place)
+        found, forget = _of_directory(pipeline, node, where)
+    if not found.generation and found.life is None:
+        raise UsageError(f"no pipeline has written to {where} as '{owner}'")
     if not yes:
         typer.confirm(f"Forget that {owner} {belongs_to(found)}?", abort=True)
-    sink.forget()
+    forget()
     typer.echo(f"{owner} is forgotten: the next start of that pipeline has it")
+
+
+def _of_directory(pipeline: str, node: str, url: str) -> tuple[Owner, Callable[[], object]]:
+    """Return whose the files are, and what makes their directory forget that."""
+    if is_missing(url):
+        return Owner(), lambda: None
+    target = FileSink(url).target(pipeline, node)
+    return target.owner(), target.forget
+
+
+def _of_program(pipeline: str, node: str, program: str, arguments: Sequence[str]) -> tuple[Owner, Callable[[], object]]:
+    """Return whose the target of a sink in ``program`` is, and what makes it forget that.
+
+    Raises:
+        UsageError: there is no such sink of a user's own.
+    """
+    definition = load_pipeline(program, arguments).definition()
+    sinks = {str(one.name): one.spec for one in definition.graph.nodes if isinstance(one.spec, RememberingSink)}
+    if definition.config.name != pipeline or node not in sinks:
+        there = ", ".join(f"'{definition.config.name}/{name}'" for name in sinks) or "none"
+        raise UsageError(f"{program} has no sink of its own called '{pipeline}/{node}'; there is {there}")
+    sink = sinks[node]
+    return sink.owner(pipeline, node), lambda: sink.forget_owner(pipeline, node)
 
 
 def belongs_to(owner: Owner) -> str:

@@ -15,13 +15,17 @@ from typing import Any
 
 import pyarrow as pa
 
+from headgate.codec.life import encode_life
 from headgate.connectors.base import Committer, HoldingWriter, MakingSink, OwnedSink, Sink, SinkContext, SinkWriter
+from headgate.connectors.custom.fence import Fence, owner_of
+from headgate.connectors.custom.owned import RememberingSink
 from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.supervision import lives
 
 SCHEMA = pa.schema([pa.field("number", pa.int64()), pa.field("text", pa.large_string())])
 """Records that the kit writes: ``number`` counts from 0, ``text`` is its decimal form."""
@@ -252,6 +256,7 @@ def check_sink(
     check_lost_prepared_in_recovery(fresh())
     check_taken_away(fresh())
     check_owner(fresh())
+    check_start_over(fresh())
 
 
 def check_kill(
@@ -375,6 +380,40 @@ def check_owner(target: Target) -> None:
     known = sink.owner(PIPELINE, NODE)
     assert (known.life, known.generation) == (first, 1), f"a target remembers {known}"
     assert sink.owner(PIPELINE, "another") == Owner(), "another sink has the same owner"
+
+
+def check_start_over(target: Target) -> None:
+    """LV2 to LV4: the checkpoints were removed, or others of that name are elsewhere: all numbers begin anew."""
+    sink = target.sink
+    if not isinstance(sink, OwnedSink):
+        return
+    first, second = Life("first", "/first", "kit", 1), Life("second", "/second", "kit", 2)
+    sink.own(PIPELINE, NODE, first)
+    world = _World(target, 5, "the pipeline was started over")
+    world.advance(world.start(2))
+    last = world.start(1)
+    world.finish(last)
+    found = sink.owner(PIPELINE, NODE)
+    assert lives.objection(second, found, Generation(1)) is lives.Objection.OTHER_LIFE, f"a target remembers {found}"
+    if not isinstance(sink, RememberingSink):
+        return
+    mine = Fence(owner_of(PIPELINE, NODE), int(found.generation), encode_life(second).decode())
+    _expect_fenced(lambda: sink.claim(mine), "of another life claimed the target, in the step that looks whose it is,")
+    assert sink.owner(PIPELINE, NODE) == found, "a target remembers a claim that it refused"
+    sink.forget_owner(PIPELINE, NODE)
+    assert sink.owner(PIPELINE, NODE) == Owner(None, found.generation, is_forgotten=True), "a target forgot its fence"
+    assert sink.own(PIPELINE, NODE, second).life == second, "a target that was made to forget stays with its life"
+    anew = _World(target, 5, world.story)
+    while (over := anew.next_life(1)).generation <= found.generation:
+        continue  # LV4: the next one that is claimed exceeds what the target has seen
+    over.recover()
+    over.recommit()
+    _expect_fenced(last.recover, "of the former life recovered")
+    over.write(5)
+    over.finish()
+    over.commit(over.prepare(CheckpointId(1)))
+    counts = sorted(Counter(int(row["number"]) for row in target.read()).items())
+    assert counts == [(n, 2) for n in range(5)], f"{world.story}: records and how often each is visible: {counts}"
 
 
 def check_lost_prepared(target: Target) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
+from tests.connectors.custom.test_own_lives import ClaimsOnly, ForgetsLives
 
 import headgate as hg
 from headgate.errors import StorageError, UsageError
@@ -16,6 +19,9 @@ from headgate.runtime.driver.claims import NewGeneration, begin_generation
 from headgate.storage.backends import open_storage
 
 STRANGER = Life("stranger", "/stranger", "far", 0)
+KINDS = (hg.FileSink, SqliteSink, SqliteLedgerSink)
+
+each = pytest.mark.parametrize("kind", KINDS)
 
 
 def begin(home: Path, **sinks: Any) -> NewGeneration:
@@ -34,49 +40,60 @@ def files_below(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
-def test_nobody_is_told_and_nothing_claimed_when_one_target_belongs_to_somebody_else(tmp_path: Path) -> None:  # LV2
-    mine, taken = hg.FileSink(tmp_path / "mine"), hg.FileSink(tmp_path / "taken")
+@each
+def test_nobody_is_told_and_nothing_claimed_when_one_target_belongs_to_somebody_else(
+    tmp_path: Path, kind: Any
+) -> None:  # LV2
+    mine, taken = kind(str(tmp_path / "mine")), kind(str(tmp_path / "taken"))
     taken.own("p", "taken", STRANGER)
     before = files_below(tmp_path)
     with pytest.raises(UsageError, match=r"sink 'taken' of pipeline 'p' belongs to .* in /stranger, begun on far"):
         begin(tmp_path / "home", mine=mine, taken=taken)
-    assert files_below(tmp_path) - before == {"home/p/life"}
+    assert files_below(tmp_path) - before - {"mine"} == {"home/p/life"}  # a database is made by looking into it
+    assert mine.owner("p", "mine") == Owner()
 
 
-def test_a_life_that_is_told_stays_told_when_the_start_dies_behind_it(tmp_path: Path) -> None:  # LV1, LV3
-    class Dies(hg.FileSink):
+@each
+def test_a_life_that_is_told_stays_told_when_the_start_dies_behind_it(tmp_path: Path, kind: Any) -> None:  # LV1, LV3
+    class Dies(kind):
         def own(self, pipeline: str, node: str, life: Life) -> Owner:
             raise StorageError("own", "it", "the process dies", is_transient=False)
 
-    first = hg.FileSink(tmp_path / "first")
-    with pytest.raises(StorageError):
-        begin(tmp_path / "home", first=first, second=Dies(tmp_path / "second"))
-    begin(tmp_path / "home", first=first, second=hg.FileSink(tmp_path / "second"))
+    first = kind(str(tmp_path / "first"))
+    with pytest.raises(UsageError, match="the process dies"):
+        begin(tmp_path / "home", first=first, second=Dies(str(tmp_path / "second")))
+    begin(tmp_path / "home", first=first, second=kind(str(tmp_path / "second")))
 
 
-def test_a_life_that_comes_between_the_answer_and_the_telling_stays(tmp_path: Path) -> None:  # LV3
-    class AnswersEarly(hg.FileSink):
+@each
+def test_a_life_that_comes_between_the_answer_and_the_telling_stays(tmp_path: Path, kind: Any) -> None:  # LV3
+    class AnswersEarly(kind):
         def owner(self, pipeline: str, node: str) -> Owner:
             found = super().owner(pipeline, node)
             super().own(pipeline, node, STRANGER)
             return found
 
     with pytest.raises(UsageError, match="in /stranger"):
-        begin(tmp_path / "home", out=AnswersEarly(tmp_path / "out"))
-    assert not (tmp_path / "out/_claims").exists(), "it was neither fenced nor swept"
+        begin(tmp_path / "home", out=AnswersEarly(str(tmp_path / "out")))
+    assert kind(str(tmp_path / "out")).owner("p", "out") == Owner(STRANGER), "it was neither fenced nor swept"
 
 
-def test_the_first_generation_after_forgetting_exceeds_all_before(tmp_path: Path) -> None:  # LV4
-    sink = hg.FileSink(tmp_path / "out")
+@each
+def test_the_first_generation_after_forgetting_exceeds_all_before(tmp_path: Path, kind: Any) -> None:  # LV4
+    sink = kind(str(tmp_path / "out"))
     for _ in range(3):
         begin(tmp_path / "home", out=sink)
     shutil.rmtree(tmp_path / "home")
-    sink.target("p", "out").forget()
+    if isinstance(sink, hg.FileSink):
+        sink.target("p", "out").forget()
+    else:
+        sink.forget_owner("p", "out")
     assert begin(tmp_path / "home", out=sink).generation == 4
 
 
-def test_a_target_that_knows_more_than_the_log_stops_the_pipeline(tmp_path: Path) -> None:  # LV6
-    sink = hg.FileSink(tmp_path / "out")
+@each
+def test_a_target_that_knows_more_than_the_log_stops_the_pipeline(tmp_path: Path, kind: Any) -> None:  # LV6
+    sink = kind(str(tmp_path / "out"))
     begin(tmp_path / "home", out=sink)
     shutil.copytree(tmp_path / "home", tmp_path / "copy")
     begin(tmp_path / "home", out=sink)
@@ -89,3 +106,15 @@ def test_a_target_that_knows_more_than_the_log_stops_the_pipeline(tmp_path: Path
 
 def test_a_sink_that_remembers_nothing_is_not_asked(tmp_path: Path) -> None:
     assert begin(tmp_path / "home", out=hg.Discard()).generation == 1
+
+
+@pytest.mark.parametrize(("kind", "said"), [(ClaimsOnly, "give it a method claimed"), (ForgetsLives, "fence.life")])
+def test_a_sink_of_before_is_told_what_to_add_and_nothing_is_written(
+    tmp_path: Path, kind: Any, said: str
+) -> None:  # CS21
+    for _ in range(2):
+        with pytest.raises(UsageError, match=said):
+            begin(tmp_path / "home", out=kind(str(tmp_path / "out")))
+    with sqlite3.connect(tmp_path / "out") as target:
+        known = target.execute("select generation from owners").fetchall() if kind is ForgetsLives else []
+    assert known in ([], [(0,)]), "it was never fenced for a generation"

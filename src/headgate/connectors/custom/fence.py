@@ -10,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from headgate.codec.life import decode_life
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import Generation
+from headgate.model.life import Life
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 
@@ -25,13 +27,31 @@ class Fence:
     Attributes:
         owner: the sink, as its target knows it: the pipeline's name and the sink's.
         generation: rises with every start and restart of the pipeline.
+        life: which pipeline of that name it is, as a text of some hundred characters that the target keeps beside
+            the generation. In the workers it is empty: there generations alone count.
     """
 
     owner: str
     generation: int
+    life: str = ""
+
+    def refuse_if_replaced_by(self, remembered: Fence | None) -> None:
+        """Raise when the target remembers a newer generation, or another pipeline of the same name; None: nothing.
+
+        Raises:
+            FencedError
+        """
+        if remembered is None:
+            return
+        self.refuse_if_older_than(remembered.generation)
+        mine, theirs = life_in(self), life_in(remembered)
+        if mine is not None and theirs is not None and mine.id != theirs.id:
+            raise FencedError(f"sink '{self.owner}' belongs to the pipeline with its checkpoints in {theirs.home}")
 
     def refuse_if_older_than(self, newest: int | None) -> None:
         """Raise when the target knows a newer generation; ``newest`` is what it remembers, None for nothing.
+
+        ``claim`` compares more than that: see ``refuse_if_replaced_by``.
 
         Raises:
             FencedError
@@ -63,6 +83,16 @@ class OutputName:
         if match is None:
             return None
         return OutputName(match["owner"], int(match["number"]), int(match["subtask"]), int(match["generation"]))
+
+
+def life_in(fence: Fence) -> Life | None:
+    """Return the life in ``fence``; None when nobody told it, or it is forgotten.
+
+    Raises:
+        CorruptionError: the target does not give back what it was given.
+    """
+    where = f"the life that the target of sink '{fence.owner}' remembers"
+    return decode_life(fence.life.encode(), where) if fence.life else None
 
 
 def owner_of(pipeline: str, node: str) -> str:

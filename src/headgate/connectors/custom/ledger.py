@@ -7,13 +7,14 @@ transaction of the target, together with their name: a target that has the name 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 
 import pyarrow as pa
 
 from headgate.connectors.base import SinkContext
 from headgate.connectors.custom.fence import Fence, OutputName, in_order, owner_of, transient
+from headgate.connectors.custom.owned import RememberingSink, with_life
 from headgate.errors import CorruptionError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
@@ -22,7 +23,7 @@ from headgate.protocol.checkpoints.commit import CommitPermit
 _VERSION = b"1\n"
 
 
-class LedgerSink(ABC):
+class LedgerSink(RememberingSink):
     """Derive from it for a target with ordinary transactions, such as a SQL database.
 
     ``publish`` writes the records of one subtask and checkpoint and their name into the target, all or nothing. All
@@ -38,14 +39,6 @@ class LedgerSink(ABC):
     # -- what users write -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def claim(self, fence: Fence) -> None:
-        """Have the target remember ``fence.generation`` for ``fence.owner``, in one step.
-
-        Raises:
-            FencedError: it remembers a newer one (``fence.refuse_if_older_than``).
-        """
-
-    @abstractmethod
     def published(self, names: Sequence[str]) -> Collection[str]:
         """Return those of ``names`` that the target's ledger has."""
 
@@ -59,13 +52,13 @@ class LedgerSink(ABC):
             FencedError: a newer generation claimed the target; nothing is written then.
         """
 
-    def forget(self, owner: str, before: int) -> None:  # noqa: B027 - a default
+    def forget(self, owner: str, before: int) -> None:
         """Remove names of ``owner`` and checkpoints below ``before`` from the ledger: nobody asks for them any more.
 
         ``output_checkpoint(name)`` tells the checkpoint of a name. Default: nothing, so that a ledger grows.
         """
 
-    def check(self, schema: pa.Schema) -> None:  # noqa: B027 - a default
+    def check(self, schema: pa.Schema) -> None:
         """Check, while the pipeline is being built, that such records can be written. Default: all can.
 
         Raises:
@@ -147,6 +140,7 @@ class _Committer:
     def recover(self, keep: Sequence[Committable]) -> None:
         """See ``Committer``: nothing is in the target that was not published for good."""
         with transient(self._sink.transient_errors, "recover", self._fence.owner):
+            self._fence = with_life(self._sink, self._fence)
             self._sink.claim(self._fence)
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:

@@ -7,7 +7,7 @@ commits.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headgate.connectors.base import SinkContext
 from headgate.connectors.custom.fence import Fence, OutputName, in_order, owner_of, transient
+from headgate.connectors.custom.owned import RememberingSink, with_life
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
@@ -26,12 +27,13 @@ Open = TypeVar("Open")
 """What ``begin`` returns: an open transaction of the target, such as a connection."""
 
 
-class TwoPhaseSink(ABC, Generic[Open]):
+class TwoPhaseSink(RememberingSink, Generic[Open]):
     """Derive from it for a target in which output can be durable and invisible at once.
 
-    ``begin``, ``write``, ``prepare`` and ``close`` are called in the workers, ``claim``, ``prepared``, ``commit`` and
-    ``abort`` in the driver. Each may be called again after it raised, and after it succeeded and the process died
-    before that was known. Instances travel to the workers: what cannot, such as a connection, belongs into ``begin``.
+    ``begin``, ``write``, ``prepare`` and ``close`` are called in the workers, ``claim``, ``claimed``, ``prepared``,
+    ``commit`` and ``abort`` in the driver. Each may be called again after it raised, and after it succeeded and the
+    process died before that was known. Instances travel to the workers: what cannot, such as a connection, belongs into
+    ``begin``.
 
     Attributes:
         transient_errors: what ``prepare`` and the calls in the driver raise when another try may help. All else, and
@@ -53,14 +55,6 @@ class TwoPhaseSink(ABC, Generic[Open]):
     @abstractmethod
     def prepare(self, transaction: Open, name: str, fence: Fence) -> None:
         """Make it durable under ``name``, still invisible: from now on a commit must succeed, however late it comes."""
-
-    @abstractmethod
-    def claim(self, fence: Fence) -> None:
-        """Have the target remember ``fence.generation`` for ``fence.owner``, in one step.
-
-        Raises:
-            FencedError: it remembers a newer one (``fence.refuse_if_older_than``).
-        """
 
     @abstractmethod
     def prepared(self, owner: str) -> Iterable[str]:
@@ -183,6 +177,7 @@ class _Committer:
         """See ``Committer``: whatever the parallelism was, only what ``keep`` names stays (K6)."""
         kept = {_name_of(committable) for committable in keep}
         with transient(self._sink.transient_errors, "recover", self._fence.owner):
+            self._fence = with_life(self._sink, self._fence)
             self._sink.claim(self._fence)
             for name in sorted(self._sink.prepared(self._fence.owner)):
                 if name not in kept and self._is_mine(name):

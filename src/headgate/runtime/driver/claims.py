@@ -28,6 +28,7 @@ from headgate.runtime.checkpoints.in_flight import misfit
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
 from headgate.runtime.driver.adopting import Adoption
 from headgate.runtime.driver.hook_calls import HookCalls
+from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.runtime.driver.lives import SinkOwners
 from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
 from headgate.runtime.process import PROCESS
@@ -273,18 +274,21 @@ def claim(
     """Claim a generation above ``above``, once all sinks belong to this life of the pipeline (LV2, LV3).
 
     Raises:
-        UsageError: a sink belongs to another one.
+        UsageError: a sink belongs to another one, or nobody can ever tell whose the pipeline or a sink is (K5).
         StorageError, FencedError
     """
     wall_ms, host = around.wall_ms(), socket.gethostname()
-    life = retrying(lambda: log.life(host, wall_ms), around)
+    unknown = f"pipeline '{definition.config.name}' cannot tell which life of it {log.url} holds"
+    with stopping_for_good(unknown):
+        life = retrying(lambda: log.life(host, wall_ms), around)
     fault_points.reach("after-life")
     sinks = SinkOwners(definition, life, log.url)
     owners = retrying(sinks.ask, around)
     observed = retrying(log.observe, around)  # behind the answers (LV6)
     number = recovery.life_of(observed)
     if number:  # LV7
-        life = retrying(lambda: log.later_life(number, host, wall_ms), around)
+        with stopping_for_good(unknown):
+            life = retrying(lambda: log.later_life(number, host, wall_ms), around)
         sinks = SinkOwners(definition, life, log.url)
     sinks.check(owners, recovery.next_claim(observed).generation)
     floor = max(above, lives.floor(owners.values()))

@@ -17,6 +17,7 @@ from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.protocol.supervision import lives
 from headgate.protocol.supervision.lives import Objection
+from headgate.runtime.driver.hopeless import stopping_for_good
 
 
 class SinkOwners:
@@ -32,8 +33,17 @@ class SinkOwners:
         }
 
     def ask(self) -> dict[str, Owner]:
-        """Return what every target remembers. Changes nothing."""
-        return {name: sink.owner(self._pipeline, name) for name, sink in self._sinks.items()}
+        """Return what every target remembers. Changes nothing.
+
+        Raises:
+            UsageError: one can never say so (K5).
+            StorageError: repeating is safe.
+        """
+        found: dict[str, Owner] = {}
+        for name, sink in self._sinks.items():
+            with stopping_for_good(f"sink '{name}' of pipeline '{self._pipeline}' cannot say whose its target is"):
+                found[name] = sink.owner(self._pipeline, name)
+        return found
 
     def check(self, owners: dict[str, Owner], following: Generation) -> None:
         """Refuse to go on if any target belongs to somebody else (LV2): then none of them is told anything.
@@ -50,7 +60,8 @@ class SinkOwners:
         """Make this life the owner of every target, all in the same order (LV3).
 
         Raises:
-            UsageError: another life was quicker.
+            UsageError: another life was quicker, or a target can never be told (K5).
+            StorageError: repeating is safe.
         """
         for name, owner in self._told():
             if not lives.may_own(self._life, owner):
@@ -58,7 +69,9 @@ class SinkOwners:
 
     def _told(self) -> Iterator[tuple[str, Owner]]:
         for name, sink in self._sinks.items():
-            yield name, sink.own(self._pipeline, name, self._life)
+            with stopping_for_good(f"sink '{name}' of pipeline '{self._pipeline}' cannot remember whose its target is"):
+                owner = sink.own(self._pipeline, name, self._life)
+            yield name, owner
 
     def _refusal(self, name: str, owner: Owner, problem: Objection, following: Generation) -> str:
         """Return one sentence: who owns the sink, and what to do."""
@@ -79,7 +92,8 @@ class SinkOwners:
 
 def _whose(owner: Owner, home: str) -> str:
     if owner.life is None:
-        return f"another checkpoint directory than {home} (version 0.1 did not say which one)"
+        nobody_said = "version 0.1 did not say which one, nor does a target that was not given fence.life"
+        return f"another checkpoint directory than {home} ({nobody_said})"
     when = datetime.fromtimestamp(owner.life.begun_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     begun = f"begun on {owner.life.host} at {when} UTC"
     if owner.life.home == home:

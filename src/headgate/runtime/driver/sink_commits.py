@@ -19,6 +19,7 @@ from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, SnapshotPart
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.storage.base import NotFound
 
 
@@ -28,13 +29,18 @@ class SinkCommits:
     def __init__(
         self, definition: PipelineDefinition, generation: Generation, read: Callable[[SnapshotPart], memoryview]
     ) -> None:
-        """Open them; ``read`` reads what a manifest refers to (SF9)."""
+        """Open them; ``read`` reads what a manifest refers to (SF9).
+
+        Raises:
+            UsageError: one can never be opened (K5).
+        """
         self._read = read
-        self._committers: dict[str, Committer] = {
-            str(node.name): cast(Sink, node.spec).open_committer(definition.config.name, str(node.name), generation)
-            for node in definition.graph.nodes
-            if node.role is Role.SINK
-        }
+        self._committers: dict[str, Committer] = {}
+        for node in definition.graph.nodes:
+            if node.role is Role.SINK:
+                name, sink = str(node.name), cast(Sink, node.spec)
+                with stopping_for_good(f"sink '{name}' cannot be opened"):
+                    self._committers[name] = sink.open_committer(definition.config.name, name, generation)
 
     def recover(self, permit: CommitPermit | None, keep: Sequence[Committable]) -> None:
         """Fence older generations, abort what the restored checkpoint does not promise, commit what it does (K6).
@@ -112,7 +118,8 @@ def make_targets(definition: PipelineDefinition) -> None:
     for node in definition.graph.nodes:
         if node.role is Role.SINK and isinstance(node.spec, MakingSink):
             try:
-                node.spec.make_target(definition.schema(node.name))
+                with stopping_for_good("its target cannot be made"):
+                    node.spec.make_target(definition.schema(node.name))
             except UsageError as error:
                 raise UsageError(f"operator '{node.name}': {error.message}") from None
 

@@ -1,0 +1,118 @@
+"""Whose a target of a user's sink is: what ``TwoPhaseSink`` and ``LedgerSink`` share of lives.
+
+The target keeps the life in the same place as the newest generation, so that ``claim`` checks and writes both in one
+step (CS20). Counterparts: ``runtime.driver.lives`` asks and tells; ``protocol.supervision.lives`` decides. Rules LV2 to
+LV6 of docs/spec/lives.md.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+from headgate.codec.life import encode_life
+from headgate.connectors.custom.fence import Fence, life_in, owner_of, transient
+from headgate.errors import FencedError, StorageError, UsageError
+from headgate.model.ids import Generation
+from headgate.model.life import Life, Owner
+from headgate.protocol.supervision import lives
+
+
+class RememberingSink(ABC):
+    """A sink whose target remembers who claimed it.
+
+    Attributes:
+        transient_errors: what the target raises when another try may help.
+    """
+
+    transient_errors: tuple[type[Exception], ...] = (OSError,)
+
+    # -- what users write -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def claim(self, fence: Fence) -> None:
+        """Have the target remember ``fence`` for ``fence.owner``, all of it, in one step.
+
+        Raises:
+            FencedError: it remembers a newer one, or another life (``fence.refuse_if_replaced_by``).
+        """
+
+    def claimed(self, owner: str) -> Fence | None:
+        """Return what ``claim`` had the target remember for ``owner``; None when it knows nothing. Changes nothing.
+
+        Raises:
+            UsageError: the class has no such method of its own.
+        """
+        raise UsageError(  # CS21
+            f"{type(self).__name__} cannot tell which pipeline its target belongs to, and one that starts over would "
+            "lose or repeat output there: give it a method claimed(self, owner) that returns the Fence that claim has "
+            "remembered, with its life, or None"
+        )
+
+    # -- what the runtime and people call ---------------------------------------------------------------------------
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """See ``connectors.base.OwnedSink``."""
+        owner = owner_of(pipeline, node)
+        with transient(self.transient_errors, "ask", owner):
+            return self._remembered(owner)
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """See ``connectors.base.OwnedSink``."""
+        owner = owner_of(pipeline, node)
+        with transient(self.transient_errors, "own", owner):
+            known = self._remembered(owner)
+            if known.life is not None or not lives.may_own(life, known):
+                return known
+            try:
+                self.claim(Fence(owner, int(known.generation), encode_life(life).decode()))
+            except FencedError:  # somebody was quicker
+                return self._known(owner, StorageError("own", owner, "others claim it all the time"))
+            return self._known(owner, self._forgets_lives())
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """See ``connectors.base.OwnedSink``."""
+        return f"headgate sinks forget '{pipeline}/{node}' PROGRAM (the file that makes the pipeline)"
+
+    def forget_owner(self, pipeline: str, sink: str) -> Owner:
+        """Let the next pipeline of that name have the target, to start over in front of it; return whose it was.
+
+        Nothing is removed, and older generations stay fenced. For the command line: ``headgate sinks forget``.
+
+        Raises:
+            StorageError
+        """
+        owner = owner_of(pipeline, sink)
+        with transient(self.transient_errors, "forget the owner of", owner):
+            known = self._remembered(owner)
+            if not known.is_forgotten:
+                self.claim(Fence(owner, int(known.generation), encode_life(None).decode()))
+                if not self._remembered(owner).is_forgotten:
+                    raise self._forgets_lives()
+            return known
+
+    def _remembered(self, owner: str) -> Owner:
+        fence = self.claimed(owner)
+        if fence is None:
+            return Owner()
+        life = life_in(fence)
+        return Owner(life, Generation(fence.generation), is_forgotten=life is None and bool(fence.life))
+
+    def _known(self, owner: str, problem: Exception) -> Owner:
+        """Return whose the target is, now that it was told: by now it must be somebody's."""
+        found = self._remembered(owner)
+        if found.life is None:
+            raise problem
+        return found
+
+    def _forgets_lives(self) -> UsageError:  # CS21
+        return UsageError(
+            f"{type(self).__name__} does not keep the life of a pipeline in its target, and one that starts over would "
+            "lose or repeat output there: have claim store fence.life beside the generation, and claimed return both"
+        )
+
+
+def with_life(sink: RememberingSink, fence: Fence) -> Fence:
+    """Return ``fence`` with the life that the target was told, so that claiming a generation keeps it (CS22)."""
+    known = sink.claimed(fence.owner)
+    return fence if known is None else replace(fence, life=known.life or "")
