@@ -165,14 +165,6 @@ def a_look_syncs_nothing() -> Iterator[None]:  # O14
         yield
 
 
-def every_directory_is_remembered_for_ever() -> AbstractContextManager[None]:  # O19
-    return patched(local, "_remember", lambda directory: local._durable.update({str(directory): None}))
-
-
-def a_directory_that_was_removed_counts_as_synced() -> AbstractContextManager[None]:  # O19
-    return patched(local, "_forget", lambda directory: None)
-
-
 @contextmanager
 def a_look_trusts_what_nobody_synced() -> Iterator[None]:  # O11, O14
     """Without O14, the log must put again instead of reading."""
@@ -182,16 +174,6 @@ def a_look_trusts_what_nobody_synced() -> Iterator[None]:  # O11, O14
 
     with a_look_syncs_nothing(), patched(CheckpointLog, "_look_up", look_up):
         yield
-
-
-def a_directory_that_is_there_is_durable() -> AbstractContextManager[None]:  # O11
-    def make(path: Path, *_: Any) -> None:
-        if not path.is_dir():
-            make(path.parent)
-            path.mkdir(exist_ok=True)
-            local.sync_directory(path.parent)
-
-    return patched(power, "make_directories", make)
 
 
 def the_hint_is_read_last() -> AbstractContextManager[None]:  # R40
@@ -257,19 +239,10 @@ WITH_FILES = [
     ),
     (a_sweep_that_fails_ends_the_run, replaced.test_what_cannot_be_swept_now_is_left_and_noted),
     (what_can_be_read_is_durable, power.test_what_exists_already_is_durable),
-    (every_directory_is_remembered_for_ever, power.test_only_so_many_directories_are_remembered),
-    (
-        a_directory_that_was_removed_counts_as_synced,
-        power.test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look,
-    ),
     (a_look_syncs_nothing, power.test_what_another_process_did_not_sync_is_synced_by_the_first_look),
     (
         a_look_trusts_what_nobody_synced,
         outcomes.test_a_manifest_that_was_not_synced_survives_a_power_cut_or_is_not_written,
-    ),
-    (
-        a_directory_that_is_there_is_durable,
-        power.test_a_directory_that_could_not_be_made_durable_is_not_taken_for_made,
     ),
 ]
 
