@@ -23,10 +23,8 @@ from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
 from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe, refuse_unless_exclusive
+from headgate.storage.numbered import numbered
 from headgate.storage.reading import read_again
-
-_CLAIM = re.compile(r"\d{10,}")
-
 
 _GENERATION = re.compile(r"-\d{10}-\d{5}-(\d{10})-\d{5}\.")
 """In the name of a prepared file (see ``layout``)."""
@@ -46,7 +44,7 @@ class FileCommitter:
             FencedError: a newer generation claimed it.
         """
         self._refuse_if_fenced()
-        if not _claims(self._storage, self._identity):
+        if not numbered(self._storage, self._identity.claims):
             refuse_unless_exclusive(self._storage, self._identity.claims)
         with contextlib.suppress(AlreadyExists):  # this generation, in an earlier call
             self._storage.put_if_absent(self._identity.claim(self._generation), [b"claimed\n"])
@@ -64,7 +62,8 @@ class FileCommitter:
         for path in self._storage.list(identity.staging):
             if path not in kept and self._is_mine(path):
                 self._storage.delete(path)
-        older = [path for path, found in _claims(self._storage, identity).items() if found < self._generation]
+        claims = numbered(self._storage, identity.claims)
+        older = [path for found, path in claims.items() if found < self._generation]
         for path in (*older, *filter(is_probe, self._storage.list(identity.claims))):
             self._storage.delete(path)
 
@@ -189,7 +188,7 @@ def refuse_if_fenced(storage: Storage, identity: SinkIdentity, generation: Gener
 
 def newest_generation(storage: Storage, identity: SinkIdentity) -> Generation | None:
     """Return the newest generation that claimed the sink, or None."""
-    return max((Generation(found) for found in _claims(storage, identity).values()), default=None)
+    return max((Generation(found) for found in numbered(storage, identity.claims)), default=None)
 
 
 def committed_files(url: str) -> list[str]:
@@ -213,9 +212,3 @@ def _frames(storage: Storage, names: Sequence[str]) -> Iterator[pl.DataFrame]:
     for name in names:
         with contextlib.suppress(NotFound):  # taken away meanwhile (D12)
             yield decode(name.rsplit(".", 1)[1], storage.get(name))
-
-
-def _claims(storage: Storage, identity: SinkIdentity) -> dict[str, int]:
-    """Return the claimed generations; what others left there is none."""
-    names = {path: path.rsplit("/", 1)[1] for path in storage.list(identity.claims)}
-    return {path: int(name) for path, name in names.items() if _CLAIM.fullmatch(name) is not None}
