@@ -250,6 +250,17 @@ class ForgettingCommitter(Committer, Protocol):
         """
 
 
+@runtime_checkable
+class TidyingCommitter(Committer, Protocol):
+    """A committer whose ``recover`` also removes what nobody needs any more. Optional.
+
+    What only tidies up does not fail ``recover``: a run is worth more than a clean target (K24).
+    """
+
+    def left_behind(self) -> str:
+        """Return why ``recover`` had to leave something that nobody needs for the next one, "" if it did not."""
+
+
 class Sink(Protocol):
     """Configuration of a sink."""
 

@@ -17,7 +17,7 @@ from headgate import fault_points
 from headgate.connectors.encode import decode
 from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_files, digest
 from headgate.connectors.files.ledger import Ledger, all_listed
-from headgate.errors import CorruptionError, FencedError, UsageError
+from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -36,6 +36,7 @@ class FileCommitter:
     def __init__(self, storage: Storage, identity: SinkIdentity, generation: Generation) -> None:
         self._storage, self._identity, self._generation = storage, identity, generation
         self._ledger = Ledger(storage, identity)
+        self._left_behind = ""
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """Claim the sink for this generation, then remove every prepared file that ``keep`` does not list (K6).
@@ -56,16 +57,28 @@ class FileCommitter:
         dropped = {path: found for path, found in mine.items() if not files.issuperset(found)}
         self._take_back({file for found in dropped.values() for file in found} - files)
         self._ledger.withdraw(dropped)
+        for path in self._storage.list(self._identity.staging):
+            if path not in kept and self._is_mine(path):
+                self._storage.delete(path)
+        try:
+            self._tidy()
+            self._left_behind = ""
+        except StorageError as error:
+            self._left_behind = str(error)
+
+    def _tidy(self) -> None:
+        """Remove what nobody looks at: unfinished writes, claims below ours, probes of the storage."""
         identity = self._identity
         for directory in (identity.staging, identity.publishing, identity.committed, identity.claims, identity.owners):
             self._storage.sweep_unfinished(directory)
-        for path in self._storage.list(identity.staging):
-            if path not in kept and self._is_mine(path):
-                self._storage.delete(path)
         claims = numbered(self._storage, identity.claims)
         older = [path for found, path in claims.items() if found < self._generation]
         for path in (*older, *filter(is_probe, self._storage.list(identity.claims))):
             self._storage.delete(path)
+
+    def left_behind(self) -> str:
+        """See ``TidyingCommitter``."""
+        return self._left_behind
 
     def _take_back(self, files: set[StagedFile]) -> None:
         """Unpublish what a commit that is given up had published and not listed: it will be produced again (D16).

@@ -1,8 +1,8 @@
 """Whether a driver was replaced by another one (rules R40 and R56 of docs/spec/recovery.md).
 
 Pure functions over what was observed in the checkpoint log. Counterparts: ``recovery``, which decides what to start
-from; ``runtime.checkpoints.log``, which reads, and refuses. Never takes what cannot be read for nothing: it may be the entry
-of a newer driver, and one that claims above it fences the healthy one.
+from; ``runtime.checkpoints.log``, which reads, and refuses. Never takes what cannot be read for nothing: it may be the
+entry of a newer driver, and one that claims above it fences the healthy one.
 """
 
 from __future__ import annotations

@@ -89,6 +89,8 @@ def begin_generation(
     with _closed_on_failure(commits):
         retained = recovery.retained(claimed.log, restored)
         log.restored(retained)
+        for text in commits.left_behind():
+            note(text)
         tidy_up(log.files.sweep, around, note)
         if isinstance(choice, recovery.NothingLeft) and not _tells_once_more(definition, note):
             tidy_up(lambda: _drop_old(log, retained, definition.config.checkpoints.retained), around, note)
