@@ -243,7 +243,7 @@ class ForgettingCommitter(Committer, Protocol):
     def forget(self, before: CheckpointId) -> None:
         """Forget outcomes of checkpoints below ``before``: no checkpoint that is retained promises any of them (K20).
 
-        Called from the same thread as ``commit``; best effort, repeated with every checkpoint.
+        Called at every start and now and then while it runs, never beside ``commit``; best effort (K25).
 
         Raises:
             StorageError, FencedError
