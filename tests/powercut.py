@@ -1,32 +1,49 @@
-"""A disk that forgets what was not synced: names that a power cut takes with it."""
+"""A disk that forgets what was not synced: names that a power cut takes with it, of files and of directories."""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.mutants.harness import patched
+
+from headgate.storage import durable
+
+Act = Callable[[], object]
+
+
+def another_process() -> AbstractContextManager[None]:
+    """Know nothing, for the time of the block, of what this process has synced."""
+    return patched(durable, "KNOWN", durable.Known())
 
 
 class PowerCut:
-    """Watches links and renames in this process; ``cut`` removes those whose directory was not synced since."""
+    """Watches links, renames and new directories in this process; ``cut`` removes those whose directory was not synced
+    since."""
 
     def __init__(self) -> None:
         self._unsynced: dict[Path, set[Path]] = {}
-        self._failures = 0
+        self._failures: list[Act] = []
+        self.synced: list[Path] = []
+        """Directories, in order."""
 
-    def fail_directory_syncs(self, times: int) -> None:
-        """Have the next syncs of a directory fail."""
-        self._failures = times
+    def fail_directory_syncs(self, times: int, meanwhile: Act = lambda: None) -> None:
+        """Have the next syncs of a directory fail. Others do ``meanwhile`` before the first one that fails says so."""
+        self._failures = [meanwhile, *[lambda: None] * (times - 1)][:times]
 
     def cut(self) -> None:
         """Lose what was not synced."""
         for names in self._unsynced.values():
             for name in names:
-                name.unlink(missing_ok=True)
+                if name.is_dir():
+                    shutil.rmtree(name)
+                else:
+                    name.unlink(missing_ok=True)
         self._unsynced.clear()
 
     def _named(self, target: str | Path) -> None:
@@ -36,27 +53,35 @@ class PowerCut:
     @contextmanager
     def watching(self) -> Iterator[PowerCut]:
         """Watch for the time of the block."""
-        link, replace, fsync = os.link, os.replace, os.fsync
-
-        def watched_link(source: Path, target: Path) -> None:
-            link(source, target)
-            self._named(target)
-
-        def watched_replace(source: Path, target: Path) -> None:
-            replace(source, target)
-            self._named(target)
+        fsync = os.fsync
 
         def watched_fsync(descriptor: int) -> None:
             path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
             if path.is_dir():
                 if self._failures:
-                    self._failures -= 1
+                    self._failures.pop(0)()
                     raise OSError(errno.EIO, os.strerror(errno.EIO))
                 self._unsynced.pop(path, None)
+                self.synced.append(path)
             fsync(descriptor)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "link", watched_link)
-            patch.setattr(os, "replace", watched_replace)
+            for name in ("link", "replace", "rename"):
+                patch.setattr(os, name, self._naming(getattr(os, name)))
+            patch.setattr(os, "mkdir", self._making(os.mkdir))
             patch.setattr(os, "fsync", watched_fsync)
             yield self
+
+    def _naming(self, real: Callable[..., None]) -> Callable[..., None]:
+        def named(source: str | Path, target: str | Path) -> None:
+            real(source, target)
+            self._named(target)
+
+        return named
+
+    def _making(self, real: Callable[..., None]) -> Callable[..., None]:
+        def made(path: str | Path, mode: int = 0o777) -> None:
+            real(path, mode)
+            self._named(path)
+
+        return made

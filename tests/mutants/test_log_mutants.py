@@ -13,6 +13,7 @@ from tests.mutants.harness import assert_caught, patched
 from tests.runtime.checkpoints import test_log_interleavings as interleavings
 from tests.runtime.checkpoints import test_log_outcomes as outcomes
 from tests.runtime.checkpoints import test_log_takeover as takeover
+from tests.runtime.checkpoints import test_log_unreadable as unreadable
 from tests.runtime.driver import test_claims_replaced as replaced
 from tests.storage import test_backends as backends
 from tests.storage import test_power_cut as power
@@ -39,9 +40,9 @@ from headgate.storage.object_store import ObjectStorage
 def an_error_of_the_look_means_that_nobody_follows() -> AbstractContextManager[None]:  # X8
     real = LogEntries.newest_generation
 
-    def look(self: Any, sequence: int) -> Any:
+    def look(self: Any, *arguments: Any) -> Any:
         try:
-            return real(self, sequence)
+            return real(self, *arguments)
         except StorageError:
             return None
 
@@ -67,11 +68,36 @@ def one_path_is_looked_at() -> AbstractContextManager[None]:  # R40
 
 
 def only_claims_tell_who_was_replaced() -> AbstractContextManager[None]:  # R40, X9
-    def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Generation | None:
+    def replaced_by(log: ObservedLog, mine: Generation, owner: str, since: int) -> Generation | None:
         found = [e.content for e in log.entries if isinstance(e.content, recovery.Claim)]
         return max((c.generation for c in found if c.generation > mine and c.owner != owner), default=None)
 
     return patched(checkpoint_log, "replaced_by", replaced_by)
+
+
+def what_cannot_be_read_tells_nothing() -> AbstractContextManager[None]:  # R56
+    return patched(LogEntries, "told", lambda self, newer: newer if isinstance(newer, int) else None)
+
+
+def a_driver_doubts_its_own_entries() -> AbstractContextManager[None]:  # R56
+    real = checkpoint_log.replaced_by
+
+    def replaced_by(log: ObservedLog, mine: Generation, owner: str, since: int) -> Any:
+        return real(log, mine, owner, 0)
+
+    return patched(checkpoint_log, "replaced_by", replaced_by)
+
+
+def an_entry_that_was_lost_tells_nothing() -> AbstractContextManager[None]:  # R56
+    return patched(ObservedLog, "lost", lambda self: ())
+
+
+def the_newest_entry_that_can_be_read_decides() -> AbstractContextManager[None]:  # R56
+    def newest_of(later: Any, above: Generation) -> Generation | None:
+        read = [entry.content.generation for entry in later if not isinstance(entry.content, recovery.Damage)]
+        return max((generation for generation in read if generation > above), default=None)
+
+    return patched(entries, "newest_of", newest_of)
 
 
 def damaged_newer_checkpoints_are_retained() -> AbstractContextManager[None]:  # C35
@@ -165,14 +191,6 @@ def a_look_syncs_nothing() -> Iterator[None]:  # O14
         yield
 
 
-def every_directory_is_remembered_for_ever() -> AbstractContextManager[None]:  # O19
-    return patched(local, "_remember", lambda directory: local._durable.update({str(directory): None}))
-
-
-def a_directory_that_was_removed_counts_as_synced() -> AbstractContextManager[None]:  # O19
-    return patched(local, "_forget", lambda directory: None)
-
-
 @contextmanager
 def a_look_trusts_what_nobody_synced() -> Iterator[None]:  # O11, O14
     """Without O14, the log must put again instead of reading."""
@@ -182,16 +200,6 @@ def a_look_trusts_what_nobody_synced() -> Iterator[None]:  # O11, O14
 
     with a_look_syncs_nothing(), patched(CheckpointLog, "_look_up", look_up):
         yield
-
-
-def a_directory_that_is_there_is_durable() -> AbstractContextManager[None]:  # O11
-    def make(path: Path, *_: Any) -> None:
-        if not path.is_dir():
-            make(path.parent)
-            path.mkdir(exist_ok=True)
-            local.sync_directory(path.parent)
-
-    return patched(power, "make_directories", make)
 
 
 def the_hint_is_read_last() -> AbstractContextManager[None]:  # R40
@@ -221,6 +229,10 @@ def storage() -> FaultyStorage:
     return FaultyStorage(MemoryStorage("mutants"))
 
 
+def taken_over_unreadably(storage: FaultyStorage) -> None:
+    unreadable.test_a_driver_whose_heirs_entries_cannot_be_read_does_not_claim(storage, 1)
+
+
 def hint_read_wrongly(storage: FaultyStorage) -> None:
     with pytest.MonkeyPatch.context() as patch:
         takeover.test_a_hint_that_was_read_wrongly_loses_no_entry(storage, patch, 1)
@@ -237,6 +249,16 @@ IN_A_LOG = [
     (nobody_looks_for_a_newer_generation, takeover.test_two_generations_never_get_the_same_id),
     (one_path_is_looked_at, takeover.test_whoever_was_replaced_before_its_first_checkpoint_finds_out),
     (only_claims_tell_who_was_replaced, takeover.test_whoever_was_replaced_before_its_first_checkpoint_finds_out),
+    (what_cannot_be_read_tells_nothing, taken_over_unreadably),
+    (an_entry_that_was_lost_tells_nothing, unreadable.test_a_driver_whose_heirs_entries_were_lost_does_not_claim),
+    (
+        a_driver_doubts_its_own_entries,
+        unreadable.test_a_driver_whose_own_entry_is_damaged_claims_again_and_recovery_judges_it,
+    ),
+    (
+        the_newest_entry_that_can_be_read_decides,
+        unreadable.test_an_unreadable_entry_behind_a_claim_of_ones_own_tells_nobody_anything,
+    ),
     (every_entry_counts, takeover.test_a_manifest_at_the_number_of_a_pruned_claim_counts_for_nothing),
     (ids_are_reserved_without_a_look, takeover.test_two_generations_never_get_the_same_id),
     (claims_stay, takeover.test_claims_that_led_nowhere_are_pruned),
@@ -257,19 +279,10 @@ WITH_FILES = [
     ),
     (a_sweep_that_fails_ends_the_run, replaced.test_what_cannot_be_swept_now_is_left_and_noted),
     (what_can_be_read_is_durable, power.test_what_exists_already_is_durable),
-    (every_directory_is_remembered_for_ever, power.test_only_so_many_directories_are_remembered),
-    (
-        a_directory_that_was_removed_counts_as_synced,
-        power.test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look,
-    ),
     (a_look_syncs_nothing, power.test_what_another_process_did_not_sync_is_synced_by_the_first_look),
     (
         a_look_trusts_what_nobody_synced,
         outcomes.test_a_manifest_that_was_not_synced_survives_a_power_cut_or_is_not_written,
-    ),
-    (
-        a_directory_that_is_there_is_durable,
-        power.test_a_directory_that_could_not_be_made_durable_is_not_taken_for_made,
     ),
 ]
 
@@ -302,8 +315,7 @@ def test_sending_an_object_in_parts_is_caught(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_reading_the_hint_last_is_caught() -> None:
-    test = interleavings.test_a_driver_that_slept_before_any_operation_changes_nothing
-    assert_caught(the_hint_is_read_last, test, interleavings.claims_again, 6)
+    assert_caught(the_hint_is_read_last, interleavings.test_what_is_appended_while_the_log_is_read_is_not_lost)
 
 
 def test_the_order_of_ids_is_caught() -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from tests.codec import test_handshake
 from tests.mutants.harness import assert_caught, patched
+from tests.runtime.driver import test_asking
 from tests.runtime.wire import test_connection_attacks, test_connection_tls
 from tests.storage import test_access
 
 from headgate.codec.frame_mac import FrameMac
 from headgate.codec.handshake import Handshake
 from headgate.model.security import Access
+from headgate.runtime.driver import asking
 from headgate.runtime.wire.connection import Connection
 from headgate.runtime.wire.listener import Listener
 from headgate.runtime.wire.tls import Tls
@@ -43,6 +45,12 @@ def directories_are_world_readable() -> Iterator[None]:
 
 
 @contextmanager
+def answers_have_the_modes_of_the_umask() -> Iterator[None]:
+    with patched(asking, "write_created", lambda path, data, access: path.write_bytes(data)):
+        yield
+
+
+@contextmanager
 def the_umask_cuts_the_group_off() -> Iterator[None]:
     with patched(os, "fchmod", lambda descriptor, mode: None):
         yield
@@ -63,6 +71,11 @@ def test_a_write_ahead_log_for_everybody_is_caught(tmp_path: Path) -> None:
 
 
 # SE2
+def test_answers_for_everybody_are_caught(tmp_path: Path) -> None:
+    test = test_asking.test_questions_and_answers_are_for_who_may_write_there
+    assert_caught(answers_have_the_modes_of_the_umask, test, tmp_path, 0o022, 0o700, 0o600)
+
+
 def test_a_group_that_the_umask_cuts_off_is_caught(tmp_path: Path) -> None:
     test = test_access.test_a_directory_that_is_shared_with_its_group_says_so_to_all_that_write_there
     (tmp_path / "a").mkdir()

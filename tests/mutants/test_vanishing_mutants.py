@@ -20,7 +20,7 @@ def a_directory_that_went_cannot_be_listed() -> AbstractContextManager[None]:  #
 
 
 def a_rename_fails_over_a_directory_that_needs_no_sync() -> AbstractContextManager[None]:  # O20
-    return patched(local, "_sync_unless_gone", local.sync_directory)
+    return patched(local, "_unless_gone", lambda sync, directory: sync(directory))
 
 
 def a_target_without_directory_is_a_source_that_is_missing() -> AbstractContextManager[None]:  # O20

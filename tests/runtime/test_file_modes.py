@@ -15,6 +15,14 @@ from tests.runtime.launching import Zygote
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
+from headgate.runtime.driver.asking import Ask, Wish
+
+KINDS = (
+    *("/lock", "/log/", "/ids/", "/life", "/log-hint", "/chk-", ".asked", ".answered", "/savepoint/"),
+    *("/_staging/", "/_committed/", "/_claims/", "/_owners/", "/results/"),
+    *("/chunks/", "catalogue.sqlite-wal"),
+)
+"""Parts of the paths of everything that a pipeline writes."""
 
 FILES, DIRECTORIES = 0o600, 0o700
 LOOK_S = 0.02
@@ -66,6 +74,11 @@ def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
     try:
         run.wait_checkpoints(2)
         look(top, seen)  # while it runs: staged files, SQLite's write-ahead log
+        asks = [Ask.leave(str(top / "checkpoints"), "p", wish) for wish in (Wish(), Wish(str(top / "savepoint")))]
+        look(top, seen)
+        run.driver.answer_asks()
+        look(top, seen)
+        assert [ask.answered() for ask in asks if ask.answered() is None] == []
         run.release()
         while not run.driver.result.done():
             look(top, seen)
@@ -79,8 +92,7 @@ def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
 
 def test_everything_that_a_pipeline_writes_is_its_owners_alone(permissive: Zygote, tmp_path: Path) -> None:
     seen = run_and_look(permissive, tmp_path)
-    kinds = ("/lock", "/log/", "/ids/", "/_staging/", "/_committed/", "/chunks/", "catalogue.sqlite-wal", "/results/")
-    for kind in kinds:
+    for kind in KINDS:
         assert any(kind in path for path in seen), f"the test never saw {kind}: {sorted(seen)}"
     assert {path: oct(mode) for path, mode in seen.items() if mode} == {}
 

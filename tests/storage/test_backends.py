@@ -215,6 +215,7 @@ def test_data_is_synced_before_its_name_and_the_directory_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage = LocalStorage(tmp_path)
+    storage.put("first", [b"1"])  # syncs the path of the directory, too (O24)
     steps: list[str] = []
     real = {name: getattr(os, name) for name in ("fsync", "replace", "link")}
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.powercut import PowerCut
+from tests.powercut import PowerCut, another_process
 
 from headgate.errors import StorageError
-from headgate.storage import local
+from headgate.storage import durable
 from headgate.storage.base import AlreadyExists
-from headgate.storage.local import LocalStorage, make_directories
+from headgate.storage.local import LocalStorage
 
 
 def test_what_exists_already_is_durable(tmp_path: Path) -> None:  # O11
@@ -61,8 +61,8 @@ def test_what_another_process_did_not_sync_is_synced_by_the_first_look(tmp_path:
         storage.put("a/first", [b"1"])
         (tmp_path / "b").write_bytes(b"content")
         os.link(tmp_path / "b", tmp_path / "objects" / "a" / "b")  # and died before it synced
-        local._durable.clear()  # as another process begins
-        assert storage.list("a") == ["a/b", "a/first"]
+        with another_process():
+            assert storage.list("a") == ["a/b", "a/first"]
         power.cut()
         assert storage.get("a/b") == b"content"
 
@@ -82,12 +82,13 @@ def test_a_directory_that_was_removed_and_made_again_is_synced_by_the_first_look
 
 def test_only_so_many_directories_are_remembered(tmp_path: Path) -> None:  # O19
     with PowerCut().watching() as power, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(local, "DURABLE_MAX", 8)
-        local._durable.clear()
+        patch.setattr(durable, "SEEN_MAX", 8)
+        patch.setattr(durable, "PLACED_MAX", 4)
+        patch.setattr(durable, "KNOWN", durable.Known())
         storage = LocalStorage(tmp_path / "objects")
         for number in range(30):
             storage.put(f"chk-{number}/file", [b"1"])
-        assert len(local._durable) == 8
+        assert (len(durable.KNOWN.seen), len(durable.KNOWN.placed)) == (8, 4)
         (tmp_path / "b").write_bytes(b"content")
         os.link(tmp_path / "b", tmp_path / "objects" / "chk-0" / "b")
         assert storage.list("chk-0") == ["chk-0/b", "chk-0/file"], "which was forgotten, so it is synced again"
@@ -98,13 +99,13 @@ def test_only_so_many_directories_are_remembered(tmp_path: Path) -> None:  # O19
 def test_who_may_not_sync_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # O14
     storage = LocalStorage(tmp_path / "objects")
     storage.put("a/b", [b"content"])
-    local._durable.clear()
 
     def refused(descriptor: int) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(os, "fsync", refused)
-    assert storage.get("a/b") == b"content"
+    with another_process():
+        assert storage.get("a/b") == b"content"
 
 
 def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
@@ -117,14 +118,3 @@ def test_a_power_cut_takes_what_was_not_synced(tmp_path: Path) -> None:
             storage.put_if_absent("a/b", [b"content"])
         power.cut()
         assert storage.list("a") == ["a/first"]
-
-
-def test_a_directory_that_could_not_be_made_durable_is_not_taken_for_made(tmp_path: Path) -> None:  # O11
-    tmp_path.mkdir(exist_ok=True)
-    with PowerCut().watching() as power:
-        power.fail_directory_syncs(1)
-        with pytest.raises(OSError, match="Input/output"):
-            make_directories(tmp_path / "a")
-        assert not (tmp_path / "a").exists(), "the next try makes it again, and syncs it"
-        make_directories(tmp_path / "a" / "b")
-        assert (tmp_path / "a" / "b").is_dir()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.mutants.harness import patched
 
-from headgate.storage import local
+from headgate.storage import durable, local
 from headgate.storage.base import NotFound
 from headgate.storage.local import LocalStorage
 
@@ -32,7 +32,7 @@ def test_a_directory_that_goes_while_it_is_listed_has_nothing(tmp_path: Path) ->
     """Another process takes the last object out of it."""
     LocalStorage(tmp_path).put("staged/a", [b"1"])
     LocalStorage(tmp_path).put("kept", [b"2"])
-    local._forget(tmp_path / "staged")
+    durable.KNOWN.forget(tmp_path / "staged")
     another = LocalStorage(tmp_path)
     with patched(local, "sync_what_is_seen", before_first_in("staged", lambda: another.delete("staged/a"))):
         assert LocalStorage(tmp_path).list("") == ["kept"]
@@ -103,7 +103,7 @@ def test_a_source_that_goes_meanwhile_is_not_found(tmp_path: Path) -> None:  # O
 def test_a_put_makes_its_directory_as_often_as_it_goes(tmp_path: Path) -> None:  # O20
     """Somebody removes what was just made of it."""
     storage = LocalStorage(tmp_path)
-    sync = before_first(local.sync_directory, lambda: shutil.rmtree(tmp_path / "run"))
-    with patched(local, "sync_directory", sync):
+    sync = before_first(durable.sync_directory, lambda: shutil.rmtree(tmp_path / "run"))
+    with patched(durable, "sync_directory", sync):
         storage.put("run/7/a", [b"1"])
     assert storage.list("") == ["run/7/a"]

@@ -13,16 +13,19 @@ from pathlib import Path
 
 import xxhash
 
+from headgate.model.security import Access
+from headgate.storage.access import write_created
 from headgate.storage.backends import local_directory
+from headgate.storage.local import make_directories
 
 
 def remember(pipeline: str, root: str) -> list[str]:
     """Note that ``pipeline`` has its checkpoints in ``root``; return the other places where it has some."""
     try:
         directory = _state_directory() / "headgate" / "pipelines" / pipeline
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_directories(directory)
         mine = directory / xxhash.xxh3_64_hexdigest(root.encode())
-        mine.write_text(root, encoding="utf-8")
+        write_created(mine, root.encode(), Access.OWNER)
         others = [path.read_text(encoding="utf-8") for path in directory.iterdir() if path != mine]
     except (OSError, RuntimeError, UnicodeError):  # no home directory, or one that is read-only
         return []

@@ -134,7 +134,7 @@ def decode_hint(data: bytes, path: str) -> int:
         CorruptionError
     """
     text, _, checksum = data.decode("latin-1").strip().partition(" ")
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise CorruptionError(path, 0, "a number", repr(text[:20]))
     expected = xxhash.xxh3_64_hexdigest(text.encode())
     if checksum and checksum != expected:

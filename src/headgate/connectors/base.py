@@ -243,11 +243,22 @@ class ForgettingCommitter(Committer, Protocol):
     def forget(self, before: CheckpointId) -> None:
         """Forget outcomes of checkpoints below ``before``: no checkpoint that is retained promises any of them (K20).
 
-        Called from the same thread as ``commit``; best effort, repeated with every checkpoint.
+        Called at every start and now and then while it runs, never beside ``commit``; best effort (K25).
 
         Raises:
             StorageError, FencedError
         """
+
+
+@runtime_checkable
+class TidyingCommitter(Committer, Protocol):
+    """A committer whose ``recover`` also removes what nobody needs any more. Optional.
+
+    What only tidies up does not fail ``recover``: a run is worth more than a clean target (K24).
+    """
+
+    def left_behind(self) -> str:
+        """Return why ``recover`` had to leave something that nobody needs for the next one, "" if it did not."""
 
 
 class Sink(Protocol):

@@ -29,7 +29,7 @@ from headgate.connectors.base import (
 from headgate.connectors.hooks import CoordinatorHook
 from headgate.connectors.induced import Polled
 from headgate.connectors.stream_cuts import SegmentCuts, StreamCutHook
-from headgate.errors import CorruptionError, UsageError
+from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
@@ -420,6 +420,7 @@ class StreamCommitter:
         self._node = node
         self._owner = owner
         self._generation = generation
+        self._left_behind = ""
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """Fence older generations, abort all but ``keep``, remove leftovers (S15, K6).
@@ -428,7 +429,13 @@ class StreamCommitter:
             FencedError: a newer generation exists.
         """
         names = {transaction_of(c) for c in keep if c.sink == self._node}
-        self._store.recover(self._stream, owner=self._owner, epoch=self._generation, keep=names)
+        left: list[StorageError] = []
+        self._store.recover(self._stream, owner=self._owner, epoch=self._generation, keep=names, leave=left.append)
+        self._left_behind = str(left[0]) if left else ""
+
+    def left_behind(self) -> str:
+        """See ``TidyingCommitter``."""
+        return self._left_behind
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """Commit in one catalogue transaction: readers see all of it or nothing (S14, SC5)."""

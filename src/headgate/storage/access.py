@@ -63,6 +63,13 @@ def open_created(path: Path, flags: int, access: Access) -> int:
     return descriptor
 
 
+def write_created(path: Path, data: bytes, access: Access) -> None:
+    """Write ``data`` to ``path``, creating it with the mode of ``access`` (SE1); not atomic, and not durable."""
+    descriptor = open_created(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, access)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
 def open_lock(path: Path) -> int:
     """Open the lock file at ``path`` for reading and appending; only those who may write what it protects can (SE4).
 

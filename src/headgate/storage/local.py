@@ -1,6 +1,6 @@
 """Objects as files below a local (or mounted) directory.
 
-Counterpart: ``storage.Storage``. Source: rules O15, O16, O17, O18 of docs/spec/storage.md.
+Counterparts: ``storage.Storage``, ``durable``. Source: rules O15, O16, O17, O18 of docs/spec/storage.md.
 Never shows a file that is not complete and durable: data goes to a hidden temporary file, is synced, and gets
 its name by rename or link; then the directory is synced.
 """
@@ -8,31 +8,22 @@ its name by rename or link; then the directory is synced.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from headgate import fault_points
 from headgate.errors import StorageError, UsageError
 from headgate.model.security import Access
+from headgate.storage import durable
 from headgate.storage.access import access_in, make_directory, open_created
 from headgate.storage.base import AlreadyExists, Bytes, NotFound
+from headgate.storage.durable import PERMANENT, sync_directory, sync_names, sync_path, sync_what_is_seen
 from headgate.storage.paths import TEMP_PREFIX, checked_path, checked_prefix
 
-_PERMANENT = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL})
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-
-DURABLE_MAX = 1_024
-"""Directories that a process remembers as durable. Every checkpoint has some of its own, and a run takes millions; one
-that is forgotten is synced once more when somebody looks into it (O19)."""
-
-_durable: dict[str, None] = {}
-"""Directories whose names this process has made durable, and has not failed to sync since (O14); last synced last."""
-_durable_lock = threading.Lock()
 
 DIRECTORY_TRIES_MAX = 8
 """A concurrent delete may remove the directory just made while it is empty (O20); more than a few times is a bug."""
@@ -41,66 +32,26 @@ DIRECTORY_TRIES_MAX = 8
 def storage_error(operation: str, path: str, error: OSError) -> StorageError:
     """Return ``error`` as a StorageError; only lack of rights and impossible names are permanent (O17)."""
     cause = error.strerror or str(error)
-    return StorageError(operation, path, cause, is_transient=error.errno not in _PERMANENT)
+    return StorageError(operation, path, cause, is_transient=error.errno not in PERMANENT)
 
 
-def sync_directory(path: Path) -> None:
-    """Make names created in or removed from ``path`` durable (O15)."""
-    _forget(path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    _remember(path)
-
-
-def _remember(directory: Path) -> None:
-    with _durable_lock:
-        _durable[str(directory)] = None
-        while len(_durable) > DURABLE_MAX:
-            del _durable[next(iter(_durable))]
-
-
-def _forget(directory: Path) -> None:
-    with _durable_lock:
-        _durable.pop(str(directory), None)
-
-
-def sync_what_is_seen(directory: Path) -> None:
-    """Make the names in ``directory`` durable before anybody acts on having seen them (O14).
-
-    Whoever made them may have failed to sync, or have died before. Once per process, and again after a failed sync;
-    who has no right to sync only reads, and decides nothing.
-    """
-    if str(directory) in _durable:
-        return
-    try:
-        sync_directory(directory)
-    except OSError as error:
-        if error.errno not in _PERMANENT:
-            raise
-
-
-def _sync_unless_gone(directory: Path) -> None:
-    """As ``sync_directory``; where there is none any more, no name is left to make durable (O20)."""
+def _unless_gone(sync: Callable[[Path], None], directory: Path) -> None:
+    """Call ``sync``; where there is no directory any more, no name is left to make durable (O20)."""
     with contextlib.suppress(FileNotFoundError):
-        sync_directory(directory)
+        sync(directory)
 
 
 def make_directories(path: Path, access: Access = Access.OWNER) -> None:
-    """Create ``path`` and its missing parents for ``access``, durably."""
+    """Create ``path`` and its missing parents for ``access``, durably.
+
+    One that is there stays as it is, durable or not: whoever writes into it syncs its path (O24).
+    """
     if path.is_dir():
         return
     make_directories(path.parent, access)
     with contextlib.suppress(FileExistsError):
         make_directory(path, access)
-    try:
-        sync_directory(path.parent)
-    except OSError:
-        with contextlib.suppress(OSError):  # else the next try would take it for durable
-            path.rmdir()
-        raise
+    sync_path(path, is_new=True)
 
 
 def write_fully(descriptor: int, parts: Sequence[Bytes]) -> None:
@@ -227,7 +178,7 @@ class LocalStorage:
         with self._errors("delete", path):
             try:
                 os.unlink(target)
-                sync_directory(target.parent)
+                sync_names(target.parent)
             except _ABSENT:
                 return
         for parent in target.parents:
@@ -237,7 +188,7 @@ class LocalStorage:
                 os.rmdir(parent)
             except OSError:
                 return
-            _forget(parent)
+            durable.KNOWN.forget(parent)
 
     def rename_if_absent(self, source: str, target: str) -> None:
         """Move an object. Repeating it after a crash half-way finishes it.
@@ -249,9 +200,9 @@ class LocalStorage:
         old, new = self.local_path(source), self.local_path(target)
         with self._errors("rename", source):
             self._link(source, target)
-            _sync_unless_gone(new.parent)
+            _unless_gone(sync_directory, new.parent)
             os.unlink(old)
-            _sync_unless_gone(old.parent)
+            _unless_gone(sync_names, old.parent)
 
     def _link(self, source: str, target: str) -> None:
         """Give the object ``source`` the name ``target``, too, unless it has it already."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headgate.clock import SYSTEM_CLOCK
-from headgate.errors import UsageError
+from headgate.errors import StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.life import Life, Owner
 from headgate.model.security import Access
@@ -293,12 +293,21 @@ class Store:
         """
         self._catalogue.fence(owner, epoch)
 
-    def recover(self, stream: str, *, owner: str, epoch: int, keep: Collection[str] = ()) -> list[str]:
+    def recover(
+        self,
+        stream: str,
+        *,
+        owner: str,
+        epoch: int,
+        keep: Collection[str] = (),
+        leave: Callable[[StorageError], None] = lambda error: None,
+    ) -> list[str]:
         """Fence, abort what is prepared and not in ``keep``, and sweep leftovers; return the names aborted.
 
         ``stream`` is the one written to from now on; what ``owner`` left in other streams is aborted as well (S43).
+        Leftovers that cannot be swept now stay, harmless, for the next epoch; ``leave`` hears why.
         """
-        return self._transactions.recover(stream, owner, epoch, keep)
+        return self._transactions.recover(stream, owner, epoch, keep, leave)
 
     def owner(self, owner: str) -> Owner:
         """Return which life of a pipeline ``owner`` is, as far as this store was told (docs/spec/lives.md)."""

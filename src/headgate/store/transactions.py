@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
-from headgate.errors import UsageError
+from headgate.errors import StorageError, UsageError
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue, ChunkRecord
 from headgate.store.chunks import delete_quietly
@@ -69,10 +69,13 @@ class TransactionLog:
         """
         delete_quietly(self._storage, self._catalogue.abort(stream, name, owner, epoch, self._now_ms()))
 
-    def recover(self, stream: str, owner: str, epoch: int, keep: Collection[str]) -> list[str]:
+    def recover(
+        self, stream: str, owner: str, epoch: int, keep: Collection[str], leave: Callable[[StorageError], None]
+    ) -> list[str]:
         """Fence older epochs, abort what ``owner`` has prepared and is not in ``keep``, sweep what is left of them.
 
-        In every stream of the store: the owner may have written to another one before (S43).
+        In every stream of the store: the owner may have written to another one before (S43). ``leave`` hears why
+        something cannot be swept now; the next epoch tries again.
 
         Returns:
             the names aborted.
@@ -82,8 +85,11 @@ class TransactionLog:
         """
         recovered = self._catalogue.recover(stream, owner, epoch, keep, self._now_ms())
         delete_quietly(self._storage, recovered.orphans)
-        for info in recovered.streams:
-            self._sweep(info, owner, epoch)
+        try:
+            for info in recovered.streams:
+                self._sweep(info, owner, epoch)
+        except StorageError as error:
+            leave(error)
         return list(recovered.aborted)
 
     def _sweep(self, stream: StreamInfo, owner: str, epoch: int) -> None:

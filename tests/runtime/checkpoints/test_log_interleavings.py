@@ -153,3 +153,18 @@ def test_a_driver_that_dies_behind_any_operation_leaves_nothing_that_counts(step
             third.complete(3)
         else:
             judge(scene, step, result)
+
+
+def test_what_is_appended_while_the_log_is_read_is_not_lost() -> None:  # R9, R40
+    """The hint is read first: it knows nothing that the listing behind it does not show."""
+    for point in range(1, OPERATIONS_MAX):
+        storage = FaultyStorage(MemoryStorage())
+        life = Life(storage, "one")
+        life.complete(3)
+        storage._wait = lambda _, storage=storage, life=life: (storage.heal(), life.complete(1))  # type: ignore[misc]
+        storage.inject(Fault(FaultKind.SLOW, first=point))
+        assert CheckpointLog(storage, "p").observe().lost() == ()
+        if life.next == 4:
+            assert point > 4, "the hint, the listing, and each entry"
+            return
+    raise AssertionError("the log is read without end")

@@ -19,6 +19,8 @@ from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.storage.object_store import ObjectStorage
 
+OTHERS_COPY = "old/aside/0000000000-0000000009/why"
+
 
 def manifest(checkpoint: int) -> Manifest:
     return Manifest(CheckpointId(checkpoint), Generation(1), 1, 128, ())
@@ -148,13 +150,27 @@ def test_a_check_of_the_storage_that_another_start_disturbs_is_repeated() -> Non
     assert CheckpointLog(Swept("swept"), "p").life("host", 0).host == "host"
 
 
-def test_files_that_are_not_ours_are_passed_over() -> None:
+def test_files_that_are_not_ours_are_passed_over() -> None:  # O25
     storage = FaultyStorage(MemoryStorage())
     log = claimed(storage)
     log.reserve(CheckpointId(1))
     log.append(manifest(1))
-    for path in ("ids/.DS_Store", "ids/README", "ids/7", "log/notes.txt", "log/0000000003.bak", "log/old/0000000009"):
-        storage.put(f"p/{path}", [b"?"])
+    for directory in ("ids", "log"):
+        for name in (".DS_Store", "README", "7", "notes.txt", "0000000003.bak", "old/0000000009", "000000009²"):
+            storage.put(f"p/{directory}/{name}", [b"?"])
     found = CheckpointLog(storage, "p").claim("two", 0)
     assert (found.next.sequence, found.next.generation, found.first_checkpoint) == (3, 2, 2)
     assert found.log.lost() == ()
+
+
+@pytest.mark.parametrize("path", ["aside/README/why", "aside/0000000001-0000000003/notes", OTHERS_COPY])
+def test_notes_beside_what_is_kept_aside_count_for_nothing_and_stay(path: str) -> None:  # O25, R51
+    storage = FaultyStorage(MemoryStorage())
+    log = claimed(storage)
+    storage.put(f"p/{path}", [b"?"])
+    assert log.files.aside() == []
+    storage.put("p/chk-0000000001/a-0.g0", [b"left by a crash"])
+    log.files.sweep()
+    assert storage.list("p/chk-0000000001") == [], "nothing is kept for its sake"
+    log.discard_aside()
+    assert storage.get(f"p/{path}") == b"?"

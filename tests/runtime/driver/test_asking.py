@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
 from headgate.codec.lock_holder import LockHolder
+from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver import asking, stopping
 from headgate.runtime.driver.asking import Ask, Wish
 from headgate.runtime.driver.pipeline_lock import PipelineLock
@@ -43,3 +46,24 @@ def test_whoever_asks_says_which_run_is_meant(tmp_path: Path, monkeypatch: pytes
     ((_, wish),) = asking.taken(str(tmp_path), "p", with_lock.nonce)
     assert wish.cancels
     with_lock.release()
+
+
+@pytest.mark.parametrize(("directory", "expected"), [(0o700, 0o600), (0o2770, 0o660)])
+@pytest.mark.parametrize("umask", [0, 0o022])
+def test_questions_and_answers_are_for_who_may_write_there(
+    tmp_path: Path, umask: int, directory: int, expected: int
+) -> None:  # SE1, SE2
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p").chmod(directory)
+    before = os.umask(umask)
+    try:
+        asks = [Ask.leave(str(tmp_path), "p", wish) for wish in (None, Wish(savepoint="/here"))]
+        modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "p").iterdir()}
+        for ask in asks:
+            ask.take()
+            ask.answer(CheckpointOutcome(None, "no room in /home/somebody"))
+        modes |= {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "p").iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {asking.ASKED: expected, asking.ANSWERED: expected}
+    assert [ask.answered() for ask in asks] == [CheckpointOutcome(None, "no room in /home/somebody")] * 2

@@ -17,16 +17,14 @@ from headgate import fault_points
 from headgate.connectors.encode import decode
 from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_files, digest
 from headgate.connectors.files.ledger import Ledger, all_listed
-from headgate.errors import CorruptionError, FencedError, UsageError
+from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
 from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe, refuse_unless_exclusive
+from headgate.storage.numbered import numbered
 from headgate.storage.reading import read_again
-
-_CLAIM = re.compile(r"\d{10,}")
-
 
 _GENERATION = re.compile(r"-\d{10}-\d{5}-(\d{10})-\d{5}\.")
 """In the name of a prepared file (see ``layout``)."""
@@ -38,6 +36,7 @@ class FileCommitter:
     def __init__(self, storage: Storage, identity: SinkIdentity, generation: Generation) -> None:
         self._storage, self._identity, self._generation = storage, identity, generation
         self._ledger = Ledger(storage, identity)
+        self._left_behind = ""
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """Claim the sink for this generation, then remove every prepared file that ``keep`` does not list (K6).
@@ -46,7 +45,7 @@ class FileCommitter:
             FencedError: a newer generation claimed it.
         """
         self._refuse_if_fenced()
-        if not _claims(self._storage, self._identity):
+        if not numbered(self._storage, self._identity.claims):
             refuse_unless_exclusive(self._storage, self._identity.claims)
         with contextlib.suppress(AlreadyExists):  # this generation, in an earlier call
             self._storage.put_if_absent(self._identity.claim(self._generation), [b"claimed\n"])
@@ -58,15 +57,28 @@ class FileCommitter:
         dropped = {path: found for path, found in mine.items() if not files.issuperset(found)}
         self._take_back({file for found in dropped.values() for file in found} - files)
         self._ledger.withdraw(dropped)
+        for path in self._storage.list(self._identity.staging):
+            if path not in kept and self._is_mine(path):
+                self._storage.delete(path)
+        try:
+            self._tidy()
+            self._left_behind = ""
+        except StorageError as error:
+            self._left_behind = str(error)
+
+    def _tidy(self) -> None:
+        """Remove what nobody looks at: unfinished writes, claims below ours, probes of the storage."""
         identity = self._identity
         for directory in (identity.staging, identity.publishing, identity.committed, identity.claims, identity.owners):
             self._storage.sweep_unfinished(directory)
-        for path in self._storage.list(identity.staging):
-            if path not in kept and self._is_mine(path):
-                self._storage.delete(path)
-        older = [path for path, found in _claims(self._storage, identity).items() if found < self._generation]
+        claims = numbered(self._storage, identity.claims)
+        older = [path for found, path in claims.items() if found < self._generation]
         for path in (*older, *filter(is_probe, self._storage.list(identity.claims))):
             self._storage.delete(path)
+
+    def left_behind(self) -> str:
+        """See ``TidyingCommitter``."""
+        return self._left_behind
 
     def _take_back(self, files: set[StagedFile]) -> None:
         """Unpublish what a commit that is given up had published and not listed: it will be produced again (D16).
@@ -189,7 +201,7 @@ def refuse_if_fenced(storage: Storage, identity: SinkIdentity, generation: Gener
 
 def newest_generation(storage: Storage, identity: SinkIdentity) -> Generation | None:
     """Return the newest generation that claimed the sink, or None."""
-    return max((Generation(found) for found in _claims(storage, identity).values()), default=None)
+    return max((Generation(found) for found in numbered(storage, identity.claims)), default=None)
 
 
 def committed_files(url: str) -> list[str]:
@@ -213,9 +225,3 @@ def _frames(storage: Storage, names: Sequence[str]) -> Iterator[pl.DataFrame]:
     for name in names:
         with contextlib.suppress(NotFound):  # taken away meanwhile (D12)
             yield decode(name.rsplit(".", 1)[1], storage.get(name))
-
-
-def _claims(storage: Storage, identity: SinkIdentity) -> dict[str, int]:
-    """Return the claimed generations; what others left there is none."""
-    names = {path: path.rsplit("/", 1)[1] for path in storage.list(identity.claims)}
-    return {path: int(name) for path, name in names.items() if _CLAIM.fullmatch(name) is not None}

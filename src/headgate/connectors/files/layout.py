@@ -26,6 +26,7 @@ import xxhash
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.storage.base import Bytes
+from headgate.storage.numbered import number_name
 
 STAGING = "_staging"
 PUBLISHING = "_publishing"
@@ -90,7 +91,7 @@ class SinkIdentity:
 
     def claim(self, generation: Generation) -> str:
         """Return the object that says that ``generation`` owns this sink."""
-        return f"{self.claims}/{generation:010d}"
+        return f"{self.claims}/{number_name(generation)}"
 
     def file_name(
         self,

@@ -10,7 +10,15 @@ import contextlib
 import re
 from collections.abc import Collection, Sequence
 
-from headgate.connectors.files.layout import COMMITTED, SinkIdentity, StagedFile, decode_files, digest, encode_files
+from headgate.connectors.files.layout import (
+    COMMITTED,
+    PUBLISHING,
+    SinkIdentity,
+    StagedFile,
+    decode_files,
+    digest,
+    encode_files,
+)
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId
 from headgate.storage.base import AlreadyExists, NotFound, Storage
@@ -26,7 +34,7 @@ LIST_TRIES_MAX = 8
 """A reader may meet a merge between listing and reading; more often in a row is damage."""
 
 _MERGED = "merged-"
-_NAME = re.compile(rf"(?:{_MERGED})?(\d{{10,}})-[0-9a-f]{{16}}\.json")
+_PATH = re.compile(rf"(?:{COMMITTED}|{PUBLISHING})/[^/]+/(?:{_MERGED})?([0-9]{{10,}})-[0-9a-f]{{16}}\.json")
 
 
 class Ledger:
@@ -143,13 +151,13 @@ def _read_all(storage: Storage, directory: str, oldest: CheckpointId) -> set[Sta
 
 
 def _manifests(storage: Storage, directory: str) -> list[str]:
-    """Return the manifests below ``directory``, oldest first; what others left there is none."""
-    paths = [path for path in storage.list(directory) if _NAME.fullmatch(path.rsplit("/", 1)[1]) is not None]
+    """Return the manifests below ``directory``, oldest first; what others left there is none (O25)."""
+    paths = [path for path in storage.list(directory) if _PATH.fullmatch(path) is not None]
     return sorted(paths, key=lambda path: (_number(path), path))
 
 
 def _number(path: str) -> int:
-    match = _NAME.fullmatch(path.rsplit("/", 1)[1])
+    match = _PATH.fullmatch(path)
     assert match is not None
     return int(match[1])
 

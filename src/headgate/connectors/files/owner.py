@@ -17,6 +17,7 @@ from headgate.errors import StorageError
 from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.protocol.supervision import lives
 from headgate.storage.base import AlreadyExists, Storage
+from headgate.storage.numbered import number_name, numbered
 from headgate.storage.reading import read_again
 
 TRIES_MAX = 16
@@ -56,7 +57,7 @@ class FileOwner:
 
     def _put(self, number: int, life: Life | None) -> bool:
         try:
-            self._storage.put_if_absent(f"{self._identity.owners}/{number:010d}", [encode_life(life)])
+            self._storage.put_if_absent(f"{self._identity.owners}/{number_name(number)}", [encode_life(life)])
         except AlreadyExists:
             return False
         return True
@@ -66,9 +67,7 @@ class FileOwner:
 
     def _read(self) -> tuple[int, Owner]:
         generation = newest_generation(self._storage, self._identity) or NO_GENERATION
-        paths = {
-            int(name): path for path in self._storage.list(self._identity.owners) if (name := path[-10:]).isdigit()
-        }
+        paths = numbered(self._storage, self._identity.owners)
         if not paths:
             return 0, Owner(None, generation)
         number = max(paths)

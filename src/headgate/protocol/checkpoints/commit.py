@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, Manifest
+from headgate.protocol.checkpoints.recovery import Damage, ObservedLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,17 @@ def promised_from(retained: Iterable[Manifest]) -> CheckpointId | None:
     """
     needed = [min((c.checkpoint for c in m.committables), default=m.checkpoint) for m in retained]
     return min(needed, default=None)
+
+
+def forgettable(log: ObservedLog) -> CheckpointId | None:
+    """Return the checkpoint below which no outcome is asked for any more, by everything that ``log`` holds (K20).
+
+    None if nothing may be forgotten: there is no manifest, or what cannot be read may be one that somebody repairs.
+    """
+    contents = [entry.content for entry in log.entries]
+    if log.lost() or any(isinstance(content, Damage) for content in contents):
+        return None
+    return promised_from(content for content in contents if isinstance(content, Manifest))
 
 
 class Precommit:

@@ -190,18 +190,6 @@ def superseded(log: ObservedLog, claim: NextClaim) -> tuple[ObservedEntry, ...]:
     return tuple(entry for entry in log.entries if entry.sequence < claim.sequence and is_idle(entry))
 
 
-def replaced_by(log: ObservedLog, mine: Generation, owner: str) -> Generation | None:
-    """Return the newest generation that another driver than ``owner`` began after ``mine``, or None.
-
-    Ask before a driver claims again: one that was replaced stops. Were it to take over in turn, two drivers would
-    replace each other for ever (C38, I5). A claim of its own that it does not know of does not count. A manifest tells
-    as well as a claim, which may have been pruned (R40): a driver knows every generation of its own that has any.
-    """
-    newer = (e.content for e in log.counted() if not isinstance(e.content, Damage) and e.content.generation > mine)
-    others = (c.generation for c in newer if isinstance(c, Manifest) or c.owner != owner)
-    return max(others, default=None)
-
-
 def candidates(log: ObservedLog) -> tuple[Manifest, ...]:
     """Return the completed checkpoints, the newest in the log first (R8). Their files still have to be verified."""
     return tuple(entry.content for entry in log.counted() if isinstance(entry.content, Manifest))
@@ -248,14 +236,15 @@ def gaps(log: ObservedLog, restored: Manifest, below: CheckpointId, skipped: Seq
 
 def _unusable_beside(log: ObservedLog, usable: Collection[int]) -> dict[int, Damage | None]:
     """Return, by sequence, what was or may have been a checkpoint and is not ``usable``; ascending."""
-    found: dict[int, Damage | None] = {sequence: _lost(sequence) for sequence in log.lost()}
+    found: dict[int, Damage | None] = {sequence: lost_entry(sequence) for sequence in log.lost()}
     for entry in log.counted():
         if entry.sequence not in usable and not isinstance(entry.content, Claim):
             found[entry.sequence] = entry.content if isinstance(entry.content, Damage) else None
     return dict(sorted(found.items()))
 
 
-def _lost(sequence: int) -> Damage:
+def lost_entry(sequence: int) -> Damage:
+    """Return what is wrong where an entry must have been and is missing."""
     return Damage(f"log/{sequence:010d}", "the entry is missing")
 
 
@@ -298,7 +287,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     candidate from the newest down to the first sound one must have been verified.
     """
     skipped = [e.content for e in reversed(log.counted()) if isinstance(e.content, Damage)]
-    skipped += [_lost(sequence) for sequence in log.lost()]
+    skipped += [lost_entry(sequence) for sequence in log.lost()]
     passed: list[CheckpointId] = []
     for manifest in candidates(log):
         problems = damage[manifest.checkpoint]

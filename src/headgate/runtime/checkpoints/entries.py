@@ -5,20 +5,29 @@ Counterpart: ``log``, which appends and claims. What an entry means, ``protocol.
 
 from __future__ import annotations
 
-import contextlib
-import re
+from collections.abc import Callable
+from typing import TypeAlias
 
 from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import NO_GENERATION
+from headgate.model.manifest import LogEntry
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog
+from headgate.protocol.checkpoints.replacement import newest_of
 from headgate.storage.base import NotFound, Storage
+from headgate.storage.numbered import number_name, numbered
 from headgate.storage.reading import read_again
 
 READ_TRIES_MAX = 8
 """An entry may be pruned between the listing and its reading; more often in a row it counts as damage."""
 
-_NUMBER = re.compile(r"[0-9]{10,}")
+_Reading: TypeAlias = Callable[[Callable[[], LogEntry]], LogEntry]
+
+
+def _read_once(read: Callable[[], LogEntry]) -> LogEntry:
+    """Who asks again soon, and goes on only when it can tell, need not read again now."""
+    return read()
 
 
 class LogEntries:
@@ -46,39 +55,54 @@ class LogEntries:
                 break  # else it was pruned meanwhile, so there is something newer to be seen
         return ObservedLog(entries, self.newest_id(), hint)
 
-    def _observe_entry(self, sequence: int) -> ObservedEntry:
+    def _observe_entry(self, sequence: int, reading: _Reading = read_again) -> ObservedEntry:
         path = self.path(sequence)
         try:
-            return ObservedEntry(sequence, path, read_again(lambda: decode_log_entry(self._storage.get(path), path)))
+            return ObservedEntry(sequence, path, reading(lambda: decode_log_entry(self._storage.get(path), path)))
         except CorruptionError as error:
             return ObservedEntry(sequence, path, Damage(path, str(error)))
         except NotFound:
             return ObservedEntry(sequence, path, Damage(path, "it vanished while it was read", has_vanished=True))
 
-    def newest_generation(self, sequence: int) -> Generation | None:
-        """Return the generation of the newest entry after ``sequence`` that can be read; None if nothing follows."""
-        later = [number for number in self.numbers("log") if number > sequence]
-        for number in reversed(later):
-            path = self.path(number)
-            with contextlib.suppress(NotFound, CorruptionError):
-                return decode_log_entry(self._storage.get(path), path).generation
-        if later:
-            raise StorageError("read", self.url, f"nothing after entry {sequence} of the log can be read")
-        return None
+    def newest_generation(self, sequence: int, above: Generation = NO_GENERATION) -> Generation | None:
+        """Return the newest generation above ``above`` that anything after entry ``sequence`` is of, or None.
+
+        Raises:
+            StorageError: nobody can tell now.
+        """
+        later: list[ObservedEntry] = []
+        for number in reversed([number for number in self.numbers("log") if number > sequence]):
+            later.append(self._observe_entry(number, _read_once))
+            if isinstance(newest_of(later, above), int):
+                break  # older entries tell nothing more
+        return self.told(newest_of(later, above))
+
+    def told(self, newer: Generation | Damage | None) -> Generation | None:
+        """Return ``newer``.
+
+        Raises:
+            StorageError: it is damage, which may be the entry of a newer driver (R56).
+        """
+        if isinstance(newer, Damage):
+            raise StorageError(
+                "read",
+                f"{self._storage.url.rstrip('/')}/{newer.path}",
+                f"{newer.problem}; perhaps another driver runs pipeline '{self._pipeline}', so this one must not go "
+                "on; if no other one runs, stop this one and start it again",
+            )
+        return newer
 
     def path(self, sequence: int) -> str:
         """Return where entry ``sequence`` is."""
-        return f"{self._pipeline}/log/{sequence:010d}"
+        return f"{self._pipeline}/log/{number_name(sequence)}"
 
     def id_path(self, checkpoint: CheckpointId) -> str:
         """Return where the id of ``checkpoint`` is reserved."""
-        return f"{self._pipeline}/ids/{checkpoint:010d}"
+        return f"{self._pipeline}/ids/{number_name(checkpoint)}"
 
     def numbers(self, directory: str) -> list[int]:
-        """Return the numbers that have an object in ``directory``, ascending. Other files there are not ours."""
-        prefix = f"{self._pipeline}/{directory}/"
-        names = [path.removeprefix(prefix) for path in self._storage.list(prefix.rstrip("/"))]
-        return sorted(int(name) for name in names if _NUMBER.fullmatch(name) and f"{int(name):010d}" == name)
+        """Return the numbers that have an object in ``directory``, ascending. Other files there are not ours (O25)."""
+        return list(numbered(self._storage, f"{self._pipeline}/{directory}"))
 
     def newest_id(self) -> CheckpointId:
         """Return the newest reserved id, 0 if there is none."""

@@ -33,10 +33,10 @@ from headgate.protocol.checkpoints.recovery import (
     first_checkpoint,
     life_of,
     next_claim,
-    replaced_by,
     superseded,
     was_given_up,
 )
+from headgate.protocol.checkpoints.replacement import replaced_by
 from headgate.runtime.checkpoints.entries import LogEntries
 from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
@@ -152,7 +152,7 @@ class CheckpointLog:
         Raises:
             FencedError: another driver has claimed after ``mine``: one that was replaced stops (X9).
             UsageError: everything was given up after ``mine``.
-            StorageError
+            StorageError: among others, what may be the entry of another driver cannot be read (R56).
         """
 
         def following(log: ObservedLog) -> NextClaim:
@@ -183,9 +183,8 @@ class CheckpointLog:
     ) -> Claimed:
         for _ in range(CLAIM_TRIES_MAX):
             log = self.observe()
-            newer = None if mine is None else replaced_by(log, mine, owner)
-            if mine is not None and newer is not None:
-                raise FencedError(f"pipeline {self._pipeline}", mine, newer)
+            if mine is not None:
+                self._refuse_if_replaced(log, mine, owner)
             following = next_of(log)
             claim = Claim(following.generation, owner, wall_ms, follows=following.follows, life=following.life)
             try:
@@ -195,6 +194,11 @@ class CheckpointLog:
             if self._replaced_after(following.sequence) is None:
                 return self._claimed(log, following)
         raise StorageError("claim", self.url, f"{CLAIM_TRIES_MAX} other drivers claimed it at the same time")
+
+    def _refuse_if_replaced(self, log: ObservedLog, mine: Generation, owner: str) -> None:
+        newer = self._entries.told(replaced_by(log, mine, owner, self._next_sequence))
+        if newer is not None:
+            raise FencedError(f"pipeline {self._pipeline}", mine, newer)
 
     def _claimed(self, log: ObservedLog, following: NextClaim) -> Claimed:
         """Go by a claim that is durable and the newest; remove what nothing needs since."""
@@ -323,8 +327,7 @@ class CheckpointLog:
         Raises:
             StorageError: nobody can tell now.
         """
-        newest = self._entries.newest_generation(self._next_sequence - 1)
-        return newest if newest is not None and newest > self._generation else None
+        return self._entries.newest_generation(self._next_sequence - 1, self._generation)
 
     def discard_aside(self) -> int:
         """Remove what was set aside (R51); return how many files of checkpoints that were.

@@ -22,8 +22,8 @@ from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
 from headgate.runtime.checkpoints.snapshots import read_part, storage_at, verify_part
 from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe
 
-_ASIDE = re.compile(r"/aside/(\d{10,})-(\d{10,})/")
 _WHY = "why"
+_ASIDE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|log-[0-9]{{10,}})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,8 @@ class SnapshotFiles:
         Raises:
             StorageError
         """
-        paths = [path for path in self._storage.list(f"{self._pipeline}/aside") if path.endswith(f"/{_WHY}")]
+        listed = self._storage.list(f"{self._pipeline}/aside")
+        paths = [path for path in listed if _ASIDE.fullmatch(path) and path.endswith(f"/{_WHY}")]
         return [Aside(*_range_of(path), self._storage.get(path).decode("utf-8", "replace").strip()) for path in paths]
 
     def discard_aside(self, manifests: Callable[[], Iterable[Manifest]]) -> int:
@@ -200,16 +201,16 @@ class SnapshotFiles:
             for file in self._files_of(paths)
             if file.path not in needed and file.checkpoint < until
         ]
-        for path in [*files, *sorted(p for p in paths if "/aside/" in p)]:
+        for path in [*files, *sorted(filter(_ASIDE.fullmatch, paths))]:
             self._storage.delete(path)
         return len(files)
 
 
 def _range_of(path: str) -> tuple[CheckpointId, CheckpointId]:
-    match = _ASIDE.search(path)
+    match = _ASIDE.fullmatch(path)
     assert match is not None
     return CheckpointId(int(match.group(1))), CheckpointId(int(match.group(2)))
 
 
 def _ranges_aside(paths: Sequence[str]) -> set[tuple[CheckpointId, CheckpointId]]:
-    return {_range_of(path) for path in paths if _ASIDE.search(path)}
+    return {_range_of(path) for path in paths if _ASIDE.fullmatch(path)}

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from headgate.model.progress import CheckpointOutcome
+from headgate.storage.access import access_in, write_created
 from headgate.storage.backends import local_directory
 
 ASKED, TAKEN, WRITTEN, ANSWERED = ".asked", ".taken", ".written", ".answered"
@@ -51,12 +52,14 @@ class Ask:
         local = local_directory(root)
         assert local is not None, "only a local pipeline can be rung for"
         ask = cls(local / pipeline / f"checkpoint-{os.getpid()}-{secrets.token_hex(8)}")
-        written = ask._path.with_suffix(WRITTEN)
-        written.touch(mode=0o600, exist_ok=False)
-        if wish is not None:
-            written.write_bytes(msgspec.json.encode(wish))
-        written.rename(ask._path.with_suffix(ASKED))
+        ask._put(ASKED, b"" if wish is None else msgspec.json.encode(wish))
         return ask
+
+    def _put(self, suffix: str, data: bytes) -> None:
+        """Whoever sees it sees all of it, and is who may write beside the lock (SE1, SE2)."""
+        written = self._path.with_suffix(WRITTEN)
+        write_created(written, data, access_in(written.parent))
+        written.rename(self._path.with_suffix(suffix))
 
     def take(self) -> Wish | None:
         """Return what is asked for, to whoever takes it first; None: nobody waits, or somebody else did."""
@@ -75,10 +78,9 @@ class Ask:
 
     def answer(self, outcome: CheckpointOutcome) -> None:
         """Say what came of it, unless nobody waits any more."""
-        asked, written = (self._path.with_suffix(ASKED), self._path.with_suffix(TAKEN)), self._path.with_suffix(WRITTEN)
+        asked = self._path.with_suffix(ASKED), self._path.with_suffix(TAKEN)
         if any(path.exists() for path in asked):
-            written.write_bytes(msgspec.json.encode(outcome))
-            written.rename(self._path.with_suffix(ANSWERED))
+            self._put(ANSWERED, msgspec.json.encode(outcome))
             for path in asked:
                 path.unlink(missing_ok=True)
 

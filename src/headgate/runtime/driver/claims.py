@@ -20,7 +20,7 @@ from headgate.model.manifest import Committable, Manifest
 from headgate.model.origin import Origin
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery
-from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.checkpoints.commit import CommitPermit, forgettable
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
@@ -89,7 +89,10 @@ def begin_generation(
     with _closed_on_failure(commits):
         retained = recovery.retained(claimed.log, restored)
         log.restored(retained)
+        for text in commits.left_behind():
+            note(text)
         tidy_up(log.files.sweep, around, note)
+        _forget(commits, claimed.log, around, note)
         if isinstance(choice, recovery.NothingLeft) and not _tells_once_more(definition, note):
             tidy_up(lambda: _drop_old(log, retained, definition.config.checkpoints.retained), around, note)
             commits.close()
@@ -255,6 +258,21 @@ def tidy_up(call: Callable[[], None], around: Surroundings, note: Callable[[str]
         retrying(call, around)
     except StorageError as error:
         note(f"could not remove old checkpoint files: {error}")
+
+
+def _forget(
+    commits: SinkCommits, observed: recovery.ObservedLog, around: Surroundings, note: Callable[[str], None]
+) -> None:
+    """Let targets forget outcomes that no checkpoint asks for: a run may be too short to do so itself (K25)."""
+    before = forgettable(observed)
+    if before is None:
+        return
+    try:
+        retrying(lambda: commits.forget(before), around)
+    except FencedError:
+        raise
+    except Exception as error:  # of a user's sink, too: the next start tries again
+        note(f"could not let the sinks forget what was decided before checkpoint {before}: {error}")
 
 
 def _drop_old(log: CheckpointLog, completed: Sequence[CheckpointId], count_max: int) -> None:

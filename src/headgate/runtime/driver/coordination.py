@@ -24,8 +24,7 @@ from headgate.model.progress import CheckpointProgress, PendingCheckpoint
 from headgate.model.savepoint import Savepoint
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.checkpoints import coordinator as machine
-from headgate.protocol.checkpoints.commit import Commit, promised_from
-from headgate.protocol.checkpoints.recovery import Damage
+from headgate.protocol.checkpoints.commit import Commit, forgettable
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
@@ -36,7 +35,8 @@ from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Pool, Surroundings
 
 DROPS_BETWEEN_FORGETTING = 16
-"""It reads the log, so it is not done with every checkpoint; targets remember the outcomes of so many more."""
+"""It reads the log, so it is not done with every checkpoint; targets remember the outcomes of so many more. Each start
+does it, too: a run may have fewer drops (K25)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,9 +360,8 @@ class Coordination:
         self._drops_count += 1
         if self._drops_count % DROPS_BETWEEN_FORGETTING != 0:
             return
-        contents = [entry.content for entry in self._log.observe().entries]
-        before = promised_from(content for content in contents if isinstance(content, Manifest))
-        if before is not None and not any(isinstance(content, Damage) for content in contents):
+        before = forgettable(self._log.observe())
+        if before is not None:
             self._pools.commit.submit(self._quietly, lambda: self._forget(before))
 
     # -- in the commit thread -------------------------------------------------------------------------------------

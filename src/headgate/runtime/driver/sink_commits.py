@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import cast
 
 from headgate import fault_points
-from headgate.connectors.base import Committer, ForgettingCommitter, MakingSink, Sink
+from headgate.connectors.base import Committer, ForgettingCommitter, MakingSink, Sink, TidyingCommitter
 from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
@@ -61,6 +61,16 @@ class SinkCommits:
                 committer.recover([self._with_payload(c) for c in keep if c.sink == name])
         if permit is not None:
             self.commit(permit, keep)
+
+    def left_behind(self) -> list[str]:
+        """Return what is to be said of things that ``recover`` could not remove, although nobody needs them (K24)."""
+        tidying = {name: found for name, found in self._committers.items() if isinstance(found, TidyingCommitter)}
+        left = {name: committer.left_behind() for name, committer in tidying.items()}
+        return [
+            f"could not remove what is left at sink '{name}': {why}; the next start tries again"
+            for name, why in left.items()
+            if why
+        ]
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """Commit sink by sink what one permit covers, each in order of checkpoint (K2). Idempotent as a whole.
