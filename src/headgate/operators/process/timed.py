@@ -1,8 +1,8 @@
 """What time it is to a process function, and when its timers fire: what both forms have in common.
 
-Rules: docs/spec/timers.md and ttl.md. Counterparts: ``operators.process.by_row`` and ``by_batch``, which call the user's
-function; a backend of ``state`` holds the timers, and knows when state expires. Reads the date once, when it is opened,
-and never again.
+Rules: docs/spec/timers.md and ttl.md. Counterparts: ``operators.process.by_row`` and ``by_batch``, which call the
+user's function; a backend of ``state`` holds the timers, and knows when state expires. Reads the date once, when it is
+opened, and never again.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from headgate.state.memory.cells import MemoryCells
 from headgate.state.ttl import TTL, StateTime
 
 SWEEP_KEYS = 64
-"""So many keys are looked at in a turn, and two more for each that came since: a round ends before they have doubled."""
+"""So many keys are looked at in a turn, and two more for each that came since, so a round ends before they doubled."""
 
 
 class ExpiringCells(MemoryCells):
