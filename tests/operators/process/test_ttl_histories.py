@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import BORN_MS, Harness
 from tests.operators.process.expiring_functions import FORMS, OPERATIONS, SCHEMA, Model
+from tests.operators.process.test_ttl import PUT, unswept
 from tests.runtime.checkpoints.frozen_cases import small
 
 import headgate as hg
@@ -88,7 +89,7 @@ def check(history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
                 frozen = [run.snapshot() for run in runs]
                 clock_ms += shift_ms
                 runs = runs_of(form, ttl, frozen, count, clock_ms)
-                model.now_ms += max(shift_ms, 0)
+                model.now_ms = max(model.now_ms, BORN_MS + clock_ms)  # TL5
                 model.restore(ttl[0], ttl[1] == "read_and_write")
         counted = [sum(frozen.rows().values()) for run in runs if (frozen := run.operator.freeze()) is not None]
         assert sum(counted) == model.rows()
@@ -98,10 +99,10 @@ def check(history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
 @pytest.mark.parametrize("ttl", TTLS)
 def test_a_history_of_everything_is_that_of_plain_python(form: str, ttl: tuple[int | None, str]) -> None:  # TL2, TL3
     """One long history for whoever plants a bug: every operation on three keys again and again, and a restore."""
-    many = [(key, do, number % 3, number) for number, do in enumerate(OPERATIONS * 2) for key in range(3)]
+    many = [(key, do, number % 3, number) for number, do in enumerate((*OPERATIONS * 2, *PUT)) for key in range(3)]
     few = [record for record in many if record[1].endswith(("get", "items", "exists", "count", "contains"))]
     waits = [("wait", ms) for ms in (1, 3, 4, 5)]
     some = [step for wait in waits for step in (("records", many), wait, ("records", few), wait, ("round", None))]
     restore = ("restore", ("batch" if form == "row" else "row", 2, -3, None))
-    with small():
+    with small(), unswept():
         check([*some, restore, *some], form, ttl)

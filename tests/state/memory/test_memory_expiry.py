@@ -31,14 +31,19 @@ MAP = StateDescriptor("map", StateKind.MAP, TEXT, pa.int64(), ttl=HOUR)
 ALL = (VALUE, LIST, MAP)
 
 
-@pytest.fixture
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make what is looked at in a turn, and what may be left, so small that little state is more."""
     monkeypatch.setattr(expiry, "SWEEP_ROWS", 16)
     monkeypatch.setattr(expiring_cells, "SWEEP_KEYS", 16)
     monkeypatch.setattr(memory_columns, "_RENUMBER_MIN", 64)
     monkeypatch.setattr(memory_lists, "_POOL_FREE", 16)
     monkeypatch.setattr(memory_maps, "_DEAD_FREE", 16)
     monkeypatch.setattr(columns, "_HEAP_FREE", 16)
+
+
+@pytest.fixture
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_small(monkeypatch)
 
 
 def fill(backend: MemoryColumnBackend, first: int, count: int) -> None:
@@ -53,6 +58,7 @@ def fill(backend: MemoryColumnBackend, first: int, count: int) -> None:
 def test_columns_whose_values_expired_are_forgotten_while_only_another_key_is_used() -> None:  # TL8, ST7
     backend = MemoryColumnBackend(KEYS, ALL)
     fill(backend, 0, 1_000)
+    backend.prepare()
     backend.time.now_ms = HOUR_MS
     for _ in range(200):
         backend.prepare()
@@ -70,20 +76,18 @@ def test_columns_whose_values_expired_are_forgotten_while_only_another_key_is_us
 def test_a_turn_looks_at_a_bounded_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:  # TL8
     backend = MemoryColumnBackend(KEYS, ALL)
     fill(backend, 0, 1_000)
-    backend.time.now_ms = HOUR_MS
     backend.prepare()
-    looked: list[int] = []
+    looked: list[tuple[int, int]] = []
     drop = ExpiringLists._drop_expired
 
     def counted(self: Any, slots: Any) -> None:
-        looked.append(len(slots))
+        looked.append((int(slots[0]), len(slots)))
         drop(self, slots)
 
     monkeypatch.setattr(ExpiringLists, "_drop_expired", counted)
-    for _ in range(20):
+    for _ in range(62):
         backend.prepare()
-    assert max(looked) <= 1_000, "when all are numbered anew"
-    assert sorted(looked)[-2] <= 16
+    assert looked == [(start, 16) for start in range(0, 992, 16)]
 
 
 @pytest.mark.usefixtures("_small")
@@ -94,6 +98,7 @@ def test_keys_by_row_whose_values_expired_are_forgotten_while_only_another_key_i
         value.put(key, ("v", HOUR_MS))
         list_.put(key, [("v", HOUR_MS)])
         map_.put(key, {1: ("v", HOUR_MS)})
+    backend.absorb()
     held: list[int] = []
     for _ in range(300):
         backend.time.now_ms = HOUR_MS
@@ -122,6 +127,37 @@ def test_the_round_keeps_up_with_keys_that_are_used_once() -> None:  # TL8
         fill(by_column, turn * 100, 100)
         at_most.append(max(len(cells._base), len(by_column._index)))
     assert max(at_most) <= 2_000, "400 live at a time"
+
+
+@pytest.mark.usefixtures("_small")
+def test_the_round_keeps_up_with_what_is_added_to_keys() -> None:  # TL8
+    rows, by_column = MemoryRowBackend(KEYS, ALL), MemoryColumnBackend(KEYS, ALL)
+    cells = rows.cells(LIST)
+    lists, maps = by_column.lists(LIST), by_column.maps(MAP)
+    assert isinstance(lists, ExpiringLists)
+    assert isinstance(maps, ExpiringMaps)
+    held: list[tuple[int, ...]] = []
+    for key in range(1_000):
+        cells.put(key, [("v", HOUR_MS)])
+    for turn in range(100):
+        rows.time.now_ms = by_column.time.now_ms = turn * HOUR_MS // 4
+        rows.absorb()
+        by_column.prepare()
+        slots = by_column.slots([pa.array(range(1_000))])
+        chosen = np.arange(turn * 300, turn * 300 + 300) % 1_000
+        for key in chosen.tolist():
+            found, pair = cells.writable(key), ("v", rows.time.now_ms + HOUR_MS)
+            if found is None:
+                cells.put(key, [pair])
+            else:
+                found.append(pair)
+        texts = pa.array(["v"] * 300, TEXT)
+        lists.append(slots[chosen], texts)
+        maps.put(slots[chosen], pa.array(range(turn * 300, turn * 300 + 300)), texts)
+        held.append((sum(map(len, cells._base.values())), lists._values._used, len(maps._pairs)))
+    assert all(most <= limit for most, limit in zip(map(max, *held[-50:]), (3_000, 9_000, 4_000), strict=True)), held[
+        -1
+    ]
 
 
 @pytest.mark.parametrize("size", [7, 8, 9, 100])

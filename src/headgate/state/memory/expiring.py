@@ -151,6 +151,7 @@ class ExpiringLists:
         self._at = MemoryLists(pa.int64(), keys_count, is_queue=True)
         self._read_until = Expiries(ttl, time)
         self._sweep = Sweep()
+        self._added = 0
 
     def counts(self, slots: Slots) -> Slots:
         """See ``ListColumns``."""
@@ -161,6 +162,7 @@ class ExpiringLists:
         """See ``ListColumns``."""
         self._values.append(slots, values)
         self._at.append(slots, pa.array(np.full(len(slots), self._read_until.next_ms)))
+        self._added += len(slots)
 
     def explode(self, slots: Slots) -> tuple[Slots, pa.Array]:
         """See ``ListColumns``."""
@@ -237,5 +239,6 @@ class ExpiringLists:
 
     def sweep(self) -> None:
         """Forget some of what has expired."""
-        start, end = self._sweep.turn(self._keys_count())
+        start, end = self._sweep.turn(self._keys_count(), self._added)
+        self._added = 0
         self._drop_expired(np.arange(start, end))

@@ -15,7 +15,10 @@ from headgate.state.memory.cells import MemoryCells
 from headgate.state.ttl import TTL, StateTime
 
 SWEEP_KEYS = 64
-"""So many keys are looked at in a turn, and two more for each that came since, so a round ends before they doubled."""
+"""So many keys are looked at in a turn, two more for each that came since, and one for each that was changed.
+
+So a round ends before there are twice as many keys, or more elements and entries than keys could be changed.
+"""
 
 
 class ExpiringCells(MemoryCells):
@@ -29,12 +32,19 @@ class ExpiringCells(MemoryCells):
         self._time = time
         self._to_see: dict[Any, None] = {}
         self._seen: dict[Any, None] = {}
-        self._seen_count = 0
+        self._due = 0
 
     def put(self, key: Any, value: Any) -> None:
         """See ``RowCells``."""
         super().put(key, value)
-        self._seen[key] = None
+        if key not in self._seen:
+            self._seen[key] = None
+            self._due += 2
+
+    def writable(self, key: Any) -> Any:
+        """See ``RowCells``."""
+        self._due += 1
+        return super().writable(key)
 
     def keys(self) -> Iterator[Any]:
         """See ``RowCells``: those of which anything lives."""
@@ -44,14 +54,13 @@ class ExpiringCells(MemoryCells):
     def sweep(self) -> None:
         """Forget what has expired of some keys (TL8)."""
         if not self._to_see:
-            self._to_see, self._seen, self._seen_count = self._seen, {}, 0
-        turns = SWEEP_KEYS + 2 * (len(self._seen) - self._seen_count)
+            self._to_see, self._seen = self._seen, {}
         now_ms = self._time.now_ms
-        for _ in range(min(turns, len(self._to_see))):
+        for _ in range(min(SWEEP_KEYS + self._due, len(self._to_see))):
             key, _ = self._to_see.popitem()
             if self._live(self, key, now_ms) is not None:
                 self._seen[key] = None
-        self._seen_count = len(self._seen)
+        self._due = 0
 
     def end_restore(self) -> None:
         """See ``backend.TimedBackend``."""

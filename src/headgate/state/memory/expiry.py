@@ -16,7 +16,7 @@ from headgate.state.slot_array import Array, Mask, SlotArray
 from headgate.state.ttl import TTL, StateTime
 
 SWEEP_ROWS = 4_096
-"""So many slots are looked at in a turn, and two more for each that came since, so a round ends before they doubled."""
+"""So many slots are looked at in a turn, and two more for each that came since: a round ends before they doubled."""
 
 
 class Expiries:
@@ -81,12 +81,16 @@ class Sweep:
         self._at = 0
         self._size = 0
 
-    def turn(self, size: int) -> tuple[int, int]:
-        """Return which slots are looked at now, of ``size``: from the first up to and without the second."""
-        count = SWEEP_ROWS + 2 * max(size - self._size, 0)
-        start = self._at if self._at < size else 0
-        self._at, self._size = min(start + count, size), size
-        return start, self._at
+    def turn(self, size: int, added: int = 0) -> tuple[int, int]:
+        """Return which slots are looked at now, of ``size``: from the first up to and without the second.
+
+        ``added``: to slots that were there before, since the last turn.
+        """
+        count = SWEEP_ROWS + 2 * (max(size - self._size, 0) + added)
+        start = min(self._at, size)
+        end = min(start + count, size)
+        self._at, self._size = end if end < size else 0, size  # whoever only followed what comes would never come round
+        return start, end
 
 
 def live_rows(frozen: FrozenRows, expiries: Callable[[], Array], now_ms: int) -> FrozenRows:
