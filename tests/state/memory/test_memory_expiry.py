@@ -155,9 +155,8 @@ def test_the_round_keeps_up_with_what_is_added_to_keys() -> None:  # TL8
         lists.append(slots[chosen], texts)
         maps.put(slots[chosen], pa.array(range(turn * 300, turn * 300 + 300)), texts)
         held.append((sum(map(len, cells._base.values())), lists._values._used, len(maps._pairs)))
-    assert all(most <= limit for most, limit in zip(map(max, *held[-50:]), (3_000, 9_000, 4_000), strict=True)), held[
-        -1
-    ]
+    most = tuple(map(max, zip(*held[-50:], strict=True)))
+    assert max(most) <= 6_000, f"{most} where 1,200 live at a time"
 
 
 @pytest.mark.parametrize("size", [7, 8, 9, 100])
