@@ -29,11 +29,11 @@ class _Expiry:
 
     def expire(self, ttl: TTL, time: StateTime) -> None:
         """For Headgate only; called once, before anything else."""
+        store, ttl_ms = self._store, ttl.duration_ms
         self._time = time
-        self._ttl_ms = ttl.duration_ms
+        self._ttl_ms = ttl_ms
         self._is_renewed_by_reads = ttl.is_renewed_by_reads
-        store = self._store
-        self._store = lambda value: self._now(store(value))
+        self._store = lambda value: (store(value), time.now_ms + ttl_ms)
 
     def _now(self, stored: Any) -> Timed:
         """Return what was stored as it is kept when it is written now."""
@@ -55,11 +55,13 @@ class ExpiringValueState(_Expiry, ValueState):
     def get(self, default: Any = None) -> Any:
         """See ``ValueState``."""
         found = self._read()
-        return default if found is None else self._conversion.loaded(found[0])
+        if found is None:
+            return default
+        return found[0] if self._load is None else self._load(found[0])
 
     def _read(self) -> Timed | None:
         found = live_value(self._cells, self._cursor.key, self._time.now_ms)
-        if found is not None and self._must_renew(found):
+        if self._is_renewed_by_reads and found is not None and self._must_renew(found):
             self._cells.put(self._cursor.key, self._now(found[0]))
         return found
 

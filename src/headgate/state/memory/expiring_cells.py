@@ -36,8 +36,8 @@ class ExpiringCells(MemoryCells):
 
     def put(self, key: Any, value: Any) -> None:
         """See ``RowCells``."""
-        super().put(key, value)
-        if key not in self._seen:
+        (self._base if self._overlay is None else self._overlay)[key] = value
+        if key not in self._seen and key not in self._to_see:
             self._seen[key] = None
             self._due += 2
 
