@@ -238,6 +238,13 @@ def only_one_form_of_a_section_is_known() -> Patch:
     return patched(backend, "other_form", lambda schema: schema)
 
 
+def a_restore_drops_nothing() -> Patch:
+    return all_of(
+        patched(ExpiringMaps, "_drop", lambda self, start, end: None),
+        patched(ExpiringLists, "_drop_expired", lambda self, slots: None),
+    )
+
+
 def rows_are_never_swept() -> Patch:
     return patched(ExpiringCells, "sweep", lambda self: None)
 
@@ -379,6 +386,7 @@ def test_a_planted_bug_of_ttl_is_caught(
 
 
 OF_MEMORY: list[tuple[Callable[[], Patch], Callable[..., Any]]] = [
+    (a_restore_drops_nothing, memory.test_what_expired_before_a_restore_is_dropped_by_it),
     (rows_are_never_swept, memory.test_keys_by_row_whose_values_expired_are_forgotten_while_only_another_key_is_used),
     (
         rows_are_swept_all_at_once,

@@ -9,7 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headgate.codec.snapshot import decode_sections
 from headgate.state import columns, expiring_rows
+from headgate.state.backend import Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.memory import by_column as memory_columns
 from headgate.state.memory import expiring_cells, expiry
@@ -195,6 +197,26 @@ def test_a_list_of_any_length_is_bisected() -> None:  # TL8
         rows, elements = lists.explode(np.array([slots[2], slots[0], slots[2]]))
         assert elements.to_pylist() == ["c"] * (50 - gone) + ["a"] * (50 - gone) + ["c"] * (50 - gone)
         assert rows.tolist() == [row for row in range(3) for _ in range(50 - gone)]
+
+
+def test_what_expired_before_a_restore_is_dropped_by_it() -> None:  # TL7
+    former, backend, by_row = (
+        MemoryColumnBackend(KEYS, ALL),
+        MemoryColumnBackend(KEYS, ALL),
+        MemoryRowBackend(KEYS, ALL),
+    )
+    fill(former, 0, 1_000)
+    payload = b"".join(bytes(memoryview(part)) for part in former.freeze().encode())
+    for one in (backend, by_row):
+        one.restore(decode_sections(payload, "test"), "test", Ownership(128, 1, 0))
+        one.time.now_ms = HOUR_MS
+        one.end_restore()
+    lists, maps = backend.lists(LIST), backend.maps(MAP)
+    assert isinstance(lists, ExpiringLists)
+    assert isinstance(maps, ExpiringMaps)
+    assert not backend.values(VALUE)._present.read(1_000).any()
+    assert (lists._values._used, lists._at._used, maps._live) == (0, 0, 0)
+    assert [len(by_row.cells(descriptor)._base) for descriptor in ALL] == [0, 0, 0]
 
 
 def test_a_map_by_row_forgets_the_entries_that_expire_first_where_it_is() -> None:  # TL3, TL8

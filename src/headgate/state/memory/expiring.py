@@ -65,6 +65,7 @@ class ExpiringValues(MemoryValues):
     def end_restore(self) -> None:
         """See ``backend.TimedBackend``."""
         self._expiries.end_restore(self._size)
+        self._drop(0, self._size)
 
     def renumber(self, old: Slots) -> None:
         """See ``MemoryValues``."""
@@ -73,7 +74,9 @@ class ExpiringValues(MemoryValues):
 
     def sweep(self) -> None:
         """Forget some of what has expired."""
-        start, end = self._sweep.turn(self._size)
+        self._drop(*self._sweep.turn(self._size))
+
+    def _drop(self, start: int, end: int) -> None:
         present, at = self._present.read(self._size)[start:end], self._expiries.read(self._size)[start:end]
         expired = np.flatnonzero(present & (at <= self._expiries.now_ms))
         if len(expired):
@@ -127,11 +130,14 @@ class ExpiringMaps(MemoryMaps):
     def end_restore(self) -> None:
         """See ``backend.TimedBackend``."""
         self._expiries.end_restore(len(self._pairs))
+        self._drop(0, len(self._pairs))
 
     def sweep(self) -> None:
         """Forget some of what has expired."""
+        self._drop(*self._sweep.turn(len(self._pairs)))
+
+    def _drop(self, start: int, end: int) -> None:
         count = len(self._pairs)
-        start, end = self._sweep.turn(count)
         present, at = self._present.read(count)[start:end], self._expiries.read(count)[start:end]
         expired = np.flatnonzero(present & (at <= self._expiries.now_ms))
         if len(expired):
@@ -230,6 +236,7 @@ class ExpiringLists:
         rows, at = self._at.explode(slots)
         self._at = MemoryLists(pa.int64(), self._keys_count, is_queue=True)
         self._at.append(slots[rows], pa.array(np.minimum(at.to_numpy(), self._read_until.next_ms)))
+        self._drop_expired(slots)
 
     def renumber(self, old: Slots) -> None:
         """Keep only the slots ``old``, which include all that live; they become 0, 1, 2 …"""
