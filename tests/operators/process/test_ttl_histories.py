@@ -85,11 +85,14 @@ def check(history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
                 assert seen_by(runs) == {key: ["round"] for key in model.keys()}  # noqa: SIM118
             case _:
                 form, count, shift_ms, other = given_
+                kept_ms = (
+                    0 if ttl[0] is None else model.now_ms
+                )  # TL5: without a TTL nobody needs to know what time it was
                 ttl = other or ttl
                 frozen = [run.snapshot() for run in runs]
                 clock_ms += shift_ms
                 runs = runs_of(form, ttl, frozen, count, clock_ms)
-                model.now_ms = max(model.now_ms, BORN_MS + clock_ms)  # TL5
+                model.now_ms = max(kept_ms, BORN_MS + clock_ms)
                 model.restore(ttl[0], ttl[1] == "read_and_write")
         counted = [sum(frozen.rows().values()) for run in runs if (frozen := run.operator.freeze()) is not None]
         assert sum(counted) == model.rows()

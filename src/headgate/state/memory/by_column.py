@@ -38,12 +38,12 @@ class _Frozen(KeyedState):
     """The slots of all states at a barrier."""
 
     def __init__(
-        self, frozen_keys: FrozenKeys, states: Sequence[tuple[Section, FrozenRows]], meta: Mapping[str, bytes]
+        self, frozen_keys: FrozenKeys, states: Sequence[tuple[Section, FrozenRows]], about: Mapping[str, bytes]
     ) -> None:
         super().__init__()
         self._frozen_keys = frozen_keys
         self._states = states
-        self._about = meta
+        self._about = about
 
     def _rows(self) -> Mapping[str, int]:
         return {section.name: frozen.count() for section, frozen in self._states}
@@ -161,10 +161,12 @@ class MemoryColumnBackend:
 
     def _drop_some_that_expired(self) -> None:
         """Go on through the states with a TTL; when all keys were seen, see whether most have lost all state (TL8)."""
+        if not self._expiring:
+            return
         for state in self._expiring:
             state.sweep()
         _, end = self._sweep.turn(len(self._index))
-        if self._expiring and end == len(self._index) >= _RENUMBER_MIN:
+        if end == len(self._index) >= _RENUMBER_MIN:
             self._renumber_at = end
 
     def _held_slots(self) -> Slots:
@@ -180,10 +182,10 @@ class MemoryColumnBackend:
         """See ``StateBackend``."""
         states = [(section_of(self._keys, descriptor), state.freeze()) for descriptor, state in self._states.items()]
         timers = [(timer_section(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
-        meta = {} if self.timers is None else {TIMERS: self.timers.meta.encode()}
+        about = {} if self.timers is None else {TIMERS: self.timers.meta.encode()}
         if self._expiring:
-            meta[TTL_SECTION] = TtlMeta(self.time.now_ms).encode()
-        return _Frozen(self._index.freeze(), [*states, *timers], meta)
+            about[TTL_SECTION] = TtlMeta(self.time.now_ms).encode()
+        return _Frozen(self._index.freeze(), [*states, *timers], about)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
