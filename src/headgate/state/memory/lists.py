@@ -26,7 +26,7 @@ class MemoryLists:
     """Lists by slot: see ``backend.ListColumns``. ``keys_count`` tells how many slots the key index has given."""
 
     def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int], *, is_queue: bool = False) -> None:
-        """``is_queue``: elements go from the beginning (``drop_first``); blocks are larger, or they would be full soon."""
+        """``is_queue``: elements go from the beginning (``drop_first``); blocks are larger, not to be full soon."""
         self._keys_count = keys_count
         self._is_queue = is_queue
         self._dtype = dtype
