@@ -245,6 +245,11 @@ def a_restore_drops_nothing() -> Patch:
     )
 
 
+def what_was_restored_counts_as_new() -> Patch:
+    """As it was once: the first turn behind a restore looks at everything."""
+    return patched(Sweep, "turn", lambda self, size, added=0, turn=Sweep.turn: turn(self, size, size + added))
+
+
 def rows_are_never_swept() -> Patch:
     return patched(ExpiringCells, "sweep", lambda self: None)
 
@@ -387,6 +392,7 @@ def test_a_planted_bug_of_ttl_is_caught(
 
 OF_MEMORY: list[tuple[Callable[[], Patch], Callable[..., Any]]] = [
     (a_restore_drops_nothing, memory.test_what_expired_before_a_restore_is_dropped_by_it),
+    (what_was_restored_counts_as_new, memory.test_what_was_restored_is_not_looked_at_all_at_once_when_records_come),
     (rows_are_never_swept, memory.test_keys_by_row_whose_values_expired_are_forgotten_while_only_another_key_is_used),
     (
         rows_are_swept_all_at_once,

@@ -219,6 +219,39 @@ def test_what_expired_before_a_restore_is_dropped_by_it() -> None:  # TL7
     assert [len(by_row.cells(descriptor)._base) for descriptor in ALL] == [0, 0, 0]
 
 
+@pytest.mark.usefixtures("_small")
+def test_what_was_restored_is_not_looked_at_all_at_once_when_records_come() -> None:  # TL8
+    former, backend, by_row = (
+        MemoryColumnBackend(KEYS, ALL),
+        MemoryColumnBackend(KEYS, ALL),
+        MemoryRowBackend(KEYS, ALL),
+    )
+    fill(former, 0, 1_000)
+    payload = b"".join(bytes(memoryview(part)) for part in former.freeze().encode())
+    for one in (backend, by_row):
+        one.restore(decode_sections(payload, "test"), "test", Ownership(128, 1, 0))
+        one.end_restore()
+        one.time.now_ms = HOUR_MS
+    by_row.absorb()
+    assert [len(by_row.cells(descriptor)._base) for descriptor in ALL] == [984] * 3
+    backend._drop_some_that_expired()
+    lists, maps = backend.lists(LIST), backend.maps(MAP)
+    assert isinstance(lists, ExpiringLists)
+    assert isinstance(maps, ExpiringMaps)
+    assert int(backend.values(VALUE)._present.read(1_000).sum()) == 984
+    assert (int(lists._values.living().sum()), maps._live) == (984, 984)
+
+
+def test_before_1970_lists_expire_as_well() -> None:  # TL2
+    backend = MemoryColumnBackend(KEYS, (LIST,))
+    lists, slots = backend.lists(LIST), backend.slots([pa.array([1])])
+    backend.time.now_ms = -3 * HOUR_MS
+    lists.append(slots, pa.array(["a"], TEXT))
+    backend.time.now_ms = -2 * HOUR_MS
+    assert lists.counts(slots).tolist() == [0]
+    assert len(backend.all_slots()) == 0
+
+
 def test_a_map_by_row_forgets_the_entries_that_expire_first_where_it_is() -> None:  # TL3, TL8
     cells = MemoryRowBackend(KEYS, (MAP,)).cells(MAP)
     cells.put(1, {n: ("v", n) for n in range(1, 1_000)})

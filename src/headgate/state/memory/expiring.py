@@ -66,6 +66,7 @@ class ExpiringValues(MemoryValues):
         """See ``backend.TimedBackend``."""
         self._expiries.end_restore(self._size)
         self._drop(0, self._size)
+        self._sweep.turn(self._size)  # nothing of this has come since
 
     def renumber(self, old: Slots) -> None:
         """See ``MemoryValues``."""
@@ -131,6 +132,7 @@ class ExpiringMaps(MemoryMaps):
         """See ``backend.TimedBackend``."""
         self._expiries.end_restore(len(self._pairs))
         self._drop(0, len(self._pairs))
+        self._sweep.turn(len(self._pairs))
 
     def sweep(self) -> None:
         """Forget some of what has expired."""
@@ -237,6 +239,7 @@ class ExpiringLists:
         self._at = MemoryLists(pa.int64(), self._keys_count, is_queue=True)
         self._at.append(slots[rows], pa.array(np.minimum(at.to_numpy(), self._read_until.next_ms)))
         self._drop_expired(slots)
+        self._sweep.turn(self._keys_count())
 
     def renumber(self, old: Slots) -> None:
         """Keep only the slots ``old``, which include all that live; they become 0, 1, 2 …"""

@@ -69,3 +69,4 @@ class ExpiringCells(MemoryCells):
         for key in list(super().keys()):
             self.put(key, no_longer_than(self._kind, self.get(key), limit_ms))
             self._live(self, key, now_ms)
+        self._due = 0

@@ -18,6 +18,8 @@ from headgate.state.ttl import TTL, StateTime
 SWEEP_ROWS = 4_096
 """So many slots are looked at in a turn, and two more for each that came since: a round ends before they doubled."""
 
+_LONG_AGO_MS = -(1 << 63)
+
 
 class Expiries:
     """An expiry per slot: from this processing time on there is no value (TL2)."""
@@ -26,7 +28,7 @@ class Expiries:
         self._ttl_ms = ttl.duration_ms
         self._is_renewed_by_reads = ttl.is_renewed_by_reads
         self._time = time
-        self._at = SlotArray(np.int64)
+        self._at = SlotArray(np.int64, _LONG_AGO_MS)
 
     @property
     def now_ms(self) -> int:
