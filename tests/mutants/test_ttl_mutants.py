@@ -245,6 +245,10 @@ def a_restore_drops_nothing() -> Patch:
     )
 
 
+def texts_stay_when_nothing_refers_to_them() -> Patch:
+    return patched(ExpiringValues, "sweep", lambda self: self._drop(*self._sweep.turn(self._size)))
+
+
 def what_was_restored_counts_as_new() -> Patch:
     """As it was once: the first turn behind a restore looks at everything."""
     return patched(Sweep, "turn", lambda self, size, added=0, turn=Sweep.turn: turn(self, size, size + added))
@@ -392,6 +396,10 @@ def test_a_planted_bug_of_ttl_is_caught(
 
 OF_MEMORY: list[tuple[Callable[[], Patch], Callable[..., Any]]] = [
     (a_restore_drops_nothing, memory.test_what_expired_before_a_restore_is_dropped_by_it),
+    (
+        texts_stay_when_nothing_refers_to_them,
+        memory.test_texts_that_expired_take_no_room_although_their_keys_have_other_state,
+    ),
     (what_was_restored_counts_as_new, memory.test_what_was_restored_is_not_looked_at_all_at_once_when_records_come),
     (rows_are_never_swept, memory.test_keys_by_row_whose_values_expired_are_forgotten_while_only_another_key_is_used),
     (

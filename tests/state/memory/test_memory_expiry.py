@@ -75,6 +75,22 @@ def test_columns_whose_values_expired_are_forgotten_while_only_another_key_is_us
 
 
 @pytest.mark.usefixtures("_small")
+def test_texts_that_expired_take_no_room_although_their_keys_have_other_state() -> None:  # TL8
+    other = StateDescriptor("other", StateKind.VALUE, pa.int64())
+    backend = MemoryColumnBackend(KEYS, (*ALL, other))
+    fill(backend, 0, 1_000)
+    slots = backend.slots([pa.array(range(1_000))])
+    backend.values(other).put(slots, pa.array(range(1_000)))
+    backend.time.now_ms = HOUR_MS
+    for _ in range(80):
+        backend.prepare()
+        fill(backend, 0, 1)
+    assert len(backend.all_slots()) == 1_000
+    held = [backend.values(VALUE)._vector, backend.lists(LIST)._values._pool, backend.maps(MAP)._values]
+    assert max(vector._size for vector in held) < 100
+
+
+@pytest.mark.usefixtures("_small")
 def test_a_turn_looks_at_a_bounded_number_of_slots(monkeypatch: pytest.MonkeyPatch) -> None:  # TL8
     backend = MemoryColumnBackend(KEYS, ALL)
     fill(backend, 0, 1_000)

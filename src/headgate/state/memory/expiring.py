@@ -74,8 +74,13 @@ class ExpiringValues(MemoryValues):
         self._expiries.renumber(old)
 
     def sweep(self) -> None:
-        """Forget some of what has expired."""
-        self._drop(*self._sweep.turn(self._size))
+        """Forget some of what has expired; at the end of a round, what it refers to, if that is much."""
+        start, end = self._sweep.turn(self._size)
+        self._drop(start, end)
+        if end == self._size:
+            living = np.flatnonzero(self.living())
+            if self._vector.has_garbage(len(living)):
+                self._vector.tidy(living)
 
     def _drop(self, start: int, end: int) -> None:
         present, at = self._present.read(self._size)[start:end], self._expiries.read(self._size)[start:end]
