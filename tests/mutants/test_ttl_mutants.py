@@ -18,6 +18,7 @@ from tests.operators.process import test_ttl as tests
 from tests.operators.process import test_ttl_histories as histories
 from tests.runtime.stored_state import test_ttl_shown as shown
 from tests.state.memory import test_memory_expiry as memory
+from tests.state.memory import test_memory_expiry_histories as columns
 
 from headgate.operators.process import expiring as row_handles
 from headgate.operators.process.functions import MapState
@@ -125,6 +126,17 @@ def columns_live_a_millisecond_more() -> Patch:
 def values_by_row_live_a_millisecond_more() -> Patch:
     live = expiring_rows.live_value
     return patched(row_handles, "live_value", lambda cells, key, now_ms: live(cells, key, now_ms - 1))
+
+
+def what_has_expired_is_added_to() -> Patch:
+    """Sums begin with what was there before it expired."""
+    add = MemoryValues.add
+
+    def added(self: Any, slots: Any, values: Any) -> Any:
+        with patched(ExpiringValues, "_has", MemoryValues._has):
+            return add(self, slots, values)
+
+    return patched(ExpiringValues, "add", added)
 
 
 def each_row_asks_what_time_it_is() -> Patch:
@@ -324,6 +336,8 @@ NAMED: list[tuple[Callable[[], Patch], Callable[..., Any], tuple[Any, ...]]] = [
     (values_by_row_live_a_millisecond_more, CLOCK, ("row",)),
     (each_row_asks_what_time_it_is, tests.test_one_time_holds_for_all_rows_of_a_call, ("row",)),
     (each_row_asks_what_time_it_is, tests.test_one_time_holds_for_all_rows_of_a_call, ("batch",)),
+    (columns_live_a_millisecond_more, columns.test_many_rows_at_once_are_one_after_the_other_at_one_time, ("write",)),
+    (what_has_expired_is_added_to, columns.test_many_rows_at_once_are_one_after_the_other_at_one_time, ("write",)),
     (
         what_stays_the_same_is_not_written,
         tests.test_writing_counts_also_where_the_value_stays_the_same,
