@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.process.expiring_functions import Model
 from tests.runtime.checkpoints.frozen_cases import small
@@ -19,19 +19,20 @@ from headgate.state.ttl import TTL
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 TEXT = pa.large_string()
-COUNT = 6
+COUNT = 3
 WRITES = ("value put", "value last", "value min", "value add", "value clear", "list append", "list clear")
 MAPS = ("map put", "map put", "map remove", "map clear")
 READS = ("value get", "value exists", "list get", "list count", "map get", "map contains", "map items")
 
 rows = st.lists(st.tuples(st.integers(0, COUNT - 1), st.integers(0, 2), st.integers(-5, 5)), min_size=1, max_size=10)
+waits = st.sampled_from((0, 0, 0, 1, 3, 5))
 steps = st.one_of(
-    st.tuples(st.sampled_from((*WRITES, *MAPS)), rows),
-    st.tuples(st.sampled_from((*WRITES, *MAPS)), rows),
-    st.tuples(st.sampled_from(READS), rows),
-    st.tuples(st.just("wait"), st.integers(1, 4)),
-    st.tuples(st.sampled_from(("prepare", "freeze", "restore")), st.none()),
+    st.tuples(st.sampled_from((*WRITES, *MAPS)), rows, waits),
+    st.tuples(st.sampled_from((*WRITES, *MAPS)), rows, waits),
+    st.tuples(st.sampled_from(READS), rows, waits),
+    st.tuples(st.sampled_from(("prepare", "freeze", "restore")), st.none(), waits),
 )
+EVERYTHING = [(key, m, 0) for key in range(COUNT) for m in range(3)]
 
 
 class Columns:
@@ -116,15 +117,17 @@ class Columns:
 
 @pytest.mark.parametrize("update", ["write", "read_and_write"])
 @given(history=st.lists(steps, max_size=20))
-def test_many_rows_at_once_are_one_after_the_other_at_one_time(update: Any, history: list[tuple[str, Any]]) -> None:
+@settings(max_examples=60)
+def test_many_rows_at_once_are_one_after_the_other_at_one_time(
+    update: Any, history: list[tuple[str, Any, int]]
+) -> None:
     columns, model = Columns(TTL("5ms", update)), Model(5, update == "read_and_write")  # TL2, TL3, TL4
     with small():
-        for do, given_ in history:
+        for do, given_, wait_ms in [*history, *((read, EVERYTHING, 0) for read in READS)]:
             backend = columns.backend
-            if do == "wait":
-                model.now_ms += given_
-                backend.time.now_ms = model.now_ms
-            elif do == "prepare":
+            model.now_ms += wait_ms
+            backend.time.now_ms = model.now_ms
+            if do == "prepare":
                 backend.prepare()
             elif do == "freeze":  # what is written next is copied first
                 frozen = backend.freeze()
