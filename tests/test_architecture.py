@@ -42,6 +42,7 @@ SPECS = [
     "restart",
     "state",
     "timers",
+    "ttl",
     "reading-state",
     "loops",
     "security",

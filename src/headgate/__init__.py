@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     )
     from headgate.operators.process.timers import Timer, Timers
     from headgate.spark.state_source import register_state_source
+    from headgate.state.ttl import TTL
     from headgate.store.store import Store
 
 __version__ = "0.1.0"
@@ -131,11 +132,13 @@ _HOMES = {
     ),
     "headgate.operators.process.timers": ("Timer", "Timers"),
     "headgate.spark.state_source": ("register_state_source",),
+    "headgate.state.ttl": ("TTL",),
     "headgate.store.store": ("Store",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "TTL",
     "BadRecord",
     "BatchContext",
     "BatchListState",

@@ -60,12 +60,10 @@ def test_a_method_that_would_never_be_called_is_refused(method: str, kind: type)
         rows().key_by("k").process(function)
 
 
-def test_time_to_live_is_refused() -> None:
+def test_time_to_live_without_its_class_is_refused() -> None:  # TL1
     class Mine(hg.ProcessFunction):
         def open(self, state: hg.StateHandle) -> None:
             self.last = state.value("last", int, ttl="1h")
 
-    with pytest.raises(
-        hg.UsageError, match="operator 'process': time-to-live is not there yet, so state 'last' cannot"
-    ):
+    with pytest.raises(hg.UsageError, match=r"operator 'process': the ttl of state 'last' is a TTL\('7d'\), not '1h'"):
         rows().key_by("k").process(Mine())

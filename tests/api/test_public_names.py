@@ -15,7 +15,7 @@ HeadgateError HookContext JsonLines
 KeyedStream Keys LedgerSink ListState MapState NoRestart OperatorList ParquetFiles Pipeline PipelineFailed
 PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint
 RestoreContext RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store Stream
-StreamSink StreamSource TextFiles Timer Timers Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState
+StreamSink StreamSource TTL TextFiles Timer Timers Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState
 WindowedStream output_checkpoint read_state read_state_batches register_state_source state_catalog __version__
 """
 

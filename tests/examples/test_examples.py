@@ -15,6 +15,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 KNOWN = {
     "acknowledge_messages.py",
     "connected_components.py",
+    "first_payments.py",
     "log_errors.py",
     "online_learning.py",
     "pagerank.py",

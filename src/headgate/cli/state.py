@@ -88,7 +88,8 @@ def show(
     columns: Annotated[
         str | None,
         typer.Option(
-            help="Only these columns, with commas between them; there are also _subtask and, with a key, _key_group."
+            help="Only these columns, with commas between them; there are also _subtask, with a key _key_group, and "
+            "with a TTL _expires."
         ),
     ] = None,
     where: Annotated[

@@ -23,6 +23,7 @@ from headgate.state.key_index import Slots
 from headgate.state.ownership import owned_rows
 from headgate.state.slot_array import Mask
 from headgate.state.timers import ColumnTimers, RowTimers, TimersByKind
+from headgate.state.ttl import StateTime, as_declared, other_form
 from headgate.state.window_rows import MergedRows
 
 Taken = TypeVar("Taken", covariant=True)
@@ -47,8 +48,28 @@ class StateBackend(Protocol):
         """Add the state of the keys that ``owner`` owns from one former subtask's snapshot (ST4)."""
 
 
+class TimedBackend(StateBackend, Protocol):
+    """What the backends of process functions have: their states may have a TTL (docs/spec/ttl.md).
+
+    Of a state with a TTL nothing that has expired is shown, counted or written; what has is dropped, a bounded amount
+    at a time, and at the latest when it would be in a snapshot (TL2, TL6, TL8).
+
+    Attributes:
+        time: says what has expired; the operator sets it before each call, before ``freeze`` and ``end_restore``.
+    """
+
+    time: StateTime
+
+    def end_restore(self) -> None:
+        """All parts were restored: what has expired is dropped, nothing lives longer than its TTL from now on (TL7)."""
+
+
 class RowCells(Protocol):
-    """One state by row: an object per key. The object is immutable, or a list or dict that the backend owns."""
+    """One state by row: an object per key. The object is immutable, or a list or dict that the backend owns.
+
+    Of a state with a TTL a value, and each element and entry, is a pair with its expiry (``expiring_rows``), and what
+    has expired may still be there.
+    """
 
     def get(self, key: Any) -> Any:
         """Return the object of ``key``, or None. Do not change it."""
@@ -66,7 +87,7 @@ class RowCells(Protocol):
         """Return the keys that have something."""
 
 
-class RowBackend(StateBackend, Protocol):
+class RowBackend(TimedBackend, Protocol):
     """State by row: keys are Python values (tuples of them if the key has several columns).
 
     Attributes:
@@ -79,10 +100,10 @@ class RowBackend(StateBackend, Protocol):
         """Return the cells of one declared state."""
 
     def all_keys(self) -> list[Any]:
-        """Return all keys that have any state."""
+        """Return all keys that have any state, not counting what has expired."""
 
     def absorb(self) -> None:
-        """Do what has to be done now and then between keys, such as giving up what released snapshots needed."""
+        """Do what has to be done now and then between keys: give up what expired, or released snapshots needed."""
 
 
 class ValueColumns(Protocol):
@@ -152,8 +173,10 @@ class MapColumns(Protocol):
         """Forget the maps of ``slots``."""
 
 
-class ColumnBackend(StateBackend, Protocol):
+class ColumnBackend(TimedBackend, Protocol):
     """State by column: keys are slots of the backend's own index, and states are read and written by slots.
+
+    Views of a state with a TTL take care of it themselves: they set, renew and obey expiries (TL2 to TL4).
 
     Attributes:
         timers: of the operator, if it asked for them.
@@ -280,3 +303,14 @@ def restored_batches(
         owned = owned_rows(batch, section.key_names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
         if owned.num_rows:
             yield owned
+
+
+def restored_states(
+    sections: Mapping[str, memoryview], section: Section, path: str, owner: Ownership
+) -> Iterator[pa.RecordBatch]:
+    """As ``restored_batches``, of a declared state, which may have been given a TTL since, or have lost it (TL7)."""
+    where = f"{path}, state '{section.name}'"
+    for batch in decode_batches(sections[section.name], section.schema, where, other_form(section.schema)):
+        owned = owned_rows(batch, section.key_names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
+        if owned.num_rows:
+            yield as_declared(owned, section.schema)

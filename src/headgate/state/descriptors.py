@@ -13,6 +13,8 @@ from enum import Enum
 
 import pyarrow as pa
 
+from headgate.state.ttl import TTL, with_expiry
+
 
 class StateKind(Enum):
     """Shape of what one key has."""
@@ -24,15 +26,21 @@ class StateKind(Enum):
 
 @dataclass(frozen=True)
 class StateDescriptor:
-    """One state of an operator, in canonical types. ``key_type`` is of a map's own keys, None for other kinds."""
+    """One state of an operator, in canonical types.
+
+    Attributes:
+        key_type: of a map's own keys, None for other kinds.
+        ttl: how long what is in it lives; None: until it is removed.
+    """
 
     name: str
     kind: StateKind
     type: pa.DataType
     key_type: pa.DataType | None = None
+    ttl: TTL | None = None
 
     def text(self) -> str:
-        """Return the state's part of ``state_text``."""
+        """Return the state's part of ``state_text``. The TTL is none: it may change between two runs (TL7)."""
         inner = f"{self.key_type} -> {self.type}" if self.kind is StateKind.MAP else str(self.type)
         return f"{self.kind.value} {self.name}: {inner}"
 
@@ -84,4 +92,5 @@ def section_schema(keys: KeyColumns, descriptor: StateDescriptor) -> pa.Schema:
     fields = [pa.field(name, dtype) for name, dtype in zip(keys.section_names, keys.types, strict=True)]
     if descriptor.kind is StateKind.MAP:
         fields.append(pa.field("map_key", descriptor.key_type))
-    return pa.schema([*fields, pa.field("value", descriptor.type)])
+    schema = pa.schema([*fields, pa.field("value", descriptor.type)])
+    return schema if descriptor.ttl is None else with_expiry(schema)  # TL6

@@ -18,17 +18,17 @@ def encode_batches(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list
     return [sink.getvalue()]
 
 
-def decode_batches(data: memoryview, schema: pa.Schema, path: str) -> list[pa.RecordBatch]:
+def decode_batches(data: memoryview, schema: pa.Schema, path: str, *others: pa.Schema) -> list[pa.RecordBatch]:
     """Return what ``encode_batches`` wrote, as views into ``data``.
 
     Raises:
-        CorruptionError: it is not such a stream, or its schema is not ``schema``.
+        CorruptionError: it is not such a stream, or its schema is neither ``schema`` nor one of ``others``.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             found, batches = reader.schema, list(reader)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error
-    if not found.equals(schema):
+    if not any(found.equals(one) for one in (schema, *others)):
         raise CorruptionError(path, 0, f"columns {schema.names}", f"columns {found.names} or other types")
     return batches

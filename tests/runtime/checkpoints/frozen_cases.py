@@ -45,11 +45,13 @@ from headgate.state.descriptors import StateKind
 from headgate.state.frozen import FrozenState
 from headgate.state.memory import by_column as memory_columns
 from headgate.state.memory import column_timers as memory_timers
+from headgate.state.memory import expiring_cells, expiry
 from headgate.state.memory import lists as memory_lists
 from headgate.state.memory import maps as memory_maps
 from headgate.state.memory import records as memory_records
 from headgate.state.memory import rows as memory_rows
 from headgate.state.memory.cells import MemoryCells
+from headgate.state.ttl import TTL
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.int64())])
 KEYS = 12
@@ -160,6 +162,14 @@ class Timed(Holder):
             self.operator.on_watermark(10_000 + (self._step - 4) * KEYS)
 
 
+class Expiring(Holder):
+    """A process function whose state expires: time goes on while it is changed."""
+
+    def change(self) -> None:
+        self.run.now_ms += 3
+        super().change()
+
+
 class TimersByRow(ProcessFunction):
     def process(self, row: dict[str, Any], context: ProcessContext) -> None:
         context.timers.register_event_time(row["ts"] // 7 * 7)
@@ -187,17 +197,20 @@ class TimersByBatch(BatchProcessFunction):
 
 
 class ByRow(ProcessFunction):
-    def __init__(self, kind: StateKind) -> None:
+    def __init__(self, kind: StateKind, ttl: TTL | None = None) -> None:
         self.kind = kind
+        self.ttl = ttl
 
     def open(self, state: StateHandle) -> None:
         if self.kind is StateKind.MAP:
-            self.state: Any = state.map("s", pa.int64(), pa.large_string())
+            self.state: Any = state.map("s", pa.int64(), pa.large_string(), ttl=self.ttl)
         else:
-            self.state = getattr(state, self.kind.value)("s", pa.int64())
+            self.state = getattr(state, self.kind.value)("s", pa.int64(), ttl=self.ttl)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> None:
         n = row["n"]
+        if n % 3 == 0:
+            assert self.state.exists in (True, False)  # it may be renewed
         if n % 7 == 0:
             self.state.clear()
         elif self.kind is StateKind.VALUE:
@@ -210,15 +223,16 @@ class ByRow(ProcessFunction):
 
 
 class ByBatch(BatchProcessFunction):
-    def __init__(self, kind: StateKind, dtype: Any) -> None:
+    def __init__(self, kind: StateKind, dtype: Any, ttl: TTL | None = None) -> None:
         self.kind = kind
         self.dtype = dtype
+        self.ttl = ttl
 
     def open(self, state: BatchStateHandle) -> None:
         if self.kind is StateKind.MAP:
-            self.state: Any = state.map("s", pa.large_string(), self.dtype)
+            self.state: Any = state.map("s", pa.large_string(), self.dtype, ttl=self.ttl)
         else:
-            self.state = getattr(state, self.kind.value)("s", self.dtype)
+            self.state = getattr(state, self.kind.value)("s", self.dtype, ttl=self.ttl)
 
     def process(self, batch: pl.DataFrame, context: BatchContext) -> None:
         n = batch["n"]
@@ -226,6 +240,8 @@ class ByBatch(BatchProcessFunction):
         if self.dtype == POINT:
             values = pl.DataFrame({"x": n, "name": n.cast(pl.String)}).to_struct()
         self.state.clear(where=n % 7 == 0)
+        if self.ttl is not None and self.kind is not StateKind.MAP:
+            assert len(self.state.get()) == len(batch)  # some are renewed
         if self.kind is StateKind.MAP:
             self.state.remove(((n + 1) % 5).cast(pl.String))
             self.state.put((n % 5).cast(pl.String), values)
@@ -374,6 +390,13 @@ def by_batch(kind: StateKind, dtype: Any) -> Holder:
     return Holder(batch_process_spec("node", ("key",), ByBatch(kind, dtype), SCHEMA))
 
 
+def expiring(kind: StateKind, update: Any, *, is_by_row: bool) -> Holder:
+    ttl = TTL("10ms", update)
+    if is_by_row:
+        return Expiring(row_process_spec("node", ("key",), ByRow(kind, ttl), SCHEMA))
+    return Expiring(batch_process_spec("node", ("key",), ByBatch(kind, pl.String, ttl), SCHEMA))
+
+
 DTYPES = {"numbers": pl.Int64, "texts": pl.String, "structs": POINT}
 CASES: dict[str, Callable[[], Live]] = {
     "reduce": lambda: Holder(ReduceSpec(("key",), add, SCHEMA)),
@@ -382,6 +405,13 @@ CASES: dict[str, Callable[[], Live]] = {
         f"by-batch-{kind.value}-{name}": lambda kind=kind, dtype=dtype: by_batch(kind, dtype)  # type: ignore[misc]
         for kind in StateKind
         for name, dtype in DTYPES.items()
+    },
+    **{
+        f"{form}-{kind.value}-with-ttl-on-{update}": lambda kind=kind, update=update, form=form: expiring(  # type: ignore[misc]
+            kind, update, is_by_row=form == "by-row"
+        )
+        for form, update in (("by-row", "write"), ("by-row", "read_and_write"), ("by-batch", "read_and_write"))
+        for kind in StateKind
     },
     "timers-by-row": lambda: Timed(row_process_spec("node", ("key",), TimersByRow(), SCHEMA)),
     "timers-by-batch": lambda: Timed(batch_process_spec("node", ("key",), TimersByBatch(), SCHEMA)),
@@ -411,6 +441,8 @@ def small() -> Iterator[None]:
         patch.setattr(memory_lists, "_POOL_FREE", 4)
         patch.setattr(memory_maps, "_DEAD_FREE", 4)
         patch.setattr(columns, "_HEAP_FREE", 4)
+        patch.setattr(expiring_cells, "SWEEP_KEYS", 2)
+        patch.setattr(expiry, "SWEEP_ROWS", 2)
         patch.setattr(loop_log, "CHUNK_ROWS", 16)
         yield
 

@@ -78,6 +78,9 @@ def test_every_state_that_can_be_frozen_can_be_looked_at(name: str, tmp_path: Pa
             assert some.equals(found["log"].filter(pl.col("key").is_in([3, 5])))
         return
     stored = {one: rows_of(data) for one, data in sections_of(payload).items() if data[:4] == ARROW}
+    if "with-ttl" in name:  # until when a row lives is told if that is asked for
+        at = hg.read_state(written.path, "node", columns=["_expires"])["_expires"].dt.epoch("ms")
+        assert sorted(at) == sorted(row.pop("expires_ms") for row in stored["s"])
     shown = [row for frame in found.values() for row in frame.rows()]
     for rows in stored.values():
         for row in rows:

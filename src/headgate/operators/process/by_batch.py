@@ -202,6 +202,7 @@ class BatchProcessOperator(TimedOperator):
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
+        self._begin_call()
         self._backend.prepare()
         self._cursor.move(self._user_context._keys_of([batch.column(key) for key in self._spec.keys]))
         try:
@@ -216,6 +217,7 @@ class BatchProcessOperator(TimedOperator):
         """See ``Operator``. Calls the function once for all keys that have state (ST9)."""
         if type(self._function).on_round is BatchProcessFunction.on_round:
             return
+        self._begin_call()
         self._backend.prepare()
         slots = self._backend.all_slots()
         if len(slots) == 0:
@@ -233,6 +235,7 @@ class BatchProcessOperator(TimedOperator):
     def _fire_some(self, kind: TimeKind, until_ms: int) -> int:
         """See ``TimedOperator``. Calls the function once."""
         assert self._backend.timers is not None
+        self._begin_call()
         slots, times_ms = self._backend.timers.of(kind).take(until_ms, TIMERS_PER_CALL)
         if len(slots) == 0:
             return 0

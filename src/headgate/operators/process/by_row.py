@@ -18,7 +18,8 @@ from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import key_columns
 from headgate.operators.process.cursor import Cursor, NoKey
 from headgate.operators.process.declaring import Declarations
-from headgate.operators.process.functions import ProcessContext, ProcessFunction, RowStates
+from headgate.operators.process.functions import ProcessContext, ProcessFunction
+from headgate.operators.process.row_states import RowStates
 from headgate.operators.process.timed import TimedOperator
 from headgate.operators.process.timers import Timer, Timers
 from headgate.operators.row_functions import divert_refused
@@ -31,6 +32,7 @@ from headgate.state.descriptors import StateDescriptor, state_identity
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.timers import TimeKind
+from headgate.state.ttl import StateTime
 
 _ROUND_KEYS = 8_192
 """``on_round`` sends its results on after so many keys."""
@@ -91,7 +93,8 @@ def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction
     """
     check_keys(node, schema, keys)
     columns, states = key_columns(schema, keys), MemoryStates()  # nobody ever puts anything into these
-    learning = Declarations(node, RowStates(node, Cursor(), lambda d: states.by_row(columns, [d]).cells(d)))
+    handles = RowStates(node, Cursor(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
+    learning = Declarations(node, handles)
     descriptors = opened(node, copied(node, function), learning)
     return ProcessSpec(keys, function, schema, descriptors)
 
@@ -115,13 +118,14 @@ class ProcessOperator(TimedOperator):
         self._user_context = ProcessContext(self._cursor, self._timers)
         self._function: ProcessFunction = copied(node, self._spec.function)
         self.user_object = self._function
-        states = Declarations(node, RowStates(node, self._cursor, self._backend.cells))
+        states = Declarations(node, RowStates(node, self._cursor, self._backend.cells, self._backend.time))
         found = opened(node, self._function, states)
         assert found == self._spec.descriptors
         self._writer = RowWriter(self._spec.output_schema(self._spec.schema, node))
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
+        self._begin_call()
         self._backend.absorb()
         batch = divert_unreadable(self, batch)
         results: list[Any] = []
@@ -148,6 +152,7 @@ class ProcessOperator(TimedOperator):
         """See ``Operator``. Calls the function for every key that has state now (ST9)."""
         if type(self._function).on_round is ProcessFunction.on_round:
             return
+        self._begin_call()
         self._backend.absorb()
         keys = self._backend.all_keys()
         for start in range(0, len(keys), _ROUND_KEYS):
@@ -173,6 +178,7 @@ class ProcessOperator(TimedOperator):
         """See ``TimedOperator``."""
         assert self._backend.timers is not None
         held, fired = self._backend.timers.of(kind), 0
+        self._begin_call()
         self._backend.absorb()
         results: list[Any] = []
         with paused_gc():

@@ -14,6 +14,7 @@ from headgate.operators.schemas import as_schema
 from headgate.state.descriptors import StateDescriptor, StateKind
 from headgate.state.key_hash import is_key_type
 from headgate.state.timers import RESERVED_PREFIX
+from headgate.state.ttl import TTL
 
 ValueT_co = TypeVar("ValueT_co", covariant=True)
 ListT_co = TypeVar("ListT_co", covariant=True)
@@ -41,7 +42,8 @@ M = TypeVar("M")
 class Declarations(Generic[V, L, M]):
     """Given to ``open``: declares value, list and map states, each by a name that is unique in its operator.
 
-    Types are Arrow, Polars or Python types, as in a schema; structs and lists too.
+    Types are Arrow, Polars or Python types, as in a schema; structs and lists too. With ``ttl=TTL("7d")`` a value, each
+    element of a list and each entry of a map lives for a while of processing time, and is then not there any more.
     """
 
     def __init__(self, node: str, maker: StateMaker[V, L, M]) -> None:
@@ -51,37 +53,27 @@ class Declarations(Generic[V, L, M]):
         self._is_closed = False
         self._maker = maker
 
-    def value(self, name: str, type: Any, *, ttl: object = None) -> V:
-        """Declare one value per key. ``ttl`` is not there yet."""
-        self._refuse_ttl(name, ttl)
-        return self._maker.value(self._declared(name, StateKind.VALUE, type))
+    def value(self, name: str, type: Any, *, ttl: TTL | None = None) -> V:
+        """Declare one value per key; ``ttl`` says how long it lives."""
+        return self._maker.value(self._declared(name, StateKind.VALUE, type, ttl))
 
-    def list(self, name: str, type: Any, *, ttl: object = None) -> L:
-        """Declare a list of elements per key. ``ttl`` is not there yet."""
-        self._refuse_ttl(name, ttl)
-        return self._maker.list(self._declared(name, StateKind.LIST, type))
+    def list(self, name: str, type: Any, *, ttl: TTL | None = None) -> L:
+        """Declare a list of elements per key; ``ttl`` says how long each element lives."""
+        return self._maker.list(self._declared(name, StateKind.LIST, type, ttl))
 
-    def map(self, name: str, key_type: Any, type: Any, *, ttl: object = None) -> M:
+    def map(self, name: str, key_type: Any, type: Any, *, ttl: TTL | None = None) -> M:
         """Declare a map per key, from ``key_type`` (as for keys: numbers, booleans, times, text) to ``type``.
 
-        ``ttl`` is not there yet.
+        ``ttl`` says how long each entry lives.
         """
-        self._refuse_ttl(name, ttl)
-        return self._maker.map(self._declared(name, StateKind.MAP, type, key_type))
+        return self._maker.map(self._declared(name, StateKind.MAP, type, ttl, key_type))
 
     def close(self) -> tuple[StateDescriptor, ...]:
         """End the declarations; for Headgate only."""
         self._is_closed = True
         return tuple(self._descriptors)
 
-    def _refuse_ttl(self, name: str, ttl: object) -> None:
-        if ttl is not None:
-            raise UsageError(
-                f"operator '{self._node}': time-to-live is not there yet, so state '{name}' cannot have ttl={ttl!r}; "
-                "register a timer (context.timers) with each record, and clear() in on_timer what is too old"
-            )
-
-    def _declared(self, name: str, kind: StateKind, type: Any, key_type: Any = None) -> StateDescriptor:
+    def _declared(self, name: str, kind: StateKind, type: Any, ttl: Any, key_type: Any = None) -> StateDescriptor:
         if self._is_closed:
             raise UsageError(f"operator '{self._node}': state '{name}' must be declared in open()")
         if not isinstance(name, str) or not name:
@@ -93,13 +85,15 @@ class Declarations(Generic[V, L, M]):
             )
         if any(descriptor.name == name for descriptor in self._descriptors):
             raise UsageError(f"operator '{self._node}': two states are named '{name}'; give each a name of its own")
+        if ttl is not None and not isinstance(ttl, TTL):
+            raise UsageError(f"operator '{self._node}': the ttl of state '{name}' is a TTL('7d'), not {ttl!r}")  # TL1
         own_key = None if kind is not StateKind.MAP else self._type(name, key_type)
         if own_key is not None and not is_key_type(own_key):
             raise UsageError(
                 f"operator '{self._node}': the keys of map state '{name}' cannot be {own_key}; use numbers, booleans, "
                 "times, strings or binaries"
             )
-        descriptor = StateDescriptor(name, kind, self._type(name, type), own_key)
+        descriptor = StateDescriptor(name, kind, self._type(name, type), own_key, ttl)
         self._descriptors.append(descriptor)
         return descriptor
 

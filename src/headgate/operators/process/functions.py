@@ -162,6 +162,9 @@ class MapState(_State):
             stored = self._store(value)
         except (ValueError, TypeError, OverflowError) as error:
             raise self._refuse(value, error) from None
+        self._set(own_key, stored)
+
+    def _set(self, own_key: Any, stored: Any) -> None:
         found = self._cells.writable(self._cursor.key)
         if found is None:
             self._cells.put(self._cursor.key, {own_key: stored})
@@ -205,27 +208,6 @@ class MapState(_State):
 
 StateHandle: TypeAlias = Declarations[ValueState, ListState, MapState]
 """What ``ProcessFunction.open`` declares its state with: ``value``, ``list`` and ``map``."""
-
-
-class RowStates:
-    """Makes the states of one operator (``declaring.StateMaker``)."""
-
-    def __init__(self, node: str, cursor: Cursor, cells: Callable[[StateDescriptor], RowCells]) -> None:
-        self._node = node
-        self._cursor = cursor
-        self._cells = cells
-
-    def value(self, descriptor: StateDescriptor) -> ValueState:
-        """See ``StateMaker``."""
-        return ValueState(self._node, descriptor, self._cursor, self._cells(descriptor))
-
-    def list(self, descriptor: StateDescriptor) -> ListState:
-        """See ``StateMaker``."""
-        return ListState(self._node, descriptor, self._cursor, self._cells(descriptor))
-
-    def map(self, descriptor: StateDescriptor) -> MapState:
-        """See ``StateMaker``."""
-        return MapState(self._node, descriptor, self._cursor, self._cells(descriptor))
 
 
 class ProcessContext:

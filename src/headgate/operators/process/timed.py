@@ -1,7 +1,8 @@
-"""When the timers of a process function fire: what both forms have in common (docs/spec/timers.md).
+"""What time it is to a process function, and when its timers fire: what both forms have in common.
 
-Counterparts: ``operators.process.by_row`` and ``by_batch``, which call the user's function; a backend of ``state``
-holds the timers. Reads the date once, when it is opened, and never again.
+Rules: docs/spec/timers.md and ttl.md. Counterparts: ``operators.process.by_row`` and ``by_batch``, which call the
+user's function; a backend of ``state`` holds the timers, and knows when state expires. Reads the date once, when it is
+opened, and never again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from headgate.operators.process.timers import OperatorTime
 from headgate.state.backend import ColumnBackend, RowBackend
 from headgate.state.frozen import FrozenState
 from headgate.state.timers import TIMERS, TimeKind, TimersMeta
+from headgate.state.ttl import TtlMeta
 
 FIRES_AT_END_MAX = 1_000_000
 """Timers that may fire at the end of the input for each that there was: more register each other for ever (TM9)."""
@@ -40,10 +42,18 @@ class TimedOperator(KeyedOperator):
     def _end_firing(self) -> None:
         """All that fires now has fired (TM4)."""
 
+    def _begin_call(self) -> None:
+        """A call of the user's function begins: one processing time holds for all state that it sees (TL2)."""
+        self._backend.time.now_ms = self._time.processing_time_ms
+
     def restore(self, states: Sequence[RestoredState]) -> None:
-        """See ``Operator``. Processing time goes on from the latest of the former subtasks (TM8)."""
+        """See ``Operator``. Processing time goes on from the latest of the former subtasks (TM8, TL5)."""
+        self._begin_call()
         node, found = self.context.node, []
         for sections in self._restore_backend(states):
+            of_ttl = TtlMeta.found_in(sections, f"state of '{node}'")
+            if of_ttl is not None:
+                self._time.go_on_from(of_ttl.processing_time_ms)
             meta = TimersMeta.found_in(sections, f"state of '{node}'")
             if meta is None:
                 continue
@@ -57,6 +67,8 @@ class TimedOperator(KeyedOperator):
         if found:
             self._time.go_on_from(max(meta.processing_time_ms for meta in found))
             self._time.has_ended = all(meta.has_ended for meta in found)
+        self._begin_call()
+        self._backend.end_restore()
 
     def on_watermark(self, watermark_ms: int) -> None:
         """Fire the timers that event time has reached, then pass the watermark on (TM3)."""
@@ -99,6 +111,7 @@ class TimedOperator(KeyedOperator):
 
     def freeze(self) -> FrozenState | None:
         """See ``Operator``."""
+        self._begin_call()
         if self._backend.timers is not None:
             self._backend.timers.meta = TimersMeta(self._time.processing_time_ms, self._time.has_ended)
         return super().freeze()

@@ -22,6 +22,7 @@ from headgate.runtime.stored_state.catalog import PartReader, StoredState
 from headgate.runtime.stored_state.pieces import Piece
 from headgate.runtime.stored_state.places import StoredCheckpoint
 from headgate.runtime.stored_state.shapes import (
+    EXPIRES,
     KEY_GROUP,
     OF_TIMERS,
     SUBTASK,
@@ -33,6 +34,7 @@ from headgate.runtime.stored_state.shapes import (
 )
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.timers import DATES_MS, TIME_COLUMN
+from headgate.state.ttl import EXPIRES_COLUMN
 from headgate.storage.base import Storage
 
 Mask = npt.NDArray[np.bool_]
@@ -209,6 +211,8 @@ def _column(batch: pa.RecordBatch, shape: Shape, name: str, piece: Piece, max_pa
         return pc.multiply(number, shape.window_ms * 1_000).view(pa.timestamp("us"))
     if name == TIME and shape.kind in OF_TIMERS.values():
         return _dates(batch.column(TIME_COLUMN))
+    if name == EXPIRES and shape.expires:  # TL9
+        return _dates(batch.column(EXPIRES_COLUMN))
     if name == SUBTASK:
         return pa.repeat(pa.scalar(piece.subtask.index, pa.int32()), batch.num_rows)
     assert name == KEY_GROUP

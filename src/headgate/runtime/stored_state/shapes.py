@@ -1,8 +1,8 @@
 """What the columns of a stored state mean: which are the key, and what they are called for people.
 
 Pure functions over what a manifest says of an operator (its ``state_text``) and the schema of a section. What a text
-does not tell is shown as it is stored. Rules RS5, RS6 and RS15 of docs/spec/reading-state.md. Counterparts:
-``state.descriptors`` and ``operators.windows.plan``, which make the texts.
+does not tell is shown as it is stored. Rules RS5, RS6 and RS15 of docs/spec/reading-state.md, TL9 of docs/spec/ttl.md.
+Counterparts: ``state.descriptors`` and ``operators.windows.plan``, which make the texts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
 from headgate.state.timers import TIME_COLUMN, TIMERS, TimeKind
+from headgate.state.ttl import has_expiry
 
 SUBTASK, KEY_GROUP = "_subtask", "_key_group"
 """Columns that any state can be asked for: which subtask had the row, and the key group of its key."""
+
+EXPIRES = "_expires"
+"""Column that a state with a TTL can be asked for: until when a row lives."""
 
 WINDOW, ROWS, PARTIAL = "__window", "__rows", "__partial_"
 """How windows store the number of a window, how many records a row stands for, and each accumulator."""
@@ -83,10 +87,16 @@ class Shape:
         return tuple(self.names[self.schema.get_field_index(key)] for key in self.keys)
 
     @property
+    def expires(self) -> bool:
+        """Whether its rows expire: the last stored column says when."""
+        return self.kind in (Kind.VALUE, Kind.LIST, Kind.MAP) and has_expiry(self.schema)
+
+    @property
     def shown(self) -> pa.Schema:
         """Return the columns that people see unless they choose others (RS5)."""
         fields: list[pa.Field] = []
-        for field, name in zip(self.schema, self.names, strict=True):
+        stored = self.schema.remove(len(self.schema) - 1) if self.expires else self.schema
+        for field, name in zip(stored, self.names, strict=False):
             if self.window_ms and field.name == WINDOW:
                 fields += [pa.field(end, pa.timestamp("us")) for end in (WINDOW_START, WINDOW_END)]
             else:
@@ -101,6 +111,7 @@ class Shape:
     def all(self) -> pa.Schema:
         """Return all columns that can be asked for."""
         more = [pa.field(SUBTASK, pa.int32()), *([pa.field(KEY_GROUP, pa.int32())] if self.keys else [])]
+        more += [pa.field(EXPIRES, pa.timestamp("us"))] if self.expires else []
         return pa.schema([*self.shown, *(field for field in more if field.name not in self.shown.names)])
 
 
@@ -137,7 +148,7 @@ def _declared(text: str, name: str, schema: pa.Schema) -> Shape:
     rest = tuple(schema.names[len(stored) :])
     is_clear = found is not None and not any(": " in name or "; " in name for name in found.groups())
     kind = OF_TIMERS.get(name) if rest == (TIME_COLUMN,) else None  # an earlier version let users take the name
-    taken = rest if kind is None else (*rest, TIME)
+    taken = (*rest, *([TIME] if kind is not None else [EXPIRES] if has_expiry(schema) else []))
     keys = _apart(stored, found.groups(), taken) if found is not None and is_clear else stored
     if kind is not None:
         return Shape(kind, schema, stored, (*keys, *rest))

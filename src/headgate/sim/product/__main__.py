@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
-from headgate.sim.product import cancelling, induced, mixed, modes, overtaking, savepoints, streams, timed
+from headgate.sim.product import cancelling, expiring, induced, mixed, modes, overtaking, savepoints, streams, timed
 from headgate.sim.product.coverage_table import measure, table, write
 from headgate.sim.product.run import Result, run_seed
 
@@ -22,6 +22,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "savepoints": savepoints.run_seed,
     "cancelling": cancelling.run_seed,
     "timers": timed.run_seed,
+    "ttl": expiring.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -48,6 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--savepoints", action="store_true", help="pipelines that are moved with savepoints")
     parser.add_argument("--cancelling", action="store_true", help="pipelines that do not retain their checkpoints")
     parser.add_argument("--timers", action="store_true", help="pipelines whose functions have timers")
+    parser.add_argument("--ttl", action="store_true", help="pipelines whose functions have state that expires")
     chosen = parser.parse_args(arguments)
     if chosen.coverage:
         text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)

@@ -21,7 +21,7 @@ from headgate.sim.machine.faults import Fault
 from headgate.sim.product.history import History
 from headgate.sim.product.records import OUT_OF_ORDER_MS, WINDOW_MS, Row
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
-from headgate.sim.product.workloads import Branches, Values, Workload, draw_splits
+from headgate.sim.product.workloads import Branches, Job, Values, Workload, draw_splits
 from headgate.state.timers import TIMERS, TimeKind
 
 REMINDER_MS = 1_001
@@ -178,13 +178,15 @@ class Timed(Branches):
 
 
 class TimedRun(Run):
-    """The user of one such pipeline."""
+    """The user of one such pipeline, whose drivers die behind checkpoints that hold something to be restored."""
+
+    SUBJECT = "timers"
 
     def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        rng = self._rng = random.Random(f"timers of seed {seed}")
+        rng = self._rng = random.Random(f"{self.SUBJECT} of seed {seed}")
         settings = self.settings
-        settings.job = Timed(tuple(rng.sample(TIMED, rng.choice((1, 2, 3)))))
+        settings.job = self._draw_job(rng)
         settings.inputs = settings.inputs[:1]
         if settings.files is None:
             settings.inputs = [draw_splits(rng, 0, rng.choice((1, 2, 4)), rng.choice((60, 200, 400)))]
@@ -197,6 +199,13 @@ class TimedRun(Run):
         self._kills_left = rng.choice((1, 2, 4))
         self.history = History(settings.checkpointing.retained, self._on_manifest)
 
+    def _draw_job(self, rng: random.Random) -> Job:
+        return Timed(tuple(rng.sample(TIMED, rng.choice((1, 2, 3)))))
+
+    def _is_of_interest(self, rows: Mapping[str, int]) -> bool:
+        """Whether what a checkpoint holds of an operator, the rows of each state, is worth a restore."""
+        return bool(rows.get(EVENT_TIMERS))
+
     def start(self) -> None:
         """See ``Run``."""
         if self._rng.random() < RESCALE_RATE:
@@ -204,10 +213,15 @@ class TimedRun(Run):
         super().start()
 
     def _on_manifest(self, manifest: Manifest, files: Mapping[str, frozenset[str]]) -> None:
-        """A checkpoint completes. Perhaps somebody dies, so that its timers are restored."""
+        """A checkpoint completes. Perhaps somebody dies, so that what it holds is restored."""
         self.harm.on_manifest(manifest, files)
-        has_timers = any(state.get(EVENT_TIMERS) for part in manifest.parts for state in (part.rows or {}).values())
-        if has_timers and self._kills_left and not self.faults.is_healed and self._rng.random() < 0.4:
+        held = [rows for part in manifest.parts for rows in (part.rows or {}).values()]
+        if (
+            any(map(self._is_of_interest, held))
+            and self._kills_left
+            and not self.faults.is_healed
+            and self._rng.random() < 0.4
+        ):
             self._kills_left -= 1
             self.world.at(self._rng.randint(0, 10), self._kill)
 

@@ -12,19 +12,23 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.backend import Ownership, restored_batches
+from headgate.state.backend import ListColumns, MapColumns, Ownership, ValueColumns, restored_batches, restored_states
 from headgate.state.columns import FrozenRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.key_hash import Hashes, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
 from headgate.state.keyed import KeyedState, Rows
 from headgate.state.memory.column_timers import MemoryColumnTimers
+from headgate.state.memory.expiring import ExpiringLists, ExpiringMaps, ExpiringValues
+from headgate.state.memory.expiry import Sweep
 from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import MemoryMaps
 from headgate.state.memory.values import MemoryValues
 from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, TimersMeta, timer_section
+from headgate.state.ttl import TTL, TTL_SECTION, StateTime, TtlMeta
 
-State: TypeAlias = MemoryValues | MemoryLists | MemoryMaps
+Expiring: TypeAlias = ExpiringValues | ExpiringLists | ExpiringMaps
+State: TypeAlias = MemoryValues | MemoryLists | MemoryMaps | Expiring
 
 _RENUMBER_MIN = 65_536
 _ENCODE_ROWS = 65_536
@@ -34,18 +38,18 @@ class _Frozen(KeyedState):
     """The slots of all states at a barrier."""
 
     def __init__(
-        self, frozen_keys: FrozenKeys, states: Sequence[tuple[Section, FrozenRows]], meta: TimersMeta | None
+        self, frozen_keys: FrozenKeys, states: Sequence[tuple[Section, FrozenRows]], about: Mapping[str, bytes]
     ) -> None:
         super().__init__()
         self._frozen_keys = frozen_keys
         self._states = states
-        self._timers_meta = meta
+        self._about = about
 
     def _rows(self) -> Mapping[str, int]:
         return {section.name: frozen.count() for section, frozen in self._states}
 
     def _meta(self) -> Mapping[str, bytes]:
-        return {} if self._timers_meta is None else {TIMERS: self._timers_meta.encode()}
+        return self._about
 
     def _sections(self) -> Rows:
         key_columns = self._frozen_keys()
@@ -69,14 +73,19 @@ class MemoryColumnBackend:
     def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> None:
         self._keys = keys
         self._index = make_key_index(keys.types)
+        self.time = StateTime()
         self._states: dict[StateDescriptor, State] = {d: self._made(d) for d in descriptors}
         event_time, processing_time = MemoryColumnTimers(self._hashes), MemoryColumnTimers(self._hashes)
         self.timers = TimersByKind(event_time, processing_time, TimersMeta(0, False)) if has_timers else None
         held = {TimeKind.EVENT_TIME: event_time, TimeKind.PROCESSING_TIME: processing_time}
         self._timers = held if has_timers else {}
+        self._expiring = [state for state in self._states.values() if isinstance(state, Expiring)]
+        self._sweep = Sweep()
         self._renumber_at = _RENUMBER_MIN
 
     def _made(self, descriptor: StateDescriptor) -> State:
+        if descriptor.ttl is not None:
+            return self._made_to_expire(descriptor, descriptor.ttl)
         match descriptor.kind:
             case StateKind.VALUE:
                 return MemoryValues(descriptor.type, self._keys_count)
@@ -85,6 +94,15 @@ class MemoryColumnBackend:
             case StateKind.MAP:
                 return MemoryMaps(descriptor.key_type, descriptor.type, self._keys_count)
 
+    def _made_to_expire(self, descriptor: StateDescriptor, ttl: TTL) -> Expiring:
+        match descriptor.kind:
+            case StateKind.VALUE:
+                return ExpiringValues(descriptor.type, self._keys_count, ttl, self.time)
+            case StateKind.LIST:
+                return ExpiringLists(descriptor.type, self._keys_count, ttl, self.time)
+            case StateKind.MAP:
+                return ExpiringMaps(descriptor.key_type, descriptor.type, self._keys_count, ttl, self.time)
+
     def _keys_count(self) -> int:
         return len(self._index)
 
@@ -92,19 +110,19 @@ class MemoryColumnBackend:
         names = self._keys.section_names
         return hash_columns(pa.RecordBatch.from_arrays(self._index.columns(slots), names=names), names)
 
-    def values(self, descriptor: StateDescriptor) -> MemoryValues:
+    def values(self, descriptor: StateDescriptor) -> ValueColumns:
         """See ``ColumnBackend``."""
         state = self._states[descriptor]
         assert isinstance(state, MemoryValues)
         return state
 
-    def lists(self, descriptor: StateDescriptor) -> MemoryLists:
+    def lists(self, descriptor: StateDescriptor) -> ListColumns:
         """See ``ColumnBackend``."""
         state = self._states[descriptor]
-        assert isinstance(state, MemoryLists)
+        assert isinstance(state, MemoryLists | ExpiringLists)
         return state
 
-    def maps(self, descriptor: StateDescriptor) -> MemoryMaps:
+    def maps(self, descriptor: StateDescriptor) -> MapColumns:
         """See ``ColumnBackend``."""
         state = self._states[descriptor]
         assert isinstance(state, MemoryMaps)
@@ -127,6 +145,7 @@ class MemoryColumnBackend:
 
     def prepare(self) -> None:
         """See ``ColumnBackend``."""
+        self._drop_some_that_expired()
         if len(self._index) < self._renumber_at:
             return
         living = self._held_slots()
@@ -139,6 +158,16 @@ class MemoryColumnBackend:
                 timers.renumber(living)
             self._index = index
         self._renumber_at = max(_RENUMBER_MIN, 2 * len(self._index))
+
+    def _drop_some_that_expired(self) -> None:
+        """Go on through the states with a TTL; when all keys were seen, see whether most have lost all state (TL8)."""
+        if not self._expiring:
+            return
+        for state in self._expiring:
+            state.sweep()
+        _, end = self._sweep.turn(len(self._index))
+        if end == len(self._index) >= _RENUMBER_MIN:
+            self._renumber_at = end
 
     def _held_slots(self) -> Slots:
         """Return the slots of all keys that have any state or timer."""
@@ -153,13 +182,16 @@ class MemoryColumnBackend:
         """See ``StateBackend``."""
         states = [(section_of(self._keys, descriptor), state.freeze()) for descriptor, state in self._states.items()]
         timers = [(timer_section(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
-        return _Frozen(self._index.freeze(), [*states, *timers], None if self.timers is None else self.timers.meta)
+        about = {} if self.timers is None else {TIMERS: self.timers.meta.encode()}
+        if self._expiring:
+            about[TTL_SECTION] = TtlMeta(self.time.now_ms).encode()
+        return _Frozen(self._index.freeze(), [*states, *timers], about)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
         width = len(self._keys.names)
         for descriptor, state in self._states.items():
-            for batch in restored_batches(sections, section_of(self._keys, descriptor), path, owner):
+            for batch in restored_states(sections, section_of(self._keys, descriptor), path, owner):
                 slots = self._index.slots(batch.columns[:width])
                 state.restore(slots, batch.columns[width:])
         if TimersMeta.found_in(sections, path) is not None:
@@ -167,3 +199,8 @@ class MemoryColumnBackend:
                 for batch in restored_batches(sections, timer_section(self._keys, kind), path, owner):
                     times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
                     timers.register(self._index.slots(batch.columns[:width]), times_ms)
+
+    def end_restore(self) -> None:
+        """See ``TimedBackend``."""
+        for state in self._expiring:
+            state.end_restore()

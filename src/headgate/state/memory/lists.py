@@ -25,8 +25,10 @@ _POOL_FREE = 4_096
 class MemoryLists:
     """Lists by slot: see ``backend.ListColumns``. ``keys_count`` tells how many slots the key index has given."""
 
-    def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int]) -> None:
+    def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int], *, is_queue: bool = False) -> None:
+        """``is_queue``: elements go from the beginning (``drop_first``); blocks are larger, not to be full soon."""
         self._keys_count = keys_count
+        self._is_queue = is_queue
         self._dtype = dtype
         self._pool = make_vector(dtype)
         self._end = 0
@@ -68,7 +70,7 @@ class MemoryLists:
         if len(full) == 0:
             return
         lists, counts, before = lists[full], counts[full], blocks[full]
-        wanted = _block_sizes(needed[full])
+        wanted = _block_sizes(needed[full] * (2 if self._is_queue else 1))
         starts = self._starts.written(self._size)
         moved_to = self._end + np.cumsum(wanted) - wanted
         self._end += int(wanted.sum())
@@ -85,6 +87,17 @@ class MemoryLists:
         rows, positions = ranges(self._starts.read(self._size).take(slots), self._counts.read(self._size).take(slots))
         return rows, self._pool.take(positions)
 
+    def at(self, slots: Slots, places: Slots) -> pa.Array:
+        """Return the element at one place of each slot's list; it has so many."""
+        return self._pool.take(self._starts.read(self._size).take(slots) + places)
+
+    def drop_first(self, slots: Slots, counts: Slots) -> None:
+        """Forget the first ``counts`` elements of the lists of ``slots``, all different; no other is moved."""
+        for part, change in ((self._starts, counts), (self._counts, -counts), (self._blocks, -counts)):
+            part.written(self._size)[slots] += change
+        self._used -= int(counts.sum())
+        self._rebuild_if_wasteful()
+
     def clear(self, slots: Slots) -> None:
         """Forget the lists of ``slots``. Their blocks are never written again."""
         slots = np.unique(slots)
@@ -99,7 +112,7 @@ class MemoryLists:
             return
         slots = np.flatnonzero(self.living())
         rows, values = self.explode(slots)
-        rebuilt = MemoryLists(self._dtype, self._keys_count)
+        rebuilt = MemoryLists(self._dtype, self._keys_count, is_queue=self._is_queue)
         rebuilt.append(slots[rows], values)
         self.__dict__.update(rebuilt.__dict__)
 

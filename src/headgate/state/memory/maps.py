@@ -46,13 +46,23 @@ class MemoryMaps:
     def get(self, slots: Slots, map_keys: pa.Array) -> pa.Array:
         """Return the value of each row's key and map key, or null."""
         entries = self._numbered(slots, map_keys)
-        return self._values.take(entries, self._present.read(len(self._pairs)).take(entries))
+        return self._values.take(entries, self._read(entries))
 
     def contains(self, slots: Slots, map_keys: pa.Array) -> Mask:
         """Return which rows' map keys have a value."""
-        entries = self._numbered(slots, map_keys)
+        return self._read(self._numbered(slots, map_keys))
+
+    def _read(self, entries: Slots) -> Mask:
+        """Return which entries there are; somebody is told of them."""
+        return self._has(entries)
+
+    def _has(self, entries: Slots) -> Mask:
         found: Mask = self._present.read(len(self._pairs)).take(entries)
         return found
+
+    def _mark(self, entries: Slots) -> None:
+        """``entries`` have a value that was written now."""
+        self._present.written(len(self._pairs))[entries] = True
 
     def put(self, slots: Slots, map_keys: pa.Array, values: pa.Array) -> None:
         """Set values; the last row of an entry wins."""
@@ -62,9 +72,9 @@ class MemoryMaps:
         if not is_last.all():
             slots, entries, values = slots[is_last], entries[is_last], values.filter(pa.array(is_last))
         self._values.put(entries, values, count)
-        present, listed = self._present.written(count), self._listed.written(count)
-        self._live += len(entries) - int(present[entries].sum())
-        present[entries] = True
+        listed = self._listed.written(count)
+        self._live += len(entries) - int(self._present.read(count)[entries].sum())
+        self._mark(entries)
         is_new = ~listed[entries]
         self._entries.append(slots[is_new], pa.array(entries[is_new]))
         listed[entries] = True
@@ -92,10 +102,15 @@ class MemoryMaps:
     def items(self, slots: Slots) -> tuple[Slots, pa.Array, pa.Array]:
         """Return all entries of the rows' maps: the row of each, the map key and the value."""
         rows, entries = self._exploded(slots)
-        living = self._present.read(len(self._pairs)).take(entries)
+        living = self._read(entries)
         if not living.all():
             rows, entries = rows[living], entries[living]
-        return rows, self._map_keys.columns(self._pairs.words(entries) & _LOW)[0], self._values.take(entries)
+        map_keys, values, *_ = self._columns(entries)
+        return rows, map_keys, values
+
+    def _columns(self, entries: Slots) -> list[pa.Array]:
+        """Return what ``restore`` needs of entries."""
+        return [self._map_keys.columns(self._pairs.words(entries) & _LOW)[0], self._values.take(entries)]
 
     def _exploded(self, slots: Slots) -> tuple[Slots, Slots]:
         rows, entries = self._entries.explode(slots)
@@ -109,20 +124,28 @@ class MemoryMaps:
         if count > 2 * self._live + _DEAD_FREE:
             self._rebuild(np.arange(self._size))
         elif self._values.has_garbage(self._live):
-            self._values.tidy(np.flatnonzero(self._present.read(count)[:count]))
+            self._values.tidy(np.flatnonzero(self._present.read(count)[:count]))  # also what nobody sees any more
 
     def _rebuild(self, old: Slots) -> None:
         """Number the living entries anew, for the slots ``old``, which become 0, 1, 2 …"""
-        rows, map_keys, values = self.items(old)
-        rebuilt = MemoryMaps(self._key_type, self._dtype, self._keys_count)
-        rebuilt.put(rows, map_keys, values)
+        rows, entries = self._exploded(old)
+        living = self._has(entries)
+        rebuilt = self._empty()
+        rebuilt.restore(rows[living], self._columns(entries[living]))
         self.__dict__.update(rebuilt.__dict__)
+
+    def _empty(self) -> MemoryMaps:
+        return MemoryMaps(self._key_type, self._dtype, self._keys_count)
 
     def living(self) -> Mask:
         """Return which slots have an entry."""
-        entries = np.flatnonzero(self._present.read(0)[: len(self._pairs)])
+        entries = np.flatnonzero(self._living_entries())
         found = np.zeros(self._size, np.bool_)
         found[self._pairs.words(entries) >> 32] = True
+        return found
+
+    def _living_entries(self) -> Mask:
+        found: Mask = self._present.read(len(self._pairs))[: len(self._pairs)]
         return found
 
     def freeze(self) -> FrozenRows:

@@ -6,49 +6,57 @@ new object into the overlay (ST5). A list or dict of a key is copied when it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
-from headgate.state.backend import Ownership, restored_batches
+from headgate.state.backend import Ownership, restored_batches, restored_states
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
+from headgate.state.expiring_rows import live_objects
 from headgate.state.keyed import KeyedState, Rows
 from headgate.state.memory.cells import FrozenCells, MemoryCells
+from headgate.state.memory.expiring_cells import ExpiringCells
 from headgate.state.memory.row_timers import MemoryRowTimers, timer_batches, timers_count
 from headgate.state.row_values import conversion, python_values
 from headgate.state.timers import TIMERS, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
+from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta
 
 _ENCODE_KEYS = 16_384
 
 
 class _Frozen(KeyedState):
-    """The objects of all states at a barrier."""
+    """The objects of all states at a barrier, and what time it was: what had expired is not among the rows (TL6)."""
 
     def __init__(
         self,
         keys: KeyColumns,
         states: Sequence[tuple[StateDescriptor, FrozenCells]],
+        now_ms: int,
         timers: Sequence[tuple[Section, FrozenCells]] = (),
         meta: TimersMeta | None = None,
     ) -> None:
         super().__init__()
         self._keys = keys
         self._states = states
+        self._now_ms = now_ms
         self._timers = timers
         self._timers_meta = meta
 
     def _rows(self) -> Mapping[str, int]:
-        rows = {descriptor.name: _count(descriptor, cells.objects) for descriptor, cells in self._states}
+        rows = {d.name: _count(d, cells.objects, self._now_ms) for d, cells in self._states}
         return rows | {section.name: timers_count(cells) for section, cells in self._timers}
 
     def _meta(self) -> Mapping[str, bytes]:
-        return {} if self._timers_meta is None else {TIMERS: self._timers_meta.encode()}
+        found = {} if self._timers_meta is None else {TIMERS: self._timers_meta.encode()}
+        if any(descriptor.ttl is not None for descriptor, _ in self._states):
+            found[TTL_SECTION] = TtlMeta(self._now_ms).encode()
+        return found
 
     def _sections(self) -> Rows:
-        found = [(section_of(self._keys, descriptor), descriptor, cells) for descriptor, cells in self._states]
-        states = [(one, list(_batches(one.schema, descriptor, cells.objects))) for one, descriptor, cells in found]
+        found = [(section_of(self._keys, d), d, cells.objects) for d, cells in self._states]
+        states = [(one, list(_batches(one.schema, d, _living(d, objects, self._now_ms)))) for one, d, objects in found]
         timers = [(one, list(timer_batches(one, self._keys, cells, _ENCODE_KEYS))) for one, cells in self._timers]
         return [*states, *timers]
 
@@ -64,11 +72,16 @@ class MemoryRowBackend:
 
     def __init__(self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> None:
         self._keys = keys
-        self._cells = {descriptor: MemoryCells() for descriptor in descriptors}
+        self.time = StateTime()
+        self._cells = {descriptor: self._made(descriptor) for descriptor in descriptors}
+        self._expiring = [cells for cells in self._cells.values() if isinstance(cells, ExpiringCells)]
         event_time, processing_time = MemoryRowTimers(keys), MemoryRowTimers(keys)
         self.timers = TimersByKind(event_time, processing_time, TimersMeta(0, False)) if has_timers else None
         held = {TimeKind.EVENT_TIME: event_time, TimeKind.PROCESSING_TIME: processing_time}
         self._timers = held if has_timers else {}
+
+    def _made(self, descriptor: StateDescriptor) -> MemoryCells:
+        return MemoryCells() if descriptor.ttl is None else ExpiringCells(descriptor.kind, descriptor.ttl, self.time)
 
     def cells(self, descriptor: StateDescriptor) -> MemoryCells:
         """See ``RowBackend``."""
@@ -85,17 +98,20 @@ class MemoryRowBackend:
         """See ``RowBackend``: gives up the overlays of snapshots that are released."""
         for cells in (*self._cells.values(), *(timers.cells for timers in self._timers.values())):
             cells.absorb()
+        for expiring in self._expiring:
+            expiring.sweep()  # TL8
 
     def freeze(self) -> _Frozen:
         """See ``StateBackend``."""
         states = [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()]
         timers = [(timer_section(self._keys, kind), found.cells.freeze()) for kind, found in self._timers.items()]
-        return _Frozen(self._keys, states, timers, None if self.timers is None else self.timers.meta)
+        meta = None if self.timers is None else self.timers.meta
+        return _Frozen(self._keys, states, self.time.now_ms, timers, meta)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
         for descriptor, cells in self._cells.items():
-            for batch in restored_batches(sections, section_of(self._keys, descriptor), path, owner):
+            for batch in restored_states(sections, section_of(self._keys, descriptor), path, owner):
                 _add_rows(cells, descriptor, batch, len(self._keys.names))
         if TimersMeta.found_in(sections, path) is not None:
             for kind, timers in self._timers.items():
@@ -103,6 +119,17 @@ class MemoryRowBackend:
                     times_ms = batch.columns[-1].to_pylist()
                     for key, time_ms in zip(_keys_of(batch, len(self._keys.names)), times_ms, strict=True):
                         timers.register(key, time_ms)
+
+    def end_restore(self) -> None:
+        """See ``TimedBackend``."""
+        for cells in self._expiring:
+            cells.end_restore()
+
+
+def _living(descriptor: StateDescriptor, objects: dict[Any, Any], now_ms: int) -> Iterable[tuple[Any, Any]]:
+    """Return keys and objects without what has expired."""
+    items = objects.items()
+    return items if descriptor.ttl is None else live_objects(descriptor.kind, items, now_ms)
 
 
 def _keys_of(batch: pa.RecordBatch, width: int) -> list[Any]:
@@ -113,7 +140,9 @@ def _keys_of(batch: pa.RecordBatch, width: int) -> list[Any]:
 def _add_rows(cells: MemoryCells, descriptor: StateDescriptor, batch: pa.RecordBatch, width: int) -> None:
     keys = _keys_of(batch, width)
     store = conversion(descriptor.type).store
-    values = [store(value) for value in python_values(batch.columns[-1])]
+    values = [store(value) for value in python_values(batch.column("value"))]
+    if descriptor.ttl is not None:
+        values = list(zip(values, batch.column(EXPIRES_COLUMN).to_pylist(), strict=True))
     match descriptor.kind:
         case StateKind.VALUE:
             for key, value in zip(keys, values, strict=True):
@@ -134,19 +163,24 @@ def _owned(cells: MemoryCells, key: Any, make: type) -> Any:
     return found
 
 
-def _count(descriptor: StateDescriptor, objects: dict[Any, Any]) -> int:
-    if descriptor.kind is StateKind.VALUE:
+def _count(descriptor: StateDescriptor, objects: dict[Any, Any], now_ms: int) -> int:
+    is_value = descriptor.kind is StateKind.VALUE
+    if is_value and descriptor.ttl is None:
         return len(objects)
-    return sum(len(found) for found in objects.values())  # a generator: other threads run in between
+    living = _living(descriptor, objects, now_ms)
+    return sum(1 if is_value else len(found) for _, found in living)  # a generator: other threads run in between
 
 
-def _batches(schema: pa.Schema, descriptor: StateDescriptor, objects: dict[Any, Any]) -> Iterator[pa.RecordBatch]:
+def _batches(
+    schema: pa.Schema, descriptor: StateDescriptor, objects: Iterable[tuple[Any, Any]]
+) -> Iterator[pa.RecordBatch]:
     """Return the rows of a section: one per value, element or entry (ST3)."""
     load = conversion(descriptor.type).load
-    items = iter(objects.items())
+    items = iter(objects)
     while part := list(islice(items, _ENCODE_KEYS)):  # in parts, because each holds up the processing thread
         keys: list[Any] = []
         inner: list[list[Any]] = []
+        expiries: list[list[int]] = []
         match descriptor.kind:
             case StateKind.VALUE:
                 keys, values = [key for key, _ in part], [found for _, found in part]
@@ -157,7 +191,10 @@ def _batches(schema: pa.Schema, descriptor: StateDescriptor, objects: dict[Any, 
                 keys = [key for key, found in part for _ in found]
                 inner = [[map_key for _, found in part for map_key in found]]
                 values = [value for _, found in part for value in found.values()]
-        outer = [keys] if len(schema) == len(inner) + 2 else [list(column) for column in zip(*keys, strict=True)]
-        columns = [*outer, *inner, values if load is None else list(map(load, values))]
+        if descriptor.ttl is not None:
+            values, expiries = [pair[0] for pair in values], [[pair[1] for pair in values]]
+        width = len(schema) - len(inner) - 1 - len(expiries)
+        outer = [keys] if width == 1 else [list(column) for column in zip(*keys, strict=True)]
+        columns = [*outer, *inner, values if load is None else list(map(load, values)), *expiries]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)

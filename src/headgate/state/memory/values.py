@@ -37,8 +37,15 @@ class MemoryValues:
 
     def contains(self, slots: Slots) -> Mask:
         """Return which slots have a value."""
+        return self._has(slots)
+
+    def _has(self, slots: Slots) -> Mask:
         found: Mask = self._present.read(self._size).take(slots)
         return found
+
+    def _mark(self, slots: Slots) -> None:
+        """``slots`` have a value that was written now."""
+        self._present.written(self._size)[slots] = True
 
     def put(self, slots: Slots, values: pa.Array) -> None:
         """Set values; the last row of a slot wins."""
@@ -46,7 +53,7 @@ class MemoryValues:
         if not is_last.all():
             slots, values = slots[is_last], values.filter(pa.array(is_last))
         self._vector.put(slots, values, self._size)
-        self._present.written(self._size)[slots] = True
+        self._mark(slots)
         self._tidy()
 
     def clear(self, slots: Slots) -> None:
@@ -56,11 +63,12 @@ class MemoryValues:
     def replace(self, slots: Slots, values: pa.Array) -> Mask:
         """Set values as ``put`` does; return the last row of each slot whose value changed."""
         is_last = self._last.mask(slots, self._size)
-        before, had = self.get(slots), self.contains(slots)
+        had = self._has(slots)
+        before = self._vector.take(slots, had)
         changed: Mask = is_last & ~(had & _equal(before, values))
         if changed.any():
             self._vector.put(slots[changed], values.filter(pa.array(changed)), self._size)
-            self._present.written(self._size)[slots[changed]] = True
+            self._mark(slots[changed])
             self._tidy()
         return changed
 
@@ -72,21 +80,21 @@ class MemoryValues:
         """
         assert isinstance(self._vector, FixedVector)
         rows = to_numpy(values)
-        data, present = self._vector.numbers(self._size), self._present.read(self._size)
+        data = self._vector.numbers(self._size)
         worst = _extremes(rows.dtype)[1 if is_min else 0]
         combine: np.ufunc = np.minimum if is_min else np.maximum
         counts = None
         if rows.dtype.kind == "f" and np.isnan(rows).any():
             counts = np.flatnonzero(~np.isnan(rows))
             slots, rows = slots[counts], rows[counts]
-        had = present.take(slots)
+        had = self._has(slots)
         data[slots[~had]] = worst
         before = data.take(slots)
         combine.at(data, slots, rows)
         is_new = (data.take(slots) == rows) & ((rows != before) | ~had)
         changed = is_new.copy()
         changed[is_new] = self._last.mask(slots[is_new], self._size)
-        self._present.written(self._size)[slots] = True
+        self._mark(slots)
         return changed if counts is None else _spread(changed, counts, len(values))
 
     def add(self, slots: Slots, values: pa.Array) -> Mask:
@@ -96,12 +104,11 @@ class MemoryValues:
             The last row of each slot whose value changed.
         """
         assert isinstance(self._vector, FixedVector)
-        data, present = self._vector.numbers(self._size), self._present.written(self._size)
-        had = present.take(slots)
+        data, had = self._vector.numbers(self._size), self._has(slots)
         data[slots[~had]] = 0
         before = data.take(slots)
         np.add.at(data, slots, to_numpy(values))
-        present[slots] = True
+        self._mark(slots)
         changed: Mask = self._last.mask(slots, self._size) & (~had | (data.take(slots) != before))
         return changed
 

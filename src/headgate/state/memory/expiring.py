@@ -1,0 +1,259 @@
+"""Columnar states with a TTL: those without, and beside them when what they hold expires (docs/spec/ttl.md).
+
+Each obeys the expiries in all that it returns, sets them when it is written, and renews them when it is read, if its
+TTL says so. ``sweep`` forgets some of what has expired. Counterpart: ``state.memory.by_column``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.state.columns import FrozenRows, to_numpy
+from headgate.state.key_index import Slots
+from headgate.state.memory.expiry import Expiries, Sweep, live_rows
+from headgate.state.memory.lists import MemoryLists
+from headgate.state.memory.maps import MemoryMaps
+from headgate.state.memory.values import MemoryValues
+from headgate.state.slot_array import Array, Mask
+from headgate.state.ttl import TTL, StateTime
+
+
+class ExpiringValues(MemoryValues):
+    """Values by slot: see ``backend.ValueColumns``."""
+
+    def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int], ttl: TTL, time: StateTime) -> None:
+        super().__init__(dtype, keys_count)
+        self._expiries = Expiries(ttl, time)
+        self._sweep = Sweep()
+
+    def contains(self, slots: Slots) -> Mask:
+        """See ``MemoryValues``."""
+        found = self._has(slots)
+        self._expiries.on_read(slots[found], self._size)
+        return found
+
+    def _has(self, slots: Slots) -> Mask:
+        return super()._has(slots) & self._expiries.are_live(slots, self._size)
+
+    def _mark(self, slots: Slots) -> None:
+        super()._mark(slots)
+        self._expiries.renew(slots, self._size)
+
+    def replace(self, slots: Slots, values: pa.Array) -> Mask:
+        """See ``MemoryValues``. A value that stays the same is written all the same (TL4)."""
+        changed = super().replace(slots, values)
+        self._mark(slots)
+        return changed
+
+    def living(self) -> Mask:
+        """See ``MemoryValues``."""
+        return super().living() & (self._expiries.read(self._size) > self._expiries.now_ms)
+
+    def freeze(self) -> FrozenRows:
+        """See ``MemoryValues``; the last column is the expiry."""
+        present, at = self._present.freeze(self._size), self._expiries.freeze(self._size)
+        return live_rows(super().freeze(), lambda: at[np.flatnonzero(present)], self._expiries.now_ms)
+
+    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+        """See ``MemoryValues``."""
+        super().restore(slots, columns[:1])
+        self._expiries.restore(slots, columns[1], self._size)
+
+    def end_restore(self) -> None:
+        """See ``backend.TimedBackend``."""
+        self._expiries.end_restore(self._size)
+        self._drop(0, self._size)
+        self._sweep.turn(self._size)  # nothing of this has come since
+
+    def renumber(self, old: Slots) -> None:
+        """See ``MemoryValues``."""
+        super().renumber(old)
+        self._expiries.renumber(old)
+
+    def sweep(self) -> None:
+        """Forget some of what has expired; at the end of a round, what it refers to, if that is much."""
+        start, end = self._sweep.turn(self._size)
+        self._drop(start, end)
+        if end == self._size:
+            living = np.flatnonzero(self.living())
+            if self._vector.has_garbage(len(living)):
+                self._vector.tidy(living)
+
+    def _drop(self, start: int, end: int) -> None:
+        present, at = self._present.read(self._size)[start:end], self._expiries.read(self._size)[start:end]
+        expired = np.flatnonzero(present & (at <= self._expiries.now_ms))
+        if len(expired):
+            self.clear(start + expired)
+
+
+class ExpiringMaps(MemoryMaps):
+    """Maps by slot: see ``backend.MapColumns``. Each entry has an expiry of its own."""
+
+    def __init__(
+        self, key_type: pa.DataType, dtype: pa.DataType, keys_count: Callable[[], int], ttl: TTL, time: StateTime
+    ) -> None:
+        super().__init__(key_type, dtype, keys_count)
+        self._ttl = ttl
+        self._time = time
+        self._expiries = Expiries(ttl, time)
+        self._sweep = Sweep()
+
+    def _read(self, entries: Slots) -> Mask:
+        found = self._has(entries)
+        self._expiries.on_read(entries[found], len(self._pairs))
+        return found
+
+    def _has(self, entries: Slots) -> Mask:
+        return super()._has(entries) & self._expiries.are_live(entries, len(self._pairs))
+
+    def _mark(self, entries: Slots) -> None:
+        super()._mark(entries)
+        self._expiries.renew(entries, len(self._pairs))
+
+    def _columns(self, entries: Slots) -> list[pa.Array]:
+        return [*super()._columns(entries), pa.array(self._expiries.read(len(self._pairs))[entries])]
+
+    def _empty(self) -> ExpiringMaps:
+        return ExpiringMaps(self._key_type, self._dtype, self._keys_count, self._ttl, self._time)
+
+    def _living_entries(self) -> Mask:
+        return super()._living_entries() & (self._expiries.read(len(self._pairs)) > self._expiries.now_ms)
+
+    def freeze(self) -> FrozenRows:
+        """See ``MemoryMaps``; the last column is the expiry."""
+        count = len(self._pairs)
+        present, at = self._present.freeze(count), self._expiries.freeze(count)
+        return live_rows(super().freeze(), lambda: at[np.flatnonzero(present)], self._expiries.now_ms)
+
+    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+        """See ``MemoryMaps``."""
+        super().restore(slots, columns[:2])
+        self._expiries.restore(self._numbered(slots, columns[0]), columns[2], len(self._pairs))
+
+    def end_restore(self) -> None:
+        """See ``backend.TimedBackend``."""
+        self._expiries.end_restore(len(self._pairs))
+        self._drop(0, len(self._pairs))
+        self._sweep.turn(len(self._pairs))
+
+    def sweep(self) -> None:
+        """Forget some of what has expired."""
+        self._drop(*self._sweep.turn(len(self._pairs)))
+
+    def _drop(self, start: int, end: int) -> None:
+        count = len(self._pairs)
+        present, at = self._present.read(count)[start:end], self._expiries.read(count)[start:end]
+        expired = np.flatnonzero(present & (at <= self._expiries.now_ms))
+        if len(expired):
+            self._forget(start + expired)
+            self._tidy()
+
+
+class ExpiringLists:
+    """Lists by slot: see ``backend.ListColumns``. Beside the elements stand their expiries, which only rise (TL3).
+
+    What a list had when it was read lives until one time, which is one number for each list, whatever its length.
+    """
+
+    def __init__(self, dtype: pa.DataType, keys_count: Callable[[], int], ttl: TTL, time: StateTime) -> None:
+        self._keys_count = keys_count
+        self._values = MemoryLists(dtype, keys_count, is_queue=True)
+        self._at = MemoryLists(pa.int64(), keys_count, is_queue=True)
+        self._read_until = Expiries(ttl, time)
+        self._sweep = Sweep()
+        self._added = 0
+
+    def counts(self, slots: Slots) -> Slots:
+        """See ``ListColumns``."""
+        self._look_at(slots)
+        return self._values.counts(slots)
+
+    def append(self, slots: Slots, values: pa.Array) -> None:
+        """See ``ListColumns``."""
+        self._values.append(slots, values)
+        self._at.append(slots, pa.array(np.full(len(slots), self._read_until.next_ms)))
+        self._added += len(slots)
+
+    def explode(self, slots: Slots) -> tuple[Slots, pa.Array]:
+        """See ``ListColumns``."""
+        self._look_at(slots)
+        return self._values.explode(slots)
+
+    def clear(self, slots: Slots) -> None:
+        """See ``ListColumns``."""
+        self._values.clear(slots)
+        self._at.clear(slots)
+
+    def _look_at(self, slots: Slots) -> None:
+        self._drop_expired(slots)
+        self._read_until.on_read(slots, self._keys_count())
+
+    def _drop_expired(self, slots: Slots) -> None:
+        """Forget the elements of these lists that have expired: the first ones."""
+        now_ms = self._read_until.now_ms
+        slots = slots[(self._values.counts(slots) > 0) & ~self._read_until.are_live(slots, self._keys_count())]
+        is_first_gone = to_numpy(self._at.at(slots, np.zeros(len(slots), np.int64))) <= now_ms
+        if is_first_gone.any():
+            slots = np.unique(slots[is_first_gone])
+            expired = self._expired_counts(slots, now_ms)
+            is_whole = expired == self._at.counts(slots)
+            self.clear(slots[is_whole])
+            for lists in (self._values, self._at):
+                lists.drop_first(slots[~is_whole], expired[~is_whole])
+
+    def _expired_counts(self, slots: Slots, now_ms: int) -> Slots:
+        """Return how many elements of each list have expired, at least one: all lists are bisected at once."""
+        low, high = np.ones(len(slots), np.int64), self._at.counts(slots)
+        while len(rows := np.flatnonzero(low < high)):
+            middle = (low[rows] + high[rows]) // 2
+            is_gone = to_numpy(self._at.at(slots[rows], middle)) <= now_ms
+            low[rows[is_gone]] = middle[is_gone] + 1
+            high[rows[~is_gone]] = middle[~is_gone]
+        return low
+
+    def living(self) -> Mask:
+        """Return which slots have an element."""
+        found = self._values.living().copy()
+        slots = np.flatnonzero(found)
+        last = to_numpy(self._at.at(slots, self._at.counts(slots) - 1))
+        found[slots] = (last > self._read_until.now_ms) | self._read_until.are_live(slots, self._keys_count())
+        return found
+
+    def freeze(self) -> FrozenRows:
+        """Return what ``MemoryLists`` does; the last column is the expiry."""
+        at, read_until = self._at.freeze(), self._read_until.freeze(self._keys_count())
+
+        def expiries() -> Array:
+            slots, columns = at.rows()
+            return np.maximum(to_numpy(columns[0]), read_until[slots])
+
+        return live_rows(self._values.freeze(), expiries, self._read_until.now_ms)
+
+    def restore(self, slots: Slots, columns: list[pa.Array]) -> None:
+        """Add rows of ``freeze``."""
+        self._values.append(slots, columns[0])
+        self._at.append(slots, columns[1])
+
+    def end_restore(self) -> None:
+        """See ``backend.TimedBackend``."""
+        slots = np.flatnonzero(self._at.living())
+        rows, at = self._at.explode(slots)
+        self._at = MemoryLists(pa.int64(), self._keys_count, is_queue=True)
+        self._at.append(slots[rows], pa.array(np.minimum(at.to_numpy(), self._read_until.next_ms)))
+        self._drop_expired(slots)
+        self._sweep.turn(self._keys_count())
+
+    def renumber(self, old: Slots) -> None:
+        """Keep only the slots ``old``, which include all that live; they become 0, 1, 2 …"""
+        self._drop_expired(np.arange(self._keys_count()))
+        for part in (self._values, self._at, self._read_until):
+            part.renumber(old)
+
+    def sweep(self) -> None:
+        """Forget some of what has expired."""
+        start, end = self._sweep.turn(self._keys_count(), self._added)
+        self._added = 0
+        self._drop_expired(np.arange(start, end))
