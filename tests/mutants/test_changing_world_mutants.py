@@ -107,7 +107,7 @@ def older_files_are_forgotten_between_two_starts() -> AbstractContextManager[Non
 
 
 def what_is_in_its_place_settles_nothing() -> AbstractContextManager[None]:
-    return patched(FileTable, "_are_in_place", lambda self, name: False)
+    return patched(FileTable, "_are_in_place", lambda self, files: False)
 
 
 def losses_are_told_after_a_restart_only() -> AbstractContextManager[None]:

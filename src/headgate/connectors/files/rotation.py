@@ -47,14 +47,14 @@ def renamed_to(file: LineFile, is_free: Callable[[str], bool] = lambda _: True) 
     before = None
     for _ in range(SCANS_MAX):
         others = [(path, inode) for path, inode in neighbours(file.path, file.system) if is_free(path)]
-        now = _found_among(others, file)
+        now = _among(others, file)
         if now is not None or others == before:
             return now
         before = others
     return None
 
 
-def _found_among(others: list[tuple[str, int]], file: LineFile) -> str | None:
+def _among(others: list[tuple[str, int]], file: LineFile) -> str | None:
     """Return which of ``others`` is ``file``.
 
     A position of version 0.1 has no inode: then it is the only file in the directory that has what was read.

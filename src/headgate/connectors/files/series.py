@@ -32,6 +32,10 @@ class OlderFiles:
         self._system = system
         self._older: dict[str, dict[int, OlderFile]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there is any series of which something is not selected."""
+        return bool(self._older)
+
     def __contains__(self, series: str) -> bool:
         return series in self._older
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import glob
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from headgate.connectors.base import SourceContext, owner_of_split
@@ -79,7 +79,7 @@ class FileTable:
         for before, file in renamed:
             series = series_of(before)
             if series in beside and series not in self._older:
-                self._older.are_written_before(series, self._free(beside[series]), file.path)
+                self._older.are_written_before(series, self._free(beside)[series], file.path)
         self._add_missed(beside, own)
         return list(self.files.values())
 
@@ -94,7 +94,7 @@ class FileTable:
         searched = deque(moved)
         while searched:
             file = searched.popleft()
-            now = renamed_to(file, lambda path, file=file: self._is_free(path, file))  # type: ignore[misc]
+            now = renamed_to(file, self._is_free_for(file))
             if now is None:
                 continue
             if now in self.files:  # who was found there has been renamed since (N50)
@@ -110,10 +110,9 @@ class FileTable:
                 self._settle(file)
         return renamed
 
-    def _is_free(self, path: str, file: LineFile) -> bool:
-        """Whether ``file`` may be at ``path`` so far as is known: an inode tells it from who was seen there before."""
-        other = self.files.get(path)
-        return other is None or (bool(file.inode) and other.inode != file.inode)
+    def _is_free_for(self, file: LineFile) -> Callable[[str], bool]:
+        """Return whether ``file`` may be at a path: an inode tells it from who was seen there before."""
+        return lambda path: path not in self.files or bool(file.inode and self.files[path].inode != file.inode)
 
     def _is_in_place(self, file: LineFile) -> bool:
         inode = self._inode_of(file.path)
@@ -208,7 +207,7 @@ class FileTable:
         Raises:
             UsageError: it changed in place, or is gone and something of it was not read.
         """
-        now = renamed_to(file, lambda path: self._is_free(path, file))
+        now = renamed_to(file, self._is_free_for(file))
         if now is not None:
             self._rename(file, now)
         elif moved.is_in_place:
@@ -268,11 +267,15 @@ class FileTable:
         What lies beside a file in its place was rotated away before that file was made. If it was dealt with then,
         what is there besides was put there by somebody else.
         """
+        of_series: dict[str, list[LineFile]] = {series: [] for series in beside}
+        for path, file in self.files.items() if beside else ():
+            of_series.setdefault(series_of(path), []).append(file)
+        free_of = self._free(beside)
         for series, found in beside.items():
             self._older.prune(series, found)
-            free, current = self._free(found), self.files.get(series)
+            free, current = free_of[series], self.files.get(series)
             is_known = current is not None and not current.is_finished and before.get(series) is current
-            is_still = is_known and self._are_in_place(series)
+            is_still = is_known and self._are_in_place(of_series[series])
             if series not in self._older or (is_still and self._settled.get(series) is current):
                 self._older.are(series, free)
                 continue
@@ -281,21 +284,26 @@ class FileTable:
             if is_still and current is not None:
                 self._settled[series] = current
 
-    def _are_in_place(self, series: str) -> bool:
-        files = [file for path, file in self.files.items() if series_of(path) == series and not file.is_finished]
-        return all(self._is_in_place(file) for file in files)
+    def _are_in_place(self, files: Sequence[LineFile]) -> bool:
+        return all(file.is_finished or self._is_in_place(file) for file in files)
 
-    def _free(self, found: Found) -> Found:
+    def _free(self, beside: Mapping[str, Found]) -> dict[str, Found]:
         """Leave out what is known as input of some subtask."""
-        known = {file.inode: file for file in self.files.values()}
+        known: dict[int, list[LineFile]] = {}
+        for file in self.files.values():
+            known.setdefault(file.inode, []).append(file)
         taken = {path for path, file in self.files.items() if not file.is_finished or file in self.losses}
 
         def is_known(path: str, inode: int) -> bool:
-            file = known.get(inode)
-            return file is not None and (not file.is_finished or file.is_at(path, inode))
+            return any(
+                not file.is_finished or (file.has_fingerprint and file.is_at(path, inode))
+                for file in known.get(inode, ())
+            )
 
-        free = [(path, inode) for path, inode in found if path not in taken and not is_known(path, inode)]
-        return [(path, inode) for path, inode in free if not self._others.has(path, inode)]
+        def is_free(path: str, inode: int) -> bool:
+            return path not in taken and not is_known(path, inode) and not self._others.has(path, inode)
+
+        return {series: [each for each in found if is_free(*each)] for series, found in beside.items()}
 
     # -- positions ------------------------------------------------------------------------------------------------
 
@@ -307,7 +315,7 @@ class FileTable:
         found = {}
         said: set[str] = set()
         for path in sorted(self.files):
-            file, series = self.files[path], series_of(path)
+            file, series = self.files[path], series_of(path) if self._older else ""
             position = file.position()
             if file in self.losses:
                 position = replace(position, is_finished=False)
