@@ -23,7 +23,7 @@ def test_where_the_checkpoints_are_is_noted_for_the_user_alone(tmp_path: Path, m
     finally:
         os.umask(before)
     (tmp_path / "state" / "headgate" / "pipelines" / "p" / "a directory").mkdir()
-    assert remember("p", str(tmp_path / "one")) == [], "what cannot be read is left out"
+    assert remember("p", str(tmp_path / "one")) == [str(tmp_path / "two")], "what cannot be read is left out"
     made = list((tmp_path / "state").rglob("*"))
     modes = {stat.S_IMODE(path.stat().st_mode) for path in made if path.is_file()}
     assert modes == {0o600}

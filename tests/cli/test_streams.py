@@ -157,3 +157,19 @@ def test_blocks_are_whole_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         blocks = list(line_blocks(file))
     assert b"".join(blocks) == b"a\nbcdefghijk\n\nl\nm"
     assert all(block.endswith(b"\n") for block in blocks[:-1])
+
+
+def test_a_file_that_goes_before_it_is_read_is_a_mistake_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("one\n")
+    is_file = Path.is_file
+
+    def gone_after(path: Path) -> bool:
+        found = is_file(path)
+        if path.name == "a":
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", gone_after)
+    assert "a cannot be read: No such file or directory" in run("write", "x", str(tmp_path / "a"), "--create", code=2)

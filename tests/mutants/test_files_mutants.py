@@ -23,6 +23,7 @@ from headgate.connectors.files import parquet, rotation
 from headgate.connectors.files import table as file_table
 from headgate.connectors.files.lines import LineFile
 from headgate.connectors.files.listing import FileSelection
+from headgate.connectors.files.series import OlderFiles
 from headgate.connectors.files.table import FileTable
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.windows.fired_groups import FiredGroups
@@ -70,11 +71,11 @@ def every_name_has_its_own_owner() -> AbstractContextManager[None]:
 
 
 def the_inode_is_the_identity() -> AbstractContextManager[None]:
-    return patched(LineFile, "is_at", lambda self, path: file_table.inode_of(path) == self.inode)
+    return patched(LineFile, "is_at", lambda self, path, inode=None: file_table.inode_of(path) == self.inode)
 
 
 def files_between_two_looks_are_forgotten() -> AbstractContextManager[None]:
-    return patched(file_table, "missed", lambda selection, path, now: [])
+    return patched(OlderFiles, "missed", lambda self, series, found: [])
 
 
 def what_stands_before_the_position_is_not_compared() -> AbstractContextManager[None]:
@@ -87,18 +88,12 @@ def what_stands_before_the_position_is_not_compared() -> AbstractContextManager[
 
 
 def losses_are_not_told() -> AbstractContextManager[None]:
-    settle = FileTable._settle
-
-    def silent(self: Any, file: Any) -> None:
-        settle(self, file)
-        self.losses.clear()
-
-    return patched(FileTable, "_settle", silent)
+    return patched(FileTable, "_finish", lambda self, file, inode: file.finish())
 
 
 def compressed_files_are_refused_while_following() -> AbstractContextManager[None]:
-    find = FileSelection.find
-    return patched(FileSelection, "find", lambda self, *, skips_compressed=False: find(self))
+    there = FileSelection._there
+    return patched(FileSelection, "_there", lambda self, *, skips_compressed: there(self, skips_compressed=False))
 
 
 def others_are_forgotten() -> AbstractContextManager[None]:
@@ -124,7 +119,7 @@ def grown_files_stay_finished() -> AbstractContextManager[None]:
 
 
 def footers_are_not_compared() -> AbstractContextManager[None]:
-    return patched(parquet, "fingerprint", lambda path, filesystem: None)
+    return patched(parquet, "fingerprint", lambda file: (1, 1))
 
 
 def one_former_that_had_finished_is_enough() -> AbstractContextManager[None]:

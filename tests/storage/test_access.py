@@ -187,3 +187,20 @@ def test_what_spark_wrote_gets_the_modes_of_the_directory_it_is_in(tmp_path: Pat
 def test_a_directory_tells_whether_others_can_read_it(tmp_path: Path, mode: int, is_open: bool) -> None:
     tmp_path.chmod(mode)
     assert is_open_to_others(tmp_path) is is_open
+
+
+def test_what_goes_while_a_tree_is_restricted_needs_no_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # SE5
+    (tmp_path / "rows" / "part").mkdir(parents=True)
+    for name in "ab":
+        (tmp_path / "rows" / "part" / name).touch(mode=0o644)
+    changing = os.chmod
+
+    def gone_before(path: str, mode: int) -> None:
+        if str(path).endswith("a"):
+            os.unlink(path)
+        changing(path, mode)
+
+    monkeypatch.setattr(os, "chmod", gone_before)
+    restrict(tmp_path / "rows")
+    assert modes(tmp_path / "rows")["part/b"] == 0o600

@@ -26,10 +26,18 @@ def remember(pipeline: str, root: str) -> list[str]:
         make_directories(directory)
         mine = directory / xxhash.xxh3_64_hexdigest(root.encode())
         write_created(mine, root.encode(), Access.OWNER)
-        others = [path.read_text(encoding="utf-8") for path in directory.iterdir() if path != mine]
-    except (OSError, RuntimeError, UnicodeError):  # no home directory, or one that is read-only
+        others = [_place(path) for path in directory.iterdir() if path != mine]
+    except (OSError, RuntimeError):  # no home directory, or one that is read-only
         return []
-    return sorted(other for other in others if _is_there(other, pipeline))
+    return sorted(other for other in others if other and _is_there(other, pipeline))
+
+
+def _place(path: Path) -> str:
+    """Return what a record says; "" if it is gone, or another process is just writing it."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError):
+        return ""
 
 
 def _state_directory() -> Path:

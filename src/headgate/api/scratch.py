@@ -42,9 +42,10 @@ class ScratchDirectory:
                 "use Checkpointing(dir=) with one that all workers reach, or write to headgate.FileSink and call run()"
             )
         parent = local / SCRATCH
-        make_directories(parent, access_in(local) if local.is_dir() else Access.OWNER)
+        access = access_in(local) if local.is_dir() else Access.OWNER
+        make_directories(parent, access)
         _remove_abandoned(parent)
-        self.path, self._lock = _locked(parent)
+        self.path, self._lock = _locked(parent, access)
         make_directories(self.path, access_in(parent))
 
     def remove(self) -> None:
@@ -63,11 +64,18 @@ class ScratchDirectory:
         atexit.register(self.remove)
 
 
-def _locked(parent: Path) -> tuple[Path, int]:
-    """Return the path of a new directory and its lock, which nobody took for abandoned in between."""
+def _locked(parent: Path, access: Access) -> tuple[Path, int]:
+    """Return the path of a new directory and its lock, which nobody took for abandoned in between.
+
+    Whoever ends the last look removes ``parent``, which the lock then keeps.
+    """
     while True:
         path = parent / secrets.token_hex(8)
-        descriptor = open_lock(path.with_suffix(_LOCK))
+        make_directories(parent, access)
+        try:
+            descriptor = open_lock(path.with_suffix(_LOCK))
+        except FileNotFoundError:
+            continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return path, descriptor

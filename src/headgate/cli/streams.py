@@ -346,9 +346,17 @@ class _Advance:
             self._progress.advance(self._task, size_bytes)
 
 
+def _file_bytes(path: Path) -> int:
+    """Return the size of a file, 0 if it is none or has gone: reading it says so."""
+    try:
+        return path.stat().st_size if path.is_file() else 0
+    except OSError:
+        return 0
+
+
 @contextlib.contextmanager
 def _progress(files: list[Path] | None) -> Iterator[_Advance]:
-    total = sum(path.stat().st_size for path in files if path.is_file()) if files else 0
+    total = sum(_file_bytes(path) for path in files or [])
     console = Console(stderr=True)
     if total < 16 << 20 or not console.is_terminal:
         yield _Advance(None, total)

@@ -114,7 +114,8 @@ def restrict(tree: Path) -> None:
         for path, mode in [(directory, DIRECTORY_MODES[access])] + [
             (os.path.join(directory, name), FILE_MODES[access]) for name in names
         ]:
-            with contextlib.suppress(PermissionError):  # an executor's, which runs as another user
+            # an executor's, which runs as another user; or what is there no more
+            with contextlib.suppress(PermissionError, FileNotFoundError):
                 os.chmod(path, mode)
 
 

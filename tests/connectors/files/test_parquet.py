@@ -172,3 +172,49 @@ def test_a_file_whose_footer_cannot_be_read_now_is_a_storage_error(
     monkeypatch.setattr(parquet, "fingerprint", fails)
     with pytest.raises(StorageError, match=r"0\.parquet.*Input/output error"):
         rest(tmp_path, positions, 1)
+
+
+@pytest.mark.parametrize("is_drained", [False, True])
+def test_a_failure_after_the_first_file_was_read_and_removed_is_recovered_from(
+    tmp_path: Path, is_drained: bool
+) -> None:
+    # N16: a new generation opens the source of the same program again
+    expected = write(tmp_path)
+    source = ParquetFiles(tmp_path)
+    source.schema()
+    reader = source.open(context())
+    rows: list[int] = []
+    first = str(tmp_path / "0.parquet")
+    while is_drained or not ParquetPosition.decode(first, reader.positions()[first]).is_finished:
+        if reader.is_finished():
+            break
+        batch = reader.poll()
+        rows += [] if batch is None else [row["n"] for row in batch.batch.to_pylist()]
+    (tmp_path / "0.parquet").unlink()
+    again = cloudpickle.loads(cloudpickle.dumps(source)).open(context(positions=reader.positions()))
+    assert sorted(rows + [row["n"] for row in read_all(again)[0]]) == expected
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_as_one_of_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # N22: its position is of the file that was read
+    write(tmp_path, files=1)
+    path = str(tmp_path / "0.parquet")
+    source = ParquetFiles(tmp_path, batch_rows=3)
+    source.schema()
+    reader = source.open(context())
+    print_of = parquet.fingerprint
+
+    def replaced_after(file: pa.NativeFile) -> tuple[int, int]:
+        found = print_of(file)
+        pq.write_table(pa.table({"n": [7] * 9, "s": ["x"] * 9}), tmp_path / "other")
+        (tmp_path / "other").rename(path)
+        return found
+
+    monkeypatch.setattr(parquet, "fingerprint", replaced_after)
+    batch = reader.poll()
+    assert batch is not None
+    assert batch.batch["n"].to_pylist() == [0, 1, 2]
+    position = ParquetPosition.decode(path, reader.positions()[path])
+    with pytest.raises(UsageError, match="was changed or replaced after reading it had begun"):
+        source.open(context(positions={path: position.encode()})).poll()

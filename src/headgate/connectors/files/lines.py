@@ -14,8 +14,8 @@ import pyarrow as pa
 import xxhash
 
 from headgate.connectors.files.position import FilePosition
-from headgate.connectors.files.system import LOCAL, FileSystem, Status
-from headgate.errors import StorageError, UsageError
+from headgate.connectors.files.system import ABSENT, LOCAL, FileSystem, Status, failing
+from headgate.errors import UsageError
 
 BLOCK_BYTES = 1 << 20
 """Read at a time: parsing so much takes a few milliseconds, which a barrier may have to wait for."""
@@ -130,6 +130,11 @@ class LineFile:
         return self.offset > 0
 
     @property
+    def was_opened(self) -> bool:
+        """Whether anybody ever looked into it."""
+        return self._inode is not None or self._restored.device != 0
+
+    @property
     def unread_bytes(self) -> int:
         """So much is known to be in the file and was not read."""
         return max(self._seen_bytes - self._known, 0)
@@ -138,14 +143,21 @@ class LineFile:
     def _known(self) -> int:
         return self._skipped_to if self._skipped_to is not None else self.offset + len(self._buffer)
 
-    def is_at(self, path: str) -> bool:
-        """Whether the file at ``path`` is this one, or a continued copy of it: it has what was read, and all of it."""
+    def is_at(self, path: str, inode: int | None = None) -> bool:
+        """Whether the file at ``path`` is this one, or a continued copy of it: it has what was read, and all of it.
+
+        ``inode``: it was seen there with this one; if it has another one now, it was renamed since (N50).
+
+        Raises:
+            StorageError: it is there and cannot be read, so that nobody knows (N51).
+        """
         try:
-            with self.system.opened(path) as descriptor:
-                self._check_same(descriptor, self.system.fstat(descriptor), is_elsewhere=True)
-        except (OSError, FileMovedError):
+            with failing("read", path), self.system.opened(path) as descriptor:
+                status = self.system.fstat(descriptor)
+                self._check_same(descriptor, status, is_elsewhere=True)
+        except (*ABSENT, FileMovedError):
             return False
-        return True
+        return inode is None or status.st_ino == inode
 
     def move(self, path: str) -> None:
         """Read on at ``path``, where the file is now."""
@@ -159,7 +171,7 @@ class LineFile:
         """Whether a file that was read to its end is there and has another size now, or is another file."""
         try:
             status = self.system.stat(self.path)
-        except FileNotFoundError:
+        except ABSENT:
             return False
         return status.st_size != self.offset or bool(self.inode and status.st_ino != self.inode)
 
@@ -253,12 +265,10 @@ class LineFile:
 
     def _read(self, at: int) -> bytes:
         try:
-            with self.system.opened(self.path) as descriptor:
+            with failing("read", self.path), self.system.opened(self.path) as descriptor:
                 return self._checked(descriptor, at)
-        except FileNotFoundError:
+        except ABSENT:
             raise self.gone() from None
-        except OSError as error:
-            raise StorageError("read", self.path, error.strerror or str(error)) from error
 
     def _checked(self, descriptor: int, at: int) -> bytes:
         """Return the block at ``at``, unless what stands before it is not what was read (N6)."""

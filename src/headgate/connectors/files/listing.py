@@ -1,6 +1,6 @@
 """Which files a source reads, and which subtask owns each of them.
 
-Counterpart: ``files`` and ``parquet``, which read them. Source: rules N1–N3 of docs/spec/connectors.md.
+Counterpart: ``files`` and ``parquet``, which read them. Source: rules N1–N4 and N48 of docs/spec/connectors.md.
 Never opens a file.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import xxhash
 
-from headgate.connectors.files.system import LOCAL, FileSystem
+from headgate.connectors.files.system import ABSENT, LOCAL, FileSystem, failing, inode_of
 from headgate.errors import UsageError
 
 PATTERN_DEFAULT = "**/*"
@@ -27,6 +27,19 @@ _ROTATED = re.compile(r"(?:[._-](?:\d[\d._:T-]*|old|bak|prev))+\Z")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 Paths = str | Path | Sequence[str | Path]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What one look at followed paths saw.
+
+    Attributes:
+        files: what may be read, sorted.
+        unreadable: what is there and may not be read.
+    """
+
+    files: list[str]
+    unreadable: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +57,84 @@ class FileSelection:
     system: FileSystem = LOCAL
 
     def find(self, *, skips_compressed: bool = False) -> list[str]:
-        """Return the absolute paths of the files there are now, sorted; a link to another one of them is left out.
+        """Return what a start finds: the absolute paths of the files there are now, sorted.
+
+        A link to another one of them is left out.
 
         Args:
             skips_compressed: leave compressed files out, as rotation makes them of files that were read.
 
         Raises:
             UsageError: a path does not exist, cannot be read, or is compressed.
+            StorageError: the files cannot be listed.
         """
+        for root in self.roots:
+            is_there = glob.has_magic(root) or self.system.is_directory(root) or self.system.is_file(root)
+            if not is_there and not (skips_compressed and self._is_rotated_away(root)):
+                raise UsageError(f"{root} does not exist; give a file, a directory or a glob that does")
+        found = self._there(skips_compressed=skips_compressed)
+        for path in found:
+            if path.endswith(COMPRESSED):
+                raise UsageError(f"{path} is compressed, which is not supported yet; uncompress it first")
+        listing = self._readable(found)
+        for path in listing.unreadable:
+            raise self.cannot_read(path)
+        return listing.files
+
+    def look(self) -> Listing:
+        """Return what there is while files are followed: a path may not be there for a while, and anything may go."""
+        return self._readable(self._there(skips_compressed=True))
+
+    @staticmethod
+    def cannot_read(path: str) -> UsageError:
+        """Return the error for a file that is there and may not be read."""
+        return UsageError(f"{path} cannot be read; allow this user to read it")
+
+    def _there(self, *, skips_compressed: bool) -> set[str]:
         found: set[str] = set()
         for root in self.roots:
-            if glob.has_magic(root):
-                found.update(path for path in self.system.matching(root) if self.system.is_file(path))
-            elif self.system.is_directory(root):
-                found.update(self._below(root))
-            elif self.system.is_file(root):
-                found.add(root)
-            else:
-                raise UsageError(f"{root} does not exist; give a file, a directory or a glob that does")
-        if skips_compressed:
-            found = {path for path in found if not path.endswith(COMPRESSED)}
-        for path in found:
-            self._check_readable(path)
-        return sorted(path for path in found if self.system.link_target(path) not in found)
+            with failing("list", root):
+                if glob.has_magic(root):
+                    found.update(path for path in self.system.matching(root) if self.system.is_file(path))
+                elif self.system.is_directory(root):
+                    found.update(self._below(root))
+                elif self.system.is_file(root):
+                    found.add(root)
+        return {path for path in found if not (skips_compressed and path.endswith(COMPRESSED))}
+
+    def _readable(self, paths: set[str]) -> Listing:
+        """Tell those that may be read from those that may not; one that went meanwhile is neither (N48)."""
+        may = {path for path in paths if self.system.may_read(path)}
+        files = sorted(path for path in may if self.system.link_target(path) not in paths)
+        return Listing(files, sorted(path for path in paths - may if self._may_not_read(path)))
+
+    def _may_not_read(self, path: str) -> bool:
+        inode = inode_of(path, self.system)
+        return inode is not None and not self.system.may_read(path) and inode_of(path, self.system) == inode
+
+    def _is_rotated_away(self, root: str) -> bool:
+        """Whether ``root`` is only awaited: rotation has renamed it, and it was not made anew yet (N48)."""
+        with failing("list", root):
+            try:
+                siblings = self.system.siblings(root)
+            except ABSENT:
+                return False
+        names = [os.path.splitext(path)[0] if path.endswith(COMPRESSED) else path for path, _ in siblings]
+        return any(name != root and series_of(name) == root for name in names)
+
+    def shows_all_beside(self, path: str) -> bool:
+        """Whether whatever is in the directory of ``path`` is listed, too."""
+        return self.pattern == PATTERN_DEFAULT and any(path.startswith(f"{root.rstrip('/')}/") for root in self.roots)
 
     def _below(self, root: str) -> Iterable[str]:
         if not self.system.may_list(root):
+            if not self.system.is_directory(root):
+                return  # it went meanwhile (N48)
             raise UsageError(f"directory {root} cannot be listed; allow this user to read it")
         for path in self.system.below(root, self.pattern):
             hidden = any(part[0] in "._" for part in Path(path).relative_to(root).parts)
             if not hidden and self.system.is_file(path):
                 yield path
-
-    def _check_readable(self, path: str) -> None:
-        if path.endswith(COMPRESSED):
-            raise UsageError(f"{path} is compressed, which is not supported yet; uncompress it first")
-        if not self.system.may_read(path):
-            raise UsageError(f"{path} cannot be read; allow this user to read it")
 
     def key(self, path: str) -> str:
         """Return what ownership of ``path`` is computed from: its name relative to its directory (N2).

@@ -65,6 +65,7 @@ class ParquetFiles:
         self._columns = None if columns is None else list(columns)
         self._batch_rows = batch_rows
         self._files: tuple[str, ...] | None = None
+        self._schema: pa.Schema | None = None
 
     def __repr__(self) -> str:
         return f"ParquetFiles({self._url or self._selection})"
@@ -84,6 +85,7 @@ class ParquetFiles:
                     f"{path} has columns ({schema_text(other)}), but {files[0]} has ({schema_text(first)}); "
                     "read files of one schema at a time"
                 )
+        self._schema = first
         return first
 
     def _found(self) -> tuple[str, ...]:
@@ -111,8 +113,11 @@ class ParquetFiles:
         return "parquet files, version 1"
 
     def open(self, context: SourceContext) -> SourceReader:
-        """Return a reader of every ``parallelism``-th file of the list that ``schema`` found."""
-        schema = self.schema() if self._files is None else self._schema_of(self._files[0])
+        """Return a reader of every ``parallelism``-th file of the list that ``schema`` found.
+
+        Files of the list that were read may be gone by now (N16).
+        """
+        schema = self._schema if self._schema is not None else self.schema()
         assert self._files is not None
         return ParquetReader(context, self._files, schema, self._batch_rows, _filesystem(self._url))
 
@@ -157,19 +162,15 @@ class ParquetPosition:
         return ParquetPosition(finished, group, row, size_bytes, digest, number - 1 if number else None)
 
 
-def fingerprint(path: str, filesystem: pafs.FileSystem | None) -> tuple[int, int] | None:
-    """Return size and digest of the footer of the file at ``path``, or None if there is no file.
+def fingerprint(file: pa.NativeFile) -> tuple[int, int]:
+    """Return size and digest of the footer of an open file.
 
     The footer says where every column chunk is and how long: other data has another one, but for the rarest case.
     """
-    files = filesystem or pafs.LocalFileSystem()
-    if files.get_file_info(path).type == pafs.FileType.NotFound:
-        return None
-    with files.open_input_file(path) as file:
-        size = file.size()
-        end = file.read_at(min(_MAGIC_BYTES, size), max(size - _MAGIC_BYTES, 0))
-        length = min(int.from_bytes(end[:4], "little") + _MAGIC_BYTES, size)
-        return size, xxhash.xxh3_64_intdigest(file.read_at(length, size - length))
+    size = file.size()
+    end = file.read_at(min(_MAGIC_BYTES, size), max(size - _MAGIC_BYTES, 0))
+    length = min(int.from_bytes(end[:4], "little") + _MAGIC_BYTES, size)
+    return size, xxhash.xxh3_64_intdigest(file.read_at(length, size - length))
 
 
 class _File:
@@ -196,11 +197,18 @@ class _File:
             StorageError: it cannot be read.
         """
         try:
-            found = fingerprint(self.path, self._filesystem)
+            with self._opened() as opened:
+                self._compare(opened)
+        except FileNotFoundError:
+            return
         except _FAILURES as error:
             raise StorageError("read", self.path, str(error)) from error
-        if found is None:
-            return
+
+    def _opened(self) -> pa.NativeFile:
+        return (self._filesystem or pafs.LocalFileSystem()).open_input_file(self.path)
+
+    def _compare(self, opened: pa.NativeFile) -> None:
+        found = fingerprint(opened)
         if self._known[0] and found != self._known:
             raise UsageError(
                 f"{self.path} was changed or replaced after reading it had begun: it had {self._known[0]} bytes and "
@@ -212,7 +220,6 @@ class _File:
     def next(self, schema: pa.Schema, batch_rows: int) -> pa.RecordBatch | None:
         """Return the next records, or None at the end."""
         if self._batches is None:
-            self.check()
             self._batches = self._read(schema, batch_rows)
         try:
             found = next(self._batches, None)
@@ -225,9 +232,11 @@ class _File:
         return batch
 
     def _read(self, schema: pa.Schema, batch_rows: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-        """Yield (group, row after the batch, batch) from the position on."""
+        """Yield (group, row after the batch, batch) from the position on, of the very file that was compared (N22)."""
         first_group, skip = self.group, self.row
-        with pq.ParquetFile(self.path, filesystem=self._filesystem) as file:
+        with self._opened() as opened:
+            self._compare(opened)
+            file = pq.ParquetFile(opened)
             for group in range(first_group, file.num_row_groups):
                 row = 0
                 for batch in file.iter_batches(batch_rows, row_groups=[group], columns=schema.names, use_threads=False):

@@ -1,19 +1,35 @@
 """Where reading of one file of lines continues, in the bytes that checkpoints hold.
 
 Counterpart: ``lines.LineFile``. Source: rule N3 of docs/spec/connectors.md. Formats: version 1 knows neither the bytes
-before the position nor the inode; version 2 is what ``encode`` writes.
+before the position nor the inode; version 3 is version 2 and the older files of the series, and is written where they
+are known (N49).
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headgate.errors import CorruptionError
 
 _VERSION_1 = struct.Struct("<BBHQQQ")
 _VERSION_2 = struct.Struct("<BBHHIQQQQQQ")
 _FORMATS = {1: _VERSION_1, 2: _VERSION_2}
+_WITH_OLDER = 3
+_OLDER = struct.Struct("<QQQ")
+_OLDER_FROM = _VERSION_2.size + 1
+
+
+@dataclass(frozen=True, slots=True)
+class OlderFile:
+    """A file that was rotated away before its series was followed, and so is no input (N49).
+
+    Its size and the digest of its first bytes tell it from a later file that was given its inode.
+    """
+
+    inode: int
+    size_bytes: int
+    head_digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +43,8 @@ class FilePosition:
         tail_bytes, tail_digest: fingerprint of the bytes just before ``offset``.
         inode, device: of the file when last looked at (0: not known). Alone they identify nothing: both are reused.
         number: of a fixed list: when the file was first listed; None: not known, or a growing directory.
+        older: the files of the same series that are no input; None: not known, or another position says it.
+        is_settled: with ``older``: nothing that came before the file of today was left out.
     """
 
     offset: int = 0
@@ -39,12 +57,14 @@ class FilePosition:
     inode: int = 0
     device: int = 0
     number: int | None = None
+    older: tuple[OlderFile, ...] | None = None
+    is_settled: bool = False
 
     def encode(self) -> bytes:
-        """Return the position as fixed-size bytes."""
+        """Return the position as bytes."""
         number = 0 if self.number is None else self.number + 1
-        return _VERSION_2.pack(
-            2,
+        fixed = _VERSION_2.pack(
+            2 if self.older is None else _WITH_OLDER,
             self.is_finished,
             self.head_bytes,
             self.tail_bytes,
@@ -56,6 +76,10 @@ class FilePosition:
             self.inode,
             self.device,
         )
+        if self.older is None:
+            return fixed
+        older = [_OLDER.pack(each.inode, each.size_bytes, each.head_digest) for each in self.older]
+        return b"".join([fixed, bytes([self.is_settled]), *older])
 
     @staticmethod
     def decode(path: str, encoded: bytes) -> FilePosition:
@@ -64,6 +88,11 @@ class FilePosition:
         Raises:
             CorruptionError: it is not one, or of an unknown version.
         """
+        more = len(encoded) - _OLDER_FROM
+        if encoded[:1] == bytes([_WITH_OLDER]) and more >= 0 and more % _OLDER.size == 0:
+            fixed = FilePosition.decode(path, bytes([2]) + encoded[1 : _VERSION_2.size])
+            older = tuple(OlderFile(*fields) for fields in _OLDER.iter_unpack(encoded[_OLDER_FROM:]))
+            return replace(fixed, older=older, is_settled=bool(encoded[_VERSION_2.size]))
         form = _FORMATS.get(encoded[0]) if encoded else None
         if form is None or len(encoded) != form.size:
             expected = " or ".join(f"{f.size} bytes, version {version}" for version, f in _FORMATS.items())

@@ -12,52 +12,67 @@ from dataclasses import dataclass, field
 import xxhash
 
 from headgate.connectors.files.lines import HEAD_BYTES, LineFile
-from headgate.connectors.files.listing import COMPRESSED, FileSelection, series_of
-from headgate.connectors.files.system import LOCAL, FileSystem
+from headgate.connectors.files.listing import COMPRESSED, series_of
+from headgate.connectors.files.system import ABSENT, LOCAL, FileSystem, failing
+
+SCANS_MAX = 16
+"""So often is a directory looked through in which files are being renamed."""
 
 
-def inode_of(path: str, system: FileSystem = LOCAL) -> int | None:
-    """Return the inode of the file at ``path``, or None if there is none."""
-    try:
-        return system.stat(path).st_ino
-    except OSError:
-        return None
+def siblings(path: str, system: FileSystem) -> list[tuple[str, int]]:
+    """Return the files of the directory of ``path``, by name, with their inodes; none if it is gone.
+
+    Raises:
+        StorageError: it cannot be listed (N51).
+    """
+    with failing("list", os.path.dirname(path)):
+        try:
+            return system.siblings(path)
+        except ABSENT:
+            return []
 
 
 def neighbours(path: str, system: FileSystem) -> list[tuple[str, int]]:
     """Return the other files of the directory of ``path``, with their inodes; compressed ones left out (N4)."""
-    try:
-        found = system.siblings(path)
-    except OSError:
-        return []
+    found = siblings(path, system)
     return [(other, inode) for other, inode in found if other != path and not other.endswith(COMPRESSED)]
 
 
 def renamed_to(file: LineFile, is_free: Callable[[str], bool] = lambda _: True) -> str | None:
     """Return where ``file``, which is not at its path any more, is now, or None.
 
+    It has some name at any time, but may get another one between the listing and the look at it, and a listing may
+    leave out what is being renamed. So only two listings in a row that are alike say that it is nowhere (N50).
+    """
+    before = None
+    for _ in range(SCANS_MAX):
+        others = [(path, inode) for path, inode in neighbours(file.path, file.system) if is_free(path)]
+        now = _among(others, file)
+        if now is not None or others == before:
+            return now
+        before = others
+    return None
+
+
+def _among(others: list[tuple[str, int]], file: LineFile) -> str | None:
+    """Return which of ``others`` is ``file``.
+
     A position of version 0.1 has no inode: then it is the only file in the directory that has what was read.
     """
-    others = [(path, inode) for path, inode in neighbours(file.path, file.system) if is_free(path)]
     if file.inode:
-        found = [path for path, inode in others if inode == file.inode and file.is_at(path)]
-    else:
-        found = [path for path, _ in others if file.has_fingerprint and file.is_at(path)]
-    return found[0] if len(found) == 1 or (found and file.inode) else None
+        return next((path for path, inode in others if inode == file.inode and file.is_at(path, inode)), None)
+    found = [path for path, _ in others if file.has_fingerprint and file.is_at(path)]
+    return found[0] if len(found) == 1 else None
 
 
-def missed(selection: FileSelection, path: str, moved_to: str) -> list[str]:
-    """Return files of the series of ``path`` that were rotated away after ``moved_to`` was, oldest first.
+def was_compressed(file: LineFile) -> bool:
+    """Whether ``file``, which is nowhere, may have become a compressed file of its series by rotation (N21).
 
-    They were called ``path`` for a while in which nobody looked, so they belong to the input whatever is selected.
+    One under its own name, such as ``a.json.gz``, somebody made of a file that was read.
     """
-    series = series_of(selection.key(path))
-    found = []
-    for other, _ in neighbours(path, selection.system):
-        if other != moved_to and series_of(selection.key(other)) == series:
-            found.append((selection.system.stat(other).st_mtime_ns, other))
-    last_ns = selection.system.stat(moved_to).st_mtime_ns
-    return [other for written_ns, other in sorted(found) if written_ns >= last_ns]
+    pairs = [os.path.splitext(other) for other, _ in siblings(file.path, file.system)]
+    stems = {stem for stem, ending in pairs if ending in COMPRESSED and series_of(stem) == series_of(file.path)}
+    return bool(stems.difference([file.path] if file.was_opened else []))
 
 
 @dataclass(slots=True)
@@ -103,7 +118,7 @@ class Others:
 
 def _head(path: str, system: FileSystem) -> bytes:
     try:
-        with system.opened(path) as descriptor:
+        with failing("read", path), system.opened(path) as descriptor:
             return system.pread(descriptor, HEAD_BYTES, 0)
-    except OSError:
+    except ABSENT:
         return b""

@@ -217,7 +217,7 @@ class FileReader(BreakingReader):
 
     def _positions(self) -> dict[str, bytes]:
         """Return a position for each file owned, finished ones too."""
-        return {path: file.position().encode() for path, file in self._table.files.items()}
+        return self._table.positions()
 
     def wakeup_ms(self) -> int:
         """Return 0 while there is something to read."""
@@ -244,6 +244,8 @@ class FileReader(BreakingReader):
                 lines = file.step()
             except FileMovedError as moved:
                 self._relocate(file, moved)
+                if self._table.losses:
+                    return self._lost(self._table.losses.pop())
                 continue
             if file.is_at_end and not file.is_finished:
                 self._waiting.append(file)
@@ -258,7 +260,9 @@ class FileReader(BreakingReader):
     def _relocate(self, file: LineFile, moved: FileMovedError) -> None:
         """Go on with a file that was renamed, or end with one that is gone; look for new ones at once."""
         known = {id(each) for each in self._table.files.values()}
-        self._table.relocate(file, moved)
+        if not self._table.relocate(file, moved):
+            self._waiting.append(file)
+            return
         self._active.append(file)
         self._active.extend(each for each in self._table.files.values() if id(each) not in known)
         self._discover_at = self._clock()

@@ -1,6 +1,8 @@
 """What the sources of lines ask of a file system: which files there are, what they are, and bytes at an offset.
 
-``LOCAL`` is the operating system's; the simulator has one of its own (``sim.machine.files``). Decides nothing.
+``LOCAL`` is the operating system's; the simulator has one of its own (``sim.machine.files``). Decides nothing. The
+world changes between any two calls: what a call says was so, and need not be so any more (N48 of
+docs/spec/connectors.md).
 """
 
 from __future__ import annotations
@@ -11,6 +13,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
+
+from headgate.errors import StorageError
+
+ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""What says that there is no such file. Any other failure says nothing about whether there is one (N51)."""
+
+LISTINGS_MAX = 8
+"""A directory that goes while it is listed is a reason to list again; more in a row is something else."""
+
+
+@contextmanager
+def failing(operation: str, path: str) -> Iterator[None]:
+    """Raise what fails as a StorageError, which another start may mend; but not what is absent."""
+    try:
+        yield
+    except ABSENT:
+        raise
+    except OSError as error:
+        raise StorageError(operation, path, error.strerror or str(error)) from error
 
 
 class Status(Protocol):
@@ -122,7 +143,12 @@ class LocalFiles:
 
     def below(self, directory: str, pattern: str) -> Iterable[str]:
         """See ``FileSystem``."""
-        return map(str, Path(directory).glob(pattern))
+        for _ in range(LISTINGS_MAX):
+            try:
+                return [str(path) for path in Path(directory).glob(pattern)]
+            except ABSENT:  # a directory below it went meanwhile (N48)
+                continue
+        raise StorageError("list", directory, "directories in it come and go all the time")
 
     def link_target(self, path: str) -> str | None:
         """See ``FileSystem``."""
@@ -130,3 +156,16 @@ class LocalFiles:
 
 
 LOCAL = LocalFiles()
+
+
+def inode_of(path: str, system: FileSystem = LOCAL) -> int | None:
+    """Return the inode of the file at ``path``, or None if there is none.
+
+    Raises:
+        StorageError: nobody knows (N51).
+    """
+    with failing("look at", path):
+        try:
+            return system.stat(path).st_ino
+        except ABSENT:
+            return None

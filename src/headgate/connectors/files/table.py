@@ -1,21 +1,28 @@
 """The files of one subtask: which there are, where they are now, and which of them are new.
 
 Counterparts: ``files.FileReader``, which reads them; ``rotation``, which finds renamed ones. Source: rules N1, N2 and
-N18–N21 of docs/spec/connectors.md. Every decision follows from names, inodes and content, and from the positions, which
-all subtasks are given: nothing has to be agreed upon.
+N18–N21 and N48–N50 of docs/spec/connectors.md. Every decision follows from names, inodes and content, and from the
+positions, which all subtasks are given: nothing has to be agreed upon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import glob
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from headgate.connectors.base import SourceContext, owner_of_split
 from headgate.connectors.files.lines import FileMovedError, LineFile
 from headgate.connectors.files.listing import FileSelection, numbered, owner_of_file, series_of
 from headgate.connectors.files.position import FilePosition
-from headgate.connectors.files.rotation import Others, SeenFile, inode_of, missed, renamed_to
+from headgate.connectors.files.rotation import Others, SeenFile, renamed_to, was_compressed
+from headgate.connectors.files.series import Found, OlderFiles
+from headgate.connectors.files.system import inode_of
 from headgate.errors import UsageError
+
+LOOKS_MAX = 3
+"""What is missing or may not be read just now is awaited for so many looks for new files (N48)."""
 
 
 class FileTable:
@@ -31,6 +38,14 @@ class FileTable:
         self._line_bytes_max = line_bytes_max
         self._system = selection.system
         self._others = Others(system=self._system)
+        self._older = OlderFiles(self._system)
+        self._settled: dict[str, LineFile] = {}
+        """By series, the file for which everything that was rotated away before it has been dealt with (N49)."""
+        given = [root for root in selection.roots if not glob.has_magic(root)] if follow else []
+        self._given = {root for root in given if not self._system.is_directory(root)}
+        """Files that were given one by one; some may be missing just now."""
+        self._awaited: dict[str, int] = {}
+        """In how many looks in a row something was missing or could not be read, by path."""
 
     # -- at the start -------------------------------------------------------------------------------------------
 
@@ -46,34 +61,58 @@ class FileTable:
         for path, position in known.items():
             number = numbers.get(path)
             if self._owns(path, number):
-                own[path] = self._file(path, replace(position, number=number))
+                own[path] = self._file(path, replace(position, number=number, older=None, is_settled=False))
+                if position.older is not None:
+                    self._older.restore(series_of(path), position.older)
             elif position.inode:
                 is_unread = position.offset == 0
                 self._others.files[position.inode] = SeenFile(
                     path, position.head_bytes, position.head_digest, self._system, is_unread
                 )
-        self._place(list(own.values()))
+        beside = self._beside(own, files)
+        renamed = self._place(list(own.values()))
+        settled = {series_of(path) for path, position in known.items() if position.is_settled}
+        self._settled = {path: file for path, file in self.files.items() if own.get(path) is file and path in settled}
         for path in files:
             if path not in self.files:
                 self._consider(path, numbers.get(path))
+        for before, file in renamed:
+            series = series_of(before)
+            if series in beside and series not in self._older:
+                self._older.are_written_before(series, self._free(beside)[series], file.path)
+        self._add_missed(beside, own)
         return list(self.files.values())
 
-    def _place(self, files: Sequence[LineFile]) -> None:
-        """Find where restored files are now; those still in their places first, so that no other takes them."""
+    def _place(self, files: Sequence[LineFile]) -> list[tuple[str, LineFile]]:
+        """Find where restored files are now; those still in their places first, so that no other takes them.
+
+        Returns those that were renamed, with their former paths.
+        """
         moved = [file for file in files if not self._is_in_place(file)]
         self.files = {file.path: file for file in files if file not in moved}
-        renamed: list[tuple[str, LineFile]] = []
-        for file in moved:
-            before, now = file.path, renamed_to(file, lambda path: path not in self.files)
-            if now is not None:
-                file.move(now)
-                self.files[now] = file
-                renamed.append((before, file))
+        formerly = {id(file): file.path for file in files}
+        searched = deque(moved)
+        while searched:
+            file = searched.popleft()
+            now = renamed_to(file, self._is_free_for(file))
+            if now is None:
+                continue
+            if now in self.files:  # who was found there has been renamed since (N50)
+                moved.append(self.files[now])
+                searched.append(self.files[now])
+            file.move(now)
+            if self._follow:
+                file.reopen()  # it may have been removed, and is put back
+            self.files[now] = file
+        renamed = [(formerly[id(file)], file) for file in self.files.values() if formerly[id(file)] != file.path]
         for file in moved:
             if self.files.get(file.path) is not file:
                 self._settle(file)
-        for before, file in renamed:
-            self._add_missed(before, file.path)
+        return renamed
+
+    def _is_free_for(self, file: LineFile) -> Callable[[str], bool]:
+        """Return whether ``file`` may be at a path: an inode tells it from who was seen there before."""
+        return lambda path: path not in self.files or bool(file.inode and self.files[path].inode != file.inode)
 
     def _is_in_place(self, file: LineFile) -> bool:
         inode = self._inode_of(file.path)
@@ -89,9 +128,7 @@ class FileTable:
             is_unknown = inode is not None and not file.inode  # of version 0.1: it cannot be looked for
             if not self._follow or file.unread_bytes or is_unknown:
                 raise UsageError(str(file.gone()))
-            if inode is not None:
-                self.losses.append(file)
-            file.finish()
+            self._finish(file, inode)
         if file.is_finished:
             self.files.setdefault(file.path, file)
 
@@ -99,8 +136,11 @@ class FileTable:
 
     def discover(self) -> list[LineFile]:
         """Look for new files, and for files that were renamed; return those that are new to this subtask."""
-        before = {id(file) for file in self.files.values()}
-        listed = self._selection.find(skips_compressed=True)
+        before = dict(self.files)
+        listing = self._selection.look()
+        self._check_awaited(listing.unreadable)
+        listed = listing.files
+        beside = self._beside(before, [*listed, *listing.unreadable])
         for path in listed:
             file = self.files.get(path)
             if file is not None and file.is_finished:
@@ -109,12 +149,27 @@ class FileTable:
                 self._consider(path, None)
         present = {self._inode_of(path) for path in listed}
         self._others.files = {inode: seen for inode, seen in self._others.files.items() if inode in present}
-        return [file for file in self.files.values() if id(file) not in before]
+        self._add_missed(beside, before)
+        known = {id(file) for file in before.values()}
+        return [file for file in self.files.values() if id(file) not in known]
+
+    def _check_awaited(self, unreadable: Sequence[str]) -> None:
+        """Rotation makes a file first and lets others read it then: a moment is granted (N48).
+
+        Raises:
+            UsageError: it has passed.
+        """
+        unfinished = {file.path for file in self.files.values() if not file.is_finished}
+        missing = {path for path in unfinished.intersection(self._awaited) if self._inode_of(path) is None}
+        self._awaited = {path: self._awaited.get(path, 0) + 1 for path in {*unreadable, *missing}}
+        for path in unreadable:
+            if self._awaited[path] >= LOOKS_MAX and self._owns(path, None):
+                raise self._selection.cannot_read(path)
 
     def _reappeared(self, file: LineFile) -> None:
-        """A file is there again under the name of one that was removed: put back, or another one (N7)."""
+        """A file is there again under the name of one that was removed: put back, renamed, or another one (N7)."""
         inode = self._inode_of(file.path)
-        if inode is not None:
+        if inode is not None and not self._is_known(file.path, inode):
             is_same = file.has_fingerprint and file.is_at(file.path)
             position = replace(file.position(), is_finished=False) if is_same else FilePosition()
             self.files[file.path] = self._file(file.path, replace(position, inode=inode))
@@ -128,34 +183,60 @@ class FileTable:
             if inode is not None:
                 self._others.note(path, inode)
             return
-        for file in self.files.values():
-            if inode and file.inode == inode and file.path != path:
-                if self._inode_of(file.path) == inode:
-                    return  # one file with two names
-                if file.is_at(path):
-                    self._rename(file, path)
-                    return
-        if inode and self._others.has(path, inode):
-            return
-        self.files[path] = self._file(path, FilePosition(inode=inode or 0, number=number))
+        if inode is None or not self._is_known(path, inode):
+            self.files[path] = self._file(path, FilePosition(inode=inode or 0, number=number))
 
-    def relocate(self, file: LineFile, moved: FileMovedError) -> None:
+    def _is_known(self, path: str, inode: int) -> bool:
+        """Whether the file at ``path`` has another name, or had; one that was renamed has this one now."""
+        for file in list(self.files.values()):
+            if file.inode == inode and file.path != path:
+                if self._inode_of(file.path) == inode:
+                    return True  # one file with two names
+                is_nothing = file.is_finished and not file.has_fingerprint  # it was empty, and is gone
+                if not is_nothing and file.is_at(path, inode):
+                    self._rename(file, path)
+                    return True
+        # If it was renamed on while it was looked at, the next look tells (N50).
+        return self._others.has(path, inode) or self._inode_of(path) != inode
+
+    def relocate(self, file: LineFile, moved: FileMovedError) -> bool:
         """Find ``file``, which is not at its path any more; afterwards it has another one, or has finished.
+
+        Returns whether that is so: a file that is missing with something unread is awaited for a few looks.
 
         Raises:
             UsageError: it changed in place, or is gone and something of it was not read.
         """
-        now = renamed_to(file, lambda path: path not in self.files or self.files[path].inode != file.inode)
+        now = renamed_to(file, self._is_free_for(file))
         if now is not None:
             self._rename(file, now)
         elif moved.is_in_place:
             raise UsageError(str(moved))
         elif moved.inode is not None and file.is_at(file.path):
             file.accept(moved.inode)
+        elif self.files.get(file.path) is file and self._is_awaited(file, moved):
+            return False
         elif not self._follow or file.unread_bytes:
             raise UsageError(str(file.gone()))
         else:
-            file.finish()  # N7
+            self._finish(file, moved.inode)
+        self._awaited.pop(file.path, None)
+        return True
+
+    def _is_awaited(self, file: LineFile, moved: FileMovedError) -> bool:
+        is_missing = self._follow and file.unread_bytes > 0 and moved.inode is None
+        return is_missing and self._awaited.setdefault(file.path, 0) < LOOKS_MAX
+
+    def _finish(self, file: LineFile, inode: int | None) -> None:
+        """``file`` is nowhere, and all that is known of it was read (N7, N21). ``inode``: what is at its path now.
+
+        If it made way for another one, or was compressed, more may have been appended than anybody saw. To a file
+        that was rotated away and read to its end nobody appends.
+        """
+        is_replaced = inode is not None or was_compressed(file)
+        if is_replaced and not (self.is_rotated(file.path) and file.was_opened):
+            self.losses.append(file)
+        file.finish()
 
     def _rename(self, file: LineFile, path: str) -> None:
         """Note the new name of ``file``; whoever had this name has moved on, too."""
@@ -163,20 +244,87 @@ class FileTable:
         if self.files.get(before) is file:
             del self.files[before]
         other = self.files.pop(path, None)
+        if file.is_finished:  # it had been removed, and is put back
+            file = self._file(path, replace(file.position(), is_finished=False))
         file.move(path)
         self.files[path] = file
         if other is not None and not other.is_finished:
             self.relocate(other, FileMovedError("", self._inode_of(path)))
-        self._add_missed(before, path)
 
-    def _add_missed(self, before: str, now: str) -> None:
+    # -- what is beside the files that are selected (N49) ---------------------------------------------------------
+
+    def _beside(self, known: Collection[str], listed: Collection[str]) -> dict[str, Found]:
+        """Return, by series, the files that are beside ours and are not ``listed`` themselves."""
         if not self._follow:
-            return
-        inodes = {file.inode for file in self.files.values()}
-        for path in missed(self._selection, before, now):
-            inode = self._inode_of(path)
-            if path not in self.files and inode not in inodes and inode is not None:
+            return {}
+        shown = self._selection.shows_all_beside
+        paths = {path for path in {*known, *listed, *self._given} if not shown(path)}
+        return self._older.beside({series_of(path) for path in paths if self._owns(path, None)}, listed)
+
+    def _add_missed(self, beside: Mapping[str, Found], before: Mapping[str, LineFile]) -> None:
+        """Add what was rotated away unseen. ``beside`` was listed after the files of ``before`` were noticed.
+
+        What lies beside a file in its place was rotated away before that file was made. If it was dealt with then,
+        what is there besides was put there by somebody else.
+        """
+        of_series: dict[str, list[LineFile]] = {series: [] for series in beside}
+        for path, file in self.files.items() if beside else ():
+            of_series.setdefault(series_of(path), []).append(file)
+        free_of = self._free(beside)
+        for series, found in beside.items():
+            self._older.prune(series, found)
+            free, current = free_of[series], self.files.get(series)
+            is_known = current is not None and not current.is_finished and before.get(series) is current
+            is_still = is_known and self._are_in_place(of_series[series])
+            if series not in self._older or (is_still and self._settled.get(series) is current):
+                self._older.are(series, free)
+                continue
+            for path, inode in self._older.missed(series, free):
                 self.files[path] = self._file(path, FilePosition(inode=inode))
+            if is_still and current is not None:
+                self._settled[series] = current
+
+    def _are_in_place(self, files: Sequence[LineFile]) -> bool:
+        return all(file.is_finished or self._is_in_place(file) for file in files)
+
+    def _free(self, beside: Mapping[str, Found]) -> dict[str, Found]:
+        """Leave out what is known as input of some subtask."""
+        known: dict[int, list[LineFile]] = {}
+        for file in self.files.values():
+            known.setdefault(file.inode, []).append(file)
+        taken = {path for path, file in self.files.items() if not file.is_finished or file in self.losses}
+
+        def is_known(path: str, inode: int) -> bool:
+            return any(
+                not file.is_finished or (file.has_fingerprint and file.is_at(path, inode))
+                for file in known.get(inode, ())
+            )
+
+        def is_free(path: str, inode: int) -> bool:
+            return path not in taken and not is_known(path, inode) and not self._others.has(path, inode)
+
+        return {series: [each for each in found if is_free(*each)] for series, found in beside.items()}
+
+    # -- positions ------------------------------------------------------------------------------------------------
+
+    def positions(self) -> dict[str, bytes]:
+        """Return a position for each file. One of a series says which files of it are no input (N49).
+
+        A file whose loss was not told yet has not finished: else nobody would tell it after a restart.
+        """
+        found = {}
+        said: set[str] = set()
+        for path in sorted(self.files):
+            file, series = self.files[path], series_of(path) if self._older else ""
+            position = file.position()
+            if file in self.losses:
+                position = replace(position, is_finished=False)
+            if series in self._older and series not in said:
+                said.add(series)
+                is_settled = series in self.files and self._settled.get(series) is self.files[series]
+                position = replace(position, older=self._older.of(series), is_settled=is_settled)
+            found[path] = position.encode()
+        return found
 
     # -- what follows from names ----------------------------------------------------------------------------------
 
