@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.operators.process.expiring_functions import Model
 from tests.runtime.checkpoints.frozen_cases import small
@@ -117,6 +117,8 @@ class Columns:
 
 @pytest.mark.parametrize("update", ["write", "read_and_write"])
 @given(history=st.lists(steps, max_size=20))
+@example(history=[("value put", [(0, 0, 1)], 0), ("value get", [(0, 0, 0)], 5)])
+@example(history=[("value put", [(0, 0, 1)], 0), ("value add", [(0, 0, 2)], 5)])
 @settings(max_examples=60)
 def test_many_rows_at_once_are_one_after_the_other_at_one_time(
     update: Any, history: list[tuple[str, Any, int]]
