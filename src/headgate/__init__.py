@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from headgate.api.dataframes import DataFrameSource
     from headgate.api.pipeline import Pipeline
     from headgate.api.security import Security
+    from headgate.api.state import Memory, RocksDB
     from headgate.api.stored_state import read_state, read_state_batches, state_catalog
     from headgate.api.stream import KeyedStream, Stream, WindowedStream
     from headgate.api.windows import Session, Sliding, Tumbling
@@ -91,6 +92,7 @@ _HOMES = {
     "headgate.api.dataframes": ("DataFrameSource",),
     "headgate.api.pipeline": ("Pipeline",),
     "headgate.api.security": ("Security",),
+    "headgate.api.state": ("Memory", "RocksDB"),
     "headgate.api.stored_state": ("read_state", "read_state_batches", "state_catalog"),
     "headgate.api.stream": ("KeyedStream", "Stream", "WindowedStream"),
     "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
@@ -174,6 +176,7 @@ __all__ = [
     "LedgerSink",
     "ListState",
     "MapState",
+    "Memory",
     "NoRestart",
     "OperatorList",
     "ParquetFiles",
@@ -188,6 +191,7 @@ __all__ = [
     "ProtocolViolation",
     "PublishOnCheckpoint",
     "RestoreContext",
+    "RocksDB",
     "RowNumber",
     "RunResult",
     "Security",

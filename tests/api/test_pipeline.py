@@ -115,7 +115,11 @@ def test_an_object_stores_url_stays_as_it_is() -> None:
         ({"checkpointing": "1s"}, "checkpointing= must be headgate.Checkpointing"),
         ({"bad_records": hg.Discard()}, r"bad_records= must be headgate.Fail\(...\) or headgate.DeadLetter"),
         ({"on_damaged_checkpoint": "ignore"}, "must be 'previous' or 'fail'"),
-        ({"state_backend": "rocksdb"}, "state backend 'rocksdb' is not there yet"),
+        ({"state_backend": "rocksdb"}, r"give state=headgate.Memory\(\) or state=headgate.RocksDB"),
+        ({"state": "rocksdb"}, r"state= must be headgate.Memory\(...\) or headgate.RocksDB\(...\), not 'rocksdb'"),
+        ({"state": hg.RocksDB(memory="much")}, "memory of RocksDB must be a size such as '64MB'"),
+        ({"state": hg.RocksDB(memory="1MB")}, "memory of RocksDB must be at least '16MB', but is '1MB'"),
+        ({"state": hg.RocksDB(dir="state")}, "dir of RocksDB must be the absolute path of a directory"),
     ],
 )
 def test_wrong_options_are_refused_in_one_sentence(options: dict[str, Any], message: str) -> None:

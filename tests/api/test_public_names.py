@@ -12,10 +12,10 @@ BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchSt
 CheckpointListener CheckpointedFunction Checkpointing Choice CoordinatorHook CorruptionError DataFrameSource DeadLetter
 Discard ExponentialDelay Fail FailureRate Fence FencedError FileSink FiredTimers FixedDelay FromRows Generator
 HeadgateError HookContext JsonLines
-KeyedStream Keys LedgerSink ListState MapState NoRestart OperatorList ParquetFiles Pipeline PipelineFailed
+KeyedStream Keys LedgerSink ListState MapState Memory NoRestart OperatorList ParquetFiles Pipeline PipelineFailed
 PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint
-RestoreContext RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store Stream
-StreamSink StreamSource TTL TextFiles Timer Timers Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState
+RestoreContext RocksDB RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store
+Stream StreamSink StreamSource TTL TextFiles Timer Timers Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState
 WindowedStream output_checkpoint read_state read_state_batches register_state_source state_catalog __version__
 """
 

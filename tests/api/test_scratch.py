@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from headgate.api import homes, scratch
+from headgate.api import homes
 from headgate.api.scratch import SCRATCH, ScratchDirectory
+from headgate.storage import own_directory
 
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_others_may_remove_the_directory_of_all_looks_at_any_time(tmp_path: Path, times: int) -> None:  # N41
-    opening, left = scratch.open_lock, [times]
+    opening, left = own_directory.open_lock, [times]
 
     def removed_before(path: Path) -> int:
         if left[0]:
@@ -23,7 +24,7 @@ def test_others_may_remove_the_directory_of_all_looks_at_any_time(tmp_path: Path
         return opening(path)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scratch, "open_lock", removed_before)
+        patch.setattr(own_directory, "open_lock", removed_before)
         mine = ScratchDirectory(str(tmp_path))
     assert not left[0]
     assert mine.path.is_dir()

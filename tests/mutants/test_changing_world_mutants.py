@@ -14,7 +14,6 @@ from tests.connectors.files import test_changing_world as world
 from tests.connectors.files import test_parquet as reading
 from tests.mutants.harness import assert_caught, patched
 
-from headgate.api import scratch
 from headgate.connectors.files import parquet, rotation, series, system
 from headgate.connectors.files import table as file_table
 from headgate.connectors.files.lines import LineFile
@@ -22,6 +21,7 @@ from headgate.connectors.files.listing import FileSelection, Listing
 from headgate.connectors.files.series import OlderFiles
 from headgate.connectors.files.table import FileTable
 from headgate.errors import StorageError
+from headgate.storage import own_directory
 
 Mutant = Callable[[], AbstractContextManager[None]]
 
@@ -161,7 +161,7 @@ def a_new_generation_looks_at_the_first_file_again() -> AbstractContextManager[N
 
 
 def the_directory_of_looks_is_made_once() -> AbstractContextManager[None]:
-    return patched(scratch, "make_directories", _once(scratch.make_directories))
+    return patched(own_directory, "make_directories", _once(own_directory.make_directories))
 
 
 def _once(making: Any) -> Any:

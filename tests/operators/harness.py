@@ -10,6 +10,7 @@ import pyarrow as pa
 from headgate.errors import BadRecord
 from headgate.model.graph import OutputTag
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
+from headgate.state.choice import WorkerStates
 
 BORN_MS = 1_700_000_000_000
 """The date when the clock of a harness says 0."""
@@ -71,11 +72,14 @@ class Harness:
         subtask: tuple[int, int] = (0, 1),
         diverts: bool = False,
         begun_ms: int = 1_000,
+        worker: WorkerStates | None = None,
     ) -> None:
         self.now_ms = begun_ms
         self.out = Recorder(diverts)
         self.context = OperatorContext("p", "node", subtask[0], subtask[1], 128, lambda: self.now_ms)
         self.context.diverts = diverts
+        if worker is not None:
+            self.context.states = worker.of("node", subtask[0], 128)
         self.context.wall_ms = lambda: BORN_MS + self.now_ms
         self.operator = spec.build()
         self.operator.open(self.context, self.out)

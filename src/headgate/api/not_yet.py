@@ -36,7 +36,6 @@ NAMES_TO_COME = {
     "ParquetSource": "the source of Parquet files is called headgate.ParquetFiles",
     "FileSource": "the sources of files are called headgate.TextFiles, headgate.JsonLines and headgate.ParquetFiles",
     "ParquetSink": "the sink of Parquet files is headgate.FileSink(url, 'parquet')",
-    "RocksDB": "RocksDB as state backend is not there yet; state is kept in memory",
     "CoProcessFunction": f"functions of two streams are not there yet; {_UNION}",
     "BroadcastState": "broadcast state is not there yet; join small tables with map_batches",
 }

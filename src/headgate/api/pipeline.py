@@ -32,6 +32,7 @@ from headgate.api.placed import CapturableSource, PlacedSource
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
 from headgate.api.security import Security
 from headgate.api.starting import Restorable, start_config
+from headgate.api.state import Memory, RocksDB, StateChoice
 from headgate.api.stream import Stream
 from headgate.connectors.base import Source
 from headgate.connectors.hooks import CoordinatorHook, HookedSource
@@ -44,6 +45,7 @@ from headgate.model.config import (
     DamagedCheckpoint,
     Duration,
     PipelineConfig,
+    RocksState,
     RuntimeConfig,
     duration_ms,
 )
@@ -55,6 +57,7 @@ from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
 from headgate.operators import bad_records
 from headgate.operators.types import canonical_schema
+from headgate.state.rocksdb.limits import refuse_expiring
 from headgate.storage.backends import absolute_location, local_directory
 from headgate.storage.roots import make_root
 
@@ -82,6 +85,7 @@ class Pipeline:
         bad_records: BadRecords | None = None,
         max_parallelism: int = MAX_PARALLELISM_DEFAULT,
         on_damaged_checkpoint: str | None = None,
+        state: StateChoice | None = None,
         state_backend: str = "memory",
         loop_memory_bytes: int = LOOP_MEMORY_BYTES,
         loop_disk_bytes_max: int = LOOP_DISK_BYTES_MAX,
@@ -99,7 +103,8 @@ class Pipeline:
             on_damaged_checkpoint: "previous" restores the one before a damaged checkpoint, which repeats output that
                 was committed since; "fail" does not start. Default: "fail" if a sink is transactional (all but
                 ``Discard`` and ``Print``), else "previous".
-            state_backend: "memory".
+            state: where keyed state is kept: ``Memory()`` (default) or ``RocksDB()``; each start may choose anew.
+            state_backend: "memory"; an older name of what ``state`` says.
             loop_memory_bytes: what the loops of one worker keep in memory of the records that circulate; beyond it
                 they go to disk, and new input of the loops waits.
             loop_disk_bytes_max: what they may take on disk; beyond it the pipeline fails.
@@ -118,7 +123,11 @@ class Pipeline:
         self._bad_records = _checked_policy(bad_records or Fail())
         self._on_damaged = None if on_damaged_checkpoint is None else _damaged_policy(on_damaged_checkpoint)
         if state_backend != "memory":
-            not_there_yet(f"state backend '{state_backend}'", "use state_backend='memory'")
+            raise UsageError(
+                f"state_backend={state_backend!r} is not known: give state=headgate.Memory() or "
+                "state=headgate.RocksDB(memory='2GB')"
+            )
+        self._state = _instance(state or Memory(), (Memory, RocksDB), "state").to_config()
         self._runtime = RuntimeConfig(
             loop_memory_bytes=_bytes(loop_memory_bytes, "loop_memory_bytes"),
             loop_disk_bytes_max=_bytes(loop_disk_bytes_max, "loop_disk_bytes_max"),
@@ -209,7 +218,11 @@ class Pipeline:
             on_damaged=self._on_damaged or policy_for(graph, mode),
             runtime=self._runtime,
             security=self._security,
+            state=self._state,
         )
+        if isinstance(self._state, RocksState):
+            for node in graph.nodes:
+                refuse_expiring(str(node.name), getattr(node.spec, "descriptors", ()))
         graph = _placed(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
         hooks, forgotten = tuple(self._hooks.values()), frozenset(self._forgotten_hooks)

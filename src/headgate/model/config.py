@@ -144,6 +144,44 @@ class DamagedCheckpoint(Enum):
     FAIL = "fail"
 
 
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)\s*", re.IGNORECASE)
+_SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def size_bytes(value: str | int, what: str = "size") -> int:
+    """Return a size such as ``"64MB"`` or ``"2GB"`` in bytes: a kilobyte is 1,024 of them, as in Spark.
+
+    Raises:
+        UsageError: it is none; ``what`` names it in the message.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise UsageError(f"{what} must be a size such as '64MB' or '2GB', or a number of bytes, not {value!r}")
+    return int(float(match.group(1)) * (1 << _SIZE_SHIFTS[match.group(2).lower().rstrip("ib")]))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryState:
+    """Keyed state is in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RocksState:
+    """Keyed state is in RocksDB.
+
+    Attributes:
+        memory_bytes: what all databases of one worker may use of its memory together.
+        directory: on each worker's machine; None: where Spark puts its own temporary files.
+    """
+
+    memory_bytes: int
+    directory: str | None = None
+
+
+StateConfig: TypeAlias = MemoryState | RocksState
+
 LOOP_MEMORY_BYTES = 64 << 20
 LOOP_DISK_BYTES_MAX = 16 << 30
 
@@ -199,3 +237,4 @@ class PipelineConfig:
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     start: StartConfig = field(default_factory=StartConfig)
+    state: StateConfig = field(default_factory=MemoryState)

@@ -105,6 +105,9 @@ class RowBackend(TimedBackend, Protocol):
     def absorb(self) -> None:
         """Do what has to be done now and then between keys: give up what expired, or released snapshots needed."""
 
+    def expect(self, columns: Sequence[pa.Array]) -> None:
+        """Rows with these key columns come next: what their keys have may be fetched together. After ``absorb``."""
+
 
 class ValueColumns(Protocol):
     """A value state by column. Rows have a slot each; values have no nulls. Masks are over the rows."""

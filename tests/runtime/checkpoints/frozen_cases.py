@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from headgate.codec.snapshot import Buffer, decode_sections
 from headgate.connectors.base import SinkContext
 from headgate.connectors.files.sink import FileSink
 from headgate.connectors.files.writer import FileWriter
+from headgate.model.config import RocksState
 from headgate.model.graph import MAIN, Partitioner
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.plan import Plan, PlanEdge
@@ -41,6 +43,7 @@ from headgate.runtime.worker import loop_log
 from headgate.runtime.worker.deployment import SinkHead
 from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
 from headgate.state import columns
+from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.descriptors import StateKind
 from headgate.state.frozen import FrozenState
 from headgate.state.memory import by_column as memory_columns
@@ -88,9 +91,9 @@ class Live(Protocol):
 class Holder:
     """An operator."""
 
-    def __init__(self, spec: OperatorSpec) -> None:
+    def __init__(self, spec: OperatorSpec, worker: WorkerStates | None = None) -> None:
         self.spec = spec
-        self.run = Harness(spec)
+        self.run = Harness(spec, worker=worker)
         self._step = 0
 
     @property
@@ -128,6 +131,24 @@ def rows_of(data: memoryview) -> Any:
     table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
     outer = [name for name in table.column_names if name != "value"]
     return sorted(table.to_pylist(), key=lambda row: [row[name] for name in outer])
+
+
+class OnDisk(Holder):
+    """An operator whose state is in RocksDB; its snapshots are restored in memory."""
+
+    def __init__(self, spec: OperatorSpec) -> None:
+        self._directory = tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+        worker = worker_states(RocksState(32 << 20, self._directory.name), None)
+        weakref.finalize(self, worker.close)
+        super().__init__(spec, worker)
+
+    def change(self) -> None:
+        super().change()
+        if self._step > 4:
+            self.operator.on_watermark(10_000 + (self._step - 4) * KEYS)
+
+    def is_holding(self) -> bool:
+        return any(Path(self._directory.name).rglob("checkpoint-*"))
 
 
 class Windows(Holder):
@@ -412,6 +433,17 @@ CASES: dict[str, Callable[[], Live]] = {
         )
         for form, update in (("by-row", "write"), ("by-row", "read_and_write"), ("by-batch", "read_and_write"))
         for kind in StateKind
+    },
+    **{
+        f"rocksdb-{name}": lambda make=make: OnDisk(make().spec)  # type: ignore[misc]
+        for name, make in {
+            "by-row-list": lambda: by_row(StateKind.LIST),
+            "by-row-map": lambda: by_row(StateKind.MAP),
+            "by-batch-value": lambda: by_batch(StateKind.VALUE, POINT),
+            "by-batch-map": lambda: by_batch(StateKind.MAP, pl.String),
+            "timers-by-batch": lambda: Holder(batch_process_spec("node", ("key",), TimersByBatch(), SCHEMA)),
+            "reduce": lambda: Holder(ReduceSpec(("key",), add, SCHEMA)),
+        }.items()
     },
     "timers-by-row": lambda: Timed(row_process_spec("node", ("key",), TimersByRow(), SCHEMA)),
     "timers-by-batch": lambda: Timed(batch_process_spec("node", ("key",), TimersByBatch(), SCHEMA)),

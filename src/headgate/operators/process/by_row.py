@@ -128,6 +128,7 @@ class ProcessOperator(TimedOperator):
         self._begin_call()
         self._backend.absorb()
         batch = divert_unreadable(self, batch)
+        self._backend.expect([batch.column(key) for key in self._spec.keys])
         results: list[Any] = []
         with paused_gc():
             self._call(rows_of(batch), results)

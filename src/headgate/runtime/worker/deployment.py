@@ -41,6 +41,7 @@ from headgate.runtime.worker.overtaking import Overtaking
 from headgate.runtime.worker.sources import REPORTS_PER_TIMEOUT
 from headgate.runtime.worker.subtask_parts import Reports, SubtaskParts
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
+from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.frozen import FrozenState
 from headgate.storage.base import NotFound, Storage
 
@@ -99,7 +100,9 @@ class Deployment:
         budget: SpillBudget,
         clock: Clock,
         is_interrupted: Callable[[], bool] = lambda: False,
+        states: WorkerStates | None = None,
     ) -> None:
+        self._states = states or worker_states(definition.config.state, None)
         self._is_interrupted = is_interrupted
         self._definition = definition
         self._worker = worker
@@ -257,6 +260,7 @@ class Deployment:
             wall_ms=self._clock.wall_ms,
             diverts=self._definition.diverts,
             flush_ms=self._message.flush_ms,
+            states=self._states.of(str(node.name), subtask.index, plan.max_parallelism),
         )
 
     def _attach(self, chain: Chain, edge: PlanEdge, plan: Plan, subtask: SubtaskId) -> EdgeOutlet:

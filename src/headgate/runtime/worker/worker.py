@@ -42,6 +42,7 @@ from headgate.runtime.worker.deployment import Deployment, edge_schemas
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.metrics import WorkerMetrics
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
+from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.frozen import OwnedKeys
 from headgate.storage.backends import open_storage
 
@@ -75,7 +76,8 @@ class WorkerTask:
     bind_host: str
     fingerprint: str
     spill_directory: str | None = None
-    """Where loops put what does not fit into memory; None: the system's directory for temporary files."""
+    """Where loops put what does not fit into memory, and RocksDB its files; None: the system's directory for temporary
+    files."""
 
 
 class WorkerStopped(Exception):  # noqa: N818 - not an error of ours: it tells Spark that this task must not succeed
@@ -105,6 +107,7 @@ class Worker:
         directory = None if task.spill_directory is None else Path(task.spill_directory)
         self.loop_budget = SpillBudget(limits.loop_memory_bytes, limits.loop_disk_bytes_max, directory)
         """What the loops of this worker use together; nothing before it runs, and nothing afterwards."""
+        self._states: WorkerStates | None = None
         self._mail: deque[messages.ToWorker | tuple[SubtaskRunner, machine.Event, str] | BaseException] = deque()
         self._wake = around.event()
         self._generation = Generation(0)
@@ -226,6 +229,7 @@ class Worker:
         keys = OwnedKeys(owned_key_groups(definition.plan, self._task.worker), definition.plan.max_parallelism)
         to = Destination(storage, definition.config.name, self._generation, deploy.inline_bytes_max, keys)
         exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
+        self._states = worker_states(definition.config.state, self._task.spill_directory)
         deployment = Deployment(
             definition,
             self._task.worker,
@@ -237,6 +241,7 @@ class Worker:
             self.loop_budget,
             self._around,
             self._is_interrupted,
+            self._states,
         )
         self._runners = deployment.runners()
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
@@ -412,6 +417,8 @@ class Worker:
                 runner.close()
             except Exception as error:
                 print(f"headgate: closing {runner.subtask} failed: {error}", file=sys.stderr)
+        if self._states is not None:
+            self._states.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         exchange.close()
 

@@ -101,6 +101,9 @@ class MemoryRowBackend:
         for expiring in self._expiring:
             expiring.sweep()  # TL8
 
+    def expect(self, columns: Sequence[pa.Array]) -> None:
+        """See ``RowBackend``: everything is here."""
+
     def freeze(self) -> _Frozen:
         """See ``StateBackend``."""
         states = [(descriptor, cells.freeze()) for descriptor, cells in self._cells.items()]

@@ -1,0 +1,60 @@
+"""Where a pipeline keeps its keyed state: ``Pipeline(state=...)``."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from headgate.errors import UsageError
+from headgate.model import config as model
+from headgate.model.config import size_bytes
+
+MEMORY_MIN = 16 << 20
+"""With less, RocksDB would only write and read its own files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Keyed state is in the memory of the workers: the fastest, as long as it fits. The default."""
+
+    def to_config(self) -> model.StateConfig:
+        """Return it as plain data."""
+        return model.MemoryState()
+
+
+@dataclass(frozen=True, slots=True)
+class RocksDB:
+    """Keyed state is in RocksDB on the workers' local disks, with what is used lately in memory.
+
+    Needs the package rocksdict: ``pip install 'headgate[rocksdb]'``. Windows and timers are in memory all the same.
+
+    Attributes:
+        memory: what the state of one worker may use of its memory, in all operators together.
+        dir: a directory on a local disk of each worker's machine, as an absolute path; default is where Spark puts its
+            own temporary files. Only this user can read what is in it, and nothing in it needs to be kept.
+    """
+
+    memory: str | int = "512MB"
+    dir: str | None = None
+
+    def to_config(self) -> model.StateConfig:
+        """Return it in bytes.
+
+        Raises:
+            UsageError: a value is wrong, or the package is not installed.
+        """
+        from headgate.state.choice import refuse_missing_library
+
+        refuse_missing_library()
+        memory_bytes = size_bytes(self.memory, "memory of RocksDB")
+        if memory_bytes < MEMORY_MIN:
+            raise UsageError(f"memory of RocksDB must be at least '16MB', but is {self.memory!r}")
+        if self.dir is not None and not (isinstance(self.dir, str) and os.path.isabs(self.dir)):
+            raise UsageError(
+                f"dir of RocksDB must be the absolute path of a directory on each worker's machine, not {self.dir!r}"
+            )
+        return model.RocksState(memory_bytes, self.dir)
+
+
+StateChoice: TypeAlias = Memory | RocksDB

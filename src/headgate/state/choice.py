@@ -1,0 +1,66 @@
+"""Which backend holds the keyed state of a pipeline: what its configuration says, as one worker has it.
+
+The only place that knows all backends. A backend that needs a library is imported when it is chosen.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Protocol
+
+from headgate.errors import UsageError
+from headgate.model.config import MemoryState, StateConfig
+from headgate.state.backend import StateFactory
+from headgate.state.memory.factory import MemoryStates
+
+
+class WorkerStates(Protocol):
+    """The state of all operators of one worker."""
+
+    def of(self, node: str, subtask_index: int, max_parallelism: int) -> StateFactory:
+        """Return where one operator gets its state."""
+
+    def close(self) -> None:
+        """Give everything up that is not in a checkpoint. Idempotent; after the operators are closed."""
+
+
+class _InMemory:
+    """See ``WorkerStates``."""
+
+    def of(self, node: str, subtask_index: int, max_parallelism: int) -> StateFactory:
+        """See ``WorkerStates``."""
+        return MemoryStates()
+
+    def close(self) -> None:
+        """See ``WorkerStates``."""
+
+
+def refuse_missing_library() -> None:
+    """Make sure that RocksDB can be used here.
+
+    Raises:
+        UsageError: its library is not installed.
+    """
+    if find_spec("rocksdict") is None:
+        raise UsageError(
+            "headgate.RocksDB needs the package rocksdict, in the driver and on every worker: "
+            "pip install 'headgate[rocksdb]'"
+        )
+
+
+def worker_states(config: StateConfig, directory: str | None) -> WorkerStates:
+    """Return the state of one worker.
+
+    Args:
+        config: of the pipeline.
+        directory: on a local disk, if the configuration names none; None: the system's for temporary files.
+
+    Raises:
+        UsageError: the library that is needed is not installed.
+    """
+    if isinstance(config, MemoryState):
+        return _InMemory()
+    refuse_missing_library()
+    from headgate.state.rocksdb.factory import RocksWorkerStates
+
+    return RocksWorkerStates(config.memory_bytes, config.directory or directory)

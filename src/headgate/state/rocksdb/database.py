@@ -1,0 +1,207 @@
+"""One database: rows of bytes, sorted, on a local disk (RB3 to RB6 of docs/spec/rocksdb.md).
+
+Counterpart: ``tables``, which says what the rows mean. Nothing here survives its process on purpose: what counts is in
+checkpoints, so there is no write-ahead log. Every error of RocksDB is told in one sentence, with the directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias
+
+import rocksdict
+from rocksdict import Rdict
+
+from headgate.errors import CorruptionError, StorageError
+from headgate.state.rocksdb.memory import RowSizes, SharedMemory
+
+_FULL = ("No space left", "no space left", "ENOSPC", "Disk quota exceeded")
+_DAMAGED = ("Corruption", "No such file")
+
+
+SCAN_ROWS = 8_192
+
+Scanned: TypeAlias = tuple[list[bytes], list[bytes]]
+"""Rows and their values."""
+
+
+class Rows:
+    """The rows of a database, or of a checkpoint of one, for reading."""
+
+    def __init__(self, path: Path, db: Rdict) -> None:
+        self._path = path
+        self._db = db
+        self.sizes = RowSizes()
+
+    def get(self, rows: Sequence[bytes]) -> list[bytes | None]:
+        """Return the value of each row, or None where there is none. Reads them in their order on disk."""
+        if not rows:
+            return []
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        with told("read", self._path):
+            values = self._db.get([rows[at] for at in order])
+        self.sizes.seen(values)
+        found: list[bytes | None] = [None] * len(rows)
+        for at, value in zip(order, values, strict=True):
+            found[at] = value
+        return found
+
+    def scan(self, start: bytes, end: bytes | None) -> Iterator[Scanned]:
+        """Yield the rows from ``start`` on, up to and without ``end``, in their order, some thousands at a time.
+
+        Raises:
+            CorruptionError: what is there cannot be read. The library itself would end as if there were no more.
+        """
+        options = rocksdict.ReadOptions()
+        if end is not None:
+            options.set_iterate_upper_bound(end)
+        last = start
+        with told("read", self._path):
+            rows = self._db.items(from_key=start, read_opt=options)
+            while found := list(islice(rows, SCAN_ROWS)):  # in parts, because each holds up the processing thread
+                last = found[-1][0]
+                yield [row for row, _ in found], [value for _, value in found]
+            self._check_end(last, options)
+
+    def _check_end(self, last: bytes, options: rocksdict.ReadOptions) -> None:
+        """Make sure that there is nothing behind ``last``, and that this could be seen (RB6)."""
+        rest = self._db.iter(options)
+        rest.seek(last + b"\0")
+        rest.status()
+        if rest.valid():
+            raise CorruptionError(str(self._path), 0, "all rows of a range", "an end before the last one")
+
+    def of_keys(self, prefixes: Iterable[bytes], counts: Iterable[int]) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the first rows that begin with each of ``prefixes``, as many as ``counts`` says.
+
+        Raises:
+            CorruptionError: there are fewer.
+        """
+        with told("read", self._path):
+            rest = self._db.iter()
+            for prefix, count in zip(prefixes, counts, strict=True):
+                rest.seek(prefix)
+                for number in range(count):
+                    row = rest.key() if rest.valid() else None
+                    if row is None or not row.startswith(prefix):
+                        rest.status()
+                        raise CorruptionError(str(self._path), 0, f"{count} rows of a key", f"{number} rows")
+                    yield row, rest.value()
+                    rest.next()
+
+    def close(self) -> None:
+        """Give its files up. Idempotent, and never fails: nothing that is not in a checkpoint is needed again."""
+        try:
+            self._db.close()
+        except Exception as error:
+            if not _is_of_the_library(error):
+                raise
+
+
+class Changes:
+    """Rows to be written together, or not at all."""
+
+    def __init__(self) -> None:
+        self.batch = rocksdict.WriteBatch(raw_mode=True)
+        self.sizes = RowSizes()
+
+    def put(self, rows: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Set rows."""
+        self.sizes.seen(values)
+        put = self.batch.put
+        for row, value in zip(rows, values, strict=True):
+            put(row, value)
+
+    def delete(self, rows: Iterable[bytes]) -> None:
+        """Remove rows; nothing happens where there is none."""
+        delete = self.batch.delete
+        for row in rows:
+            delete(row)
+
+
+class Database(Rows):
+    """A database that is written."""
+
+    def __init__(self, path: Path, memory: SharedMemory) -> None:
+        """Make it in the directory ``path``, which does not exist.
+
+        Raises:
+            StorageError
+        """
+        with told("open", path):
+            super().__init__(path, Rdict(str(path), memory.options()))
+        options = rocksdict.WriteOptions()
+        options.disable_wal = True  # RB4
+        self._db.set_write_options(options)
+        self._memory = memory
+
+    def write(self, changes: Changes) -> None:
+        """Write ``changes``.
+
+        Raises:
+            StorageError
+        """
+        if len(changes.batch):
+            with told("write", self._path):
+                self._written(changes.batch)
+            self.sizes.add(changes.sizes)
+
+    def _written(self, batch: rocksdict.WriteBatch) -> None:
+        self._db.write(batch)
+
+    def checkpoint(self, path: Path) -> None:
+        """Have all that was written also in the directory ``path``: its files are links, so it takes no room.
+
+        Raises:
+            StorageError
+        """
+        try:
+            with told("write", path):
+                rocksdict.Checkpoint(self._db).create_checkpoint(str(path))
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    def opened(self, path: Path) -> Rows:
+        """Open a checkpoint for reading. In any thread.
+
+        Raises:
+            CorruptionError: it is damaged.
+            StorageError
+        """
+        if not path.is_dir():  # the library would make it
+            raise StorageError("open", str(path), "it was removed when its worker ended", False)
+        with told("open", path):
+            access = rocksdict.AccessType.read_only(False)
+            return Rows(path, Rdict(str(path), self._memory.options(is_new=False), access_type=access))
+
+
+@contextmanager
+def told(operation: str, path: Path) -> Iterator[None]:
+    """Say what RocksDB says in the words of this project."""
+    try:
+        yield
+    except rocksdict.DbClosedError as error:
+        raise StorageError(operation, str(path), "the database is closed already", False) from error
+    except Exception as error:
+        if not _is_of_the_library(error):
+            raise
+        raise _error(operation, path, str(error)) from error
+
+
+def _is_of_the_library(error: Exception) -> bool:
+    """Whether RocksDB says it: its errors have no type of their own."""
+    return type(error) is Exception
+
+
+def _error(operation: str, path: Path, text: str) -> CorruptionError | StorageError:
+    if any(word in text for word in _FULL):
+        hint = "no space is left on this disk; free some, or give headgate.RocksDB(dir=) a directory on a larger one"
+        return StorageError(operation, str(path), hint, False)
+    if operation in ("open", "read") and any(word in text for word in _DAMAGED):
+        return CorruptionError(str(path), 0, "a RocksDB database", " ".join(text.split()))
+    return StorageError(operation, str(path), text, False)

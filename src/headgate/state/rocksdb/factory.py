@@ -1,0 +1,80 @@
+"""State in RocksDB, as operators ask for it: see ``backend.StateFactory``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from headgate.state.aggregate_table import Accumulator
+from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, WindowBackend, WindowRows
+from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
+from headgate.state.memory.factory import MemoryStates
+from headgate.state.rocksdb.by_column import RocksColumnBackend
+from headgate.state.rocksdb.limits import refuse_expiring
+from headgate.state.rocksdb.records import RocksRecords
+from headgate.state.rocksdb.room import Room
+from headgate.state.rocksdb.rows import RocksRowBackend
+from headgate.state.window_rows import MergedRows
+
+
+class RocksStates:
+    """The state of one operator in one subtask: a database for each call. Windows are in memory (RB9)."""
+
+    def __init__(self, room: Room, name: str, max_parallelism: int) -> None:
+        """``name``: of the operator and its subtask, for people."""
+        self._room = room
+        self._name = name
+        self._max_parallelism = max_parallelism
+        self._memory = MemoryStates()
+
+    def by_row(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> RowBackend:
+        """See ``StateFactory``."""
+        if not descriptors:
+            return self._memory.by_row(keys, descriptors, has_timers=has_timers)
+        refuse_expiring(self._name, descriptors)
+        place = self._room.new_database(self._name)
+        return RocksRowBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
+
+    def by_column(
+        self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
+    ) -> ColumnBackend:
+        """See ``StateFactory``."""
+        if not descriptors:
+            return self._memory.by_column(keys, descriptors, has_timers=has_timers)
+        refuse_expiring(self._name, descriptors)
+        place = self._room.new_database(self._name)
+        return RocksColumnBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
+
+    def records(self, section: Section) -> RecordBackend:
+        """See ``StateFactory``."""
+        return RocksRecords(self._room.new_database(self._name), section, self._max_parallelism)
+
+    def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
+        """See ``StateFactory``."""
+        return self._memory.by_window(keys, rows)
+
+    def merged_by_window(
+        self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
+    ) -> WindowBackend[MergedRows]:
+        """See ``StateFactory``."""
+        return self._memory.merged_by_window(keys, rows, accumulators)
+
+
+class RocksWorkerStates:
+    """See ``choice.WorkerStates``."""
+
+    def __init__(self, memory_bytes: int, directory: str | None) -> None:
+        self._room = Room(memory_bytes, directory)
+
+    def of(self, node: str, subtask_index: int, max_parallelism: int) -> RocksStates:
+        """See ``WorkerStates``."""
+        name = re.sub(r"[^\w.-]", "_", node, flags=re.ASCII)
+        return RocksStates(self._room, f"{name[:64]}-{subtask_index}", max_parallelism)
+
+    def close(self) -> None:
+        """See ``WorkerStates``."""
+        self._room.close()

@@ -1,0 +1,111 @@
+"""Where keyed state lies in a database: ``key group | table | key | suffix`` (RB1 of docs/spec/rocksdb.md).
+
+The key group comes first, so that a range of key groups is a range of the database. Within a key, rows are in the order
+of their suffix: the place in a list, the key of a map's entry. Never part of a checkpoint that another backend reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from headgate.state.descriptors import KeyColumns
+from headgate.state.key_hash import Words, column_words, hash_columns, is_text, key_groups, text_bytes
+from headgate.state.key_index import words_to_array
+
+PREFIX_BYTES = 4
+_LENGTH_BYTES = 4
+_WORD_BYTES = 8
+_SIGN = np.uint64(1 << 63)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedKeys:
+    """Some keys, to be looked up in any table of the database."""
+
+    groups: npt.NDArray[np.int64]
+    keys: list[bytes]
+
+    def in_table(self, table: int) -> list[bytes]:
+        """Return what the rows of each key begin with in ``table``."""
+        prefixes = np.empty(len(self.keys), [("group", ">u2"), ("table", ">u2")])
+        prefixes["group"], prefixes["table"] = self.groups, table
+        return [prefix + key for prefix, key in zip(prefixes.view("V4").tolist(), self.keys, strict=True)]
+
+
+def encoded_keys(columns: Sequence[pa.Array], keys: KeyColumns, max_parallelism: int) -> EncodedKeys:
+    """Return the keys whose columns these are."""
+    names = keys.section_names
+    batch = pa.RecordBatch.from_arrays(list(columns), names=names)
+    groups = key_groups(hash_columns(batch, names), max_parallelism)
+    return EncodedKeys(groups, encode_columns(columns))
+
+
+def encode_columns(columns: Sequence[pa.Array]) -> list[bytes]:
+    """Return one value per row, from which ``decode_columns`` finds the columns again."""
+    parts = [_encode_column(column) for column in columns]
+    return parts[0] if len(parts) == 1 else [b"".join(row) for row in zip(*parts, strict=True)]
+
+
+def _encode_column(column: pa.Array) -> list[bytes]:
+    if is_text(column.type):  # a length in front says where it ends, whatever bytes it has
+        return [len(value).to_bytes(_LENGTH_BYTES, "big") + value for value in text_bytes(column)]
+    found: list[bytes] = (column_words(column).view(np.uint64) ^ _SIGN).astype(">u8").view("V8").tolist()
+    return found
+
+
+def decode_columns(
+    rows: Sequence[bytes], types: Sequence[pa.DataType], start: int = PREFIX_BYTES
+) -> tuple[list[pa.Array], list[int]]:
+    """Return the columns that ``rows`` hold from byte ``start`` on, and where each row goes on behind them."""
+    starts = [start] * len(rows)
+    columns: list[pa.Array] = []
+    for dtype in types:
+        if is_text(dtype):
+            begins = [at + _LENGTH_BYTES for at in starts]
+            ends = [
+                begin + int.from_bytes(row[begin - _LENGTH_BYTES : begin], "big")
+                for begin, row in zip(begins, rows, strict=True)
+            ]
+            values = [row[begin:end] for row, begin, end in zip(rows, begins, ends, strict=True)]
+            columns.append(pa.array(values, pa.large_binary()).cast(dtype))
+        else:
+            ends = [at + _WORD_BYTES for at in starts]
+            words = b"".join([row[at:end] for row, at, end in zip(rows, starts, ends, strict=True)])
+            columns.append(words_to_array(_words(words), dtype))
+        starts = ends
+    return columns, starts
+
+
+def _words(data: bytes) -> Words:
+    return (np.frombuffer(data, ">u8").astype(np.uint64) ^ _SIGN).view(np.int64)
+
+
+def group_start(group: int) -> bytes:
+    """Return where the rows of key group ``group`` begin."""
+    return group.to_bytes(2, "big")
+
+
+def runs(rows: Sequence[bytes]) -> Iterator[tuple[int, int, int]]:
+    """Yield the table, start and end of each run of ``rows`` that are in one table. A long scan has few of them."""
+    tables = np.frombuffer(b"".join([row[2:PREFIX_BYTES] for row in rows]), ">u2")
+    starts = [0, *(np.flatnonzero(np.diff(tables)) + 1).tolist(), len(rows)]
+    for start, end in pairwise(starts):
+        yield int(tables[start]), start, end
+
+
+def places(count: int) -> list[bytes]:
+    """Return the suffixes of the first ``count`` elements of a list."""
+    found: list[bytes] = np.arange(count, dtype=">u8").view("V8").tolist()
+    return found
+
+
+def places_of(numbers: npt.NDArray[np.int64]) -> list[bytes]:
+    """Return the suffix of each place in a list."""
+    found: list[bytes] = numbers.astype(">u8").view("V8").tolist()
+    return found

@@ -1,0 +1,100 @@
+"""What all databases of one worker may use of its memory, together (RB5 of docs/spec/rocksdb.md).
+
+A half is RocksDB's: blocks that were read, filters and indexes, rows that are not in a file yet. The other half is that
+of the caches in front, each of which has an equal share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import rocksdict
+
+_WRITE_SHARE = 4
+"""Of RocksDB's half, one part in so many is for rows that are not in a file yet."""
+_WRITE_BUFFER_MAX = 64 << 20
+_WRITE_BUFFER_MIN = 64 << 10
+_LOG_BYTES_MAX = 1 << 20
+_OPEN_FILES_MAX = 128
+"""Of one database: 1,024 per process is a usual limit."""
+
+
+_REMEMBERED_ROWS = 1 << 20
+
+
+class RowSizes:
+    """How large the values of a database are, about: those that were read and written lately."""
+
+    def __init__(self) -> None:
+        self._rows = self._bytes = 0
+
+    def seen(self, values: Sequence[bytes | None]) -> None:
+        """Take note of ``values``; what is None is none."""
+        found = [len(value) for value in values if value is not None]
+        self._add(len(found), sum(found))
+
+    def add(self, others: RowSizes) -> None:
+        """Take note of what ``others`` have seen."""
+        self._add(others._rows, others._bytes)
+
+    def _add(self, rows: int, size_bytes: int) -> None:
+        self._rows += rows
+        self._bytes += size_bytes
+        if self._rows > _REMEMBERED_ROWS:
+            self._rows //= 2
+            self._bytes //= 2
+
+    @property
+    def is_known(self) -> bool:
+        """Whether any value has been seen."""
+        return self._rows > 0
+
+    @property
+    def mean_bytes(self) -> int:
+        """The mean size of a value."""
+        return self._bytes // max(1, self._rows)
+
+
+class SharedMemory:
+    """The memory of one worker. ``cache_bytes``: what one cache in front of a database may hold now."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._front_bytes = memory_bytes // 2
+        engine_bytes = memory_bytes - self._front_bytes
+        self._cache = rocksdict.Cache(engine_bytes)
+        write_bytes = engine_bytes // _WRITE_SHARE
+        self._buffers = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
+            write_bytes, False, self._cache
+        )
+        self._buffer_bytes = min(_WRITE_BUFFER_MAX, max(_WRITE_BUFFER_MIN, write_bytes // 2))
+        self._databases_count = 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """What one cache in front of a database may hold."""
+        return self._front_bytes // max(1, self._databases_count)
+
+    def joined(self) -> None:
+        """One more database shares it."""
+        self._databases_count += 1
+
+    def options(self, *, is_new: bool = True) -> rocksdict.Options:
+        """Return the options of every database; ``is_new``: it is to be made."""
+        blocks = rocksdict.BlockBasedOptions()
+        blocks.set_block_cache(self._cache)
+        blocks.set_cache_index_and_filter_blocks(True)
+        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        blocks.set_bloom_filter(10, False)
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(is_new)
+        options.set_block_based_table_factory(blocks)
+        options.set_write_buffer_manager(self._buffers)
+        options.set_write_buffer_size(self._buffer_bytes)
+        options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        options.set_max_background_jobs(2)
+        options.set_paranoid_checks(True)
+        options.set_max_open_files(_OPEN_FILES_MAX)
+        options.set_keep_log_file_num(1)
+        options.set_max_log_file_size(_LOG_BYTES_MAX)
+        options.set_stats_dump_period_sec(0)
+        return options

@@ -1,0 +1,100 @@
+"""Where the databases of one worker are: a directory of its own, which is gone when the worker is (RB3).
+
+Counterpart: ``state.choice``, through which a worker gets it. Two workers on one machine have two directories; what a
+worker left that was killed is removed by whichever one next starts there.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from headgate.errors import StorageError
+from headgate.state.rocksdb.database import Database
+from headgate.state.rocksdb.memory import SharedMemory
+from headgate.storage.own_directory import OwnDirectory
+
+_PARENT = f"headgate-state-{os.getuid()}"
+"""Of this user: the directory for temporary files is everybody's, and nobody else may read what is below (0700)."""
+
+
+_CHANGED_SHARE = 4
+"""One part in so many of a cache may differ from the database."""
+
+
+class LocalDatabase:
+    """A database, and the checkpoints of it that are still held."""
+
+    def __init__(self, directory: Path, memory: SharedMemory) -> None:
+        self._directory = directory
+        self._memory = memory
+        self._checkpoints_count = 0
+        directory.mkdir(0o700)
+        self.database = Database(directory / "db", memory)
+
+    @property
+    def cache_bytes(self) -> int:
+        """What the cache in front of it may hold."""
+        return self._memory.cache_bytes
+
+    def is_much(self, changed_rows: int, row_bytes: int, rows_max: int) -> bool:
+        """Whether so many rows that differ from the database are to be written back.
+
+        The first ones are, however few: nobody knows how large they are.
+        """
+        is_large = changed_rows * row_bytes > self.cache_bytes // _CHANGED_SHARE
+        return changed_rows > rows_max or is_large or (changed_rows > 0 and not self.database.sizes.is_known)
+
+    def row_bytes(self, least: int, copies: int) -> int:
+        """Return what a row in the cache takes, about: ``least``, and its value ``copies`` times."""
+        return least + copies * self.database.sizes.mean_bytes
+
+    def checkpoint(self) -> Path:
+        """Return the directory of a new checkpoint.
+
+        Raises:
+            StorageError
+        """
+        self._checkpoints_count += 1
+        path = self._directory / f"checkpoint-{self._checkpoints_count}"
+        self.database.checkpoint(path)
+        return path
+
+
+class Room:
+    """All databases of one worker. Made when the first operator asks for one."""
+
+    def __init__(self, memory_bytes: int, directory: str | None) -> None:
+        """``directory``: on a local disk; None is the system's for temporary files."""
+        self._parent = Path(directory or tempfile.gettempdir()) / _PARENT
+        self._memory_bytes = memory_bytes
+        self._own: OwnDirectory | None = None
+        self._memory: SharedMemory | None = None
+        self._open: list[Database] = []
+
+    def new_database(self, name: str) -> LocalDatabase:
+        """Return an empty database. ``name``: of whose it is, for people who look into the directory.
+
+        Raises:
+            StorageError: the directory cannot be made or written.
+        """
+        if self._own is None or self._memory is None:
+            try:
+                self._own = OwnDirectory(self._parent)
+            except OSError as error:
+                raise StorageError("open", str(self._parent), error.strerror or str(error), False) from error
+            self._memory = SharedMemory(self._memory_bytes)
+        self._memory.joined()
+        made = LocalDatabase(self._own.path / f"{len(self._open)}-{name}", self._memory)
+        self._open.append(made.database)
+        return made
+
+    def close(self) -> None:
+        """Close and remove everything. Idempotent. Snapshots that are still being written fail."""
+        for database in self._open:
+            database.close()
+        self._open.clear()
+        if self._own is not None:
+            self._own.remove()
+            self._own = None

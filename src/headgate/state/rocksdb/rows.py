@@ -1,0 +1,190 @@
+"""Keyed state by row in RocksDB: see ``backend.RowBackend``. Counterpart: ``operators.process.by_row``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from headgate.state.backend import Ownership, restored_batches, restored_states
+from headgate.state.descriptors import KeyColumns, StateDescriptor
+from headgate.state.frozen import FrozenState
+from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays, timer_batches, timers_count
+from headgate.state.rocksdb.cells import RocksCells
+from headgate.state.rocksdb.database import Changes
+from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
+from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
+from headgate.state.rocksdb.restoring import restore_rows
+from headgate.state.rocksdb.room import LocalDatabase
+from headgate.state.rocksdb.scanning import distinct_keys
+from headgate.state.rocksdb.stored import StoredObjects, stored_objects
+from headgate.state.rocksdb.tables import Table, tables_of
+from headgate.state.row_values import python_values
+from headgate.state.timers import TIMERS, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
+from headgate.state.ttl import StateTime
+
+CHANGES_MAX = 16_384
+"""So many keys may differ from the database: the pause of a checkpoint is bounded by it (RB4)."""
+
+CACHE_ROW_BYTES = 512
+"""A row in the cache, Python objects with their places in dicts, is taken to be so large, beside its value."""
+
+_COPIES = 2
+"""An object is larger than the bytes that it is stored as."""
+
+_ENCODE_TIMES = 16_384
+
+
+class CachedObjects:
+    """The cells of the states of one database, and what of them is written back and given up."""
+
+    def __init__(self, place: LocalDatabase, keys: KeyColumns, max_parallelism: int, tables: Sequence[Table]) -> None:
+        self._place = place
+        self._keys = keys
+        self._max_parallelism = max_parallelism
+        self._stored: list[tuple[RocksCells, StoredObjects]] = []
+        for table in tables:
+            stored = stored_objects(table, place.database, self._encoded)
+            self._stored.append((RocksCells(stored, self._keys_in((table,))), stored))
+
+    @property
+    def cells(self) -> list[RocksCells]:
+        """The cells of each table, in their order."""
+        return [cells for cells, _ in self._stored]
+
+    def _encoded(self, keys: Sequence[Any]) -> EncodedKeys:
+        return encoded_keys(key_arrays(self._keys, keys), self._keys, self._max_parallelism)
+
+    def _keys_in(self, tables: Sequence[Table]) -> Callable[[], list[Any]]:
+        def found() -> list[Any]:
+            self.write_back()
+            columns = distinct_keys(self._place.database, tables, self._keys)
+            return keys_of(columns)
+
+        return found
+
+    def all_keys(self) -> list[Any]:
+        """Return the keys that have anything, from the database."""
+        return self._keys_in([stored.table for _, stored in self._stored])()
+
+    def tidy(self) -> None:
+        """Write back what is much, and give up what does not fit. Called when nobody holds an object."""
+        changed = sum(cells.changed_count for cells, _ in self._stored)
+        if self._place.is_much(changed, self._row_bytes(), CHANGES_MAX):
+            self.write_back()
+        row_bytes = self._row_bytes()
+        if 2 * sum(cells.young_rows for cells, _ in self._stored) * row_bytes > self._place.cache_bytes:
+            self.write_back()
+            for cells, _ in self._stored:
+                cells.age()
+
+    def _row_bytes(self) -> int:
+        return self._place.row_bytes(CACHE_ROW_BYTES, _COPIES)
+
+    def write_back(self) -> None:
+        """Have everything in the database."""
+        changes = Changes()
+        for cells, stored in self._stored:
+            found = cells.take_changes()
+            if found:
+                stored.write(changes, found)
+        self._place.database.write(changes)
+
+    def freeze(self, beside: Beside) -> FrozenState:
+        """Return everything as it is now."""
+        self.write_back()
+        tables = [stored.table for _, stored in self._stored]
+        counts = {stored.table.section.name: cells.rows_count for cells, stored in self._stored}
+        return FrozenDatabase(self._place.database, self._place.checkpoint(), tables, counts, beside)
+
+    def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
+        """See ``StateBackend``. What is restored goes to the database; nothing is in the cache yet."""
+        for cells, stored in self._stored:
+            read = restored_batches if stored.table.is_record else restored_states
+            for batch in read(sections, stored.table.section, path, owner):
+                restore_rows(stored.table, self._place.database, self._keys, self._max_parallelism, batch)
+                cells.rows_count += batch.num_rows
+
+
+class RocksRowBackend:
+    """See ``backend.RowBackend``."""
+
+    timers: TimersByKind[RowTimers] | None
+
+    def __init__(
+        self,
+        place: LocalDatabase,
+        keys: KeyColumns,
+        descriptors: Sequence[StateDescriptor],
+        max_parallelism: int,
+        *,
+        has_timers: bool = False,
+    ) -> None:
+        self._keys = keys
+        self.time = StateTime()
+        tables = tables_of(keys, descriptors)
+        self._objects = CachedObjects(place, keys, max_parallelism, list(tables.values()))
+        self._cells = dict(zip(tables, self._objects.cells, strict=True))
+        event_time, processing_time = MemoryRowTimers(keys), MemoryRowTimers(keys)
+        self.timers = TimersByKind(event_time, processing_time, TimersMeta(0, False)) if has_timers else None
+        held = {TimeKind.EVENT_TIME: event_time, TimeKind.PROCESSING_TIME: processing_time}
+        self._timers = held if has_timers else {}
+
+    def cells(self, descriptor: StateDescriptor) -> RocksCells:
+        """See ``RowBackend``."""
+        return self._cells[descriptor]
+
+    def end_restore(self) -> None:
+        """See ``TimedBackend``: nothing expires here."""
+
+    def expect(self, columns: Sequence[pa.Array]) -> None:
+        """See ``RowBackend``: what the keys have is read at once."""
+        keys = dict.fromkeys(keys_of(columns))
+        for cells in self._cells.values():
+            cells.fetch(keys)
+
+    def all_keys(self) -> list[Any]:
+        """See ``RowBackend``. Reads the whole database."""
+        return self._objects.all_keys()
+
+    def absorb(self) -> None:
+        """See ``RowBackend``."""
+        self._objects.tidy()
+        for timers in self._timers.values():
+            timers.cells.absorb()
+
+    def freeze(self) -> FrozenState:
+        """See ``StateBackend``."""
+        return self._objects.freeze(self._timers_beside())
+
+    def _timers_beside(self) -> Beside:
+        if self.timers is None:
+            return Beside()
+        frozen = [(timer_section(self._keys, kind), found.cells.freeze()) for kind, found in self._timers.items()]
+
+        def forget() -> None:
+            for _, cells in frozen:
+                cells.release()
+
+        return Beside(
+            lambda: [(one, list(timer_batches(one, self._keys, cells, _ENCODE_TIMES))) for one, cells in frozen],
+            lambda: {section.name: timers_count(cells) for section, cells in frozen},
+            {TIMERS: self.timers.meta.encode()},
+            forget,
+        )
+
+    def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
+        """See ``StateBackend``."""
+        self._objects.restore(sections, path, owner)
+        if TimersMeta.found_in(sections, path) is not None:
+            for kind, timers in self._timers.items():
+                for batch in restored_batches(sections, timer_section(self._keys, kind), path, owner):
+                    for key, time_ms in zip(keys_of(batch.columns[:-1]), batch.columns[-1].to_pylist(), strict=True):
+                        timers.register(key, time_ms)
+
+
+def keys_of(columns: Sequence[pa.Array]) -> list[Any]:
+    """Return key columns as keys of functions by row."""
+    found = [python_values(column) for column in columns]
+    return found[0] if len(found) == 1 else list(zip(*found, strict=True))

@@ -1,0 +1,96 @@
+"""Values of one type as bytes, thousands at once (RB2 of docs/spec/rocksdb.md).
+
+What has a fixed width is its bytes, text is its own, and structs and lists are MessagePack, structs by the names of
+their fields. Values are typed: nothing is pickled, and nothing but values comes out of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from headgate.state.columns import is_fixed, storage_type, to_arrow, to_numpy
+from headgate.state.key_hash import is_text, text_bytes
+
+
+class ValueCodec(Protocol):
+    """Between a column without nulls and one ``bytes`` per value."""
+
+    def encode(self, column: pa.Array) -> list[bytes]:
+        """Return the bytes of each value."""
+
+    def decode(self, values: Sequence[bytes]) -> pa.Array:
+        """Return the column of which ``encode`` made ``values``."""
+
+
+def value_codec(dtype: pa.DataType) -> ValueCodec:
+    """Return the codec of a canonical type."""
+    if is_fixed(dtype):
+        return _Fixed(dtype)
+    return _Text(dtype) if is_text(dtype) else _Nested(dtype)
+
+
+class _Fixed:
+    """Numbers, booleans and times: little-endian."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+        self._storage = storage_type(dtype).newbyteorder("<")
+
+    def encode(self, column: pa.Array) -> list[bytes]:
+        """See ``ValueCodec``."""
+        numbers = np.ascontiguousarray(to_numpy(column).astype(self._storage, copy=False))
+        found: list[bytes] = numbers.view(f"V{self._storage.itemsize}").tolist()
+        return found
+
+    def decode(self, values: Sequence[bytes]) -> pa.Array:
+        """See ``ValueCodec``."""
+        return to_arrow(np.frombuffer(b"".join(values), self._storage), self._dtype)
+
+
+class _Text:
+    """Strings, as UTF-8, and binaries."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+
+    def encode(self, column: pa.Array) -> list[bytes]:
+        """See ``ValueCodec``."""
+        return text_bytes(column)
+
+    def decode(self, values: Sequence[bytes]) -> pa.Array:
+        """See ``ValueCodec``."""
+        return pa.array(values, pa.large_binary()).cast(self._dtype)
+
+
+class _Nested:
+    """Structs and lists."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._dtype = dtype
+        self._plain = _plain(dtype)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder()
+
+    def encode(self, column: pa.Array) -> list[bytes]:
+        """See ``ValueCodec``."""
+        return [self._encoder.encode(value) for value in column.cast(self._plain).to_pylist()]
+
+    def decode(self, values: Sequence[bytes]) -> pa.Array:
+        """See ``ValueCodec``."""
+        return pa.array([self._decoder.decode(value) for value in values], self._plain).cast(self._dtype)
+
+
+def _plain(dtype: pa.DataType) -> pa.DataType:
+    """Return ``dtype`` with its times as numbers, which have no limits and no zone."""
+    if pa.types.is_struct(dtype):
+        return pa.struct([pa.field(field.name, _plain(field.type)) for field in dtype])
+    if pa.types.is_large_list(dtype):
+        return pa.large_list(_plain(dtype.value_type))
+    if pa.types.is_date32(dtype):
+        return pa.int32()
+    return pa.int64() if pa.types.is_temporal(dtype) else dtype

@@ -1,0 +1,85 @@
+"""Every backend there is, as tests of the contract want it, and what a snapshot holds as plain Python."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headgate.codec.snapshot import decode_sections
+from headgate.model.config import MemoryState, RocksState
+from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.manifest import KeyGroups, SnapshotPart
+from headgate.state.backend import Ownership
+from headgate.state.choice import WorkerStates, worker_states
+from headgate.state.frozen import FrozenState, OwnedKeys
+from headgate.state.rocksdb import by_column as rocks_columns
+from headgate.state.rocksdb import rows as rocks_rows
+
+NAMES = ["memory", "rocksdb", "rocksdb-without-cache"]
+"""The last one writes everything back, and gives everything up, whenever it may."""
+
+GROUPS = 128
+OWNER = Ownership(GROUPS, 1, 0)
+ARROW = b"\xff\xff\xff\xff"
+
+_WHERE = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Databases are made by the hundred: where there is a file system in memory, the disk is not asked."""
+
+
+@contextmanager
+def states(name: str) -> Iterator[WorkerStates]:
+    """Make the backend ``name``, in a directory of its own."""
+    with tempfile.TemporaryDirectory(dir=_WHERE) as directory, pytest.MonkeyPatch.context() as patch:
+        if name == "rocksdb-without-cache":
+            for module in (rocks_columns, rocks_rows):
+                patch.setattr(module, "CACHE_ROW_BYTES", 1 << 40)
+                patch.setattr(module, "CHANGES_MAX", 1)
+        made = worker_states(MemoryState() if name == "memory" else RocksState(32 << 20, directory), None)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def payload_of(frozen: FrozenState) -> bytes:
+    return b"".join(bytes(memoryview(part)) for part in frozen.encode())
+
+
+def sections_of(frozen: FrozenState) -> dict[str, memoryview]:
+    return decode_sections(payload_of(frozen), "snapshot")
+
+
+def rows_in(sections: dict[str, memoryview]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each section: those of a list in their order, keys and map keys in any."""
+    found = {}
+    for name, data in sections.items():
+        if data[:4] == ARROW:
+            table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+            outer = [one for one in table.column_names if one.startswith("key") or one == "map_key"]
+            found[name] = sorted(table.to_pylist(), key=lambda row: [row[one] for one in outer])
+    return found
+
+
+class Parts:
+    """A target of snapshots: keeps the parts, with the key groups of each."""
+
+    def __init__(self, parallelism: int = 1, subtask: int = 0, groups: int = GROUPS) -> None:
+        owned = key_groups_of_subtask(subtask, groups, parallelism)
+        self.keys = OwnedKeys(KeyGroups(owned.start, len(owned)), groups)
+        self.parts: list[tuple[KeyGroups | None, dict[str, memoryview]]] = []
+
+    def put(
+        self, chunks: Iterable[Any], rows: Any, key_groups: KeyGroups | None = None, name: str = ""
+    ) -> SnapshotPart:
+        payload = b"".join(bytes(memoryview(chunk)) for chunk in chunks)
+        self.parts.append((key_groups, decode_sections(payload, "part")))
+        return SnapshotPart(len(payload), 0)
+
+    def share(self, part: SnapshotPart) -> None:
+        raise AssertionError("nothing is shared")

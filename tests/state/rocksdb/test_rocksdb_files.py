@@ -1,0 +1,236 @@
+"""A database and its files: who may read them, what remains of them, and what is said when they are damaged."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.state.backends import GROUPS, OWNER, Parts, payload_of, rows_in, sections_of
+
+from headgate.errors import CorruptionError, StorageError
+from headgate.model.config import RocksState
+from headgate.state.backend import RowBackend
+from headgate.state.choice import WorkerStates, worker_states
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
+from headgate.state.rocksdb import database as rocks_database
+from headgate.state.rocksdb import frozen as rocks_frozen
+from headgate.state.rocksdb.database import Changes, Database, Rows
+from headgate.state.rocksdb.memory import SharedMemory
+
+KEYS = KeyColumns(("id",), (pa.int64(),))
+VALUE = StateDescriptor("value", StateKind.VALUE, pa.large_string())
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Any:
+    made = worker_states(RocksState(16 << 20, str(tmp_path)), None)
+    yield made
+    made.close()
+
+
+def filled(worker: WorkerStates, keys: int = 3_000) -> RowBackend:
+    backend = worker.of("node", 0, GROUPS).by_row(KEYS, [VALUE])
+    for key in range(keys):
+        backend.cells(VALUE).put(key, f"value {key} {hash(str(key))}")
+    return backend
+
+
+def the_checkpoint(root: Path) -> Path:
+    (found,) = root.rglob("checkpoint-*")
+    return found
+
+
+# RB3
+def test_only_this_user_may_look_into_the_directory_and_two_workers_have_two(
+    worker: WorkerStates, tmp_path: Path
+) -> None:
+    filled(worker, 1)
+    other = worker_states(RocksState(16 << 20, str(tmp_path)), None)
+    filled(other, 1)
+    (parent,) = tmp_path.iterdir()
+    assert parent.name == f"headgate-state-{os.getuid()}"
+    assert stat.S_IMODE(parent.stat().st_mode) == 0o700
+    assert len([path for path in parent.iterdir() if path.is_dir()]) == 2
+    other.close()
+    other.close()
+    assert len([path for path in parent.iterdir() if path.is_dir()]) == 1
+    worker.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+# RB3
+def test_what_a_killed_worker_left_is_removed_by_the_next_one(worker: WorkerStates, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from headgate.state.rocksdb.room import Room; "
+        "Room(16 << 20, sys.argv[1]).new_database('left'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    (left,) = tmp_path.rglob("*left*")
+    filled(worker, 1)
+    assert not left.exists()
+
+
+# RB3
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made = worker_states(RocksState(16 << 20, str(tmp_path / "file")), None)
+    with pytest.raises(StorageError, match=r"cannot open .*/file/headgate-state-.*Not a directory"):
+        filled(made, 1)
+    made.close()
+
+
+# RB4
+def test_there_is_no_write_ahead_log(worker: WorkerStates, tmp_path: Path) -> None:
+    filled(worker).freeze()
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.log")) == 0
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*.sst")) > 0
+
+
+# RB7
+def test_a_frozen_state_is_links_and_goes_when_it_is_released_or_forgotten(
+    worker: WorkerStates, tmp_path: Path
+) -> None:
+    backend = filled(worker)
+    frozen = backend.freeze()
+    links = [path.stat().st_nlink for path in the_checkpoint(tmp_path).glob("*.sst")]
+    assert set(links) == {2}
+    frozen.release()
+    assert not list(tmp_path.rglob("checkpoint-*"))
+    dropped = backend.freeze()
+    del dropped
+    assert not list(tmp_path.rglob("checkpoint-*"))
+
+
+def flip(file: Path, data: bytes) -> None:
+    changed = bytearray(data)
+    changed[len(data) // 3] ^= 1
+    file.write_bytes(changed)
+
+
+DAMAGES: dict[str, Callable[[Path, bytes], Any]] = {
+    "flipped": flip,
+    "truncated": lambda file, data: file.write_bytes(data[: len(data) // 2]),
+    "missing": lambda file, data: None,
+}
+
+
+# RB6
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_of_a_frozen_state_is_named_and_nothing_is_left_out(
+    worker: WorkerStates, tmp_path: Path, damage: str
+) -> None:
+    frozen = filled(worker).freeze()
+    (file,) = the_checkpoint(tmp_path).glob("*.sst")
+    data = file.read_bytes()
+    file.unlink()  # it is a link: the database keeps its own
+    DAMAGES[damage](file, data)
+    with pytest.raises(CorruptionError, match="checkpoint-1 is damaged") as told:
+        payload_of(frozen)
+    assert "\n" not in str(told.value)
+
+
+# RB6
+@pytest.mark.parametrize("damage", ["flipped", "truncated"])
+def test_damage_under_a_running_database_is_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "db"
+    database = Database(path, SharedMemory(16 << 20))
+    rows = [number.to_bytes(8, "big") for number in range(5_000)]
+    changes = Changes()
+    changes.put(rows, [f"value {hash(row)}".encode() for row in rows])
+    database.write(changes)
+    database.checkpoint(tmp_path / "copy")
+    database.close()
+    (file,) = path.glob("*.sst")
+    data = file.read_bytes()
+    file.unlink()
+    DAMAGES[damage](file, data)
+    reads: list[Callable[[Rows], Any]] = [
+        lambda found: found.get(rows),
+        lambda found: list(found.scan(b"", None)),
+        lambda found: list(found.of_keys(rows, [1] * len(rows))),
+    ]
+    for read in reads:
+        with pytest.raises(CorruptionError, match=f"{path} is damaged"):
+            read(database.opened(path))
+
+
+# RB6
+def test_rows_of_a_key_that_are_missing_are_named(tmp_path: Path) -> None:
+    database = Database(tmp_path / "db", SharedMemory(16 << 20))
+    changes = Changes()
+    changes.put([b"a1", b"a2", b"b1"], [b"", b"", b""])
+    database.write(changes)
+    assert [row for row, _ in database.of_keys([b"a", b"b"], [2, 1])] == [b"a1", b"a2", b"b1"]
+    for counts in ([3, 1], [2, 2]):
+        with pytest.raises(CorruptionError, match="rows of a key"):
+            list(database.of_keys([b"a", b"b"], counts))
+    database.close()
+
+
+# RB8
+def test_a_full_disk_is_one_sentence_and_what_was_frozen_before_stays(
+    worker: WorkerStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As RocksDB said it on a disk of 3 MB."""
+    backend = filled(worker, 100)
+    before = backend.freeze()
+
+    def full(*_: object) -> None:
+        raise Exception(
+            "IO error: No space left on device: While appending to file: 000016.sst: No space left on device"
+        )
+
+    backend.cells(VALUE).put(1, "more")
+    monkeypatch.setattr(Database, "_written", full)
+    with pytest.raises(
+        StorageError, match=r"no space is left on this disk; free some, or give headgate.RocksDB\(dir=\)"
+    ):
+        backend.freeze()
+    assert len(rows_in(sections_of(before))["value"]) == 100
+
+
+# RB8
+def test_a_closed_database_is_told_and_closing_never_fails(worker: WorkerStates, tmp_path: Path) -> None:
+    backend = filled(worker, 10)
+    frozen = backend.freeze()
+    backend.cells(VALUE).put(1, "more")
+    worker.close()
+    with pytest.raises(StorageError, match="the database is closed already"):
+        backend.freeze()
+    with pytest.raises((StorageError, CorruptionError)):
+        payload_of(frozen)
+    assert list(tmp_path.iterdir()) == []
+
+
+# RB5
+def test_all_databases_of_a_worker_share_its_memory() -> None:
+    memory = SharedMemory(64 << 20)
+    memory.joined()
+    assert memory.cache_bytes == 32 << 20
+    for _ in range(3):
+        memory.joined()
+    assert memory.cache_bytes == 8 << 20
+
+
+# RB7
+def test_many_parts_hold_each_key_once(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = filled(worker)
+    monkeypatch.setattr(rocks_frozen, "PART_BYTES", 1 << 12)
+    monkeypatch.setattr(rocks_frozen, "_BATCH_ROWS", 7)
+    monkeypatch.setattr(rocks_database, "SCAN_ROWS", 3)
+    target = Parts()
+    frozen = backend.freeze()
+    frozen.write_to(target)
+    assert len(target.parts) > 8, "what is in memory at a time is bounded, however large the state is"
+    again = worker.of("node", 0, GROUPS).by_row(KEYS, [VALUE])
+    for _, part in target.parts:
+        again.restore(part, "part", OWNER)
+    assert again.freeze().rows() == frozen.rows() == {"value": 3_000}
+    assert rows_in(sections_of(again.freeze())) == rows_in(sections_of(frozen))

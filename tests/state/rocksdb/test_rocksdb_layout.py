@@ -1,0 +1,117 @@
+"""How keys and values become bytes, and back (RB1, RB2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
+from headgate.state.key_hash import hash_columns, key_groups
+from headgate.state.rocksdb.layout import (
+    decode_columns,
+    encode_columns,
+    encoded_keys,
+    group_start,
+    places,
+    places_of,
+    runs,
+)
+from headgate.state.rocksdb.tables import tables_of
+from headgate.state.rocksdb.values import value_codec
+
+WORDS = st.integers(-(2**63), 2**63 - 1)
+
+
+# RB1
+@given(st.lists(st.tuples(st.text(max_size=4), WORDS, st.binary(max_size=4), st.booleans()), max_size=20))
+def test_keys_come_back_whatever_bytes_they_have(rows: list[tuple[str, int, bytes, bool]]) -> None:
+    types = [pa.large_string(), pa.int64(), pa.large_binary(), pa.bool_()]
+    columns = [pa.array([row[at] for row in rows], dtype) for at, dtype in enumerate(types)]
+    encoded = encode_columns(columns)
+    assert len(set(encoded)) == len(set(rows)), "two keys never have the same bytes"
+    found, ends = decode_columns([b"\0\1\0\2" + row + b"rest" for row in encoded], types)
+    assert [column.to_pylist() for column in found] == [column.to_pylist() for column in columns]
+    assert [end - 4 for end in ends] == [len(row) for row in encoded]
+
+
+# RB1
+@given(st.lists(WORDS, min_size=1, max_size=20))
+def test_a_range_of_key_groups_is_a_range_of_rows_and_numbers_are_in_order(numbers: list[int]) -> None:
+    keys = KeyColumns(("id",), (pa.int64(),))
+    column = pa.array(numbers)
+    rows = encoded_keys([column], keys, 1_000).in_table(7)
+    groups = key_groups(hash_columns(pa.RecordBatch.from_arrays([column], names=["key0"]), ["key0"]), 1_000)
+    for row, group in zip(rows, groups.tolist(), strict=True):
+        assert group_start(group) <= row < group_start(group + 1)
+        assert list(runs([row])) == [(7, 0, 1)]
+    assert encode_columns([pa.array(sorted(numbers))]) == sorted(encode_columns([column]))
+
+
+# RB1
+def test_rows_of_one_table_are_found_together() -> None:
+    rows = [bytes([0, group, 0, table, 9]) for group in range(2) for table in (1, 1, 2)]
+    assert list(runs(rows)) == [(1, 0, 2), (2, 2, 3), (1, 3, 5), (2, 5, 6)]
+
+
+# RB1
+def test_elements_are_in_the_order_of_their_places() -> None:
+    assert places(70_000) == sorted(places(70_000))
+    assert places_of(np.array([0, 69_999])) == [places(70_000)[0], places(70_000)[-1]]
+
+
+# RB1
+def test_tables_are_numbered_by_the_names_of_states_however_they_are_declared() -> None:
+    keys = KeyColumns(("id",), (pa.int64(),))
+    declared = [StateDescriptor(name, StateKind.LIST, pa.int64()) for name in ("b", "a", "c")]
+    found = {descriptor.name: table.number for descriptor, table in tables_of(keys, declared).items()}
+    assert found == {descriptor.name: table.number for descriptor, table in tables_of(keys, declared[::-1]).items()}
+    assert sorted(found.values()) == [0, 2, 4], "the heads of a table are between it and the next one"
+
+
+NESTED = pa.struct([("at", pa.timestamp("us")), ("days", pa.large_list(pa.date32())), ("raw", pa.large_binary())])
+VALUES: list[tuple[pa.DataType, list[Any]]] = [
+    (pa.int8(), [-128, 127]),
+    (pa.uint64(), [0, 2**64 - 1]),
+    (pa.float32(), [0.5, float("inf")]),
+    (pa.float64(), [-0.0, 1e300]),
+    (pa.bool_(), [True, False]),
+    (pa.large_string(), ["", "ä\0"]),
+    (pa.large_binary(), [b"", b"\xff\0"]),
+    (pa.struct([]), [{}]),
+    (pa.large_list(pa.large_list(pa.int64())), [[], [None, [1, None]]]),
+]
+
+
+# RB2
+@pytest.mark.parametrize(("dtype", "values"), VALUES, ids=[str(dtype) for dtype, _ in VALUES])
+def test_values_come_back(dtype: pa.DataType, values: list[Any]) -> None:
+    codec, column = value_codec(dtype), pa.array(values, dtype)
+    assert codec.decode(codec.encode(column)).equals(column)
+    assert codec.decode(codec.encode(column.slice(1))).equals(column.slice(1))
+    assert codec.decode([]).type == dtype
+
+
+# RB2
+@pytest.mark.parametrize("dtype", [pa.timestamp("us"), pa.duration("us"), pa.date32()])
+def test_times_come_back_also_those_that_python_does_not_have(dtype: pa.DataType) -> None:
+    limit = 2**31 - 1 if dtype == pa.date32() else 2**63 - 1
+    column = pa.array([-limit, 0, limit], pa.int32() if dtype == pa.date32() else pa.int64()).view(dtype)
+    codec = value_codec(dtype)
+    assert codec.decode(codec.encode(column)).equals(column)
+    inside = pa.StructArray.from_arrays([column], names=["t"])
+    codec = value_codec(inside.type)
+    assert codec.decode(codec.encode(inside)).equals(inside)
+
+
+# RB2
+def test_nested_values_are_stored_by_the_names_of_their_fields() -> None:
+    codec = value_codec(NESTED)
+    column = pa.array([{"at": None, "days": [None], "raw": b"x"}, {"at": None, "days": None, "raw": None}], NESTED)
+    (first, _) = codec.encode(column)
+    assert b"days" in first
+    assert codec.decode(codec.encode(column)).equals(column)
