@@ -98,11 +98,11 @@ def positions_count_what_is_in_memory() -> AbstractContextManager[None]:  # N3
     return around(LineFile, "position", lambda call, self: replace(call(self), offset=self._known, tail_bytes=0))
 
 
-def what_cannot_be_read_is_gone() -> AbstractContextManager[None]:  # N72
+def what_cannot_be_read_is_gone() -> AbstractContextManager[None]:  # N51
     return patched(lines, "ABSENT", (OSError,))
 
 
-def one_look_is_enough() -> AbstractContextManager[None]:  # N73
+def one_look_is_enough() -> AbstractContextManager[None]:  # N50
     def renamed_to(file: Any, is_free: Any) -> str | None:
         others = [(path, inode) for path, inode in rotation.neighbours(file.path, file.system) if is_free(path)]
         return rotation._among(others, file)
@@ -110,7 +110,7 @@ def one_look_is_enough() -> AbstractContextManager[None]:  # N73
     return patched(file_table, "renamed_to", renamed_to)
 
 
-def who_was_found_in_its_place_stays_there() -> AbstractContextManager[None]:  # N73
+def who_was_found_in_its_place_stays_there() -> AbstractContextManager[None]:  # N50
     return patched(FileTable, "_is_free_for", lambda self, file: lambda path: path not in self.files)
 
 

@@ -1,4 +1,4 @@
-"""Pipelines that follow files which others write, rotate, replace and remove meanwhile (N18 to N21, N70 to N73, SM81).
+"""Pipelines that follow files which others write, rotate, replace and remove meanwhile (N18 to N21, N48 to N51, N70, SM81).
 
 Such a source has no end: when nothing fails any more and everything has been read, the user drains the pipeline. By
 then each line was delivered once, and nothing was called a bad record but what may have been lost. Everything drawn
