@@ -152,21 +152,21 @@ HARMLESS: dict[Mutant, str] = {
 """Bugs that no seed can find, and why they do no harm."""
 
 ALL: dict[Mutant, int] = {
-    recovery_aborts_nothing: 13,
-    recovery_aborts_what_is_kept: 21,
-    recovery_aborts_what_other_sinks_prepared: 21,
-    recovery_aborts_only_its_own_generation: 18,
-    older_generations_are_not_refused: 8,
-    names_are_the_same_in_every_generation: 21,
+    recovery_aborts_nothing: 8,
+    recovery_aborts_what_is_kept: 13,
+    recovery_aborts_what_other_sinks_prepared: 26,
+    recovery_aborts_only_its_own_generation: 8,
+    older_generations_are_not_refused: 36,
+    names_are_the_same_in_every_generation: 13,
     names_are_the_same_in_all_subtasks: 8,
     a_ledger_names_all_subtasks_alike: 8,
     a_transaction_goes_on_behind_its_barrier: 8,
     a_ledger_keeps_what_was_sealed: 8,
-    a_prepared_transaction_whose_answer_was_lost_is_forgotten: 17,
+    a_prepared_transaction_whose_answer_was_lost_is_forgotten: 18,
     only_the_checkpoint_of_the_permit_is_committed: 36,
     a_ledger_publishes_the_first_of_several: 8,
-    the_newest_is_committed_first: 4,
-    a_ledger_forgets_what_may_still_be_asked_for: 21,
-    what_may_pass_is_final: 8,
+    the_newest_is_committed_first: 36,
+    a_ledger_forgets_what_may_still_be_asked_for: 13,
+    what_may_pass_is_final: 18,
 }
 """Each with a seed that finds it."""

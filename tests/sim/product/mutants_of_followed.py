@@ -1,4 +1,7 @@
-"""Bugs planted where files are followed; seeds of ``sim.product.followed`` find them."""
+"""Bugs planted where files are followed; seeds of ``sim.product.followed`` find them.
+
+``tests/mutants/test_files_mutants.py`` has those that need a file system that fails at one very call.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from typing import Any
 from tests.mutants.harness import Mutant, patched
 from tests.sim.product.patching import around, skipped
 
-from headgate.connectors.files import lines, rotation
+from headgate.connectors.files import rotation
 from headgate.connectors.files import table as file_table
 from headgate.connectors.files.lines import LineFile
 from headgate.connectors.files.position import FilePosition
+from headgate.connectors.files.series import OlderFiles
 from headgate.connectors.files.source import FileReader
+from headgate.connectors.files.system import inode_of
 from headgate.connectors.files.table import FileTable
 
 
@@ -36,7 +41,7 @@ def every_name_has_its_own_owner() -> AbstractContextManager[None]:  # N2, N18
 
 
 def files_between_two_looks_are_forgotten() -> AbstractContextManager[None]:  # N18
-    return skipped(file_table, "missed", [])
+    return skipped(OlderFiles, "missed", [])
 
 
 def files_of_others_are_forgotten() -> AbstractContextManager[None]:  # N20
@@ -44,25 +49,25 @@ def files_of_others_are_forgotten() -> AbstractContextManager[None]:  # N20
 
 
 def the_inode_is_the_identity() -> AbstractContextManager[None]:  # N19
-    def is_at(call: Any, self: Any, path: str) -> bool:
-        return rotation.inode_of(path, self.system) == self.inode or bool(call(self, path))
+    def is_at(call: Any, self: Any, path: str, *inode: Any) -> bool:
+        return inode_of(path, self.system) == self.inode or bool(call(self, path, *inode))
 
     return around(LineFile, "is_at", is_at)
 
 
 def a_longer_copy_is_another_file() -> AbstractContextManager[None]:  # N19
-    def is_at(call: Any, self: Any, path: str) -> bool:
-        return bool(call(self, path)) and rotation.inode_of(path, self.system) == self.inode
+    def is_at(call: Any, self: Any, path: str, *inode: Any) -> bool:
+        return bool(call(self, path, *inode)) and inode_of(path, self.system) == self.inode
 
     return around(LineFile, "is_at", is_at)
 
 
 def what_was_truncated_is_read_from_its_start() -> AbstractContextManager[None]:  # N6
-    def relocate(call: Any, self: Any, file: Any, moved: Any) -> None:
+    def relocate(call: Any, self: Any, file: Any, moved: Any) -> bool:
         if not moved.is_in_place:
-            call(self, file, moved)
-            return
+            return bool(call(self, file, moved))
         self.files[file.path] = self._file(file.path, FilePosition(inode=moved.inode))
+        return True
 
     return around(FileTable, "relocate", relocate)
 
@@ -98,10 +103,6 @@ def positions_count_what_is_in_memory() -> AbstractContextManager[None]:  # N3
     return around(LineFile, "position", lambda call, self: replace(call(self), offset=self._known, tail_bytes=0))
 
 
-def what_cannot_be_read_is_gone() -> AbstractContextManager[None]:  # N51
-    return patched(lines, "ABSENT", (OSError,))
-
-
 def one_look_is_enough() -> AbstractContextManager[None]:  # N50
     def renamed_to(file: Any, is_free: Any) -> str | None:
         others = [(path, inode) for path, inode in rotation.neighbours(file.path, file.system) if is_free(path)]
@@ -114,22 +115,35 @@ def who_was_found_in_its_place_stays_there() -> AbstractContextManager[None]:  #
     return patched(FileTable, "_is_free_for", lambda self, file: lambda path: path not in self.files)
 
 
+class _Unknowing(dict[int, Any]):
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
+def who_is_gone_is_known_by_its_inode() -> AbstractContextManager[None]:  # N19, N20
+    def init(call: Any, self: Any, *arguments: Any, **options: Any) -> None:
+        call(self, *arguments, **options)
+        self._others.files = _Unknowing()
+
+    return around(FileTable, "__init__", init)
+
+
 ALL: dict[Mutant, int] = {
     renamed_files_are_not_looked_for: 11,
     a_renamed_file_is_a_new_one: 11,
-    every_name_has_its_own_owner: 11,
+    every_name_has_its_own_owner: 49,
     files_between_two_looks_are_forgotten: 49,
-    files_of_others_are_forgotten: 24,
+    files_of_others_are_forgotten: 11,
     the_inode_is_the_identity: 11,
-    a_longer_copy_is_another_file: 11,
+    a_longer_copy_is_another_file: 49,
     what_was_truncated_is_read_from_its_start: 49,
-    what_was_read_is_not_compared: 49,
-    a_file_that_is_there_again_is_done: 25,
+    what_was_read_is_not_compared: 11,
+    a_file_that_is_there_again_is_done: 28,
     half_a_line_is_a_line: 11,
     a_file_that_was_read_is_not_looked_at_again: 11,
-    positions_count_what_is_in_memory: 49,
-    what_cannot_be_read_is_gone: 1,
-    one_look_is_enough: 11,
-    who_was_found_in_its_place_stays_there: 49,
+    positions_count_what_is_in_memory: 11,
+    one_look_is_enough: 35,
+    who_was_found_in_its_place_stays_there: 11,
+    who_is_gone_is_known_by_its_inode: 11,
 }
 """Each with a seed that finds it."""

@@ -1,4 +1,4 @@
-"""Pipelines that follow files which others write, rotate, replace and remove meanwhile (N18 to N21, N48 to N51, N70, SM81).
+"""Pipelines that follow files which others write, rotate, replace and remove meanwhile (N18 to N21, N48 to N51, SM81).
 
 Such a source has no end: when nothing fails any more and everything has been read, the user drains the pipeline. By
 then each line was delivered once, and nothing was called a bad record but what may have been lost. Everything drawn
@@ -7,6 +7,7 @@ here comes from a generator of its own.
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -145,7 +146,8 @@ class FollowedRun(Run):
         newest = max(self.history.completed, default=0)
         if newest > self._read[0]:
             manifest = self.history.written[newest, self.history.completed[newest]].manifest
-            self._read = newest, _positions(self._disk(CHECKPOINTS), manifest)
+            with contextlib.suppress(KeyError):  # removed already: a newer one is there, and nobody was told
+                self._read = newest, _positions(self._disk(CHECKPOINTS), manifest)
         return self._read[1]
 
     # -- the end ----------------------------------------------------------------------------------------------------
