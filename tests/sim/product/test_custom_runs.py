@@ -12,7 +12,7 @@ from tests.sim.product.mutants_of_custom import ALL, HARMLESS
 from headgate.runtime.checkpoints import uploads
 from headgate.sim.product.custom import CustomRun, Kind, run_seed
 
-SMOKE = (8, 13, 21, 36, 54)
+SMOKE = (8, 13, 21, 36, 58)
 
 
 def test_users_sinks_have_every_record_once() -> None:  # SM80

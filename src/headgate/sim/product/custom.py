@@ -98,7 +98,6 @@ class CustomRun(Run):
         rng = self._rng = random.Random(f"custom of seed {seed}")
         self._draw_faults(rng)
         self.settings = self._draw(self.settings, rng)
-        self._draw_damage(random.Random(f"custom damage of seed {seed}"))
         self.database = self.settings.database
         retained = self.settings.checkpointing.retained
         self.history = History(retained, self._on_manifest, files_of=self._names)
@@ -111,6 +110,8 @@ class CustomRun(Run):
         self._latest: Counter[str] = Counter()
         """The newest generation that did anything in the database, by owner."""
         self._rolled_back: dict[str, tuple[Row, ...]] = {}
+        self._goes_back = False
+        self._draw_damage(random.Random(f"custom damage of seed {seed}"))
         self.world.at(rng.randint(50, 800), self._restart_database)
 
     def _draw_faults(self, rng: random.Random) -> None:
@@ -146,10 +147,13 @@ class CustomRun(Run):
         settings = self.settings
         if not settings.acknowledges and rng.random() < GOES_BACK_RATE:
             self.faults.on |= {Fault.DAMAGE, Fault.DRIVER_CRASH}
-            self.faults.rates[Fault.DAMAGE] = 0.8
+            self.faults.on -= {Fault.AWAY}
+            self.faults.rates[Fault.DAMAGE] = 1.0
+            self._goes_back, self._kills_left = True, 6
             self.faults.budget += 4
             settings.on_damaged = "previous"
             settings.checkpointing = replace(settings.checkpointing, retained=3)
+            self.history.retained = 3
 
     def run(self) -> Violation | None:
         """See ``Run``."""
@@ -199,7 +203,7 @@ class CustomRun(Run):
     def _kill(self) -> None:
         drivers = [one.process for one in self.started if one.process.is_alive]
         workers = [p for one in self.started for p in one.spark.workers if p.is_alive]
-        living = drivers if drivers and self._rng.random() < 0.6 else workers
+        living = drivers if drivers and (self._goes_back or self._rng.random() < 0.6) else workers
         if living and not self.faults.is_healed:
             self._rng.choice(living).kill()
 
