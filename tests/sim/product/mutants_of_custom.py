@@ -154,7 +154,7 @@ HARMLESS: dict[Mutant, str] = {
 ALL: dict[Mutant, int] = {
     recovery_aborts_nothing: 8,
     recovery_aborts_what_is_kept: 13,
-    recovery_aborts_what_other_sinks_prepared: 26,
+    recovery_aborts_what_other_sinks_prepared: 87,
     recovery_aborts_only_its_own_generation: 8,
     older_generations_are_not_refused: 36,
     names_are_the_same_in_every_generation: 13,
