@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.connectors.base import Source, SourceContext, SourceReader
 
 
-def context(subtask_index: int = 0, parallelism: int = 1, positions: dict[str, bytes] | None = None) -> SourceContext:
-    return SourceContext("pipeline", "source", subtask_index, parallelism, positions)
+def context(
+    subtask_index: int = 0,
+    parallelism: int = 1,
+    positions: dict[str, bytes] | None = None,
+    clock_ms: Callable[[], int] = SYSTEM_CLOCK.monotonic_ms,
+) -> SourceContext:
+    return SourceContext("pipeline", "source", subtask_index, parallelism, positions, clock_ms=clock_ms)
 
 
 def read_all(

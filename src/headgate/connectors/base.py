@@ -31,7 +31,12 @@ from headgate.state.frozen import FrozenState
 
 @dataclass(frozen=True, slots=True)
 class SourceContext:
-    """What a reader may know. ``positions`` is the union over all former subtasks, or None on a first start."""
+    """What a reader may know.
+
+    Attributes:
+        positions: the union over all former subtasks, or None on a first start.
+        clock_ms: only goes forward; it is no date (``Clock.monotonic_ms``).
+    """
 
     pipeline: str
     node: str
@@ -39,6 +44,7 @@ class SourceContext:
     parallelism: int
     positions: dict[str, bytes] | None
     generation: Generation = NO_GENERATION
+    clock_ms: Callable[[], int] = SYSTEM_CLOCK.monotonic_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,10 +111,8 @@ def test_a_followed_file_delivers_a_line_only_when_it_is_complete(tmp_path: Path
 
 def followed(source: TextFiles, seconds: list[float], positions: dict[str, bytes] | None = None) -> FileReader:
     source.schema()
-    reader = source.open(context(positions=positions))
+    reader = source.open(context(positions=positions, clock_ms=lambda: int(seconds[0] * 1_000)))
     assert isinstance(reader, FileReader)
-    reader._clock = lambda: seconds[0]
-    reader._check_at = reader._discover_at = 0.0
     return reader
 
 
@@ -125,6 +123,27 @@ def poll_some(reader: FileReader, seconds: list[float]) -> list[object]:
         batch = reader.poll()
         found += [] if batch is None else texts(batch.batch.to_pylist())
     return found
+
+
+def test_followed_files_are_looked_at_as_the_clock_of_the_worker_says(tmp_path: Path) -> None:  # N70, W18
+    path, now_ms = write(tmp_path / "a.log", b"one\n"), [5]
+    source = TextFiles(tmp_path, follow=True, poll_interval="20ms", discovery_interval="1s")
+    source.schema()
+    reader = source.open(context(clock_ms=lambda: now_ms[0]))
+
+    def found_at(time_ms: int) -> list[object]:
+        now_ms[0] = time_ms
+        batches = [reader.poll() for _ in range(4)]
+        return [text for batch in batches if batch is not None for text in texts(batch.batch.to_pylist())]
+
+    assert found_at(5) == ["one"]
+    with path.open("ab") as file:
+        file.write(b"two\n")
+    write(tmp_path / "b.log", b"new\n")
+    assert found_at(24) == []
+    assert found_at(25) == ["two"]
+    assert found_at(1_004) == []
+    assert found_at(1_005) == ["new"]
 
 
 def test_files_of_a_growing_directory_are_owned_by_the_frozen_hash_of_their_relative_path(tmp_path: Path) -> None:

@@ -19,14 +19,16 @@ from headgate.connectors.base import SourceReader
 from headgate.connectors.files.listing import numbered, owner_of_file, series_of
 from headgate.connectors.files.position import FilePosition
 from headgate.connectors.files.source import FileReader, TextFiles
+from headgate.connectors.files.system import LOCAL, FileSystem
 from headgate.errors import CorruptionError, UsageError
 
 
 class Following:
     """All subtasks of a source that follows files, with a clock of their own; may be started again at any time."""
 
-    def __init__(self, paths: object, parallelism: int = 2, *, follow: bool = True) -> None:
-        self.source = TextFiles(paths, follow=follow, poll_interval="1ms", discovery_interval=0)  # type: ignore[arg-type]
+    def __init__(self, paths: object, parallelism: int = 2, *, follow: bool = True, system: FileSystem = LOCAL) -> None:
+        kind = type("Files", (TextFiles,), {"system": system})
+        self.source = kind(paths, follow=follow, poll_interval="1ms", discovery_interval=0)
         self.found: list[str] = []
         self.bad: list[dict[str, object]] = []
         self.seconds = 0.0
@@ -36,10 +38,8 @@ class Following:
         self.source.schema()
         self.readers = []
         for index in range(parallelism):
-            reader = self.source.open(context(index, parallelism, positions))
+            reader = self.source.open(context(index, parallelism, positions, lambda: int(self.seconds * 1_000)))
             assert isinstance(reader, FileReader)
-            reader._clock = lambda: self.seconds
-            reader._check_at = reader._discover_at = 0.0
             self.readers.append(reader)
 
     def positions(self) -> dict[str, bytes]:

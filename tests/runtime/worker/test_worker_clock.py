@@ -58,3 +58,16 @@ def test_operators_are_given_a_clock_that_nobody_can_set() -> None:
     context = deployment._context(vertex.head, SubtaskId(vertex.id, 0))
     clock.advance(10, date_step_ms=-3_600_000)
     assert context.clock_ms() == 15
+
+
+def test_sources_are_given_a_clock_that_nobody_can_set() -> None:  # N70
+    pipeline = hg.Pipeline("p", parallelism=1)
+    pipeline.source(hg.FromRows([{"x": 1}])).sink(hg.Discard())
+    definition, clock = pipeline.definition(), HandClock(passed_ms=5)
+    none = cast(Any, None)
+    deploy = Deploy(1, [], [], 1_000, 5, 1_000)
+    deployment = Deployment(definition, WorkerIndex(0), deploy, none, none, none, none, none, clock)
+    vertex = definition.plan.vertices[0]
+    context = deployment._source_context(vertex.head, SubtaskId(vertex.id, 0), None)
+    clock.advance(10, date_step_ms=-3_600_000)
+    assert context.clock_ms() == 15

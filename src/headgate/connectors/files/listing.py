@@ -104,9 +104,9 @@ class FileSelection:
 
     def _readable(self, paths: set[str]) -> Listing:
         """Tell those that may be read from those that may not; one that went meanwhile is neither (N48)."""
-        may = {path for path in paths if self.system.may_read(path)}
-        files = sorted(path for path in may if self.system.link_target(path) not in paths)
-        return Listing(files, sorted(path for path in paths - may if self._may_not_read(path)))
+        may = [path for path in sorted(paths) if self.system.may_read(path)]
+        files = [path for path in may if self.system.link_target(path) not in paths]
+        return Listing(files, [path for path in sorted(paths.difference(may)) if self._may_not_read(path)])
 
     def _may_not_read(self, path: str) -> bool:
         inode = inode_of(path, self.system)

@@ -6,9 +6,8 @@ Source: rules N1–N12 of docs/spec/connectors.md. Never writes, and never deliv
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -185,16 +184,15 @@ class FileReader(BreakingReader):
         files: Sequence[str],
         options: FileOptions,
         decoder: Decoder,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
-        self._options, self._decoder, self._clock = options, decoder, clock
+        self._options, self._decoder = options, decoder
         self._schema = _with_place(decoder.schema, options.include_path)
         self._table = FileTable(context, selection, follow=options.follow, line_bytes_max=options.line_bytes_max)
         self._active: deque[LineFile] = deque()
         self._waiting: list[LineFile] = []
         self._ended: set[int] = set()
-        self._check_at = self._discover_at = clock()
+        self._check_at_ms = self._discover_at_ms = context.clock_ms()
         for file in self._table.open(files, context.positions or {}):
             if file.is_finished and not options.follow and file.has_grown():
                 file.reopen()
@@ -265,7 +263,7 @@ class FileReader(BreakingReader):
             return
         self._active.append(file)
         self._active.extend(each for each in self._table.files.values() if id(each) not in known)
-        self._discover_at = self._clock()
+        self._discover_at_ms = self._context.clock_ms()
 
     def _lost(self, file: LineFile) -> SourceBatch:
         problem = "it was replaced while nobody looked; what was appended to it last, if anything, was not read"
@@ -275,13 +273,13 @@ class FileReader(BreakingReader):
     def _look_around(self) -> None:
         if not self._options.follow:
             return
-        now = self._clock()
-        if now >= self._check_at:
-            self._check_at = now + self._options.poll_ms / 1_000
+        now_ms = self._context.clock_ms()  # N70
+        if now_ms >= self._check_at_ms:
+            self._check_at_ms = now_ms + self._options.poll_ms
             self._active.extend(self._waiting)
             self._waiting.clear()
-        if now >= self._discover_at:
-            self._discover_at = now + self._options.discovery_ms / 1_000
+        if now_ms >= self._discover_at_ms:
+            self._discover_at_ms = now_ms + self._options.discovery_ms
             self._active.extend(self._table.discover())
 
     def _batch(self, path: str, lines: Lines | OversizeLine) -> SourceBatch:

@@ -64,7 +64,8 @@ class FileTable:
                 own[path] = self._file(path, replace(position, number=number, older=None, is_settled=False))
                 if position.older is not None:
                     self._older.restore(series_of(path), position.older)
-            elif position.inode:
+            elif position.inode and not (position.is_finished and position.inode in self._others.files):
+                # one that is gone says nothing of who has its inode now (N19)
                 is_unread = position.offset == 0
                 self._others.files[position.inode] = SeenFile(
                     path, position.head_bytes, position.head_digest, self._system, is_unread

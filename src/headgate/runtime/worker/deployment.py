@@ -218,12 +218,9 @@ class Deployment:
         sinks: dict[str, SinkWriter],
     ) -> tuple[Operator, AnyReader | None]:
         node = group[-1]
-        config = self._definition.config
         match node.role:
             case Role.SOURCE:
-                parallelism, positions = self._definition.plan.parallelism, restored.positions(str(node.name))
-                generation = Generation(self._message.generation)
-                context = SourceContext(config.name, str(node.name), subtask.index, parallelism, positions, generation)
+                context = self._source_context(node, subtask, restored.positions(str(node.name)))
                 reader = cast(Source | InducedSource, node.spec).open(context)
                 return SourceHead(reader), reader
             case Role.SINK:
@@ -234,6 +231,17 @@ class Deployment:
                 if len(group) > 1:
                     return fuse([cast(ExpressionsSpec, n.spec) for n in group]).build(), None
                 return cast(OperatorSpec, node.spec).build(), None
+
+    def _source_context(self, node: Node, subtask: SubtaskId, positions: dict[str, bytes] | None) -> SourceContext:
+        return SourceContext(
+            self._definition.config.name,
+            str(node.name),
+            subtask.index,
+            self._definition.plan.parallelism,
+            positions,
+            Generation(self._message.generation),
+            self._clock.monotonic_ms,
+        )
 
     def _sink_context(self, node: Node, subtask: SubtaskId) -> SinkContext:
         upstream = node.inputs[0]

@@ -1,15 +1,16 @@
 """Files that somebody else writes and renames: what the sources of files read in the machine room.
 
 Counterpart of ``connectors.files.system.LocalFiles``. Opening a file takes time, and fails now and then; everything
-else is at once. Inodes are never used again.
+else is at once, but for files of which somebody looks at while their owner is at work (``BusyFiles``).
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from posixpath import basename, dirname
 
@@ -18,6 +19,12 @@ from headgate.sim.machine.tasks import Tasks
 
 FAILURE_RATE = 0.2
 """Of the opportunities at which reading fails, so many do: each ends a generation."""
+
+TURN_RATE = 0.05
+"""How often others go first between two looks at busy files."""
+
+NEW_NAME_FAILURE_RATE = 0.15
+"""How often a busy file cannot be read when it is opened by a new name, if reading may fail at all."""
 
 
 @dataclass(slots=True)
@@ -28,6 +35,10 @@ class SimFile:
     data: bytes
     st_mtime_ns: int
     st_dev: int = 1
+    names: set[str] = field(default_factory=set)
+    """Every name that it has had."""
+    known_as: str = ""
+    """The name under which it was opened last."""
 
     @property
     def st_size(self) -> int:
@@ -52,14 +63,26 @@ class SimFiles:
     def append(self, path: str, data: bytes) -> None:
         """Write behind what is there; make the file if there is none."""
         if path not in self._files:
-            self._count += 1
-            self._files[path] = SimFile(self._count, b"", 0)
-        self._files[path].data += data
-        self._files[path].st_mtime_ns = self._tasks.world.now_ms * 1_000_000
+            self._files[path] = SimFile(self._new_inode(path), b"", 0, names={path})
+        self.write(self._files[path], data)
+
+    def write(self, file: SimFile, data: bytes) -> None:
+        """Write behind what is in a file, whatever its name is now."""
+        file.data += data
+        file.st_mtime_ns = self._tasks.world.now_ms * 1_000_000
 
     def rename(self, path: str, target: str) -> None:
         """Give a file another name."""
         self._files[target] = self._files.pop(path)
+        self._files[target].names.add(target)
+
+    def at(self, path: str) -> SimFile | None:
+        """Return the file that has this name now."""
+        return self._files.get(path)
+
+    def _new_inode(self, path: str) -> int:
+        self._count += 1
+        return self._count
 
     @property
     def paths(self) -> list[str]:
@@ -82,16 +105,16 @@ class SimFiles:
             del self._open[descriptor]
 
     def fstat(self, descriptor: int) -> SimFile:
-        """See ``FileSystem``."""
-        return self._open[descriptor]
+        """See ``FileSystem``: as it is now."""
+        return replace(self._open[descriptor])
 
     def pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
         """See ``FileSystem``."""
         return self._open[descriptor].data[offset : offset + size_bytes]
 
     def stat(self, path: str) -> SimFile:
-        """See ``FileSystem``."""
-        return self._found(path)
+        """See ``FileSystem``: as it is now."""
+        return replace(self._found(path))
 
     def siblings(self, path: str) -> list[tuple[str, int]]:
         """See ``FileSystem``."""
@@ -130,3 +153,88 @@ class SimFiles:
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
         return self._files[path]
+
+
+class BusyFiles(SimFiles):
+    """Files whose owner writes, renames, removes and replaces them between any two looks at them.
+
+    The inode of a removed file is used again, but not for a file of the same name: that nobody could tell (N19).
+    """
+
+    def __init__(self, tasks: Tasks, faults: Faults, step_ms: int, turns: random.Random, directory: str) -> None:
+        """``turns`` says when others go first; ``directory`` is there before any file is."""
+        super().__init__(tasks, faults, step_ms)
+        self._turns = turns
+        self._directory = directory
+        self._freed: list[SimFile] = []
+        self.on_listed: Callable[[], None] = lambda: None
+        """Called when somebody has listed the directory."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._freed.append(self._files.pop(path))
+
+    def replace(self, path: str, data: bytes) -> SimFile:
+        """Put another file with this content in the place of one."""
+        self.remove(path)
+        self.append(path, data)
+        return self._files[path]
+
+    def overwrite(self, file: SimFile, data: bytes) -> None:
+        """Write a file anew in its place."""
+        file.data = b""
+        self.write(file, data)
+
+    def _new_inode(self, path: str) -> int:
+        for file in self._freed:
+            if path not in file.names and self._turns.random() < 0.5:
+                self._freed.remove(file)
+                return file.st_ino
+        return super()._new_inode(path)
+
+    # -- ``connectors.files.system.FileSystem`` ---------------------------------------------------------------------
+
+    @contextmanager
+    def opened(self, path: str) -> Iterator[int]:
+        """See ``FileSystem``."""
+        with super().opened(path) as descriptor:
+            file = self._open[descriptor]
+            is_new, file.known_as = file.known_as not in ("", path), path
+            if is_new and self._faults.has(Fault.GET_FAILS) and self._turns.random() < NEW_NAME_FAILURE_RATE:
+                raise OSError(errno.EIO, "injected", path)
+            yield descriptor
+
+    def pread(self, descriptor: int, size_bytes: int, offset: int) -> bytes:
+        """See ``FileSystem``."""
+        self._look()
+        return super().pread(descriptor, size_bytes, offset)
+
+    def stat(self, path: str) -> SimFile:
+        """See ``FileSystem``."""
+        self._look()
+        return super().stat(path)
+
+    def siblings(self, path: str) -> list[tuple[str, int]]:
+        """See ``FileSystem``."""
+        self._look()
+        found = super().siblings(path)
+        self.on_listed()
+        return found
+
+    def is_file(self, path: str) -> bool:
+        """See ``FileSystem``."""
+        self._look()
+        return super().is_file(path)
+
+    def is_directory(self, path: str) -> bool:
+        """See ``FileSystem``."""
+        return path == self._directory
+
+    def may_read(self, path: str) -> bool:
+        """See ``FileSystem``: nobody may read what is not there."""
+        self._look()
+        return path in self._files
+
+    def _look(self) -> None:
+        if self._turns.random() < TURN_RATE:
+            self._tasks.park(self._turns.randint(0, 2))

@@ -9,7 +9,19 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import Pool
 from pathlib import Path
 
-from headgate.sim.product import cancelling, expiring, induced, mixed, modes, overtaking, savepoints, streams, timed
+from headgate.sim.product import (
+    cancelling,
+    custom,
+    expiring,
+    followed,
+    induced,
+    mixed,
+    modes,
+    overtaking,
+    savepoints,
+    streams,
+    timed,
+)
 from headgate.sim.product.coverage_table import measure, table, write
 from headgate.sim.product.run import Result, run_seed
 
@@ -23,6 +35,8 @@ KINDS: dict[str, Callable[..., Result]] = {
     "cancelling": cancelling.run_seed,
     "timers": timed.run_seed,
     "ttl": expiring.run_seed,
+    "custom": custom.run_seed,
+    "followed": followed.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -50,6 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cancelling", action="store_true", help="pipelines that do not retain their checkpoints")
     parser.add_argument("--timers", action="store_true", help="pipelines whose functions have timers")
     parser.add_argument("--ttl", action="store_true", help="pipelines whose functions have state that expires")
+    parser.add_argument("--custom", action="store_true", help="pipelines between sources and sinks that users write")
+    parser.add_argument("--followed", action="store_true", help="pipelines that follow files which are rotated")
     chosen = parser.parse_args(arguments)
     if chosen.coverage:
         text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)

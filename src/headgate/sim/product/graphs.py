@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 import headgate as hg
+from headgate.connectors.base import Sink
 from headgate.sim.product import records as plain
 from headgate.sim.product.records import Plain, Record, Records
 from headgate.sim.product.steps import (
@@ -262,7 +263,7 @@ class Graph:
     is_picky: bool
     rising: frozenset[str] = frozenset()
 
-    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
         """Add everything behind ``sources``."""
         streams = self.net.build(sources)
         for name, places in self.sinks.items():

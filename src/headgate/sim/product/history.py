@@ -45,7 +45,7 @@ class History:
 
     retained: int
     on_manifest: Callable[[Manifest, Mapping[str, frozenset[str]]], None] = lambda manifest, files: None
-    files_of: Callable[[Sequence[Committable]], dict[str, frozenset[str]]] = lambda committables: _files(committables)
+    files_of: Callable[[Sequence[Committable]], dict[str, frozenset[str]]] = lambda committables: files_of(committables)
     written: dict[tuple[int, int], Written] = field(default_factory=dict)
     """By checkpoint and generation."""
     completed: dict[int, int] = field(default_factory=dict)
@@ -260,7 +260,10 @@ class History:
         """Whether a committed file holds what was produced again, because a start went back behind damage (K18)."""
         found = _FILE.fullmatch(file)
         assert found is not None, file
-        checkpoint, generation = int(found.group(1)), int(found.group(2))
+        return self.is_taken_back(int(found.group(1)), int(found.group(2)))
+
+    def is_taken_back(self, checkpoint: int, generation: int) -> bool:
+        """Whether a start went back behind what a generation had for a checkpoint, because of damage."""
         return any(generation < newer and checkpoint > restored for newer, restored in self.went_back)
 
 
@@ -271,7 +274,8 @@ def sealed_by(file: str) -> int:
     return int(found.group(1))
 
 
-def _files(committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
+def files_of(committables: Sequence[Committable]) -> dict[str, frozenset[str]]:
+    """Return what committables of file sinks promise, by sink."""
     found: dict[str, set[str]] = {}
     for committable in committables:
         names = (file.name for file in decode_files("a manifest", committable.payload))

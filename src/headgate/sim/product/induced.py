@@ -16,15 +16,15 @@ from dataclasses import dataclass, field, fields, replace
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext, owner_of_split
-from headgate.connectors.induced import CheckpointMarker, InducedReader
+from headgate.connectors.base import Source, SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.induced import CheckpointMarker, InducedReader, InducedSource
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.history import History
 from headgate.sim.product.records import Row
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.settings import NAME, Settings
-from headgate.sim.product.source import POSITION, SCHEMA, Pace, PacedSplits
+from headgate.sim.product.source import POSITION, SCHEMA, Pace
 from headgate.sim.product.verdict import Verdict
 from headgate.sim.product.workloads import Splits, draw_splits
 
@@ -301,16 +301,17 @@ class InducedSettings(Settings):
         )
         p.add_hook(HOOK, TapeHook(self.tapes), timeout=f"{HOOK_TIMEOUT_MS}ms")
         sources = [
-            p.source(
-                TapeSource(self.tapes, list(splits), self.pace, now_ms)
-                if i in self.induced
-                else PacedSplits(splits, self.pace, now_ms, trouble),
-                name=f"source{i}",
-            )
-            for i, splits in enumerate(listed)
+            p.source(self._source(splits, i, now_ms, trouble), name=f"source{i}") for i, splits in enumerate(listed)
         ]
         self.job.build(sources, self._sink_to)
         return p
+
+    def _source(
+        self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]
+    ) -> Source | InducedSource:
+        if index in self.induced:
+            return TapeSource(self.tapes, list(listed), self.pace, now_ms)
+        return super()._source(listed, index, now_ms, trouble)
 
 
 class _Verdict(Verdict):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import headgate as hg
+from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model.options import Guarantee
 from headgate.sim.product.graphs import Graph
@@ -63,7 +64,7 @@ class Noted(Branches):
 
     judge: Judge | None = None
 
-    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
         """See ``Job``."""
         super().build([sources[0].filter(self._note, name="noted")], sink_to)
 

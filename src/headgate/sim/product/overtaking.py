@@ -15,6 +15,7 @@ import polars as pl
 
 import headgate as hg
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
+from headgate.connectors.base import Sink
 from headgate.errors import UsageError
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.faults import Fault
@@ -40,7 +41,7 @@ class Slowed(Branches):
     is_joined: bool = False
     """Whether records come on several edges, which do not lead from the source alone."""
 
-    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
         """See ``Job``."""
         source = sources[0].with_timestamps("t", out_of_orderness=f"{OUT_OF_ORDER_MS}ms")
         rows = source.rebalance().filter(self._slowly, name="spread")

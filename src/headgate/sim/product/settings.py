@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import headgate as hg
+from headgate.connectors.base import Sink, Source
+from headgate.connectors.induced import InducedSource
 from headgate.model.config import Duration, StartConfig
 from headgate.model.definition import PipelineDefinition
 from headgate.sim.product.files import FileInputs
@@ -119,11 +121,7 @@ class Settings:
             loop_memory_bytes=self.loop_memory_bytes,
         )
         sources = [
-            p.source(
-                PacedSplits(splits, self.pace, now_ms, trouble) if self.files is None else self.files.source(i),
-                name=f"source{i}",
-            )
-            for i, splits in enumerate(listed)
+            p.source(self._source(splits, i, now_ms, trouble), name=f"source{i}") for i, splits in enumerate(listed)
         ]
         self.job.build(sources, self._sink_to)
         if self.outside is not None:
@@ -131,7 +129,15 @@ class Settings:
                 self.outside.watch(source, i)
         return p
 
-    def _sink_to(self, name: str) -> hg.FileSink:
+    def _source(
+        self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]
+    ) -> Source | InducedSource:
+        """Return the source with this number."""
+        if self.files is not None:
+            return self.files.source(index)
+        return PacedSplits(listed, self.pace, now_ms, trouble)
+
+    def _sink_to(self, name: str) -> Sink:
         return hg.FileSink(f"sim://{name}", roll_interval=self.roll_interval)
 
 

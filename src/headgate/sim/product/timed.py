@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 import headgate as hg
+from headgate.connectors.base import Sink
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.history import History
@@ -171,7 +172,7 @@ TIMED = (
 class Timed(Branches):
     """Branches that have event time from the source."""
 
-    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
         """See ``Job``."""
         timed = sources[0].with_timestamps("t", out_of_orderness=f"{OUT_OF_ORDER_MS}ms")
         Branches.build(self, [timed], sink_to)

@@ -16,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 import headgate as hg
+from headgate.connectors.base import Sink
 from headgate.sim.product.records import KEYS, OUT_OF_ORDER_MS, WINDOW_MS, Row
 
 Values: TypeAlias = tuple[Any, ...]
@@ -37,7 +38,7 @@ class Job(Protocol):
     def is_picky(self) -> bool:
         """Whether some records are refused, and go to the sink ``bad-records``."""
 
-    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
         """Add everything behind ``sources``."""
 
     def expected(self, inputs: Sequence[Sequence[Row]]) -> dict[str, Counter[Values]]:
@@ -246,7 +247,7 @@ class Branches:
         """See ``Job``."""
         return frozenset(workload.name for workload in self.workloads if workload.rises)
 
-    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], hg.FileSink]) -> None:
+    def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
         """See ``Job``."""
         for workload in self.workloads:
             workload.build(sources[0]).sink(sink_to(workload.name), name=workload.name)

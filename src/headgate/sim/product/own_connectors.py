@@ -1,0 +1,189 @@
+"""Sinks and a source as users write them, for the database and the feed of the machine room.
+
+Counterparts: ``machine.database``, ``machine.feed``. What is here is what the guide tells users to write, and no more:
+names, what is pending, recovery and another parallelism are the base classes'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import pyarrow as pa
+
+import headgate as hg
+from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.sim.machine.database import Database, Session, Unreachable
+from headgate.sim.machine.feed import Feed
+from headgate.sim.product.records import Row
+from headgate.sim.product.source import POSITION, SCHEMA, Pace
+
+
+class PreparingSink(hg.TwoPhaseSink[Session]):
+    """Prepares its transactions in the database."""
+
+    transient_errors = (Unreachable,)
+
+    def __init__(self, database: Database, *, at_once: bool) -> None:
+        """``at_once``: what is committed together becomes visible in one step, else in order."""
+        self._database = database
+        self._at_once = at_once
+
+    def begin(self, name: str, schema: pa.Schema) -> Session:
+        """See ``TwoPhaseSink``."""
+        return self._database.begin(name)
+
+    def write(self, transaction: Session, batch: pa.RecordBatch) -> None:
+        """See ``TwoPhaseSink``."""
+        self._database.write(transaction, batch.to_pylist())
+
+    def prepare(self, transaction: Session, name: str, fence: hg.Fence) -> None:
+        """See ``TwoPhaseSink``."""
+        self._database.prepare(transaction, fence)
+
+    def claim(self, fence: hg.Fence) -> None:
+        """See ``TwoPhaseSink``."""
+        self._database.claim(fence)
+
+    def claimed(self, owner: str) -> hg.Fence | None:
+        """See ``TwoPhaseSink``."""
+        return self._database.claimed(owner)
+
+    def prepared(self, owner: str) -> Iterable[str]:
+        """See ``TwoPhaseSink``: ours, and that of others."""
+        return self._database.names()
+
+    def commit(self, names: Sequence[str], fence: hg.Fence) -> None:
+        """See ``TwoPhaseSink``."""
+        for together in [names] if self._at_once else [[name] for name in names]:
+            self._database.commit(together, fence)
+
+    def abort(self, name: str, fence: hg.Fence) -> None:
+        """See ``TwoPhaseSink``."""
+        self._database.abort(name, fence)
+
+    def close(self, transaction: Session) -> None:
+        """See ``TwoPhaseSink``."""
+        self._database.close(transaction)
+
+
+class PublishingSink(hg.LedgerSink):
+    """Publishes what a checkpoint has kept, with its name."""
+
+    transient_errors = (Unreachable,)
+
+    def __init__(self, database: Database) -> None:
+        """Write to ``database``."""
+        self._database = database
+
+    def claim(self, fence: hg.Fence) -> None:
+        """See ``LedgerSink``."""
+        self._database.claim(fence)
+
+    def claimed(self, owner: str) -> hg.Fence | None:
+        """See ``LedgerSink``."""
+        return self._database.claimed(owner)
+
+    def published(self, names: Sequence[str]) -> set[str]:
+        """See ``LedgerSink``."""
+        return self._database.published(names)
+
+    def publish(self, name: str, records: pa.Table, fence: hg.Fence) -> None:
+        """See ``LedgerSink``."""
+        self._database.publish(name, records.to_pylist(), fence)
+
+    def forget(self, owner: str, before: int) -> None:
+        """See ``LedgerSink``."""
+        mine = f"{owner}-"
+        self._database.forget(lambda name: name.startswith(mine) and hg.output_checkpoint(name) < before)
+
+
+class FeedSource:
+    """Reads the feed. What the driver lists is what is read."""
+
+    def __init__(
+        self, feed: Feed[Row], names: Sequence[str], pace: Pace, now_ms: Callable[[], int], *, acknowledges: bool
+    ) -> None:
+        """``acknowledges``: tell the feed what will never be asked for again."""
+        self._feed, self._names, self._pace, self._now_ms = feed, names, pace, now_ms
+        self._acknowledges = acknowledges
+
+    def schema(self) -> pa.Schema:
+        """See ``Source``."""
+        return SCHEMA
+
+    def identity(self) -> str:
+        """See ``Source``."""
+        return "parts of the feed by name"
+
+    def open(self, context: SourceContext) -> SourceReader:
+        """See ``Source``."""
+        mine = [n for i, n in enumerate(self._names) if owner_of_split(i, context.parallelism) == context.subtask_index]
+        found = context.positions or {}
+        positions = {name: POSITION.unpack(found[name])[0] if name in found else 0 for name in mine}
+        kind = _AcknowledgingReader if self._acknowledges else _FeedReader
+        return kind(self._feed, positions, self._pace, self._now_ms)
+
+
+class _FeedReader:
+    """Takes from its parts in turn; after each batch it rests for a while."""
+
+    def __init__(self, feed: Feed[Row], positions: dict[str, int], pace: Pace, now_ms: Callable[[], int]) -> None:
+        self._feed, self._at, self._pace, self._now_ms = feed, positions, pace, now_ms
+        self._ended: set[str] = set()
+        self._turns = 0
+        self._rests_until_ms = 0
+
+    def splits(self) -> Sequence[str]:
+        return [name for name in self._at if name not in self._ended]
+
+    def poll(self) -> SourceBatch | None:
+        names = self.splits()
+        if self.wakeup_ms() or not names:
+            return None
+        self._rests_until_ms = self._now_ms() + self._pace.pause_ms
+        self._turns += 1
+        name = names[self._turns % len(names)]
+        rows, is_end = self._feed.read(name, self._at[name], self._pace.batch_rows)
+        if not rows and not is_end:
+            return None
+        self._at[name] += len(rows)
+        if is_end:
+            self._ended.add(name)
+        return SourceBatch(name, pa.RecordBatch.from_pylist([dict(row) for row in rows], SCHEMA), None, is_end)
+
+    def is_finished(self) -> bool:
+        return len(self._ended) == len(self._at)
+
+    def positions(self) -> dict[str, bytes]:
+        return {name: POSITION.pack(at) for name, at in self._at.items()}
+
+    def wakeup_ms(self) -> int:
+        return max(self._rests_until_ms - self._now_ms(), 0)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _AcknowledgingReader(_FeedReader, hg.CheckpointedFunction, hg.CheckpointListener):
+    """Has the feed forget what completed checkpoints have behind them."""
+
+    def __init__(self, feed: Feed[Row], positions: dict[str, int], pace: Pace, now_ms: Callable[[], int]) -> None:
+        super().__init__(feed, positions, pace, now_ms)
+        self._behind: dict[int, dict[str, int]] = {}
+
+    def __deepcopy__(self, memo: object) -> _AcknowledgingReader:
+        return self
+
+    def snapshot(self, context: hg.SnapshotContext) -> None:
+        """See ``CheckpointedFunction``: positions have just been taken."""
+        self._behind[context.checkpoint_id] = dict(self._at)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """See ``CheckpointListener``; what fails is done with the next one."""
+        covered = [one for one in self._behind if one <= checkpoint_id]
+        positions = [self._behind.pop(one) for one in covered]
+        for name, at in (positions[-1] if positions else {}).items():
+            try:
+                self._feed.forget(name, at)
+            except OSError:
+                continue

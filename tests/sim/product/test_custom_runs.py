@@ -1,0 +1,55 @@
+"""Pipelines between sources and sinks that users wrote, in the machine room; and planted bugs that are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.mutants.harness import Mutant
+from tests.sim.product.digests import digests_of
+from tests.sim.product.mutants_of_custom import ALL, HARMLESS
+
+from headgate.runtime.checkpoints import uploads
+from headgate.sim.product.custom import CustomRun, Kind, run_seed
+
+SMOKE = (8, 13, 21, 36, 58)
+
+
+def test_users_sinks_have_every_record_once() -> None:  # SM80
+    kinds: Counter[Kind] = Counter()
+    aborted = refused = forgotten = went_back = 0
+    usual = uploads.PAYLOAD_BYTES_MAX
+    for seed in SMOKE:
+        run = CustomRun(seed)
+        assert (seed, run.run()) == (seed, None)
+        assert len(run.history.completed) > 2
+        kinds.update(run.settings.kinds.values())
+        database = run.database
+        aborted, refused = aborted + database.aborted_count, refused + database.refused_count
+        forgotten += database.forgotten_count
+        went_back += len(run.history.went_back)
+    assert kinds[Kind.TWO_PHASES] > 2
+    assert kinds[Kind.LEDGER] > 2
+    assert aborted > 0, "prepared transactions were outstanding when something died"
+    assert refused > 0, "somebody was replaced, and came late"
+    assert forgotten > 0, "a ledger stays small"
+    assert went_back > 0, "a start went back behind what was committed, and made it again"
+    assert usual == uploads.PAYLOAD_BYTES_MAX
+
+
+def test_a_seed_of_users_sinks_has_one_digest() -> None:  # SM80
+    assert len(digests_of("custom", 8)) == 1
+
+
+@pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_users_sinks_is_found(mutant: Mutant, seed: int) -> None:  # SM80
+    for tried in (seed, *range(60)):
+        with mutant():
+            if run_seed(tried, events_max=60_000).violation is not None:
+                return
+    pytest.fail(f"no seed finds {mutant}")
+
+
+def test_what_does_no_harm_says_why() -> None:  # SM6
+    assert all(HARMLESS.values())
+    assert not HARMLESS.keys() & ALL.keys()

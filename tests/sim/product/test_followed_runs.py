@@ -1,0 +1,56 @@
+"""Pipelines that follow files in the machine room; and planted bugs that are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from tests.mutants.harness import Mutant
+from tests.sim.product.digests import digests_of
+from tests.sim.product.mutants_of_followed import ALL
+from tests.sim.product.patching import around
+
+from headgate.connectors.files import lines, rotation
+from headgate.connectors.files.lines import FileMovedError, LineFile
+from headgate.sim.product.followed import FollowedRun, run_seed
+from headgate.sim.product.logs import Form
+
+SMOKE = (1, 11, 24, 49)
+
+
+def test_followed_files_are_read_once_whoever_renames_them() -> None:  # SM81
+    done: Counter[str] = Counter()
+    forms: Counter[Form] = Counter()
+    refusals: list[FileMovedError] = []
+
+    def moved(call: Any, self: Any, status: Any, what: str) -> FileMovedError:
+        found: FileMovedError = call(self, status, what)
+        refusals.append(found)
+        return found
+
+    usual = lines.BLOCK_BYTES, lines.HEAD_BYTES, rotation.HEAD_BYTES
+    with around(LineFile, "_moved", moved):
+        for seed in SMOKE:
+            run = FollowedRun(seed)
+            assert (seed, run.run()) == (seed, None)
+            done.update(run.logs.done)
+            forms[run.settings.form] += 1
+    assert usual == (lines.BLOCK_BYTES, lines.HEAD_BYTES, rotation.HEAD_BYTES)
+    assert set(forms) == set(Form)
+    assert done.keys() == {"rotated", "removed", "copied", "truncated", "renamed to another series"}
+    assert done["rotated"] > 10
+    assert any(refusal.is_in_place for refusal in refusals), "somebody truncated a file, and was told so"
+
+
+def test_a_seed_that_follows_files_has_one_digest() -> None:  # SM81, N70
+    assert len(digests_of("followed", 11)) == 1
+
+
+@pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_followed_files_is_found(mutant: Mutant, seed: int) -> None:  # SM81
+    for tried in (seed, *range(60)):
+        with mutant():
+            if run_seed(tried, events_max=100_000).violation is not None:
+                return
+    pytest.fail(f"no seed finds {mutant}")
