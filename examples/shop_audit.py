@@ -261,18 +261,15 @@ class Counted(hg.LedgerSink):
         with shop(self.path, "deferred") as db:
             return claimed(db, owner)
 
-    def published(self, names: Sequence[str]) -> set[str]:
-        """Look into the ledger."""
-        with shop(self.path, "deferred") as db:
-            return {name for (name,) in db.execute("select name from ledger")} & set(names)
-
-    def publish(self, name: str, records: pa.Table, fence: hg.Fence) -> None:
-        """Write what was counted and the name, or nothing."""
+    def publish(self, outputs: Sequence[hg.LedgerOutput], fence: hg.Fence) -> None:
+        """Write what was counted and the names, or nothing."""
         with shop(self.path) as db:
             claim(db, fence.owner, fence.generation)
-            if db.execute("insert or ignore into ledger values (?)", [name]).rowcount:
-                rows = [(hg.output_checkpoint(name), row["article"], row["quantity"]) for row in records.to_pylist()]
-                db.executemany("insert into counted values (?, ?, ?)", rows)
+            for output in outputs:
+                if db.execute("insert or ignore into ledger values (?)", [output.name]).rowcount:
+                    for batch in output:
+                        rows = [(output.checkpoint, row["article"], row["quantity"]) for row in batch.to_pylist()]
+                        db.executemany("insert into counted values (?, ?, ?)", rows)
 
 
 def audit(path: str) -> dict[int, int]:

@@ -120,19 +120,16 @@ class SqliteSink(SqliteTarget, hg.TwoPhaseSink[sqlite3.Connection]):
 class SqliteLedgerSink(SqliteTarget, hg.LedgerSink):
     """Records stay in the checkpoint until it is completed, and come with their name into one transaction."""
 
-    def published(self, names: Sequence[str]) -> set[str]:
-        """Look into the ledger."""
-        with connect(self.path) as target:
-            return {name for (name,) in target.execute("select name from ledger")} & set(names)
-
-    def publish(self, name: str, records: pa.Table, fence: hg.Fence) -> None:
-        """Write records and name, or nothing."""
+    def publish(self, outputs: Sequence[hg.LedgerOutput], fence: hg.Fence) -> None:
+        """Write records and names, or nothing."""
         with connect(self.path) as target:
             target.execute("begin immediate")
             refuse_if_replaced(target, fence)
-            if target.execute("insert or ignore into ledger values (?)", [name]).rowcount:
-                rows = zip(*records.to_pydict().values(), strict=True)
-                target.executemany("insert into numbers values (?, ?)", rows)
+            for output in outputs:
+                if target.execute("insert or ignore into ledger values (?)", [output.name]).rowcount:
+                    for batch in output:  # read from the checkpoint, one after the other
+                        rows = zip(*batch.to_pydict().values(), strict=True)
+                        target.executemany("insert into numbers values (?, ?)", rows)
 
     def forget(self, owner: str, before: int) -> None:
         """Keep the ledger small."""

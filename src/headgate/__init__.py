@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from headgate.api.windows import Session, Sliding, Tumbling
     from headgate.connectors.custom.fence import Fence
     from headgate.connectors.custom.ledger import LedgerSink, output_checkpoint
+    from headgate.connectors.custom.output import LedgerOutput
     from headgate.connectors.custom.two_phase import TwoPhaseSink
     from headgate.connectors.files.parquet import ParquetFiles
     from headgate.connectors.files.sink import FileSink
@@ -99,6 +100,7 @@ _HOMES = {
     "headgate.connectors.files.source": ("JsonLines", "TextFiles"),
     "headgate.connectors.custom.fence": ("Fence",),
     "headgate.connectors.custom.ledger": ("LedgerSink", "output_checkpoint"),
+    "headgate.connectors.custom.output": ("LedgerOutput",),
     "headgate.connectors.custom.two_phase": ("TwoPhaseSink",),
     "headgate.connectors.files.sink": ("FileSink",),
     "headgate.connectors.generator": ("Choice", "Generator", "RowNumber", "Uniform"),
@@ -173,6 +175,7 @@ __all__ = [
     "JsonLines",
     "KeyedStream",
     "Keys",
+    "LedgerOutput",
     "LedgerSink",
     "ListState",
     "MapState",

@@ -151,3 +151,50 @@ def test_what_a_hook_has_yet_to_do_is_not_removed(option: str) -> None:  # C75
         made(Confirming(), **{option: False}).definition()
     made(Confirming()).definition()
     made(Tidying(), **{option: False}).definition()
+
+
+class Ends(hg.TwoPhaseSink[None]):
+    """A sink whose target ends transactions after a minute."""
+
+    transaction_timeout = "1m"
+
+    def begin(self, name: str, schema: Any) -> None: ...
+
+    def write(self, transaction: None, batch: Any) -> None: ...
+
+    def prepare(self, transaction: None, name: str, fence: hg.Fence) -> None: ...
+
+    def claim(self, fence: hg.Fence) -> None: ...
+
+    def prepared(self, owner: str) -> list[str]:
+        return []
+
+    def commit(self, names: Any, fence: hg.Fence) -> None: ...
+
+    def abort(self, name: str, fence: hg.Fence) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "found"),
+    [
+        (hg.Checkpointing(interval="10s", timeout="49s"), None),
+        (hg.Checkpointing(interval="10s", timeout="50s"), "may take 60000 ms"),
+        (hg.Checkpointing(interval="10s", timeout="45s", min_pause="10s"), "may take 65000 ms"),
+        (hg.Checkpointing(interval="10s", timeout="10s", tolerable_failures=1), None),
+        (hg.Checkpointing(interval="10s", timeout="10s", tolerable_failures=2), "may take 60000 ms"),
+        (hg.Checkpointing(), "may take 601000 ms"),
+        (hg.Checkpointing(interval=None, timeout="1s"), "has no interval"),
+    ],
+)
+def test_a_target_that_may_end_what_a_checkpoint_still_needs_is_refused(
+    checkpointing: hg.Checkpointing, found: str | None
+) -> None:  # CS9
+    pipeline = hg.Pipeline("p", checkpointing=checkpointing)
+    pipeline.source(hg.Generator(rows=1)).sink(Ends(), name="out")
+    if found is None:
+        pipeline.definition()
+        return
+    with pytest.raises(
+        hg.UsageError, match=rf"sink 'out' writes .* after 60000 ms, and a checkpoint {found}: output would be lost"
+    ):
+        pipeline.definition()

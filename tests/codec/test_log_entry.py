@@ -75,8 +75,8 @@ def test_a_claim_of_version_0_1_is_read() -> None:
 
 
 def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
-    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 5 ", 1)
-    with pytest.raises(CorruptionError, match="expected format version 4 or less, found 5"):
+    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 6 ", 1)
+    with pytest.raises(CorruptionError, match="expected format version 5 or less, found 6"):
         decode_log_entry(newer, "log/1")
 
 
@@ -93,6 +93,24 @@ def test_a_manifest_with_records_in_flight_is_of_a_version_of_its_own() -> None:
         with pytest.raises(CorruptionError, match="expected format version"):
             decode_log_entry(head[:13] + found + head[14:] + b"\n" + body, "log/1")
     assert b"delays" not in encode_log_entry(MANIFEST), "what nobody measured is not there"
+
+
+@pytest.mark.parametrize("where", ["entry", "carried"])
+def test_a_manifest_with_output_in_pieces_is_of_a_version_of_its_own(where: str) -> None:  # SF14
+    pieces = (SnapshotPart(3, 7, "chk-4/a"), SnapshotPart(4, 8, "chk-4/b"))
+    output = Committable("out", CheckpointId(4), 1, Generation(3), b"2 pieces", None, pieces)
+    own = (dataclasses.replace(ENTRY, committables=(output,), delays=SnapshotDelays(1, 2)),)
+    held = (
+        dataclasses.replace(MANIFEST, entries=own)
+        if where == "entry"
+        else dataclasses.replace(MANIFEST, carried=(output,))
+    )
+    held = dataclasses.replace(held, life=3)
+    data = encode_log_entry(held)
+    assert data.startswith(b"headgate-log 5 manifest ")
+    assert decode_log_entry(data, "log/1") == held
+    assert {piece.path for piece in pieces} <= held.files
+    assert b"pieces" not in encode_log_entry(dataclasses.replace(MANIFEST, carried=ENTRY.committables))
 
 
 @given(st.integers(0, 10**12))

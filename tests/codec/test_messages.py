@@ -44,6 +44,7 @@ FROM_WORKER: list[m.FromWorker] = [
     m.EntranceEnded(1, rounds.EntranceEnded(SINK)),
     m.ProbeReturned(1, rounds.ProbeReturned(SINK, 2, 0, 5)),
     m.Failed(1, Failure(FailureKind.USER_CODE, "operator 'map': ValueError: 3", "Traceback")),
+    m.Failed(1, Failure(FailureKind.LOST, "the data connection with worker 0 was lost"), 0),
     m.Metrics(1, [Sample("late", (("node", "map"),), 1)], [m.AlignmentMetrics("w", 1, 5, 6)]),
     m.Heartbeat(),
 ]

@@ -53,6 +53,7 @@ def test_prepared_output_is_told() -> None:  # RS10
         == '[1,"app/logs","p/out/3/0/1",12]'
     )
     assert committable_text(b"1\np/out/3/0/1") == "p/out/3/0/1"
+    assert committable_text(b"2\np/out/3/0/1\n17") == "p/out/3/0/1"
     assert committable_text(b"1\np/out/3/0/1\n" + sink.getvalue().to_pybytes()) == "p/out/3/0/1"
 
 

@@ -34,6 +34,7 @@ from headgate.protocol.subtasks.subtask import Subtask
 from headgate.runtime.checkpoints import in_flight
 from headgate.runtime.wire.channels import InputChannel
 from headgate.runtime.worker.in_flight import InFlight
+from headgate.runtime.worker.overtaking import Delays
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 
@@ -83,6 +84,18 @@ def a_barrier_that_overtook_is_like_any_other() -> AbstractContextManager[None]:
         return call(self, channel, checkpoint, options, is_read=is_read)
 
     return around(Overtaker, "_note", note)
+
+
+def each_subtask_waits_for_a_timeout_of_its_own() -> AbstractContextManager[None]:  # UA6
+    return patched(Delays, "begun_ms", lambda self, checkpoint, now_ms: now_ms)
+
+
+def a_barrier_that_takes_credit_has_no_time_left() -> AbstractContextManager[None]:  # UA20
+    def deadline_of(self: Any, checkpoint: Any, overtaking: Any) -> int:
+        begun_ms: int = self._delays.begun_ms(checkpoint, overtaking.clock_ms())
+        return begun_ms + int(overtaking.timeout_ms)
+
+    return patched(SubtaskRunner, "_deadline_of", deadline_of)
 
 
 def every_barrier_may_overtake() -> AbstractContextManager[None]:  # UA3
@@ -262,6 +275,12 @@ CAUGHT: list[tuple[Mutant, Test, tuple[object, ...]]] = [
         (),
     ),
     (a_snapshot_is_written_before_all_is_recorded, runner_tests.test_nothing_is_written_before_all_is_recorded, ()),
+    (each_subtask_waits_for_a_timeout_of_its_own, runner_tests.test_the_timeout_runs_from_the_trigger, ()),
+    (
+        a_barrier_that_takes_credit_has_no_time_left,
+        runner_tests.test_a_barrier_that_takes_credit_has_all_of_the_timeout,
+        (),
+    ),
     (
         a_barrier_that_overtook_is_like_any_other,
         machine_tests.test_a_barrier_that_overtook_makes_the_next_one_go_over_at_once,

@@ -24,7 +24,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.life import Life, Owner
 from headgate.runtime.driver import claims, sink_commits, supervision
 from headgate.runtime.driver import lives as driver_lives
-from headgate.testing.sink_kit import check_start_over
+from headgate.testing.sinks.owners import check_start_over
 
 Kind = Callable[[str], Any]
 

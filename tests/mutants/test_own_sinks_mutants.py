@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tests.api.test_possible_guarantees as possible
+import tests.codec.test_log_entry as entries
+import tests.connectors.custom.test_ledger_pieces as pieces
 import tests.connectors.custom.test_own_sinks as sinks
 from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from tests.mutants.harness import Mutant, assert_caught, patched
 
+from headgate.api import pipeline as pipelines
+from headgate.codec import log_entry
 from headgate.connectors.custom import ledger, two_phase
-from headgate.testing.sink_kit import KillPoint, check_kill, check_stale_generation
+from headgate.connectors.custom.output import LedgerOutput
+from headgate.connectors.custom.pieces import PieceBuffer
+from headgate.model.manifest import Committable
+from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.testing.sinks.kills import KillPoint, check_kill
+from headgate.testing.sinks.rivals import check_stale_generation
 
 
 @contextmanager
@@ -69,6 +80,88 @@ def a_ledger_publishes_nothing_that_comes_late() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def pieces_are_written_anew() -> Iterator[None]:
+    """SF13: what was durable before a failure is written again, and the former files are in nobody's way."""
+    store = SnapshotWriter._store_pieces
+
+    def from_the_start(self: Any, checkpoint: Any, sealed: Any) -> None:
+        self._pieces = []
+        store(self, checkpoint, sealed)
+
+    with patched(SnapshotWriter, "_store_pieces", from_the_start):
+        yield
+
+
+@contextmanager
+def a_piece_that_failed_is_left_out() -> Iterator[None]:
+    """SF13: another try goes on behind it."""
+
+    def skipping(self: Any, checkpoint: Any, sealed: Any) -> None:
+        at = getattr(sealed, "at", len(self._pieces))
+        for number in range(at, sealed.pieces_count):
+            sealed.at = number + 1
+            self._pieces.append(self._stored(checkpoint, sealed.piece(number)))
+
+    with patched(SnapshotWriter, "_store_pieces", skipping):
+        yield
+
+
+@contextmanager
+def nobody_needs_the_files_of_pieces() -> Iterator[None]:
+    """SF4, SF13: they are deleted before they are committed."""
+    with patched(Committable, "parts", property(lambda self: ())):
+        yield
+
+
+@contextmanager
+def pieces_stay_in_memory() -> Iterator[None]:
+    """SF13."""
+    with patched(PieceBuffer, "_close_piece", lambda self: None):
+        yield
+
+
+@contextmanager
+def all_pieces_are_read_first() -> Iterator[None]:
+    """CS8."""
+    read = LedgerOutput.__iter__
+    with patched(LedgerOutput, "__iter__", lambda self: iter(list(read(self)))):
+        yield
+
+
+@contextmanager
+def missing_pieces_are_not_missed() -> Iterator[None]:
+    """CS8."""
+    with patched(LedgerOutput, "_refuse_other_count", lambda self, said: None):
+        yield
+
+
+@contextmanager
+def pieces_are_in_a_manifest_of_version_2() -> Iterator[None]:
+    """SF14: an earlier release deletes their files."""
+    with patched(log_entry, "_version", lambda entry: 2):
+        yield
+
+
+@contextmanager
+def targets_that_end_transactions_are_not_asked() -> Iterator[None]:
+    """CS9."""
+    with patched(pipelines, "check_transactions", lambda graph, checkpoints: None):
+        yield
+
+
+def in_pieces(test: Any) -> Any:
+    def run(path: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            worker = pieces.worker_of(patch)
+            try:
+                test(worker, path) if "tmp_path" in inspect.signature(test).parameters else test(worker)
+            finally:
+                worker.pool.shutdown()
+
+    return run
+
+
 def killed(kind: Any) -> Any:
     def test(path: Path) -> None:
         for point in KillPoint:
@@ -89,6 +182,22 @@ CASES = [
     (recovery_aborts_what_an_heir_prepared, sinks.test_what_an_heir_prepared_is_not_aborted),
     (a_ledger_is_not_claimed, stale),
     (a_ledger_publishes_nothing_that_comes_late, killed(SqliteLedgerSink)),
+    (pieces_are_written_anew, in_pieces(pieces.test_a_failure_between_two_pieces_goes_on_there)),
+    (a_piece_that_failed_is_left_out, in_pieces(pieces.test_a_failure_between_two_pieces_goes_on_there)),
+    (nobody_needs_the_files_of_pieces, in_pieces(pieces.test_pieces_stay_until_they_are_committed)),
+    (pieces_stay_in_memory, in_pieces(pieces.test_one_piece_is_in_memory_at_a_time)),
+    (all_pieces_are_read_first, in_pieces(pieces.test_one_piece_is_in_memory_at_a_time)),
+    (missing_pieces_are_not_missed, in_pieces(pieces.test_a_piece_that_is_gone_or_not_named_is_a_denial)),
+    (
+        pieces_are_in_a_manifest_of_version_2,
+        lambda _: entries.test_a_manifest_with_output_in_pieces_is_of_a_version_of_its_own("carried"),
+    ),
+    (
+        targets_that_end_transactions_are_not_asked,
+        lambda _: possible.test_a_target_that_may_end_what_a_checkpoint_still_needs_is_refused(
+            possible.hg.Checkpointing(), "may take"
+        ),
+    ),
     (permits_are_not_looked_at, lambda path: sinks.test_output_beyond_the_permit_is_refused(path, SqliteSink)),
 ]
 

@@ -13,14 +13,17 @@ from tests.protocol.checkpoints import test_recovery as recovery_tests
 from tests.protocol.supervision import test_lives as lives_tests
 from tests.protocol.supervision import test_restart as restart_tests
 from tests.protocol.supervision import test_supervisor as supervisor_tests
+from tests.runtime.worker import test_worker_turns as worker_tests
 from tests.sim.product.patching import around, skipped
 
+from headgate.codec import messages
 from headgate.model.failure import FailureKind
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Owner
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import ObservedLog
 from headgate.protocol.supervision import lives
+from headgate.protocol.supervision.blame import Blames, loss_of
 from headgate.protocol.supervision.lives import Objection
 from headgate.protocol.supervision.restart import RestartAfter, RestartPolicy
 from headgate.protocol.supervision.supervisor import Supervisor
@@ -66,6 +69,30 @@ def a_generation_is_deployed_with_a_worker_missing() -> AbstractContextManager[N
 
 def the_limit_of_restarts_is_ignored() -> AbstractContextManager[None]:  # C40
     return around(RestartPolicy, "_limited", lambda call, self, attempts, delay_ms: RestartAfter(delay_ms))
+
+
+def a_peer_that_is_heard_first_is_believed() -> AbstractContextManager[None]:  # G15
+    return skipped(Supervisor, "_is_peer", False)
+
+
+def a_worker_that_said_why_it_leaves_is_the_cause() -> AbstractContextManager[None]:  # G15
+    return around(Blames, "lost", lambda call, self, event: loss_of(event))
+
+
+def nobody_is_asked_who_left_first() -> AbstractContextManager[None]:  # G15
+    return around(Blames, "_cause", lambda call, self: self.first)
+
+
+def who_left_without_a_word_is_waited_for() -> AbstractContextManager[None]:  # G15
+    return skipped(Blames, "_cause")
+
+
+def a_blame_outlives_its_generation() -> AbstractContextManager[None]:  # G15
+    return skipped(Blames, "clear")
+
+
+def a_worker_names_no_peer() -> AbstractContextManager[None]:  # G15
+    return around(messages, "failed", lambda call, generation, failure, peer=None: call(generation, failure))
 
 
 # -- recovery -------------------------------------------------------------------------------------------------------
@@ -128,6 +155,24 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
         (),
     ),
     (a_generation_is_deployed_with_a_worker_missing, supervisor_tests.test_the_claim_may_come_before_the_workers, ()),
+    (
+        a_peer_that_is_heard_first_is_believed,
+        supervisor_tests.test_who_is_blamed_is_heard_before_its_peer_is_believed,
+        (),
+    ),
+    (
+        a_worker_that_said_why_it_leaves_is_the_cause,
+        supervisor_tests.test_who_is_blamed_is_heard_before_its_peer_is_believed,
+        (),
+    ),
+    (nobody_is_asked_who_left_first, supervisor_tests.test_a_blame_is_followed_to_the_one_who_left_first, ()),
+    (
+        who_left_without_a_word_is_waited_for,
+        supervisor_tests.test_who_is_blamed_and_gone_without_a_word_is_the_cause,
+        (),
+    ),
+    (a_blame_outlives_its_generation, supervisor_tests.test_nobody_waits_for_ever_for_who_is_blamed, ()),
+    (a_worker_names_no_peer, worker_tests.test_a_worker_says_which_peer_it_cannot_go_on_without, ()),
     (the_limit_of_restarts_is_ignored, restart_tests.test_fixed_delay_restarts_as_often_as_allowed, ()),
     (a_new_driver_takes_the_generation_of_the_last, recovery_tests.test_a_claim_follows_the_newest_entry, ()),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,16 @@ def numbering(root: Path, parallelism: int, sink: Any) -> PipelineDefinition:
     return definition_of(pipeline)
 
 
-@pytest.mark.parametrize("kind", [SqliteSink, SqliteLedgerSink], ids=["two phases", "ledger"])
+class Pieces(SqliteLedgerSink):
+    """A ledger with a piece for each batch (CS8)."""
+
+    piece_bytes = 1
+
+
+KINDS = {"two phases": SqliteSink, "ledger": SqliteLedgerSink, "ledger in pieces": Pieces}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_sink_that_a_user_wrote_has_every_record_once_whoever_is_killed(
     start: Any, tmp_path: Path, kind: Any
 ) -> None:
@@ -55,3 +65,36 @@ def test_a_sink_that_a_user_wrote_has_every_record_once_whoever_is_killed(
         waiting = connection.execute("select count(*) from waiting").fetchone()
     assert found == [(n, str(n)) for n in range(ROWS)]
     assert waiting == (0,)
+
+
+class Expiring(SqliteSink):
+    """A sink whose target ends what nobody decides within an hour."""
+
+    transaction_timeout = "1h"
+
+
+def unreachable(self: Any, names: Any, fence: Any) -> None:
+    raise sqlite3.OperationalError("the target cannot be reached")
+
+
+def test_an_outage_that_is_too_long_stops_the_pipeline_each_time_and_says_what_is_gone(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # CS9
+    target = str(tmp_path / "target.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(Expiring, "commit", unreachable)
+        run = start(numbering(tmp_path, 2, Expiring(target)))
+        run.wait_checkpoints(2)
+        run.driver.cancel(retain=True)
+        run.result()
+    with connect(target) as connection:
+        assert connection.execute("delete from waiting").rowcount > 0  # an hour has passed
+    for _ in range(2):
+        again = start(numbering(tmp_path, 2, Expiring(target)))
+        with pytest.raises(
+            hg.PipelineFailed, match=r"sink 'out' cannot commit .* is neither prepared nor committed in"
+        ):
+            again.result()
+        assert again.restarts == []
+    with connect(target) as connection:
+        assert connection.execute("select count(*) from numbers").fetchone() == (0,)

@@ -25,13 +25,15 @@ from headgate.connectors.files.sink import FileSink
 from headgate.connectors.hooks import CoordinatorHook
 from headgate.connectors.induced import CheckpointMarker
 from headgate.connectors.memory import FromRows
+from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
-from headgate.testing import Collect, check_sink, check_source
-from headgate.testing.sink_kit import Target, check_lost_answers, check_owner
+from headgate.testing import Collect, Target, check_sink, check_source
+from headgate.testing.sinks.histories import check_lost_answers
+from headgate.testing.sinks.owners import check_owner
 
 
 class ForgetsPositions(FromRows):
@@ -93,6 +95,15 @@ class CommitsNothing(FileCommitter):
         return
 
 
+class RefusesNothing(FileCommitter):
+    """B15: an empty commit is an error."""
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        if not committables:
+            raise UsageError("there is nothing to commit")
+        super().commit(permit, committables)
+
+
 class BrokenSink(FileSink):
     def __init__(self, url: Path, committer: type[FileCommitter]) -> None:
         super().__init__(url, roll_interval=0)
@@ -102,11 +113,11 @@ class BrokenSink(FileSink):
         return self._committer(open_storage(self.url), SinkIdentity(pipeline, node), generation)
 
 
-BROKEN = [NoOpRecover, AbortsEverything, SkipsOlderIds, IgnoresWhatIsMissing, CommitsNothing]
+BROKEN = [NoOpRecover, AbortsEverything, SkipsOlderIds, IgnoresWhatIsMissing, CommitsNothing, RefusesNothing]
 
 
 @pytest.mark.parametrize("committer", BROKEN)
-def test_broken_sinks_are_caught(tmp_path: Path, committer: type[FileCommitter]) -> None:
+def test_broken_sinks_are_caught(tmp_path: Path, committer: type[FileCommitter]) -> None:  # B2, B13, B15, B21
     places = iter(range(10_000))
 
     def fresh() -> Target:
@@ -182,7 +193,7 @@ class SaysSomethingElse(Collect):
         return writer
 
 
-def test_a_sink_that_answers_a_repeated_call_otherwise_is_caught(tmp_path: Path) -> None:
+def test_a_sink_that_answers_a_repeated_call_otherwise_is_caught(tmp_path: Path) -> None:  # B6
     sink = SaysSomethingElse(tmp_path / "out")
     with pytest.raises(AssertionError, match="prepare said something else when it was repeated"):
         check_lost_answers(Target(sink, sink.rows))

@@ -33,8 +33,8 @@ class Checkpointing:
         tolerable_failures: consecutive failed checkpoints that are forgiven before the pipeline restarts.
         retained: completed checkpoints that are kept.
         mode: ``"exactly_once"``, ``"at_least_once"`` or ``"at_most_once"``; docs/guarantees.md says which to pick.
-        alignment_timeout: under back-pressure, how long a checkpoint waits for records in front of it, at each
-            shuffle; then they go into the checkpoint. 0: it does not wait; None: as long as it takes.
+        alignment_timeout: under back-pressure, how long after its trigger a checkpoint waits for records in front of
+            it; then they go into the checkpoint. 0: it does not wait; None: as long as it takes.
         retain_on_cancel: False: the checkpoints are removed when the pipeline is cancelled. Stopping it keeps them.
         retain_on_failure: False: they are removed when the pipeline has failed and starting it again would not help.
     """

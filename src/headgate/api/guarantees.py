@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headgate.connectors.base import transaction_timeout_ms
 from headgate.errors import UsageError
 from headgate.model.config import CheckpointConfig, DamagedCheckpoint
 from headgate.model.definition import HookSpec
@@ -73,6 +74,31 @@ def check_retention(graph: Graph, checkpoints: CheckpointConfig, hooks: Iterable
             f"{listening[0]} acts when checkpoints are completed, and what it has not done yet is in them; "
             f"leave {' and '.join(given)} out of Checkpointing, stop the pipeline, and remove its checkpoints "
             "when it has ended"
+        )
+
+
+def check_transactions(graph: Graph, checkpoints: CheckpointConfig) -> None:
+    """Refuse a sink whose target may end a transaction before checkpoints that go well have committed it (CS9).
+
+    It is open for an interval, then prepared until the checkpoint is completed, or one that follows it: each failure
+    that is tolerated leaves it to the next.
+
+    Raises:
+        UsageError
+    """
+    for node in graph.nodes:
+        timeout_ms = transaction_timeout_ms(node.spec) if node.role is Role.SINK else None
+        if timeout_ms is None:
+            continue
+        each_ms = checkpoints.interval_ms + checkpoints.min_pause_ms + checkpoints.timeout_ms
+        needed_ms = each_ms * (1 + checkpoints.tolerable_failures)
+        if checkpoints.interval_ms and timeout_ms > needed_ms:
+            continue
+        may = f"may take {needed_ms} ms" if checkpoints.interval_ms else "has no interval"
+        raise UsageError(
+            f"sink '{node.name}' writes to a target that ends transactions after {timeout_ms} ms, and a checkpoint "
+            f"{may}: output would be lost; give Checkpointing a shorter interval, timeout and pause, and fewer "
+            "tolerable failures, or have the target wait for longer"
         )
 
 

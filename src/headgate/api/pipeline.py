@@ -25,7 +25,7 @@ from headgate.api.config import (
     Restart,
 )
 from headgate.api.describe import describe_plan
-from headgate.api.guarantees import check_guarantee, check_overtaking, check_retention, policy_for
+from headgate.api.guarantees import check_guarantee, check_overtaking, check_retention, check_transactions, policy_for
 from headgate.api.homes import remember
 from headgate.api.not_yet import not_there_yet
 from headgate.api.placed import CapturableSource, PlacedSource
@@ -208,6 +208,7 @@ class Pipeline:
         if checkpoints.alignment_timeout_ms is not None:
             check_overtaking(graph)
         check_retention(graph, checkpoints, self._hooks.values())
+        check_transactions(graph, checkpoints)
         config = PipelineConfig(
             name=self.name,
             parallelism=self._checked_parallelism(subtasks),

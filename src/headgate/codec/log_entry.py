@@ -15,22 +15,25 @@ import xxhash
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX
 from headgate.errors import CorruptionError
-from headgate.model.ids import SubtaskId
+from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import (
     IN_FLIGHT_VERSION,
     LATER_LIFE_VERSION,
     MANIFEST_VERSION,
+    PIECES_VERSION,
     Claim,
     Committable,
     HookState,
     LogEntry,
     Manifest,
+    SnapshotDelays,
     SnapshotPart,
     SubtaskEntry,
 )
 
 _MAGIC = b"headgate-log"
-_VERSIONS = {str(version).encode(): version for version in (1, MANIFEST_VERSION, IN_FLIGHT_VERSION, LATER_LIFE_VERSION)}
+_KNOWN = (1, MANIFEST_VERSION, IN_FLIGHT_VERSION, LATER_LIFE_VERSION, PIECES_VERSION)
+_VERSIONS = {str(version).encode(): version for version in _KNOWN}
 _WHERE_FROM = ("origin", "place")
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 
@@ -44,7 +47,9 @@ def encode_log_entry(entry: LogEntry) -> bytes:
 
 
 def _version(entry: LogEntry) -> int:
-    """Return what a reader must know (UA18, LV7)."""
+    """Return what a reader must know (UA18, LV7, SF14)."""
+    if isinstance(entry, Manifest) and any(committable.pieces for committable in entry.committables):
+        return PIECES_VERSION
     if entry.life:
         return LATER_LIFE_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()
@@ -57,12 +62,30 @@ class _Undelayed(msgspec.Struct, frozen=True):
 
     subtask: SubtaskId
     parts: tuple[SnapshotPart, ...]
-    committables: tuple[Committable, ...]
+    committables: tuple[Committable | _Whole, ...]
+
+
+class _Delayed(_Undelayed, frozen=True):
+    """The same with delays."""
+
+    delays: SnapshotDelays
+
+
+class _Whole(msgspec.Struct, frozen=True):
+    """Output that is not in pieces: a ``Committable`` without them."""
+
+    sink: str
+    checkpoint: CheckpointId
+    subtask_index: int
+    generation: Generation
+    payload: bytes
+    stored: SnapshotPart | None
 
 
 def _fields(entry: LogEntry) -> dict[str, Any]:
     """Return the fields of ``entry`` as they are written, without the delays of subtasks that measured none.
 
+    Output that is not in pieces does not say so, so that releases that know of none read it as ever (SF14).
     A pipeline that was never restored by name does not say so in each manifest, nor do its hooks, nor
     one in its first life.
     """
@@ -71,12 +94,24 @@ def _fields(entry: LogEntry) -> dict[str, Any]:
         del fields["life"]
     if isinstance(entry, Manifest):
         fields["entries"] = [_written(subtask) for subtask in entry.entries]
+        fields["carried"] = [_written_output(committable) for committable in entry.carried]
         fields["hooks"] = [_written_hook(hook) for hook in entry.hooks]
     return {name: value for name, value in fields.items() if value is not None or name not in _WHERE_FROM}
 
 
-def _written(entry: SubtaskEntry) -> SubtaskEntry | _Undelayed:
-    return entry if entry.delays is not None else _Undelayed(entry.subtask, entry.parts, entry.committables)
+def _written(entry: SubtaskEntry) -> _Undelayed:
+    output = tuple(_written_output(committable) for committable in entry.committables)
+    if entry.delays is None:
+        return _Undelayed(entry.subtask, entry.parts, output)
+    return _Delayed(entry.subtask, entry.parts, output, entry.delays)
+
+
+def _written_output(output: Committable) -> Committable | _Whole:
+    if output.pieces:
+        return output
+    return _Whole(
+        output.sink, output.checkpoint, output.subtask_index, output.generation, output.payload, output.stored
+    )
 
 
 def _written_hook(hook: HookState) -> dict[str, Any]:
@@ -95,7 +130,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
     if len(words) != 4 or words[0] != _MAGIC:
         raise CorruptionError(path, 0, "a checkpoint log entry", repr(data[:24]))
     if words[1] not in _VERSIONS:
-        expected = f"format version {LATER_LIFE_VERSION} or less"
+        expected = f"format version {PIECES_VERSION} or less"
         raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[3] or words[2] not in _KINDS:

@@ -27,7 +27,7 @@ from headgate.codec.bounds import (
 )
 from headgate.errors import ProtocolViolation
 from headgate.model.failure import Failure
-from headgate.model.ids import Generation, SubtaskId
+from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.manifest import SnapshotPart
 from headgate.model.metrics import Sample
 from headgate.model.options import ORDINARY, CheckpointOptions
@@ -163,11 +163,15 @@ class ProbeReturned(Struct, frozen=True, tag="probe-returned"):
         check_rounds(self.event.highest_round)
 
 
-class Failed(Struct, frozen=True, tag="failed"):
-    """The worker cannot go on. Make it with ``failed`` so that long texts are cut."""
+class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
+    """The worker cannot go on. Make it with ``failed`` so that long texts are cut.
+
+    ``peer``: because this worker left; it may say itself why (G15).
+    """
 
     generation: Id
     failure: Failure
+    peer: Id | None = None
 
 
 class Metrics(Struct, frozen=True, tag="metrics"):
@@ -385,7 +389,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[_M], raw: bytes | bytearray | memor
         raise ProtocolViolation("messages", f"a malformed message of {len(raw)} bytes: {error}") from error
 
 
-def failed(generation: Generation, failure: Failure) -> Failed:
+def failed(generation: Generation, failure: Failure, peer: WorkerIndex | None = None) -> Failed:
     """Return a ``Failed`` whose texts are cut to their bounds (of a traceback the end is kept)."""
     reason, detail = failure.reason[:TEXT_CHARS_MAX], failure.detail[-TEXT_CHARS_MAX:]
-    return Failed(generation, replace(failure, reason=reason, detail=detail))
+    return Failed(generation, replace(failure, reason=reason, detail=detail), peer)

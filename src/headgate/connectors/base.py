@@ -21,9 +21,11 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from headgate.clock import SYSTEM_CLOCK
+from headgate.errors import UsageError
+from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION, Life, Owner
-from headgate.model.manifest import Committable
+from headgate.model.manifest import Committable, SnapshotPart
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.state.frozen import FrozenState
@@ -185,6 +187,25 @@ class SealedTransaction(Protocol):
         """
 
 
+@runtime_checkable
+class PiecewiseTransaction(SealedTransaction, Protocol):
+    """A transaction whose output goes into the checkpoint piece by piece, so that one of them is in memory (SF13)."""
+
+    @property
+    def pieces_count(self) -> int:
+        """How many there are; 0: all of it is in what ``prepare`` returns. Asked for in an upload thread."""
+
+    def piece(self, number: int) -> bytes:
+        """Return piece ``number``, the first of which is 0. May be asked for again until ``prepare`` was called.
+
+        Raises:
+            StorageError
+        """
+
+    def prepare(self) -> bytes | None:
+        """See ``SealedTransaction``. Called when all pieces are durable."""
+
+
 class SinkWriter(Protocol):
     """Writes the output of one subtask. Called from the mailbox thread."""
 
@@ -240,6 +261,17 @@ class Committer(Protocol):
 
     def close(self) -> None:
         """Release resources."""
+
+
+@runtime_checkable
+class PiecewiseCommitter(Committer, Protocol):
+    """A committer of transactions that were prepared in pieces (``Committable.pieces``)."""
+
+    def read_pieces_with(self, read: Callable[[SnapshotPart], memoryview]) -> None:
+        """Remember how a piece is read. Called once, before anything else.
+
+        ``read`` raises StorageError, and CorruptionError if the piece is damaged or gone.
+        """
 
 
 @runtime_checkable
@@ -324,6 +356,32 @@ class OwnedSink(Sink, Protocol):
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
         """Return what a user does so that the target lets the next life have it, such as a command."""
+
+
+@runtime_checkable
+class ExpiringSink(Protocol):
+    """A sink whose target ends a transaction by itself that nobody decides. Optional: one without keeps it for ever.
+
+    Attributes:
+        transaction_timeout: how long the target keeps what is open or prepared; None: for ever (CS9).
+    """
+
+    transaction_timeout: Duration | None
+
+
+def transaction_timeout_ms(sink: object) -> int | None:
+    """Return how long the target of ``sink`` keeps a transaction that nobody decides; None: for ever.
+
+    Raises:
+        UsageError: what the sink says is no duration, or not positive.
+    """
+    timeout = sink.transaction_timeout if isinstance(sink, ExpiringSink) else None
+    if timeout is None:
+        return None
+    found = duration_ms(timeout, "transaction_timeout")
+    if found < 1:
+        raise UsageError("transaction_timeout must be positive; None says that the target keeps transactions for ever")
+    return found
 
 
 def owner_of_split(index: int, parallelism: int) -> int:

@@ -22,6 +22,8 @@ IN_FLIGHT_VERSION = 3
 """Of manifests with records in flight: who does not know of them would lose them (UA18)."""
 LATER_LIFE_VERSION = 4
 """Of entries of a later life: who does not know of lives would take it for the first, and produce all output again."""
+PIECES_VERSION = 5
+"""Of manifests that promise output in pieces: who does not know of them would delete their files (SF14)."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""
@@ -81,6 +83,7 @@ class Committable:
     """Output of one sink subtask for one checkpoint, prepared: durable and invisible.
 
     ``payload`` is opaque to everybody but the sink; a large one is in ``stored`` instead, until it is committed (SF9).
+    ``pieces`` are the output of a sink that prepares it piece by piece; then ``payload`` says what they are (SF13).
     Its identity is (pipeline, sink, checkpoint, subtask, generation): K8.
     """
 
@@ -90,6 +93,12 @@ class Committable:
     generation: Generation
     payload: bytes
     stored: SnapshotPart | None = None
+    pieces: tuple[SnapshotPart, ...] = ()
+
+    @property
+    def parts(self) -> tuple[SnapshotPart, ...]:
+        """What of it is in the checkpoint storage."""
+        return self.pieces if self.stored is None else (self.stored, *self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +228,8 @@ class Manifest:
     @property
     def parts(self) -> tuple[SnapshotPart, ...]:
         """All bytes that this checkpoint needs: the snapshots, and large output that is to be committed (SF9)."""
-        stored = tuple(c.stored for c in self.committables if c.stored is not None)
-        return tuple(part for entry in self.entries for part in entry.parts) + stored
+        output = tuple(part for committable in self.committables for part in committable.parts)
+        return tuple(part for entry in self.entries for part in entry.parts) + output
 
     @property
     def files(self) -> frozenset[str]:

@@ -17,7 +17,7 @@ from headgate.codec.life import encode_life
 from headgate.connectors.base import OwnedSink
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
-from headgate.testing.sink_kit import check_owner, check_start_over
+from headgate.testing.sinks.owners import check_owner, check_start_over
 
 Kind = Callable[[str], Any]
 

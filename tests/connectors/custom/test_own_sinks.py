@@ -19,7 +19,8 @@ from headgate.connectors.custom.fence import OutputName
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.testing.sink_kit import SCHEMA, Target, check_sink
+from headgate.testing.sink_kit import check_sink
+from headgate.testing.sinks.target import SCHEMA, Target
 
 Kind = Callable[[str], Any]
 
@@ -51,7 +52,7 @@ def lose_waiting(path: str) -> None:
 def target_at(path: Path, kind: Kind) -> Target:
     file = str(path)
     loses = (lambda: lose_waiting(file)) if kind is SqliteSink else None
-    return Target(kind(file), lambda: rows_in(file), lambda: waiting_in(file), loses)
+    return Target(kind(file), lambda: rows_in(file), lambda: waiting_in(file), loses, is_ordered=True)
 
 
 @each
@@ -113,12 +114,12 @@ def test_what_may_pass_is_tried_again_and_what_is_a_bug_is_not(tmp_path: Path, k
     begun = committer(sink, 1, [one])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            sink, "claim" if kind is SqliteLedgerSink else "commit", raises(sqlite3.OperationalError("locked"))
+            sink, "publish" if kind is SqliteLedgerSink else "commit", raises(sqlite3.OperationalError("locked"))
         )
         with pytest.raises(hg.StorageError, match="OperationalError: locked") as caught:
             begun.commit(permit(1), [one])
         assert caught.value.is_transient
-        patch.setattr(sink, "claim" if kind is SqliteLedgerSink else "commit", raises(TypeError("a bug")))
+        patch.setattr(sink, "publish" if kind is SqliteLedgerSink else "commit", raises(TypeError("a bug")))
         with pytest.raises(TypeError, match="a bug"):
             begun.commit(permit(1), [one])
     begun.commit(permit(1), [one])

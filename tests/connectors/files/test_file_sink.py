@@ -31,7 +31,7 @@ from headgate.storage.base import Storage
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
-from headgate.testing.sink_kit import Target, check_sink
+from headgate.testing import Target, check_sink
 
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.large_string())])
 

@@ -30,6 +30,7 @@ from headgate.protocol.supervision.supervisor import (
     GenerationReady,
     JobEnded,
     JobEndTimer,
+    PeerTimer,
     Phase,
     RefuseWorker,
     RegisterTimer,
@@ -431,6 +432,65 @@ def test_what_is_done_about_a_failure_goes_by_its_kind_and_not_by_its_words(kind
     is_over = kind in (FailureKind.DETERMINISTIC, FailureKind.DENIED, FailureKind.REPLACED)
     assert (ReportRestart(Failure(kind, words), 50) in effects) is not is_over
     assert (CancelJob(1) in effects) is is_over, "a lost worker's words do not cancel the job"
+
+
+def blames(worker: int, peer: int, attempt: int = 0) -> WorkerFailed:
+    """Worker ``worker`` says that ``peer`` left."""
+    reason = f"the data connection with worker {peer} was lost: it was closed by the other side"
+    return WorkerFailed(AttemptId(1, attempt), WorkerIndex(worker), Failure(LOST, reason), 0, 0.5, WorkerIndex(peer))
+
+
+HELD = [Ignored("another worker has not said yet why it left")]
+
+
+def test_who_is_blamed_is_heard_before_its_peer_is_believed() -> None:  # G15
+    machine = supervisor(*RUN)
+    assert machine.handle(blames(1, 0)) == [ArmTimer(PeerTimer(gen(1)), Supervisor.PEER_WORD_MS)]
+    assert machine.handle(lost(1)) == HELD, "it has said why it leaves"
+    assert machine.handle(job_ended()) == [Ignored("a worker has not said yet why it left")]
+    assert machine.handle(user_failed()) == restarting(user_failed().failure)
+    assert machine.handle(fired(PeerTimer(gen(1)))) == [Ignored("everybody has said why it left")]
+    assert machine.handle(RESTART) == [ClaimGeneration(), SubmitJob(2), ArmTimer(RegisterTimer(2), REGISTER_MS)]
+
+
+def test_who_is_blamed_and_gone_without_a_word_is_the_cause() -> None:  # G15
+    assert supervisor(*RUN, blames(1, 0)).handle(lost(0)) == restarting(WORKER_LOST)
+    silent = supervisor(*RUN, blames(1, 0)).handle(lost(0, is_silent=True))
+    assert silent == [CancelJob(1), *restarting(WORKER_LOST)], "a stopped process still has its job cancelled (G7)"
+
+
+def test_workers_that_blame_each_other_have_lost_their_connection() -> None:  # G15
+    machine = supervisor(*RUN, blames(1, 0))
+    assert machine.handle(blames(0, 1)) == restarting(blames(1, 0).failure)
+
+
+def test_a_blame_is_followed_to_the_one_who_left_first() -> None:  # G15
+    three = Supervisor(3, FixedDelay(delay_ms=50))
+    for event in (Begin(), GenerationReady(gen(1)), *map(registered, range(3)), *map(ready, range(3))):
+        three.handle(event)
+    three.handle(blames(2, 1))
+    assert three.handle(lost(0)) == HELD, "nobody has blamed it yet"
+    assert three.handle(blames(1, 0)) == restarting(WORKER_LOST)
+
+
+def test_nobody_waits_for_ever_for_who_is_blamed() -> None:  # G15
+    machine = supervisor(*RUN, blames(1, 0))
+    assert machine.handle(fired(PeerTimer(gen(7)))) == [Ignored("everybody has said why it left")]
+    assert machine.handle(fired(PeerTimer(gen(1)))) == restarting(blames(1, 0).failure)
+    assert machine.handle(user_failed()) == [Ignored("a worker of an attempt that is over")]
+
+
+@pytest.mark.parametrize("peer", [1, 2, 9])
+def test_who_blames_itself_or_nobody_is_believed_at_once(peer: int) -> None:  # G15
+    assert supervisor(*RUN).handle(blames(1, peer)) == restarting(blames(1, peer).failure)
+
+
+def test_a_blame_of_one_generation_is_nothing_to_the_next() -> None:  # G15
+    machine = supervisor(*RUN, blames(1, 0), CancelRequested())
+    assert machine.handle(lost(0)) == [Ignored("a worker of an attempt that is over")]
+    machine = supervisor(*RUN, blames(1, 0))
+    failed = GenerationFailed(gen(1), Failure(DETERMINISTIC, "no"), 0, 0.5)
+    assert machine.handle(failed)[0] == EndGeneration(gen(1), is_done=False), "what is known is not waited for"
 
 
 def removing(

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.protocol.making import gen
 
 from headgate.model.config import FixedDelay
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
 from headgate.protocol.supervision.supervisor import (
     ArmTimer,
@@ -21,13 +22,16 @@ from headgate.protocol.supervision.supervisor import (
     GenerationDone,
     GenerationReady,
     JobEnded,
+    PeerTimer,
     Phase,
     RefuseWorker,
     RestartTimer,
     StartCoordinator,
     SubmitJob,
     Supervisor,
+    Timer,
     TimerFired,
+    WorkerFailed,
     WorkerLost,
     WorkerReady,
     WorkerRegistered,
@@ -50,6 +54,7 @@ class World:
         self.used: set[AttemptId] = set()
         self.running: int | None = None
         self.outcome: Finish | None = None
+        self.awaited: Timer | None = None
 
     def feed(self, event: Event) -> None:
         for effect in self.supervisor.handle(event):
@@ -76,6 +81,8 @@ class World:
                     self.running = self.deployed = None
                 case RefuseWorker():
                     self.registered.discard(effect.worker)
+                case ArmTimer(timer=PeerTimer()):
+                    self.awaited = effect.timer
                 case ArmTimer():
                     self.is_restart_armed = self.is_restart_armed or effect.timer == RestartTimer()
                 case Finish():
@@ -108,6 +115,13 @@ class World:
             if worker in self.registered:
                 self.feed(WorkerLost(self.job, worker, "died", 0, 0.5))
 
+    def worker_blames(self, worker: WorkerIndex) -> None:
+        """It cannot go on because the other one left, and is gone a little later (G15)."""
+        if self.job and worker in self.alive and self.deployed == self.job:
+            failure = Failure(FailureKind.LOST, "its peer left")
+            other = WORKERS[1 - WORKERS.index(worker)]
+            self.feed(WorkerFailed(self.job, worker, failure, 0, 0.5, other))
+
     def stage_is_retried(self, worker: WorkerIndex) -> None:
         if self.job and self.alive != set(WORKERS) and not self.is_cancelled:
             for other in list(self.alive):
@@ -124,12 +138,18 @@ class World:
             self.is_restart_armed = False
             self.feed(TimerFired(RestartTimer(), 0, 0.5))
 
+    def nobody_speaks(self) -> None:
+        if self.awaited is not None:
+            timer, self.awaited = self.awaited, None
+            self.feed(TimerFired(timer, 0, 0.5))
+
     def heal(self) -> None:
         """From now on everything works: the pipeline must run, unless the run has ended."""
         for _ in range(20):
             if self.running is not None or self.outcome is not None:
                 return
             self.delay_ends()
+            self.nobody_speaks()
             self.claim_succeeds()
             if self.alive != set(WORKERS) or self.is_cancelled or self.job in self.used:
                 if self.deployed is None:
@@ -142,17 +162,18 @@ class World:
         raise AssertionError(f"it does not run again: {self.supervisor.story}")
 
 
-STEPS = ["worker_registers", "worker_is_ready", "worker_dies", "stage_is_retried", "job_ends"]
+STEPS = ["worker_registers", "worker_is_ready", "worker_dies", "worker_blames", "stage_is_retried", "job_ends"]
 
 
 @settings(max_examples=200)
 @given(
     st.lists(
-        st.tuples(st.sampled_from([*STEPS, "claim_succeeds", "delay_ends"]), st.sampled_from(WORKERS)), max_size=50
+        st.tuples(st.sampled_from([*STEPS, "claim_succeeds", "delay_ends", "nobody_speaks"]), st.sampled_from(WORKERS)),
+        max_size=50,
     )
 )
 def test_whatever_spark_does_the_pipeline_runs_again_and_ends_cleanly(steps: list[tuple[str, WorkerIndex]]) -> None:
-    """G3, G4, G5 and G9 hold on the way; afterwards the pipeline runs (G12) and ends with its job (G11)."""
+    """G3, G4, G5, G9 and G15 hold on the way; afterwards the pipeline runs (G12) and ends with its job (G11)."""
     world = World()
     world.feed(Begin())
     for step, worker in steps:

@@ -17,7 +17,7 @@ import headgate as hg
 from headgate.codec import messages
 from headgate.errors import PipelineFailed
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
 from headgate.model.manifest import SnapshotPart, SubtaskEntry
 from headgate.model.progress import Observer, Progress, SilentObserver
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, FinishReported
@@ -214,6 +214,29 @@ def test_the_same_failure_of_user_code_twice_ends_the_run(played: Played) -> Non
         ended("told")
     with pytest.raises(PipelineFailed, match=r"operator 'divide' failed on the record \{'id': 1\}"):
         played.driver.result.result(WAIT_S)
+
+
+def test_who_left_first_says_why_before_its_peer_is_believed(tmp_path: Path) -> None:  # G15, CN16
+    made = Played(tmp_path, restart=hg.NoRestart())
+    (guilty, peer), ended = made.deployed()
+    for worker in (guilty, peer):
+        worker.ready()
+    closed = Failure(FailureKind.LOST, "the data connection with worker 0 was lost: it was closed by the other side")
+    peer.control.send(messages.failed(Generation(peer.generation), closed, WorkerIndex(0)))
+    peer.control.close()
+    deadline = time.monotonic() + WAIT_S
+    while len(made.driver.workers.records) > 1:  # the driver has heard all of it
+        assert time.monotonic() < deadline
+        handled = threading.Event()
+        made.driver.post(handled.set)
+        assert handled.wait(WAIT_S)
+    ended("a task of the barrier stage failed")
+    failure = Failure(FailureKind.USER_CODE, "the function of operator 'divide' failed on the record {'id': 1}", "…")
+    guilty.control.send(messages.failed(Generation(guilty.generation), failure))
+    guilty.control.close()
+    with pytest.raises(PipelineFailed, match="operator 'divide' failed"):
+        made.driver.result.result(WAIT_S)
+    made.driver.join()
 
 
 class Broken(SilentObserver):

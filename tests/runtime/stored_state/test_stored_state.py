@@ -24,7 +24,7 @@ from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX
 from headgate.connectors.files.layout import StagedFile, encode_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Manifest
+from headgate.model.manifest import Manifest, SnapshotPart
 from headgate.model.origin import Place
 from headgate.model.savepoint import Savepoint
 from headgate.operators.reduce import ReduceSpec
@@ -373,6 +373,13 @@ def test_prepared_output_says_what_it_is(tmp_path: Path) -> None:  # RS10
     (row,) = hg.read_state(written.path, "out", "committables").rows(named=True)
     assert (row["checkpoint"], row["generation"], row["payload"], row["_subtask"]) == (1, 1, files, 0)
     assert "part-1.jsonl" in row["text"]
+    pieces = (SnapshotPart(70_000, 0, "chk-1/a.o1"), SnapshotPart(30_000, 0, "chk-1/a.o2"))
+    listed = replace(output(b"2\np:out-1-0-1\n2"), pieces=pieces)
+    written.complete(3, {}, [Part(committables=[listed])])
+    (row,) = hg.read_state(written.path, "out", "committables").rows(named=True)
+    assert row["text"] == "p:out-1-0-1"
+    catalog = hg.state_catalog(written.path).rows(named=True)
+    assert [each["size_bytes"] for each in catalog if each["operator"] == "out"] == [100_000 + len(listed.payload)]
 
 
 def test_lists_of_an_operator_are_beside_its_keyed_state(tmp_path: Path) -> None:  # RS12

@@ -124,6 +124,54 @@ def test_a_timeout_snapshots_at_once_and_records_what_waits() -> None:  # UA7
     assert made.committables[CheckpointId(1)] == [], "what was not processed is in no output"
 
 
+def test_the_timeout_runs_from_the_trigger() -> None:  # UA6, UA9
+    made = Timed()
+    made.runner.note_trigger(CheckpointId(1))
+    made.pass_time(7)
+    made.give(0, batch(1), barrier(1))
+    made.runner.note_arrivals()
+    made.pass_time(2)
+    assert made.out() == []
+    made.pass_time(1)
+    assert made.out() == [barrier(1, OVER)], "those in front of it have waited for 7 ms of the 10 already"
+
+
+def test_a_barrier_that_comes_behind_the_timeout_overtakes_at_once() -> None:  # UA6
+    made = Timed()
+    made.runner.note_trigger(CheckpointId(1))
+    made.pass_time(50)
+    made.give(0, batch(1), barrier(1))
+    made.runner.note_arrivals()
+    assert made.runner.wakeup_ms(made.now_ms) == 0
+    made.pass_time(0)
+    assert made.out() == [barrier(1, OVER)]
+
+
+def test_a_barrier_that_comes_before_its_trigger_or_behind_another_one_counts_from_its_arrival() -> None:  # UA6
+    made = Timed()
+    made.runner.note_trigger(CheckpointId(1))
+    made.pass_time(50)
+    made.give(0, batch(1), barrier(2))
+    made.runner.note_arrivals()
+    made.pass_time(9)
+    assert made.out() == []
+    made.pass_time(1)
+    assert made.out() == [barrier(2, OVER)]
+
+
+def test_a_barrier_that_takes_credit_has_all_of_the_timeout() -> None:  # UA6, UA20
+    made = Timed(late_inputs=frozenset({ChannelIndex(1)}))
+    made.runner.note_trigger(CheckpointId(1))
+    made.pass_time(50)
+    for channel in (0, 1):
+        made.give(channel, batch(channel), barrier(1))
+        made.runner.note_arrivals()
+    made.pass_time(9)
+    assert made.out() == [], "its source had to read up to its marker first"
+    made.pass_time(1)
+    assert made.out() == [barrier(1, OVER)]
+
+
 def test_what_was_set_aside_has_nothing_in_flight() -> None:  # UA7
     made = Timed(timeout_ms=10)
     made.give(0, batch(1), barrier(1), batch(2))
@@ -298,7 +346,7 @@ def test_a_dropped_recording_of_a_replay_is_recorded_by_the_next() -> None:  # U
 
 
 def test_a_subtask_reports_its_delays() -> None:  # UA19
-    made = Timed()
+    made = Timed(timeout_ms=40)
     made.runner.note_trigger(CheckpointId(1))
     made.pass_time(30)
     made.give(0, batch(1), barrier(1))

@@ -9,8 +9,10 @@ import pytest
 from tests.clocks import HandClock, HandTimed
 
 import headgate as hg
-from headgate.codec.messages import HeartbeatReply, Stop
+from headgate.codec.messages import Failed, HeartbeatReply, Stop
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
+from headgate.runtime.wire.connection import ConnectionLost
 from headgate.runtime.worker.worker import PEER_GRACE_MS, PeerLost, Worker, WorkerTask
 
 
@@ -58,6 +60,16 @@ def test_a_worker_that_had_no_turn_reads_why_its_peer_left_before_it_gives_up(is
     else:
         with pytest.raises(PeerLost):
             worker._loop()
+
+
+def test_a_worker_says_which_peer_it_cannot_go_on_without() -> None:  # G15
+    worker = worker_of(HandClock(passed_ms=5))
+    said = worker._last_words(PeerLost(WorkerIndex(1), "it was closed by the other side"))
+    reason = "the data connection with worker 1 was lost: it was closed by the other side"
+    assert said == Failed(0, Failure(FailureKind.LOST, reason), 1)
+    assert worker._last_words(ValueError("mine")).peer is None
+    never = worker._last_words(ConnectionLost("worker 1", "it did not connect within 30 s"))
+    assert never.failure.kind is FailureKind.LOST, "no function of the user failed"
 
 
 def test_arrivals_are_told_before_anybody_has_a_turn() -> None:

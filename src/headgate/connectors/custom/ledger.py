@@ -1,55 +1,58 @@
 """``LedgerSink``: sinks of users whose targets have transactions, but cannot prepare one.
 
 The records of a checkpoint are kept in the checkpoint. When it is completed the driver publishes them in one
-transaction of the target, together with their name: a target that has the name has the records. The shape of Flink's
-``GenericWriteAheadSink``, whose two steps are one here. Rules CS1–CS7 of docs/spec/connectors.md.
+transaction of the target, together with their names: a target that has the name has the records. The shape of Flink's
+``GenericWriteAheadSink``, whose two steps are one here. Rules CS1–CS8 of docs/spec/connectors.md.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import NoReturn
 
 import pyarrow as pa
 
 from headgate.connectors.base import SinkContext
 from headgate.connectors.custom.fence import Fence, OutputName, in_order, owner_of, transient
+from headgate.connectors.custom.output import LedgerOutput, PieceReader, checkpoint_of, encode_index, encode_whole
 from headgate.connectors.custom.owned import RememberingSink, with_life
-from headgate.errors import CorruptionError, UsageError
+from headgate.connectors.custom.pieces import PieceBuffer
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Committable
+from headgate.model.manifest import Committable, SnapshotPart
 from headgate.protocol.checkpoints.commit import CommitPermit
 
-_VERSION = b"1\n"
+INLINE_BYTES_MAX = 64 << 10
+"""Output of no more bytes is no piece, but in the manifest."""
 
 
 class LedgerSink(RememberingSink):
     """Derive from it for a target with ordinary transactions, such as a SQL database.
 
-    ``publish`` writes the records of one subtask and checkpoint and their name into the target, all or nothing. All
-    methods are called in the driver, each perhaps again after it raised or after its answer was lost. The records of
-    one checkpoint and subtask must fit into memory; what the subtasks wrote becomes visible one after the other.
+    ``publish`` writes the records of a checkpoint and their names into the target, all or nothing. All methods are
+    called in the driver, each perhaps again after it raised or after its answer was lost. However large the output of
+    a checkpoint is, about ``piece_bytes`` of it are in the memory of a worker, and of the driver, at a time.
 
     Attributes:
         transient_errors: what the target raises when another try may help; all else stops the pipeline.
+        piece_bytes: records beyond so many bytes begin another piece.
     """
 
     transient_errors: tuple[type[Exception], ...] = (OSError,)
+    piece_bytes: int = 8 << 20
 
     # -- what users write -------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def published(self, names: Sequence[str]) -> Collection[str]:
-        """Return those of ``names`` that the target's ledger has."""
+    def publish(self, outputs: Sequence[LedgerOutput], fence: Fence) -> None:
+        """In one transaction: refuse who was replaced, then write the records and the name of each of ``outputs``.
 
-    @abstractmethod
-    def publish(self, name: str, records: pa.Table, fence: Fence) -> None:
-        """In one transaction: refuse an older generation, write ``records``, and write ``name`` into the ledger.
-
-        The ledger must have a name only once: who finds it there in the same transaction writes nothing.
+        An output whose name the ledger has already, looked up in the same transaction, is passed over. To iterate over
+        an output reads its records, a batch at a time; what that raises must end the transaction without effect.
 
         Raises:
-            FencedError: a newer generation claimed the target; nothing is written then.
+            FencedError: a newer generation, or another life, claimed the target (``fence.refuse_if_replaced_by``);
+                nothing is written then.
         """
 
     def forget(self, owner: str, before: int) -> None:
@@ -69,7 +72,7 @@ class LedgerSink(RememberingSink):
 
     def open(self, context: SinkContext) -> _Writer:
         """See ``connectors.base.Sink``."""
-        return _Writer(context)
+        return _Writer(context, self.piece_bytes)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> _Committer:
         """See ``connectors.base.Sink``."""
@@ -82,53 +85,83 @@ def output_checkpoint(name: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    found = OutputName.parse(name)
-    if found is None:
-        raise UsageError(f"'{name}' is no name of published output; names look like pipeline:sink-0000000001-00000-…")
-    return found.number
+    return checkpoint_of(name)
 
 
 class _Writer:
     """Keeps the records of the checkpoint that comes."""
 
-    def __init__(self, context: SinkContext) -> None:
-        self._context = context
-        self._batches: list[pa.RecordBatch] = []
+    def __init__(self, context: SinkContext, piece_bytes: int) -> None:
+        self._context, self._piece_bytes = context, piece_bytes
+        self._records = self._fresh()
+        self._sealed: list[_Sealed] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """See ``SinkWriter``."""
-        if batch.num_rows:
-            self._batches.append(batch)
+        """See ``SinkWriter``.
+
+        Raises:
+            StorageError: a temporary file cannot be written.
+        """
+        self._records.add(batch)
 
     def seal(self, checkpoint: CheckpointId) -> _Sealed:
         """See ``SinkWriter``."""
-        context, batches = self._context, self._batches
-        self._batches = []
+        context = self._context
         owner = owner_of(context.pipeline, context.node)
         name = OutputName(owner, int(checkpoint), context.subtask_index, int(context.generation))
-        return _Sealed(str(name), context.schema, batches)
+        sealed = _Sealed(str(name), self._records)
+        self._records = self._fresh()
+        self._sealed = [one for one in self._sealed if not one.is_over]
+        self._sealed.append(sealed)
+        return sealed
 
     def close(self) -> None:
         """What is not prepared is abandoned."""
-        self._batches = []
+        self._records.close()
+        for sealed in self._sealed:
+            sealed.close()
+
+    def _fresh(self) -> PieceBuffer:
+        return PieceBuffer(self._context.schema, self._piece_bytes)
 
 
 class _Sealed:
-    """The records of one checkpoint and subtask."""
+    """The records of one checkpoint and subtask: see ``PiecewiseTransaction``."""
 
-    def __init__(self, name: str, schema: pa.Schema, batches: list[pa.RecordBatch]) -> None:
-        self._name, self._schema, self._batches = name, schema, batches
+    def __init__(self, name: str, records: PieceBuffer) -> None:
+        self._name, self._records = name, records
+        self._payload: bytes | None = None
+        self.is_over = records.is_empty
+        """Whether it was prepared, or there is nothing to prepare."""
+
+    @property
+    def pieces_count(self) -> int:
+        """See ``PiecewiseTransaction``: what is small is not stored beside the manifest."""
+        return 0 if self._is_small() else self._records.count
+
+    def piece(self, number: int) -> bytes:
+        """See ``PiecewiseTransaction``."""
+        return self._records.piece(number)
 
     def prepare(self) -> bytes | None:
-        """Return the records: durable with the snapshot whose committable this is."""
-        if not self._batches:
-            return None
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
-        with pa.ipc.new_stream(sink, self._schema, options=options) as writer:
-            for batch in self._batches:
-                writer.write_batch(batch)
-        return b"".join((_VERSION, self._name.encode(), b"\n", memoryview(sink.getvalue())))
+        """Return the records, or where they are: durable with the snapshot whose committable this is."""
+        if not self.is_over:
+            small = self._is_small()
+            records = self._records
+            self._payload = (
+                encode_whole(self._name, records.piece(0)) if small else encode_index(self._name, records.count)
+            )
+            self.close()
+        return self._payload
+
+    def close(self) -> None:
+        """Drop the records."""
+        self.is_over = True
+        self._records.close()
+
+    def _is_small(self) -> bool:
+        records = self._records
+        return records.is_empty or (not records.has_closed and len(records.piece(0)) <= INLINE_BYTES_MAX)
 
 
 class _Committer:
@@ -136,6 +169,11 @@ class _Committer:
 
     def __init__(self, sink: LedgerSink, fence: Fence) -> None:
         self._sink, self._fence = sink, fence
+        self._read: PieceReader = _read_nothing
+
+    def read_pieces_with(self, read: PieceReader) -> None:
+        """See ``PiecewiseCommitter``."""
+        self._read = read
 
     def recover(self, keep: Sequence[Committable]) -> None:
         """See ``Committer``: nothing is in the target that was not published for good."""
@@ -145,15 +183,10 @@ class _Committer:
 
     def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         """See ``Committer``."""
-        found = [_name_and_data(committable) for committable in in_order(permit, committables)]
-        if not found:
-            return
-        with transient(self._sink.transient_errors, "publish", self._fence.owner):
-            self._sink.claim(self._fence)  # an older generation is told so even when there is nothing left to publish
-            done = set(self._sink.published([name for name, _ in found]))
-            for name, data in found:
-                if name not in done:
-                    self._sink.publish(name, _table(name, data), self._fence)
+        outputs = [LedgerOutput(committable, self._read) for committable in in_order(permit, committables)]
+        if outputs:
+            with transient(self._sink.transient_errors, "publish", self._fence.owner):
+                self._sink.publish(outputs, self._fence)
 
     def forget(self, before: CheckpointId) -> None:
         """See ``ForgettingCommitter`` (K20)."""
@@ -164,18 +197,5 @@ class _Committer:
         """Nothing is open."""
 
 
-def _name_and_data(committable: Committable) -> tuple[str, memoryview]:
-    payload = committable.payload
-    end = payload.find(b"\n", len(_VERSION))
-    if not payload.startswith(_VERSION) or end < 0:
-        where = f"committable of sink '{committable.sink}' for checkpoint {committable.checkpoint}"
-        raise CorruptionError(where, 0, "version 1 and a name", repr(payload[:20]))
-    return payload[len(_VERSION) : end].decode(), memoryview(payload)[end + 1 :]
-
-
-def _table(name: str, data: memoryview) -> pa.Table:
-    try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            return reader.read_all()
-    except (pa.ArrowException, OSError) as error:
-        raise CorruptionError(f"output {name}", 0, "an Arrow stream", str(error)) from error
+def _read_nothing(piece: SnapshotPart) -> NoReturn:
+    raise AssertionError(f"nobody said how {piece.path} is read")

@@ -1,8 +1,8 @@
-"""``TwoPhaseSink``: sinks of users whose targets can prepare a transaction (rules CS1–CS7 of docs/spec/connectors.md).
+"""``TwoPhaseSink``: sinks of users whose targets can prepare a transaction.
 
-The user says how the target begins, writes, prepares, commits and aborts one transaction; names, pending output,
-recovery and other parallelism are done here. Modelled on Flink's ``TwoPhaseCommitSinkFunction``, but the driver
-commits.
+Rules CS1–CS7 and CS9 of docs/spec/connectors.md. The user says how the target begins, writes, prepares, commits and
+aborts one transaction; names, pending output, recovery and other parallelism are done here. Modelled on Flink's
+``TwoPhaseCommitSinkFunction``, but the driver commits.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from headgate.connectors.base import SinkContext
 from headgate.connectors.custom.fence import Fence, OutputName, in_order, owner_of, transient
 from headgate.connectors.custom.owned import RememberingSink, with_life
 from headgate.errors import CorruptionError
+from headgate.model.config import Duration
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -38,9 +39,13 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
     Attributes:
         transient_errors: what ``prepare`` and the calls in the driver raise when another try may help. All else, and
             whatever ``begin`` and ``write`` raise, fails the pipeline's generation.
+        transaction_timeout: the target ends by itself what is open or prepared for longer, such as ``"15m"``. None: it
+            never does. A pipeline whose checkpoints may take as long is refused; one that was away for longer stops,
+            because ``commit`` says that output is gone (CS9).
     """
 
     transient_errors: tuple[type[Exception], ...] = (OSError,)
+    transaction_timeout: Duration | None = None
 
     # -- what users write -------------------------------------------------------------------------------------------
 

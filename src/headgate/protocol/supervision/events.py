@@ -40,7 +40,14 @@ class JobEndTimer:
     submission: int
 
 
-Timer: TypeAlias = RegisterTimer | RestartTimer | JobEndTimer
+@dataclass(frozen=True, slots=True)
+class PeerTimer:
+    """A worker whose peer blames it took too long to say why it left."""
+
+    generation: Generation
+
+
+Timer: TypeAlias = RegisterTimer | RestartTimer | JobEndTimer | PeerTimer
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +108,14 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailed:
-    """EVENT: a worker reported that it cannot go on."""
+    """EVENT: a worker reported that it cannot go on; because ``peer`` left, if that is given."""
 
     attempt: AttemptId
     worker: WorkerIndex
     failure: Failure
     at_ms: int
     jitter: float
+    peer: WorkerIndex | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from headgate.model.config import RestartStrategy
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.protocol.machine import Ignored, Machine
+from headgate.protocol.supervision.blame import Blames, loss_of
 from headgate.protocol.supervision.events import (
     AlreadyFinished,
     ArmTimer,
@@ -36,6 +37,7 @@ from headgate.protocol.supervision.events import (
     GenerationReady,
     JobEnded,
     JobEndTimer,
+    PeerTimer,
     RefuseWorker,
     RegisterTimer,
     RemoveCheckpoints,
@@ -90,6 +92,9 @@ class Supervisor(Machine):
     JOB_END_TIMEOUT_MS = 10_000
     """Spark kills a lingering Python worker after 2 s; five times that is a hang."""
 
+    PEER_WORD_MS = 5_000
+    """Who is blamed has sent its words before its peer could notice: only a driver without a turn hears them later."""
+
     def __init__(
         self,
         workers_count: int,
@@ -120,6 +125,7 @@ class Supervisor(Machine):
         self._registered: set[WorkerIndex] = set()
         self._ready: set[WorkerIndex] = set()
         self._last_user_failure: Failure | None = None
+        self._blames = Blames()
         self._outcome: Finish | None = None
         self._restarts_count = 0
         self._cancels_count = 0
@@ -268,7 +274,9 @@ class Supervisor(Machine):
         cancel: list[Effect] = [CancelJob(event.attempt.submission)] if event.is_silent and is_newest else []
         if self._is_serving() and event.attempt != self._deployed:
             return cancel or [Ignored("a worker of the stage's retry, which serves no generation yet")]
-        failure = Failure(FailureKind.LOST, f"worker {event.worker} was lost: {event.reason}")
+        failure = self._blames.lost(event) if self._blames.is_open else loss_of(event)  # G15
+        if failure is None:
+            return cancel or [Ignored("another worker has not said yet why it left")]
         return cancel + self._fail(failure, event.at_ms, event.jitter)
 
     def _on_worker_failed(self, event: WorkerFailed) -> list[Effect]:
@@ -276,7 +284,22 @@ class Supervisor(Machine):
             return [Ignored("a worker of an attempt that is over")]
         if self._is_serving() and event.attempt != self._deployed:
             return [Ignored("a worker of the stage's retry, which serves no generation yet")]
+        if self._is_serving() and self._is_peer(event.peer, event.worker):
+            return self._on_blame(event)
         return self._fail(event.failure, event.at_ms, event.jitter)
+
+    def _is_peer(self, peer: WorkerIndex | None, worker: WorkerIndex) -> bool:
+        return peer is not None and peer != worker and peer < self._workers_count
+
+    def _on_blame(self, event: WorkerFailed) -> list[Effect]:  # G15
+        was_open = self._blames.is_open
+        failure = self._blames.report(event)
+        if failure is not None:
+            return self._fail(failure, event.at_ms, event.jitter)
+        assert self._generation is not None
+        if was_open:
+            return [Ignored("another worker has not said yet why it left")]
+        return [ArmTimer(PeerTimer(self._generation), self.PEER_WORD_MS)]
 
     def _is_current(self, attempt: AttemptId) -> bool:
         """Whether ``attempt`` serves the generation, or is the newest and not used up (G4)."""
@@ -318,6 +341,7 @@ class Supervisor(Machine):
         return before == failure
 
     def _end_generation(self, *, is_done: bool) -> list[Effect]:
+        self._blames.clear()
         self._fenced = max(self._fenced, self._deployed)
         if self._attempt <= self._fenced:  # else they belong to the stage's retry, which may serve the next one
             self._registered = set()
@@ -330,6 +354,8 @@ class Supervisor(Machine):
         self._is_job_running = False
         if self._phase is Phase.ENDING:
             return self._finish_run()
+        if self._blames.is_open:
+            return [Ignored("a worker has not said yet why it left")]
         was_used_up = self._attempt <= self._fenced and self._attempt.submission == self._submission
         self._fenced = max(self._fenced, self._attempt)
         self._registered = set()
@@ -375,6 +401,10 @@ class Supervisor(Machine):
                     return self._finish_run()  # the run's own work is done: do not hang on Spark (I5)
                 again = ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)
                 return [CancelJob(self._submission), again]
+            case PeerTimer():
+                if timer.generation != self._generation or not self._blames.is_open:
+                    return [Ignored("everybody has said why it left")]
+                return self._fail(self._blames.first, event.at_ms, event.jitter)
             case _:
                 assert_never(timer)
 
@@ -459,6 +489,7 @@ class Supervisor(Machine):
         if self._phase in (Phase.DEPLOYING, Phase.RUNNING):
             assert self._generation is not None
             assert self._deployed > self._fenced, "workers of a used-up attempt never run again (G4)"
+        assert self._is_serving() or not self._blames.is_open, "only a generation at work waits for words (G15)"
 
 
 __all__ = [
@@ -484,6 +515,7 @@ __all__ = [
     "Ignored",
     "JobEndTimer",
     "JobEnded",
+    "PeerTimer",
     "Phase",
     "RefuseWorker",
     "RegisterTimer",

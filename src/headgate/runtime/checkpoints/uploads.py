@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from headgate import fault_points
-from headgate.connectors.base import SealedTransaction
+from headgate.connectors.base import PiecewiseTransaction, SealedTransaction
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Committable, SnapshotPart
@@ -111,6 +111,8 @@ class SnapshotWriter:
         self._cancelled: set[CheckpointId] = set()
         self._unprepared: deque[tuple[str, CheckpointId, SealedTransaction]] = deque()
         self._prepared: list[Committable] = []
+        self._pieces: list[SnapshotPart] = []
+        """Those of the first of ``_unprepared`` that are durable (SF13)."""
         self._outputs_count = 0
         self._stop = around.event()
 
@@ -171,25 +173,35 @@ class SnapshotWriter:
         while self._unprepared:
             node, checkpoint, sealed = self._unprepared[0]
             try:
+                if isinstance(sealed, PiecewiseTransaction):
+                    self._store_pieces(checkpoint, sealed)
                 payload = self._with_retries(sealed.prepare)
             except (CorruptionError, UsageError) as error:  # K21: the target knows this output, and it is another
                 raise PrepareRefused(node, checkpoint, str(error)) from error
             self._unprepared.popleft()
+            pieces, self._pieces = tuple(self._pieces), []
             if payload is not None:
                 index = self._subtask.index
-                self._prepared.append(Committable(node, checkpoint, index, self._to.generation, payload))
+                self._prepared.append(Committable(node, checkpoint, index, self._to.generation, payload, pieces=pieces))
+
+    def _store_pieces(self, checkpoint: CheckpointId, sealed: PiecewiseTransaction) -> None:
+        """Make the pieces durable, each once; what fails goes on with the next snapshot (SF13)."""
+        while len(self._pieces) < sealed.pieces_count:
+            self._pieces.append(self._stored(checkpoint, sealed.piece(len(self._pieces))))
 
     def _store_outputs(self) -> None:
         """Put large payloads into files, each once (SF9); what fails is tried again by the next snapshot."""
         for at, committable in enumerate(self._prepared):
             if committable.stored is None and len(committable.payload) > PAYLOAD_BYTES_MAX:
-                number = self._outputs_count + 1
-                stored = self._with_retries(lambda c=committable, n=number: self._write_output(c, n))  # type: ignore[misc]
-                self._outputs_count = number
+                stored = self._stored(committable.checkpoint, committable.payload)
                 self._prepared[at] = replace(committable, payload=b"", stored=stored)
 
-    def _write_output(self, committable: Committable, number: int) -> SnapshotPart:
-        return write_output(self._to, self._subtask, committable.checkpoint, number, committable.payload)
+    def _stored(self, checkpoint: CheckpointId, output: bytes) -> SnapshotPart:
+        """Return a file of its own, which holds ``output``."""
+        number = self._outputs_count + 1
+        stored = self._with_retries(lambda: write_output(self._to, self._subtask, checkpoint, number, output))
+        self._outputs_count = number
+        return stored
 
     def _copied(self, job: FrozenSubtask, to: SavepointPart) -> Copied:
         """Write the snapshot of ``job`` for a savepoint, too (SV1); what is wrong there is wrong there alone (SV7)."""

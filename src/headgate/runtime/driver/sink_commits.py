@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import cast
 
 from headgate import fault_points
-from headgate.connectors.base import Committer, ForgettingCommitter, MakingSink, Sink, TidyingCommitter
+from headgate.connectors.base import (
+    Committer,
+    ForgettingCommitter,
+    MakingSink,
+    PiecewiseCommitter,
+    Sink,
+    TidyingCommitter,
+)
 from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
@@ -41,6 +48,9 @@ class SinkCommits:
                 name, sink = str(node.name), cast(Sink, node.spec)
                 with stopping_for_good(f"sink '{name}' cannot be opened"):
                     self._committers[name] = sink.open_committer(definition.config.name, name, generation)
+        for committer in self._committers.values():
+            if isinstance(committer, PiecewiseCommitter):
+                committer.read_pieces_with(self._output)
 
     def recover(self, permit: CommitPermit | None, keep: Sequence[Committable]) -> None:
         """Fence older generations, abort what the restored checkpoint does not promise, commit what it does (K6).
@@ -100,10 +110,14 @@ class SinkCommits:
         """Return ``committable`` as its sink prepared it."""
         if committable.stored is None:
             return committable
+        return replace(committable, payload=bytes(self._output(committable.stored)), stored=None)
+
+    def _output(self, stored: SnapshotPart) -> memoryview:
+        """Return prepared output as it was stored; that it is gone is damage, too."""
         try:
-            return replace(committable, payload=bytes(self._read(committable.stored)), stored=None)
+            return self._read(stored)
         except NotFound as error:
-            expected = f"{committable.stored.size_bytes} bytes of prepared output"
+            expected = f"{stored.size_bytes} bytes of prepared output"
             raise CorruptionError(error.path, 0, expected, "no file") from error
 
     def forget(self, before: CheckpointId) -> None:

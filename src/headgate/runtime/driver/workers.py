@@ -118,8 +118,10 @@ class Workers:
                 self._on_event(supervisor.WorkerReady(Generation(message.generation), record.worker))
             case messages.Failed():
                 now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
-                failed = supervisor.WorkerFailed(record.attempt, record.worker, message.failure, now_ms, jitter)
-                self._on_event(failed)
+                peer = None if message.peer is None else WorkerIndex(message.peer)
+                self._on_event(
+                    supervisor.WorkerFailed(record.attempt, record.worker, message.failure, now_ms, jitter, peer)
+                )
             case _:
                 self._on_report(record.worker, message)
 

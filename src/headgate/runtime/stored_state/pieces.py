@@ -242,7 +242,8 @@ def _of_output(checkpoint: StoredCheckpoint, committable: Committable) -> Piece:
     part = SnapshotPart(len(committable.payload), 0, inline=committable.payload) if stored is None else stored
     subtask = SubtaskId(VertexId(committable.sink), committable.subtask_index)
     owned = KeyGroups(0, checkpoint.manifest.max_parallelism)
-    return Piece(subtask, part, COMMITTABLES, (), part.size_bytes, 1, owned, committable=committable)
+    size_bytes = part.size_bytes + sum(piece.size_bytes for piece in committable.pieces)
+    return Piece(subtask, part, COMMITTABLES, (), size_bytes, 1, owned, committable=committable)
 
 
 def _named(section: str) -> tuple[str, str]:

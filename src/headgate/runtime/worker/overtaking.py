@@ -17,7 +17,7 @@ class Overtaking:
     """What a subtask needs when barriers may overtake.
 
     Attributes:
-        timeout_ms: from the first arrival of a barrier.
+        timeout_ms: from the trigger of the checkpoint.
         clock_ms: processing time.
         is_interrupted: whether something came that a turn must not delay (UA4).
     """
@@ -38,6 +38,10 @@ class Delays:
     def triggered(self, checkpoint: CheckpointId, now_ms: int) -> None:
         """The driver has triggered ``checkpoint``."""
         self._triggered = {checkpoint: now_ms}
+
+    def begun_ms(self, checkpoint: CheckpointId, now_ms: int) -> int:
+        """Return when ``checkpoint`` was triggered, as this worker heard it; now, if it has not heard of that (UA6)."""
+        return self._triggered.get(checkpoint, now_ms)
 
     def arrived(self, checkpoint: CheckpointId, now_ms: int) -> None:
         """A barrier of ``checkpoint`` came, or was read."""

@@ -39,7 +39,7 @@ from headgate.protocol.watermarks import (
 from headgate.runtime.checkpoints.uploads import FrozenSubtask, SavepointPart
 from headgate.runtime.wire.channels import InputChannel
 from headgate.runtime.worker.hooks import Hooks
-from headgate.runtime.worker.overtaking import Delays
+from headgate.runtime.worker.overtaking import Delays, Overtaking
 from headgate.runtime.worker.sources import MarkerReports, Source
 from headgate.runtime.worker.subtask_parts import SubtaskParts
 
@@ -76,6 +76,7 @@ class SubtaskRunner:
         self._overtaking = parts.overtaking
         self._arriving = [channel for channel in self._inputs if isinstance(channel, InputChannel)]
         self._deadline: tuple[CheckpointId, int] | None = None
+        self._has_late_inputs = bool(parts.late_inputs)
         self._delays = Delays()
         self._merger = WatermarkMerger(max(regular_count, 1))
         self._origins = [ChannelOrigin(ChannelIndex(index)) for index in range(regular_count)]
@@ -387,7 +388,7 @@ class SubtaskRunner:
                 self._reports.acknowledge(effect.checkpoint, entry, effect.copied)
             case machine.ArmAlignmentTimer():
                 assert self._overtaking is not None
-                self._deadline = effect.checkpoint, self._overtaking.clock_ms() + self._overtaking.timeout_ms
+                self._deadline = effect.checkpoint, self._deadline_of(effect.checkpoint, self._overtaking)
             case machine.RecordChannels():
                 for channel in effect.channels:
                     waiting = self._arriving[channel].waiting_before(effect.checkpoint)
@@ -420,6 +421,12 @@ class SubtaskRunner:
                 return
             case _:
                 raise AssertionError(f"only loop heads are given {effect}")
+
+    def _deadline_of(self, checkpoint: CheckpointId, overtaking: Overtaking) -> int:
+        """Return when barriers of ``checkpoint`` overtake, by this worker's clock alone (UA6, UA20)."""
+        now_ms = overtaking.clock_ms()
+        begun_ms = now_ms if self._has_late_inputs else self._delays.begun_ms(checkpoint, now_ms)
+        return begun_ms + overtaking.timeout_ms
 
     def _pass_probe(self, probe: Probe) -> None:
         """Send a probe behind everything that operators hold back (L27); it does not leave its nest (L32)."""

@@ -160,13 +160,18 @@ class Worker:
         except WorkerStopped:
             raise
         except BaseException as error:
-            control.send(messages.failed(self._generation, failure_of(error)))
+            control.send(self._last_words(error))
             raise WorkerStopped(str(error)) from None
         finally:
             control.close()  # first: peers that notice our end must not be heard before our own reason
             self._close(exchange)
         if self._stopping is None or not self._stopping.is_success:
             raise WorkerStopped(self._stopping.reason if self._stopping else "stopped")
+
+    def _last_words(self, error: BaseException) -> messages.Failed:
+        """Say why this worker cannot go on; a peer that left may have said why itself (G15)."""
+        peer = error.peer if isinstance(error, PeerLost) else None
+        return messages.failed(self._generation, failure_of(error), peer)
 
     # -- beginning ----------------------------------------------------------------------------------------------
 
@@ -429,7 +434,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, NodeError):
         node, error = error.node, error.error
     match error:
-        case PeerLost() | FencedError():  # fenced: the driver learns from the log whether it is, too
+        case PeerLost() | ConnectionLost() | FencedError():  # fenced: the driver learns from the log whether it is, too
             return Failure(FailureKind.LOST, str(error))
         case HookError():
             kind = FailureKind.LOST if error.may_pass else FailureKind.USER_CODE  # HL6

@@ -83,13 +83,14 @@ class PublishingSink(hg.LedgerSink):
         """See ``LedgerSink``."""
         return self._database.claimed(owner)
 
-    def published(self, names: Sequence[str]) -> set[str]:
-        """See ``LedgerSink``."""
-        return self._database.published(names)
-
-    def publish(self, name: str, records: pa.Table, fence: hg.Fence) -> None:
-        """See ``LedgerSink``."""
-        self._database.publish(name, records.to_pylist(), fence)
+    def publish(self, outputs: Sequence[hg.LedgerOutput], fence: hg.Fence) -> None:
+        """See ``LedgerSink``: each output in a transaction of its own, which its name allows."""
+        self._database.claim(fence)
+        done = self._database.published([output.name for output in outputs])
+        for output in outputs:
+            if output.name not in done:
+                rows = [row for batch in output for row in batch.to_pylist()]
+                self._database.publish(output.name, rows, fence)
 
     def forget(self, owner: str, before: int) -> None:
         """See ``LedgerSink``."""

@@ -1,0 +1,144 @@
+"""Sinks that users wrote, whose calls at the target fail once: before their effect, or behind it.
+
+Counterpart: ``interruptions``. Never touches the sink itself: it is wrapped, and called as the runtime calls it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from headgate.connectors.base import MakingSink
+from headgate.connectors.custom.fence import Fence
+from headgate.connectors.custom.ledger import LedgerSink
+from headgate.connectors.custom.output import LedgerOutput
+from headgate.connectors.custom.two_phase import TwoPhaseSink
+from headgate.errors import StorageError
+from headgate.testing.sinks.target import SCHEMA, HasFailed, Target
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Failure:
+    """Fails call number ``at`` once; 0: none."""
+
+    at: int = 0
+    is_after: bool = False
+    seen: int = 0
+
+    def during(self, call: Callable[[], _T]) -> _T:
+        """Return what ``call`` returns, unless it is the one."""
+        self.seen += 1
+        number, is_it = self.seen, self.seen == self.at
+        if is_it and not self.is_after:
+            raise _lost(number)
+        found = call()
+        if is_it:
+            raise _lost(number)
+        return found
+
+    @contextlib.contextmanager
+    def armed(self, at: int, is_after: bool) -> Iterator[HasFailed]:
+        """See ``Target.failing``."""
+        self.at, self.is_after, self.seen = at, is_after, 0
+        try:
+            yield lambda: self.seen >= at
+        finally:
+            self.at = 0
+
+
+def failing_target(target: Target) -> Target:
+    """Return ``target`` with a way to fail, if its sink is derived from one of the classes for users."""
+    failure = Failure()
+    if target.failing is not None:
+        return target
+    if isinstance(target.sink, MakingSink):
+        target.sink.make_target(SCHEMA)  # the sink that wraps it makes none
+    if isinstance(target.sink, TwoPhaseSink):
+        return replace(target, sink=_FailingTwoPhaseSink(target.sink, failure), failing=failure.armed)
+    if isinstance(target.sink, LedgerSink):
+        return replace(target, sink=_FailingLedgerSink(target.sink, failure), failing=failure.armed)
+    return target
+
+
+class _FailingTwoPhaseSink(TwoPhaseSink[Any]):
+    """Fails where another try is made: ``begin`` and ``write`` are not among these."""
+
+    def __init__(self, inner: TwoPhaseSink[Any], failure: Failure) -> None:
+        self._inner, self._failure = inner, failure
+        self.transient_errors = inner.transient_errors
+
+    def begin(self, name: str, schema: pa.Schema) -> Any:
+        return self._inner.begin(name, schema)
+
+    def write(self, transaction: Any, batch: pa.RecordBatch) -> None:
+        self._inner.write(transaction, batch)
+
+    def prepare(self, transaction: Any, name: str, fence: Fence) -> None:
+        self._failure.during(lambda: self._inner.prepare(transaction, name, fence))
+
+    def claim(self, fence: Fence) -> None:
+        self._failure.during(lambda: self._inner.claim(fence))
+
+    def claimed(self, owner: str) -> Fence | None:
+        return self._failure.during(lambda: self._inner.claimed(owner))
+
+    def prepared(self, owner: str) -> Iterable[str]:
+        return self._failure.during(lambda: list(self._inner.prepared(owner)))
+
+    def commit(self, names: Sequence[str], fence: Fence) -> None:
+        self._failure.during(lambda: self._inner.commit(names, fence))
+
+    def abort(self, name: str, fence: Fence) -> None:
+        self._failure.during(lambda: self._inner.abort(name, fence))
+
+    def close(self, transaction: Any) -> None:
+        self._inner.close(transaction)
+
+
+class _FailingLedgerSink(LedgerSink):
+    """Keeps each batch in a piece of its own, and fails between them, too."""
+
+    piece_bytes = 1
+
+    def __init__(self, inner: LedgerSink, failure: Failure) -> None:
+        self._inner, self._failure = inner, failure
+        self.transient_errors = inner.transient_errors
+
+    def claim(self, fence: Fence) -> None:
+        self._failure.during(lambda: self._inner.claim(fence))
+
+    def claimed(self, owner: str) -> Fence | None:
+        return self._failure.during(lambda: self._inner.claimed(owner))
+
+    def publish(self, outputs: Sequence[LedgerOutput], fence: Fence) -> None:
+        wrapped = [_FailingOutput(output, self._failure) for output in outputs]
+        self._failure.during(lambda: self._inner.publish(wrapped, fence))
+
+    def forget(self, owner: str, before: int) -> None:
+        self._failure.during(lambda: self._inner.forget(owner, before))
+
+
+class _FailingOutput(LedgerOutput):
+    """Fails in front of each batch."""
+
+    def __init__(self, inner: LedgerOutput, failure: Failure) -> None:
+        self._inner, self._failure = inner, failure
+        self.name = inner.name
+
+    @property
+    def checkpoint(self) -> int:
+        return self._inner.checkpoint
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._inner:
+            yield self._failure.during(lambda one=batch: one)  # type: ignore[misc]
+
+
+def _lost(number: int) -> StorageError:
+    return StorageError("reach", "the target", f"the connection was lost in call {number}", is_transient=True)
