@@ -142,6 +142,12 @@ class OnDisk(Holder):
         weakref.finalize(self, worker.close)
         super().__init__(spec, worker)
 
+    def freeze(self) -> FrozenState:
+        """A state that is frozen needs its worker's directory, whoever else has forgotten the worker."""
+        frozen = super().freeze()
+        frozen.worker = self  # type: ignore[attr-defined]
+        return frozen
+
     def change(self) -> None:
         super().change()
         if self._step > 4:

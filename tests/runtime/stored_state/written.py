@@ -18,7 +18,7 @@ from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
 from headgate.state.frozen import FrozenState, OwnedKeys
 from headgate.storage.backends import open_storage
 
-MAX = 16
+MAX = 128
 
 
 @dataclass(frozen=True)
