@@ -15,7 +15,7 @@ import pytest
 
 from crash.processes import STARTED_S, kill
 from crash.results import assert_clean
-from crash.standing import Place, Process, tale, whoever_completes
+from crash.standing import PROGRAM, Place, Process, freeze_workers, tale, whoever_completes
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
@@ -121,6 +121,36 @@ def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finish
     assert again.exit_code(STARTED_S) == 0
     assert second.exit_code(STARTED_S) == 0, tale(here.processes)
     assert second.events[-2]["notice"] == "ended"
+    assert not second.has("progress"), "it never ran"
+    here.assert_exactly_once()
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
+    place: Callable[..., Place], with_spark: bool
+) -> None:  # SB6, SB14
+    here = place(with_spark)
+    strategy = 'hg.FixedDelay(delay="50ms")'
+    assert strategy in PROGRAM
+    here.program.write_text(PROGRAM.replace(strategy, "hg.NoRestart()"))
+    first = here.run()
+    first.checkpoint()
+    second = here.run("--standby")
+    second.notice("watching")
+    driver = first.driver()
+    workers = freeze_workers(driver)
+    kill(driver.pid, signal.SIGTERM)
+    first.wait("the stop", lambda e: e["event"] == "progress" and e["state"] == "stopping")
+    for worker in workers:
+        kill(worker.pid)
+    assert first.exit_code(STARTED_S) == 1, tale(here.processes)
+    decisions = ("stopped", "taking-over")
+    decided = second.wait("a decision", lambda e: e["event"] == "standby" and e["notice"] in decisions)
+    assert decided["notice"] == "stopped", tale(here.processes)
+    here.hurry()
+    again = here.run()  # on purpose: the wish is over
+    assert again.exit_code(STARTED_S) == 0
+    assert second.exit_code(STARTED_S) == 0, tale(here.processes)
     assert not second.has("progress"), "it never ran"
     here.assert_exactly_once()
 

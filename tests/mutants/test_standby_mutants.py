@@ -151,8 +151,8 @@ def the_end_is_only_a_beat() -> AbstractContextManager[None]:  # SB3
 
 
 def whoever_was_replaced_records_an_end() -> AbstractContextManager[None]:  # SB3
-    def word(call: Any, generation: Generation, owner: str, result: Any) -> Any:
-        return call(generation, owner, result) or Beat(generation, owner, 0, Course.FAILED)
+    def word(call: Any, generation: Generation, owner: str, *given: Any) -> Any:
+        return call(generation, owner, *given) or Beat(generation, owner, 0, Course.FAILED)
 
     return around(hearts, "last_word", word)
 

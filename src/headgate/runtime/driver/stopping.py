@@ -13,12 +13,16 @@ import socket
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import UsageError
 from headgate.runtime.driver.asking import Ask, Wish
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
 from headgate.storage.backends import local_directory
+
+if TYPE_CHECKING:
+    import psutil  # type: ignore[import-untyped]
 
 STOP = signal.SIGTERM
 DRAIN = signal.SIGUSR1
@@ -32,6 +36,7 @@ class RunningPipeline:
         self._root = root
         self._pipeline = pipeline
         self.holder = holder
+        self._keeper = _keeper_of(holder)
 
     @classmethod
     def find(cls, root: str, pipeline: str) -> RunningPipeline:
@@ -64,11 +69,13 @@ class RunningPipeline:
     def ask(self, *, drain: bool) -> None:
         """Send the signal that stops, or drains. Call at once after ``find``.
 
+        Of a pipeline with a keeper, that one gets it: else it would start the driver again if that dies over it (KR14).
+
         Raises:
             UsageError: the process belongs to somebody else, or has just ended.
         """
         try:
-            os.kill(self.holder.pid, DRAIN if drain else STOP)
+            os.kill(self.holder.pid if self._keeper is None else self._keeper.pid, DRAIN if drain else STOP)
         except (PermissionError, ProcessLookupError) as error:
             raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
 
@@ -96,6 +103,17 @@ class RunningPipeline:
             raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
         return ask
 
+    def insist(self, *, drain: bool) -> None:
+        """Tell the keeper, if there is one, what was asked of a driver that died or failed over it (KR15).
+
+        Not of whoever runs the pipeline with another keeper, or with none: that was started on purpose.
+        """
+        import psutil  # type: ignore[import-untyped]
+
+        if self._keeper is not None:
+            with suppress(psutil.Error):  # it has ended; whoever has its number now is left alone
+                self._keeper.send_signal(DRAIN if drain else STOP)
+
     def ended(self) -> LockHolder | None:
         """Return how this run ended, or None while it goes on.
 
@@ -110,6 +128,17 @@ class RunningPipeline:
         if found is None:  # being written, by this run or the next
             return None if is_there else self.holder
         return replace(self.holder, ending=Ending.REPLACED)
+
+
+def _keeper_of(holder: LockHolder) -> psutil.Process | None:
+    """Return the keeper of a driver that runs. It is its parent: a number in a file may have become somebody else's."""
+    import psutil
+
+    try:
+        parent = psutil.Process(holder.pid).parent() if holder.keeper else None
+    except psutil.Error:
+        return None
+    return parent if parent is not None and parent.pid == holder.keeper else None
 
 
 def _refuse_unreadable(lock: Path, pipeline: str) -> None:
