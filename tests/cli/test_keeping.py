@@ -217,8 +217,8 @@ def test_whoever_asked_insists_when_the_driver_died_over_the_question(
     ask = running.ask_for(AskedFor(cancels=not drain, ends=drain, drains=drain))
     os.kill(pid, signal.SIGKILL)
     kept.wait_told(2)
-    until(running.ended, "the end of the first run")
-    running.insist(drain=drain)
+    ended = until(running.ended, "the end of the first run")
+    running.insist(ended, drain=drain)
     ask.remove()
     if not drain:
         until(lambda: signal_waits(kept.told()[1][0], signal.SIGTERM), "the stop of the second run")
@@ -227,7 +227,7 @@ def test_whoever_asked_insists_when_the_driver_died_over_the_question(
         os.kill(kept.pid, signal.SIGTERM)
     os.kill(kept.told()[1][0], signal.SIGKILL)
     assert kept.end()[0] == 137
-    running.insist(drain=drain)  # nobody is there any more
+    running.insist(ended, drain=drain)  # nobody is there any more
 
 
 def test_a_signal_for_a_driver_that_has_just_died_does_not_end_the_keeper(keep: Callable[..., Kept]) -> None:  # KR1
@@ -254,11 +254,14 @@ def signal_waits(pid: int, number: signal.Signals) -> bool:
 def test_a_process_that_is_not_the_parent_of_the_driver_is_not_taken_for_its_keeper(
     keep: Callable[..., Kept], tmp_path: Path
 ) -> None:  # KR14: numbers become somebody else's
-    kept = keep(HOLDS.replace("kept.keeper", "1"))
-    ((pid, _),) = kept.wait_told(1)
-    running = RunningPipeline.find(str(tmp_path), "p")
-    running.ask(drain=False)
-    assert signal_waits(pid, signal.SIGTERM)
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"]) as stranger:
+        kept = keep(HOLDS.replace("kept.keeper", str(stranger.pid)))
+        ((pid, _),) = kept.wait_told(1)
+        running = RunningPipeline.find(str(tmp_path), "p")
+        running.ask(drain=False)
+        assert signal_waits(pid, signal.SIGTERM)
+        stranger.kill()
+        assert stranger.wait(WAIT_S) == -signal.SIGKILL
 
 
 def test_ctrl_c_reaches_the_driver_once(keep: Callable[..., Kept]) -> None:  # KR6

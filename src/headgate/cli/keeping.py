@@ -77,7 +77,7 @@ class Terms:
 
     Attributes:
         keeper: the process id of its keeper, without which it does not live (KR9).
-        words: the file descriptor for its words: ``listening``, what its user asked of it, the generation that it claimed.
+        words: the file descriptor for its words: ``listening``, what its user asked of it, the generation it claimed.
         claimant: under which name it claims (KR10).
         after: the newest generation that one of its predecessors claimed, or None.
     """

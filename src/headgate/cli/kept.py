@@ -1,4 +1,4 @@
-"""A driver's end of its keeper (``cli.keeping``): it dies with it, and tells it what it must know (KR7, KR9, KR10, KR13)."""
+"""A driver's end of its keeper (``cli.keeping``): it dies with it, and tells it what it must know (KR7, KR9–KR13)."""
 
 from __future__ import annotations
 

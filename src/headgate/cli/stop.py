@@ -84,7 +84,7 @@ def cancel(
 def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str, drain: bool = False) -> LockHolder:
     """Return how the run ended; say meanwhile which checkpoints are completed.
 
-    One that did not end as it was asked to may be started again by its keeper, which has to know (KR15).
+    One that did not end as it was asked to may be started again by others, who have to know (KR15, SB15).
     """
     shown = _newest(log)
     while (ended := running.ended()) is None:
@@ -94,7 +94,7 @@ def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str, drain: bo
             shown = newest
             typer.echo(f"{pipeline}: checkpoint {newest} is completed", err=True)
     if ended.ending in (Ending.NONE, Ending.FAILED, Ending.REPLACED):
-        running.insist(drain=drain)
+        running.insist(ended, drain=drain)
     return ended
 
 

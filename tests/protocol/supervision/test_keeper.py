@@ -33,8 +33,8 @@ from headgate.protocol.supervision.keeper import (
 )
 
 LEFT = (
-    "the driver was asked to stop and ended before it had said that it was done, so its last checkpoint may be missing; "
-    "it is not started again, and the same command continues from the newest checkpoint there is"
+    "the driver was asked to stop and ended before it had said that it was done, so its last checkpoint may be "
+    "missing; it is not started again, and the same command continues from the newest checkpoint there is"
 )
 
 KILLED = -9

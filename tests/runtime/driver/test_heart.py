@@ -313,6 +313,19 @@ def test_a_driver_that_fails_over_a_wish_has_told_it_to_its_keeper_and_to_standb
     assert (set(wishes), word.course, word.was_draining) == ({told}, course, was_draining)
 
 
+def test_a_wish_that_is_refused_is_not_told(tmp_path: Path) -> None:  # KR13
+    wishes: list[Course] = []
+    driver = driver_at(tmp_path, Succession("supervisor 1", tell_wish=wishes.append))
+    driver.start()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError):
+        driver.end_with_savepoint(str(tmp_path / "file" / "savepoint"), drain=False)
+    assert wishes == []
+    driver.cancel()
+    driver.join()
+    assert wishes == [Course.STOPPING]
+
+
 def test_a_driver_started_again_does_not_claim_behind_another_one(tmp_path: Path) -> None:  # KR10
     told: list[Generation] = []
     kept = Succession("supervisor 1", None, told.append)

@@ -140,8 +140,8 @@ SIGNAL_BASE = 128
 """A shell's exit code for a process that a signal killed is this and the number of the signal."""
 
 NOT_DONE = (
-    "the driver was asked to stop and ended before it had said that it was done, so its last checkpoint may be missing; "
-    "it is not started again, and the same command continues from the newest checkpoint there is"
+    "the driver was asked to stop and ended before it had said that it was done, so its last checkpoint may be "
+    "missing; it is not started again, and the same command continues from the newest checkpoint there is"
 )
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headgate.codec.lock_holder import Ending, LockHolder
-from headgate.errors import UsageError
+from headgate.errors import StorageError, UsageError
 from headgate.runtime.driver.asking import Ask, Wish
+from headgate.runtime.driver.last_wish import tell_standbys
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
-from headgate.storage.backends import local_directory
+from headgate.storage.backends import local_directory, open_storage
 
 if TYPE_CHECKING:
     import psutil  # type: ignore[import-untyped]
@@ -103,16 +104,27 @@ class RunningPipeline:
             raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
         return ask
 
-    def insist(self, *, drain: bool) -> None:
-        """Tell the keeper, if there is one, what was asked of a driver that died or failed over it (KR15).
+    def insist(self, ended: LockHolder, *, drain: bool) -> None:
+        """Tell whoever may start it again what was asked of a driver that has died or failed: keeper and standbys.
 
-        Not of whoever runs the pipeline with another keeper, or with none: that was started on purpose.
+        The keeper is the one that it had (KR15): whoever runs the pipeline otherwise was started on purpose.
         """
-        import psutil  # type: ignore[import-untyped]
+        drains_on = self._tell_keeper(DRAIN if drain else STOP) and drain  # a standby would be in its way
+        if ended.ending is not Ending.REPLACED and not drains_on:
+            with suppress(StorageError):
+                tell_standbys(open_storage(self._root), self._pipeline, self.holder, drain=drain)
 
-        if self._keeper is not None:
-            with suppress(psutil.Error):  # it has ended; whoever has its number now is left alone
-                self._keeper.send_signal(DRAIN if drain else STOP)
+    def _tell_keeper(self, number: int) -> bool:
+        """Return whether there is one."""
+        import psutil
+
+        if self._keeper is None:
+            return False
+        try:
+            self._keeper.send_signal(number)
+        except psutil.Error:  # it has ended; whoever has its number now is left alone
+            return False
+        return True
 
     def ended(self) -> LockHolder | None:
         """Return how this run ended, or None while it goes on.
@@ -175,7 +187,7 @@ def _holds(pid: int, lock: Path) -> bool:
     Raises:
         UsageError: the process belongs to another user.
     """
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     try:
         opened = [file.path for file in psutil.Process(pid).open_files()]

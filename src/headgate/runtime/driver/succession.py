@@ -31,7 +31,7 @@ class Succession:
     tell_claim: called with every generation that this driver claims.
     lock_nonce: the run whose lock this driver breaks: it has been silent, whether its process is there or not (SB8).
     tell_wish: called with what the user asks of this driver, as soon as it is known (KR13).
-    keeper: the process that starts this driver again, 0 if there is none. What is asked of the driver goes to it (KR14).
+    keeper: the process that starts this driver again, 0: none. What is asked of the driver goes to it (KR14).
     """
 
     claimant: str = ""
