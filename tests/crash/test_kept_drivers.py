@@ -17,7 +17,7 @@ import pytest
 
 from crash.processes import STARTED_S, environment, kill
 from crash.results import assert_clean
-from crash.standing import Place, freeze_workers
+from crash.standing import Place, freeze_workers, thaw
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
@@ -104,7 +104,7 @@ def test_a_driver_that_dies_while_it_stops_is_not_started_again(
     kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms")
     kept.checkpoint()
     driver = kept.driver()
-    freeze_workers(driver)
+    frozen = freeze_workers(driver)
     if how == "SIGTERM to the driver":
         kill(driver.pid, signal.SIGTERM)
         kept.wait("the stop", lambda e: e["event"] == "progress" and e["state"] == "stopping")
@@ -119,6 +119,7 @@ def test_a_driver_that_dies_while_it_stops_is_not_started_again(
             said = asking.stderr.read()
             assert asking.wait(STARTED_S) == 1
         assert "died before it had ended; started again, it continues" in said
+    thaw(frozen)
     kept.wait("the end", lambda e: e["event"] in ("closed", "driver-restart"))
     assert not kept.has("driver-restart"), kept.tale("it was asked to stop")
     assert kept.exit_code(STARTED_S) == 137
@@ -139,10 +140,11 @@ def test_a_driver_that_dies_while_it_drains_is_started_again_and_drains(
     kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms")
     kept.checkpoint()
     driver = kept.driver()
-    freeze_workers(driver)
+    frozen = freeze_workers(driver)
     kill(driver.pid, signal.SIGUSR1)
     kept.wait("the drain", lambda e: e["event"] == "progress" and e["state"] == "draining")
     kill(driver.pid)
+    thaw(frozen)
     kept.wait("the restart", lambda e: e["event"] == "driver-restart")
     assert kept.exit_code(STARTED_S) == 0, kept.tale("it drains without being asked again")
     kept.assert_gone()

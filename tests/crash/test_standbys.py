@@ -17,7 +17,7 @@ import pytest
 
 from crash.processes import STARTED_S, environment, kill
 from crash.results import assert_clean
-from crash.standing import PROGRAM, Place, Process, freeze_workers, tale, whoever_completes
+from crash.standing import PROGRAM, Place, Process, freeze_workers, tale, thaw, whoever_completes
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
@@ -140,11 +140,13 @@ def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
     second = here.run("--standby")
     second.notice("watching")
     driver = first.driver()
-    workers = freeze_workers(driver)
+    frozen = freeze_workers(driver)
+    workers = [process for process in frozen if not process.children()]  # but not who starts them
     kill(driver.pid, signal.SIGTERM)
     first.wait("the stop", lambda e: e["event"] == "progress" and e["state"] == "stopping")
     for worker in workers:
         kill(worker.pid)
+    thaw(frozen)
     assert first.exit_code(STARTED_S) == 1, tale(here.processes)
     decisions = ("stopped", "taking-over")
     decided = second.wait("a decision", lambda e: e["event"] == "standby" and e["notice"] in decisions)
