@@ -33,7 +33,9 @@ from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoR
 from headgate.model.exits import Exit
 from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.supervision.keeper import ChildEnded, ReportRestart
+from headgate.runtime.driver.asking import Wish as AskedFor
 from headgate.runtime.driver.ending import error_of
+from headgate.runtime.driver.stopping import RunningPipeline
 
 WAIT_S = 60.0
 
@@ -146,6 +148,120 @@ def test_a_stop_reaches_the_driver_and_it_is_not_started_again(
     os.kill(kept.pid, number)
     assert kept.end() == (0, "", "")
     assert [words[1] for words in kept.told()] == ["up", number]
+
+
+@pytest.mark.parametrize("ends", ["sys.exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_driver_that_was_asked_to_stop_and_died_is_not_started_again(keep: Callable[..., Kept], ends: str) -> None:
+    """KR13: it alone was asked."""
+    kept = keep(f"from headgate.model.heartbeat import Course\ntell('up')\nkept.wished(Course.STOPPING)\n{ends}")
+    code, _, err = kept.end()
+    assert (code, len(kept.told())) == (137 if "kill" in ends else 1, 1)
+    assert err.startswith("p: the driver was asked to stop and ended before it had said that it was done")
+    assert err.endswith("the same command continues from the newest checkpoint there is\n")
+
+
+def test_a_driver_that_was_asked_to_drain_and_died_drains_when_it_is_started_again(keep: Callable[..., Kept]) -> None:
+    """KR7, KR13: it alone was asked."""
+    kept = keep(
+        "from headgate.model.heartbeat import Course\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, signals)\nkept.listens()\ntell('up')\n"
+        "if len(open(sys.argv[1]).readlines()) < 2:\n"
+        "    kept.wished(Course.DRAINING)\n"
+        "    sys.exit(1)\n"
+        "tell(signal.sigwait(signals))"
+    )
+    assert kept.end()[0] == 0
+    assert [words[1] for words in kept.told()] == ["up", "up", signal.SIGUSR1]
+
+
+HOLDS = """
+from pathlib import Path
+from headgate.runtime.driver.pipeline_lock import PipelineLock, taking_signals
+from headgate.runtime.driver.succession import Succession, succeeding
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+with taking_signals(), succeeding(Succession(keeper=kept.keeper)):
+    lock = PipelineLock.acquire(str(Path(sys.argv[1]).parent), "p", "a child")
+kept.listens()
+tell('up')
+hold()
+"""
+"""Never notices a signal."""
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_stop_of_a_driver_that_dies_before_it_hears_it_is_known(
+    keep: Callable[..., Kept], tmp_path: Path, drain: bool
+) -> None:  # KR14
+    kept = keep(HOLDS)
+    ((pid, _),) = kept.wait_told(1)
+    running = RunningPipeline.find(str(tmp_path), "p")
+    assert (running.holder.pid, running.holder.keeper) == (pid, kept.pid)
+    running.ask(drain=drain)
+    os.kill(pid, signal.SIGKILL)
+    if drain:
+        assert len(kept.wait_told(2)) == 2
+        os.kill(kept.pid, signal.SIGTERM)
+        os.kill(kept.told()[1][0], signal.SIGKILL)
+    code, _, err = kept.end()
+    assert (code, len(kept.told())) == (137, 1 + drain), err
+    assert "it is not started again" in err
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_whoever_asked_insists_when_the_driver_died_over_the_question(
+    keep: Callable[..., Kept], tmp_path: Path, drain: bool
+) -> None:  # KR15: 'headgate cancel', or a stop with a savepoint
+    kept = keep(HOLDS)
+    ((pid, _),) = kept.wait_told(1)
+    running = RunningPipeline.find(str(tmp_path), "p")
+    ask = running.ask_for(AskedFor(cancels=not drain, ends=drain, drains=drain))
+    os.kill(pid, signal.SIGKILL)
+    kept.wait_told(2)
+    ended = until(running.ended, "the end of the first run")
+    running.insist(ended, drain=drain)
+    ask.remove()
+    if not drain:
+        until(lambda: signal_waits(kept.told()[1][0], signal.SIGTERM), "the stop of the second run")
+    else:
+        until(lambda: signal_waits(kept.told()[1][0], signal.SIGUSR1), "the drain of the second run")
+        os.kill(kept.pid, signal.SIGTERM)
+    os.kill(kept.told()[1][0], signal.SIGKILL)
+    assert kept.end()[0] == 137
+    running.insist(ended, drain=drain)  # nobody is there any more
+
+
+def test_a_signal_for_a_driver_that_has_just_died_does_not_end_the_keeper(keep: Callable[..., Kept]) -> None:  # KR1
+    """The keeper finds both when it wakes."""
+    kept = keep("tell('up')\nhold() if len(open(sys.argv[1]).readlines()) < 2 else sys.exit(0)")
+    ((pid, _),) = kept.wait_told(1)
+    os.kill(kept.pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not is_running(pid), "the end of the driver")
+    os.kill(kept.pid, signal.SIGTERM)
+    os.kill(kept.pid, signal.SIGCONT)
+    code, _, err = kept.end()
+    assert (code, len(kept.told())) == (137, 1), err
+    assert "it is not started again" in err
+
+
+def signal_waits(pid: int, number: signal.Signals) -> bool:
+    """Whether a process was sent a signal that it does not take."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (pending,) = [int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd")]
+    return bool(pending >> (number - 1) & 1)
+
+
+def test_a_process_that_is_not_the_parent_of_the_driver_is_not_taken_for_its_keeper(
+    keep: Callable[..., Kept], tmp_path: Path
+) -> None:  # KR14: numbers become somebody else's
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(3600)"]) as stranger:
+        kept = keep(HOLDS.replace("kept.keeper", str(stranger.pid)))
+        ((pid, _),) = kept.wait_told(1)
+        running = RunningPipeline.find(str(tmp_path), "p")
+        running.ask(drain=False)
+        assert signal_waits(pid, signal.SIGTERM)
+        stranger.kill()
+        assert stranger.wait(WAIT_S) == -signal.SIGKILL
 
 
 def test_ctrl_c_reaches_the_driver_once(keep: Callable[..., Kept]) -> None:  # KR6

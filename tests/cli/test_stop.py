@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,10 @@ lock.release(Ending.DRAINED if signal.sigwait(wanted) == signal.SIGUSR1 else End
 
 def ended(ending: Ending, checkpoint: int | None = 5, reason: str = "") -> LockHolder:
     return LockHolder("process 1 on here", "here", 1, "n", True, ending, checkpoint, reason)
+
+
+def kept(ending: Ending, reason: str = "") -> LockHolder:
+    return replace(ended(ending, None, reason), keeper=7)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +115,9 @@ def test_an_end_is_one_sentence(how: LockHolder, sentence: str) -> None:
             "failed before it had ended: operator 'map' failed",
         ),
         (ended(Ending.NONE), False, "died before it had ended"),
+        (kept(Ending.NONE), True, "the driver died before it had drained; if its supervisor starts it again, the next"),
+        (kept(Ending.FAILED, "full"), True, r"the driver failed \(full\) before it had drained; if its supervisor"),
+        (kept(Ending.FAILED, "full"), False, "failed before it had ended: full"),
     ],
 )
 def test_another_end_than_was_asked_for_is_a_failure(how: LockHolder, drain: bool, sentence: str) -> None:

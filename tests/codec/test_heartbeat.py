@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import xxhash
 from hypothesis import given
@@ -22,6 +24,13 @@ def test_a_beat_comes_back(beat: Beat) -> None:
 
 def test_the_bytes_of_a_beat_are_frozen() -> None:
     assert xxhash.xxh3_64_hexdigest(encode_beat(END)) == "c5d1f7ce5abdd2cc"
+
+
+def test_only_the_end_of_a_run_that_was_to_drain_has_a_further_field() -> None:  # SB14
+    drained = replace(END, was_draining=True)
+    assert b"was_draining" not in encode_beat(END)
+    assert encode_beat(drained).endswith(b',"was_draining":true}\n')
+    assert decode_beat(encode_beat(drained)) == drained
 
 
 @pytest.mark.parametrize("beat", [BEAT, END])

@@ -133,6 +133,24 @@ class Process(Child):
         return found
 
 
+def freeze_workers(driver: psutil.Process) -> list[psutil.Process]:
+    """Suspend what ``driver`` has started, so that no checkpoint completes; return that, but not its JVM."""
+    frozen = []
+    for process in driver.children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.name() != "java":
+                process.suspend()
+                frozen.append(process)
+    return frozen
+
+
+def thaw(frozen: list[psutil.Process]) -> None:
+    """Let them go on, those that are still there."""
+    for process in frozen:
+        with contextlib.suppress(psutil.Error):
+            process.resume()
+
+
 def whoever_completes(processes: list[Process], timeout_s: float = STARTED_S) -> Process:
     """Return the first of ``processes`` that completes a checkpoint from now on."""
     starts = {process.pid: len(process.events) for process in processes}

@@ -17,7 +17,7 @@ import pytest
 
 from crash.processes import STARTED_S, environment, kill
 from crash.results import assert_clean
-from crash.standing import Place
+from crash.standing import Place, freeze_workers, thaw
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(600 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
@@ -92,6 +92,62 @@ def test_a_kept_pipeline_stops_and_drains_as_any_other(
         again = here.run("--supervised")
         assert again.exit_code(STARTED_S) == 0, again.tale("exit code")
         here.assert_exactly_once()
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+@pytest.mark.parametrize("how", ["headgate stop, unheard", "SIGTERM to the driver"])
+def test_a_driver_that_dies_while_it_stops_is_not_started_again(
+    place: Callable[..., Place], with_spark: bool, how: str, tmp_path: Path
+) -> None:  # KR6, KR13, KR14
+    here = place(with_spark)
+    kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms")
+    kept.checkpoint()
+    driver = kept.driver()
+    frozen = freeze_workers(driver)
+    if how == "SIGTERM to the driver":
+        kill(driver.pid, signal.SIGTERM)
+        kept.wait("the stop", lambda e: e["event"] == "progress" and e["state"] == "stopping")
+        kill(driver.pid)
+    else:
+        driver.suspend()
+        command = [sys.executable, "-m", "headgate.cli.main", "stop", "kept", "--checkpoints", here.checkpoints]
+        with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as asking:
+            assert asking.stderr is not None
+            assert "kept: stopping process" in asking.stderr.readline()
+            kill(driver.pid)
+            said = asking.stderr.read()
+            assert asking.wait(STARTED_S) == 1
+        assert "died before it had ended; started again, it continues" in said
+    thaw(frozen)
+    kept.wait("the end", lambda e: e["event"] in ("closed", "driver-restart"))
+    assert not kept.has("driver-restart"), kept.tale("it was asked to stop")
+    assert kept.exit_code(STARTED_S) == 137
+    assert "its last checkpoint may be missing; it is not started again" in kept.stderr()
+    kept.assert_gone()
+    here.hurry()
+    again = here.run("--supervised")  # on purpose: the wish is over
+    assert again.exit_code(STARTED_S) == 0, again.tale("exit code")
+    here.assert_exactly_once()
+    assert_clean(tmp_path)
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_a_driver_that_dies_while_it_drains_is_started_again_and_drains(
+    place: Callable[..., Place], with_spark: bool, tmp_path: Path
+) -> None:  # KR7, KR13
+    here = place(with_spark)
+    kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms")
+    kept.checkpoint()
+    driver = kept.driver()
+    frozen = freeze_workers(driver)
+    kill(driver.pid, signal.SIGUSR1)
+    kept.wait("the drain", lambda e: e["event"] == "progress" and e["state"] == "draining")
+    kill(driver.pid)
+    thaw(frozen)
+    kept.wait("the restart", lambda e: e["event"] == "driver-restart")
+    assert kept.exit_code(STARTED_S) == 0, kept.tale("it drains without being asked again")
+    kept.assert_gone()
     assert_clean(tmp_path)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from crash.processes import STARTED_S, kill
+from crash.processes import STARTED_S, environment, kill
 from crash.results import assert_clean
-from crash.standing import Place, Process, tale, whoever_completes
+from crash.standing import PROGRAM, Place, Process, freeze_workers, tale, thaw, whoever_completes
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
@@ -123,6 +125,59 @@ def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finish
     assert second.events[-2]["notice"] == "ended"
     assert not second.has("progress"), "it never ran"
     here.assert_exactly_once()
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
+    place: Callable[..., Place], with_spark: bool
+) -> None:  # SB6, SB14
+    here = place(with_spark)
+    strategy = 'hg.FixedDelay(delay="50ms")'
+    assert strategy in PROGRAM
+    here.program.write_text(PROGRAM.replace(strategy, "hg.NoRestart()"))
+    first = here.run()
+    first.checkpoint()
+    second = here.run("--standby")
+    second.notice("watching")
+    driver = first.driver()
+    frozen = freeze_workers(driver)
+    workers = [process for process in frozen if not process.children()]  # but not who starts them
+    kill(driver.pid, signal.SIGTERM)
+    first.wait("the stop", lambda e: e["event"] == "progress" and e["state"] == "stopping")
+    for worker in workers:
+        kill(worker.pid)
+    thaw(frozen)
+    assert first.exit_code(STARTED_S) == 1, tale(here.processes)
+    decisions = ("stopped", "taking-over")
+    decided = second.wait("a decision", lambda e: e["event"] == "standby" and e["notice"] in decisions)
+    assert decided["notice"] == "stopped", tale(here.processes)
+    here.hurry()
+    again = here.run()  # on purpose: the wish is over
+    assert again.exit_code(STARTED_S) == 0
+    assert second.exit_code(STARTED_S) == 0, tale(here.processes)
+    assert not second.has("progress"), "it never ran"
+    here.assert_exactly_once()
+
+
+@pytest.mark.parametrize("with_spark", WITH_SPARK)
+def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
+    place: Callable[..., Place], with_spark: bool
+) -> None:  # SB15
+    here = place(with_spark)
+    first = here.run()
+    first.checkpoint()
+    second = here.run("--standby")
+    second.notice("watching")
+    first.signal(signal.SIGSTOP)
+    command = [sys.executable, "-m", "headgate.cli.main", "stop", "kept", "--checkpoints", here.checkpoints]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as asking:
+        assert asking.stderr is not None
+        assert "kept: stopping process" in asking.stderr.readline()
+        first.kill()
+        assert "died before it had ended" in asking.stderr.read()
+    decisions = ("stopped", "taking-over")
+    decided = second.wait("a decision", lambda e: e["event"] == "standby" and e["notice"] in decisions)
+    assert decided["notice"] == "stopped", tale(here.processes)
 
 
 @pytest.mark.parametrize("with_spark", WITH_SPARK)

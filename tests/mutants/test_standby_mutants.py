@@ -10,25 +10,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli import test_keeping as keeping_tests
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.protocol.supervision import test_keeper as keeper_tests
 from tests.protocol.supervision import test_standby as standby_tests
 from tests.runtime.driver import test_heart as heart_tests
+from tests.runtime.driver import test_last_wish as wish_tests
 from tests.runtime.driver import test_lookout as lookout_tests
 from tests.runtime.driver import test_pipeline_lock as lock_tests
 from tests.runtime.driver import test_standby_world as world
-from tests.sim.product.patching import around, without
+from tests.sim.product.patching import around, both, without
 
+from headgate.errors import StorageError
 from headgate.model.exits import Exit
 from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
+from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import standby as standbys
 from headgate.protocol.supervision.keeper import Keeper, Tell, Wish
 from headgate.protocol.supervision.pulse import Pulse
 from headgate.protocol.supervision.standby import LookAtAll, Standby
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import heart as hearts
-from headgate.runtime.driver import lookout, pipeline_lock
+from headgate.runtime.driver import last_wish, lookout, pipeline_lock, stopping
+from headgate.runtime.driver.driver import Driver
 from headgate.runtime.driver.supervision import Supervision
 from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -43,6 +48,43 @@ def a_driver_is_started_again_after_a_stop() -> AbstractContextManager[None]:  #
         return effects
 
     return around(Keeper, "_on_stop", on_stop)
+
+
+def a_stop_that_only_the_driver_heard_is_forgotten() -> AbstractContextManager[None]:  # KR13
+    def on_heard(call: Any, self: Any, event: Any) -> Any:
+        return call(self, event) if event.course is Course.DRAINING else [Ignored("the driver knows")]
+
+    return around(Keeper, "_on_heard", on_heard)
+
+
+def a_drain_that_only_the_driver_heard_is_forgotten() -> AbstractContextManager[None]:  # KR7, KR13
+    def on_heard(call: Any, self: Any, event: Any) -> Any:
+        return call(self, event) if event.course is Course.STOPPING else [Ignored("the driver knows")]
+
+    return around(Keeper, "_on_heard", on_heard)
+
+
+def a_driver_keeps_a_wish_to_itself() -> AbstractContextManager[None]:  # KR13
+    def init(call: Any, self: Any, *given: Any, succession: Any, **named: Any) -> None:
+        call(self, *given, succession=dataclasses.replace(succession, tell_wish=lambda course: None), **named)
+
+    return around(Supervision, "__init__", init)
+
+
+def only_the_driver_is_signalled() -> AbstractContextManager[None]:  # KR14
+    return patched(stopping, "_keeper_of", lambda holder: None)
+
+
+def any_number_in_a_lock_is_a_keeper() -> AbstractContextManager[None]:  # KR14
+    class Number:
+        def __init__(self, pid: int) -> None:
+            self.pid = pid
+
+    return patched(stopping, "_keeper_of", lambda holder: Number(holder.keeper))
+
+
+def nobody_insists() -> AbstractContextManager[None]:  # KR15
+    return patched(stopping.RunningPipeline, "_tell_keeper", lambda self, number: True)
 
 
 def wrong_use_is_tried_again() -> AbstractContextManager[None]:  # KR3
@@ -143,6 +185,13 @@ def heirs_claim_without_condition() -> AbstractContextManager[None]:  # SB9
     return around(CheckpointLog, "claim", claim)
 
 
+def a_drain_that_failed_is_over() -> AbstractContextManager[None]:  # SB14
+    def take(call: Any, self: Any, found: Any) -> Any:
+        return call(self, dataclasses.replace(found, was_draining=False))
+
+    return around(Standby, "_take", take)
+
+
 # -- what is recorded -------------------------------------------------------------------------------------------------
 
 
@@ -150,9 +199,21 @@ def the_end_is_only_a_beat() -> AbstractContextManager[None]:  # SB3
     return patched(lookout, "end_path", lambda pipeline, generation: f"{pipeline}/heartbeats/nowhere")
 
 
+def a_stop_that_failed_is_a_failure_like_any_other() -> AbstractContextManager[None]:  # SB14
+    return around(hearts, "last_word", lambda call, *given: call(*given[:3]))
+
+
+def whoever_died_unheard_was_not_asked() -> AbstractContextManager[None]:  # SB15
+    return patched(stopping, "tell_standbys", lambda *given, **named: None)
+
+
+def a_wish_hits_whoever_runs_now() -> AbstractContextManager[None]:  # SB15
+    return patched(last_wish, "_is_by", lambda dead, owner: True)
+
+
 def whoever_was_replaced_records_an_end() -> AbstractContextManager[None]:  # SB3
-    def word(call: Any, generation: Generation, owner: str, result: Any) -> Any:
-        return call(generation, owner, result) or Beat(generation, owner, 0, Course.FAILED)
+    def word(call: Any, generation: Generation, owner: str, *given: Any) -> Any:
+        return call(generation, owner, *given) or Beat(generation, owner, 0, Course.FAILED)
 
     return around(hearts, "last_word", word)
 
@@ -219,6 +280,27 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
         keeper_tests.test_a_wish_to_drain_waits_until_the_driver_listens_and_outlives_it,
         (),
     ),
+    (
+        a_stop_that_only_the_driver_heard_is_forgotten,
+        keeper_tests.test_a_driver_that_was_asked_to_stop_itself_is_not_started_again,
+        (1, 1),
+    ),
+    (
+        a_drain_that_only_the_driver_heard_is_forgotten,
+        keeper_tests.test_a_driver_that_was_asked_to_drain_itself_is_started_again_and_drains,
+        (),
+    ),
+    (a_drain_that_failed_is_over, standby_tests.test_a_run_that_failed_while_it_drained_is_drained_on_at_once, ()),
+    (
+        a_stop_that_failed_is_a_failure_like_any_other,
+        heart_tests.test_the_end_of_a_run_that_failed_says_what_its_user_wanted,
+        (StorageError("put", "x", "gone"), Course.STOPPING, Course.STOPPED, False),
+    ),
+    (
+        a_wish_hits_whoever_runs_now,
+        wish_tests.test_a_wish_for_a_former_run_is_no_wish_for_a_later_one,
+        ("process 12 on here, driver 3",),
+    ),
     (what_was_claimed_is_forgotten, keeper_tests.test_the_next_driver_is_told_what_the_last_one_claimed, ()),
     (the_silence_goes_on_over_an_outage, standby_tests.test_after_an_outage_the_count_starts_again, ()),
     (a_standby_that_slept_goes_on_counting, standby_tests.test_a_standby_that_slept_counts_again, ()),
@@ -279,6 +361,59 @@ def test_a_mutant_is_caught_by_a_history(mutant: Mutant, seed: int) -> None:
 )
 def test_a_driver_that_forgets_its_predecessor_is_caught(tmp_path: Path, test: Callable[..., object]) -> None:
     assert_caught(a_predecessor_does_not_count, test, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test", "arguments"),
+    [
+        (
+            only_the_driver_is_signalled,
+            keeping_tests.test_a_stop_of_a_driver_that_dies_before_it_hears_it_is_known,
+            (False,),
+        ),
+        (nobody_insists, keeping_tests.test_whoever_asked_insists_when_the_driver_died_over_the_question, (False,)),
+        (
+            any_number_in_a_lock_is_a_keeper,
+            keeping_tests.test_a_process_that_is_not_the_parent_of_the_driver_is_not_taken_for_its_keeper,
+            (),
+        ),
+    ],
+)
+def test_who_does_not_tell_a_keeper_is_caught(
+    tmp_path: Path, mutant: Mutant, test: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
+    """With real keepers; what a mutant keeps from them does not come."""
+    kept: list[keeping_tests.Kept] = []
+
+    def keep(body: str) -> keeping_tests.Kept:
+        kept.append(keeping_tests.Kept(tmp_path, body))
+        return kept[-1]
+
+    def impatient() -> AbstractContextManager[None]:
+        return both(mutant(), patched(keeping_tests, "WAIT_S", 10.0))
+
+    try:
+        assert_caught(impatient, test, keep, tmp_path, *arguments)
+    finally:
+        for one in kept:
+            one.close()
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test", "arguments"),
+    [
+        (whoever_died_unheard_was_not_asked, wish_tests.test_whoever_asked_records_it_and_an_outage_is_no_matter, ()),
+        (
+            a_driver_keeps_a_wish_to_itself,
+            heart_tests.test_a_driver_that_fails_over_a_wish_has_told_it_to_its_keeper_and_to_standbys,
+            (Driver.stop, Course.STOPPING, Course.STOPPED, False),
+        ),
+    ],
+)
+def test_a_wish_that_is_kept_from_others_is_caught(
+    tmp_path: Path, mutant: Mutant, test: Callable[..., object], arguments: tuple[object, ...]
+) -> None:
+    assert_caught(mutant, test, tmp_path, *arguments)
 
 
 def test_a_lock_that_anybody_breaks_is_caught(tmp_path: Path) -> None:

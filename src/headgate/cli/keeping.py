@@ -25,6 +25,7 @@ from typing import Any, assert_never
 from headgate.cli.text import duration_text
 from headgate.model import config
 from headgate.model.config import RestartStrategy
+from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.events import Begin
@@ -32,6 +33,7 @@ from headgate.protocol.supervision.keeper import (
     ArmDelay,
     ChildClaimed,
     ChildEnded,
+    ChildHeard,
     ChildListens,
     DelayOver,
     Effect,
@@ -47,6 +49,9 @@ from headgate.protocol.supervision.keeper import (
 
 KEPT = "HEADGATE_KEPT"
 """In the environment of a child: JSON of ``Terms``."""
+
+LISTENING = "listening"
+"""The word of a child that takes every signal from now on."""
 
 SIGNALS = {
     signal.SIGTERM: Wish.STOP,
@@ -72,7 +77,7 @@ class Terms:
 
     Attributes:
         keeper: the process id of its keeper, without which it does not live (KR9).
-        words: the file descriptor for its words: ``listening``, or the generation that it claimed.
+        words: the file descriptor for its words: ``listening``, what its user asked of it, the generation it claimed.
         claimant: under which name it claims (KR10).
         after: the newest generation that one of its predecessors claimed, or None.
     """
@@ -164,7 +169,7 @@ class Keeping:
             self._close_words()
         *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
-            self._handle(ChildListens() if line == b"listening" else ChildClaimed(Generation(int(line))))
+            self._handle(_event_of(line.decode()))
 
     def _is_child_dead(self) -> bool:
         """Whether it has died; it is not waited for yet, so its number is nobody else's."""
@@ -201,7 +206,7 @@ class Keeping:
                 self._start(effect.after)
             case Tell():
                 if self._child is not None:
-                    self._child.send_signal(_NUMBERS[effect.wish])
+                    os.kill(self._child.pid, _NUMBERS[effect.wish])  # not send_signal: that waits for one that is dead
             case ArmDelay():
                 self._due_s = time.monotonic() + effect.after_ms / 1000
             case ReportRestart():
@@ -256,6 +261,12 @@ class Keeping:
         if sys.stderr.isatty():
             sys.stderr.write(SHOW_CURSOR)
         print(f"{self._orders.name}: {text}", file=sys.stderr, flush=True)
+
+
+def _event_of(word: str) -> Event:
+    if word == LISTENING:
+        return ChildListens()
+    return ChildClaimed(Generation(int(word))) if word.isdecimal() else ChildHeard(Course(word))
 
 
 def restart_text(effect: ReportRestart, strategy: RestartStrategy, lasted_ms: int) -> str:

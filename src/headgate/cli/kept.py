@@ -1,4 +1,4 @@
-"""A driver's end of its keeper (``cli.keeping``): it dies with it, and tells it what it must know (KR7, KR9, KR10)."""
+"""A driver's end of its keeper (``cli.keeping``): it dies with it, and tells it what it must know (KR7, KR9–KR13)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import signal
 from contextlib import suppress
 
-from headgate.cli.keeping import KEPT, Terms
+from headgate.cli.keeping import KEPT, LISTENING, Terms
 from headgate.errors import UsageError
+from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 
 _PR_SET_PDEATHSIG = 1
@@ -41,6 +42,11 @@ class Kept:
         return "" if self._terms is None else self._terms.claimant
 
     @property
+    def keeper(self) -> int:
+        """The process id of the keeper; 0: there is none."""
+        return 0 if self._terms is None else self._terms.keeper
+
+    @property
     def after(self) -> Generation | None:
         """The newest generation that a driver of the same keeper claimed, if any."""
         after = None if self._terms is None else self._terms.after
@@ -48,11 +54,15 @@ class Kept:
 
     def listens(self) -> None:
         """Tell that every signal is taken from now on."""
-        self._tell("listening")
+        self._tell(LISTENING)
 
     def claimed(self, generation: Generation) -> None:
         """Tell that ``generation`` was claimed."""
         self._tell(str(int(generation)))
+
+    def wished(self, course: Course) -> None:
+        """Tell what the user asked of this driver: to be ``STOPPING``, or ``DRAINING`` (KR13)."""
+        self._tell(course.value)
 
     def _tell(self, word: str) -> None:
         if self._terms is not None:

@@ -126,7 +126,7 @@ def _running(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult:
 
 def _started(pipeline: Pipeline, master: str | None, observer: ShownObserver, kept: Kept) -> PipelineHandle:
     kept.listens()
-    place = Succession(kept.claimant, kept.after, kept.claimed)
+    place = Succession(kept.claimant, kept.after, kept.claimed, tell_wish=kept.wished, keeper=kept.keeper)
     with succeeding(place), quick_jvm():  # this process does nothing else with Spark
         return pipeline.start(master, observer=observer)
 

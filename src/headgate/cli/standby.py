@@ -171,7 +171,9 @@ class StandingBy:
             return handle
 
         try:
-            with succeeding(Succession(self.kept.claimant, effect.after, tell, self._lock_of[1])):
+            kept = self.kept
+            place = Succession(kept.claimant, effect.after, tell, self._lock_of[1], kept.wished, kept.keeper)
+            with succeeding(place):
                 return run_to_end(start)
         except AlreadyRunning:
             return None

@@ -55,7 +55,7 @@ def stop(
         outcome = asked(running, Wish(absolute_location(savepoint), ends=True, drains=drain))
         if outcome.is_refused:
             raise UsageError(f"{pipeline} goes on, because the savepoint cannot be there: {outcome.reason}")
-    ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline)
+    ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline, drain)
     typer.echo(f"{pipeline}: {_outcome(ended, drain)}")
     if outcome is not None:
         if outcome.savepoint is None:
@@ -81,8 +81,11 @@ def cancel(
     typer.echo(f"{pipeline}: {_outcome(ended, drain=False, cancel=True)}")
 
 
-def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str) -> LockHolder:
-    """Return how the run ended; say meanwhile which checkpoints are completed."""
+def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str, drain: bool = False) -> LockHolder:
+    """Return how the run ended; say meanwhile which checkpoints are completed.
+
+    One that did not end as it was asked to may be started again by others, who have to know (KR15, SB15).
+    """
     shown = _newest(log)
     while (ended := running.ended()) is None:
         time.sleep(LOOK_S)
@@ -90,6 +93,8 @@ def _wait(running: RunningPipeline, log: CheckpointLog, pipeline: str) -> LockHo
         if newest is not None and newest != shown:
             shown = newest
             typer.echo(f"{pipeline}: checkpoint {newest} is completed", err=True)
+    if ended.ending in (Ending.NONE, Ending.FAILED, Ending.REPLACED):
+        running.insist(ended, drain=drain)
     return ended
 
 
@@ -117,6 +122,11 @@ def _outcome(ended: LockHolder, drain: bool, *, cancel: bool = False) -> str:
             return "cancelled, and its checkpoints are removed"
         case Ending.REPLACED:
             return "ended, and has been started again"
+        case Ending.NONE | Ending.FAILED if drain and ended.keeper:
+            how = "died" if ended.ending is Ending.NONE else f"failed ({ended.reason})"
+            raise PipelineFailed(
+                f"the driver {how} before it had drained; if its supervisor starts it again, the next one drains on"
+            )
         case Ending.FAILED:
             raise PipelineFailed(f"the pipeline failed before it had ended: {ended.reason}")
         case Ending.NONE:

@@ -16,7 +16,10 @@ _MAGIC = b"headgate-heartbeat %d" % HEARTBEAT_VERSION
 
 def encode_beat(beat: Beat) -> bytes:
     """Return the bytes of ``beat``."""
-    body = msgspec.json.encode(beat) + b"\n"
+    fields = msgspec.to_builtins(beat)
+    if not beat.was_draining:
+        del fields["was_draining"]  # the bytes are those of releases that do not know it
+    body = msgspec.json.encode(fields) + b"\n"
     return b"%s %s\n%s" % (_MAGIC, xxhash.xxh3_64_hexdigest(body).encode(), body)
 
 

@@ -43,6 +43,7 @@ class LockHolder:
         reason: of a failure.
         takes_savepoints: whether what it is asked for may be a savepoint.
         takes_cancels: whether it may be asked to cancel.
+        keeper: the process that starts it again when it died, 0 if there is none.
     """
 
     owner: str
@@ -56,6 +57,7 @@ class LockHolder:
     takes_asks: bool = False
     takes_savepoints: bool = False
     takes_cancels: bool = False
+    keeper: int = 0
 
 
 def encode_holder(holder: LockHolder) -> bytes:

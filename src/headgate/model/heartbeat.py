@@ -39,6 +39,7 @@ class Beat:
         count: differs from beat to beat.
         checkpoint: the newest completed one, at the end.
         reason: of a failure.
+        was_draining: whether a run that failed had been asked to drain.
     """
 
     generation: Generation
@@ -47,3 +48,4 @@ class Beat:
     course: Course = Course.RUNNING
     checkpoint: CheckpointId | None = None
     reason: str = ""
+    was_draining: bool = False

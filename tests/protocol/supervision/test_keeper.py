@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from headgate.errors import ProtocolViolation
 from headgate.model.config import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.exits import Exit
+from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.events import Begin
@@ -16,6 +17,7 @@ from headgate.protocol.supervision.keeper import (
     ArmDelay,
     ChildClaimed,
     ChildEnded,
+    ChildHeard,
     ChildListens,
     DelayOver,
     Effect,
@@ -28,6 +30,11 @@ from headgate.protocol.supervision.keeper import (
     Tell,
     Wish,
     Wished,
+)
+
+LEFT = (
+    "the driver was asked to stop and ended before it had said that it was done, so its last checkpoint may be "
+    "missing; it is not started again, and the same command continues from the newest checkpoint there is"
 )
 
 KILLED = -9
@@ -90,7 +97,32 @@ def test_after_a_stop_nothing_is_started_again(wish: Wish, status: int, code: in
     keeper = running(None, ChildListens())
     assert keeper.handle(Wished(wish)) == [Tell(wish)]
     assert keeper.handle(Wished(wish)) == [Tell(wish)], "the second one is passed on, too"
-    assert keeper.handle(ended(status)) == [End(code)]
+    assert keeper.handle(ended(status)) == [End(code, "" if status == Exit.DONE else LEFT)]
+
+
+@pytest.mark.parametrize(("status", "code"), [(KILLED, 137), (Exit.FAILED, 1), (None, 1), (-15, 143)])
+def test_a_driver_that_was_asked_to_stop_itself_is_not_started_again(status: int | None, code: int) -> None:  # KR13
+    keeper = running(None, ChildListens())
+    told = [Ignored("kept in case the child dies")]
+    assert keeper.handle(ChildHeard(Course.STOPPING)) == told
+    assert keeper.handle(ChildHeard(Course.STOPPING)) == told, "it was asked twice"
+    assert keeper.handle(ended(status)) == [End(code, LEFT)]
+
+
+@pytest.mark.parametrize("code", [Exit.DONE, Exit.USAGE, Exit.FOR_GOOD, Exit.REPLACED])
+@pytest.mark.parametrize("is_standby", [False, True])
+def test_what_a_driver_said_itself_about_its_stop_is_the_last_word(code: Exit, is_standby: bool) -> None:  # KR3, KR13
+    keeper = running(None, ChildHeard(Course.STOPPING), is_standby=is_standby)
+    assert keeper.handle(ended(code)) == [End(code)]
+
+
+def test_a_driver_that_was_asked_to_drain_itself_is_started_again_and_drains() -> None:  # KR7, KR13
+    keeper = running(None, ChildListens(), ChildHeard(Course.DRAINING))
+    keeper.handle(ended(KILLED))
+    assert keeper.handle(DelayOver()) == [StartChild(None)]
+    assert keeper.handle(ChildListens()) == [Tell(Wish.DRAIN)]
+    keeper.handle(ChildHeard(Course.STOPPING))
+    assert keeper.handle(ended(KILLED)) == [End(137, LEFT)], "a stop ends a drain"
 
 
 def test_a_stop_reaches_a_driver_that_does_not_listen_yet() -> None:  # KR6
@@ -183,6 +215,7 @@ def test_there_is_never_more_than_one_child(strategy: RestartStrategy, is_standb
         legal: list[Event] = [Wished(data.draw(st.sampled_from(list(Wish))))]
         if is_alive:
             legal += [ended(data.draw(STATUSES), now), ended(KILLED, now), ChildListens()]
+            legal += [ChildHeard(data.draw(st.sampled_from([Course.STOPPING, Course.DRAINING])))]
         if is_delayed:
             legal.append(DelayOver())
         event = data.draw(st.sampled_from(legal))
@@ -192,6 +225,7 @@ def test_there_is_never_more_than_one_child(strategy: RestartStrategy, is_standb
         if isinstance(event, DelayOver):
             is_delayed = False
         is_stopped |= isinstance(event, Wished) and event.wish in (Wish.STOP, Wish.INTERRUPT)
+        is_stopped |= event == ChildHeard(Course.STOPPING)
         effects = keeper.handle(event)
         if isinstance(event, ChildEnded) and not is_stopped and event.status in (0, 2, 3):
             assert effects == [End(event.status)], "KR3"

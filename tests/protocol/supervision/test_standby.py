@@ -183,6 +183,14 @@ def test_a_run_that_was_draining_is_drained_on() -> None:  # SB10
     assert Watched().all(0, seen(course=Course.DRAINING, is_ours=True))[-1] == TakeOver(FOURTH, drain=True)
 
 
+def test_a_run_that_failed_while_it_drained_is_drained_on_at_once() -> None:  # SB14
+    standby = watching()
+    failed = seen("z", Course.FAILED, was_draining=True)
+    standby.next()
+    assert standby.beat(500, seen("z", Course.FAILED)) == [LookAtAll()]
+    assert standby.all(500, failed)[-1] == TakeOver(FOURTH, drain=True)
+
+
 @pytest.mark.parametrize("generation", [Generation(0), Generation(3)], ids=["nobody ran", "an older release"])
 def test_without_any_heartbeat_it_waits_longer(generation: Generation) -> None:  # SB11
     silent = seen("7", generation=generation, knows_beats=False)

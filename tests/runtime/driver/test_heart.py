@@ -178,6 +178,30 @@ def test_the_end_of_a_run_is_recorded(result: RunResult | HeadgateError, course:
     assert word.checkpoint == (None if isinstance(result, HeadgateError) else 5)
 
 
+@pytest.mark.parametrize(
+    ("error", "wanted", "course", "was_draining"),
+    [
+        (PipelineFailed("the JVM has ended"), Course.STOPPING, Course.STOPPED, False),
+        (StorageError("put", "x", "gone"), Course.STOPPING, Course.STOPPED, False),
+        (PipelineFailed("the JVM has ended"), Course.DRAINING, Course.FAILED, True),
+        (UsageError("state does not fit"), Course.STOPPING, Course.FAILED_FOR_GOOD, False),
+        (UsageError("state does not fit"), Course.DRAINING, Course.FAILED_FOR_GOOD, False),
+    ],
+)
+def test_the_end_of_a_run_that_failed_says_what_its_user_wanted(
+    error: HeadgateError, wanted: Course, course: Course, was_draining: bool
+) -> None:  # SB14
+    storage = MemoryStorage()
+    CheckpointLog(storage, "p").claim("me", 0)
+    assert Heart(storage, "p", "me", Clock()).stop(FIRST, ended(error), wanted) == ""
+    word = end_in(storage, FIRST)
+    assert word is not None
+    assert (word.course, word.was_draining, word.reason) == (course, was_draining, str(error))
+    found = Lookout(storage, "p", "").all()
+    assert (found.course, found.was_draining) == (course, was_draining)
+    assert last_word(FIRST, "me", ended(FencedError("p", 1, 2)), wanted) is None
+
+
 def test_runs_that_end_before_their_first_beat_leave_nothing_but_the_last_end() -> None:  # SB4
     storage = MemoryStorage()
     for generation in range(1, 30):  # a finished pipeline that is started again and again
@@ -261,6 +285,45 @@ def test_a_driver_beats_from_its_claim_to_its_end(tmp_path: Path, monkeypatch: p
     word = end_in(storage, FIRST)
     assert word is not None
     assert word.course is Course.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("ask", "told", "course", "was_draining"),
+    [
+        (Driver.stop, Course.STOPPING, Course.STOPPED, False),
+        (Driver.cancel, Course.STOPPING, Course.STOPPED, False),
+        (Driver.drain, Course.DRAINING, Course.FAILED, True),
+    ],
+)
+def test_a_driver_that_fails_over_a_wish_has_told_it_to_its_keeper_and_to_standbys(
+    tmp_path: Path, ask: Callable[[Driver], None], told: Course, course: Course, was_draining: bool
+) -> None:  # KR13, SB14
+    wishes: list[Course] = []
+    driver = driver_at(tmp_path, Succession("supervisor 1", tell_wish=wishes.append))
+    driver.start()
+    wait_for(lambda: driver.supervision.machine.generation)
+    ask(driver)
+    driver.post(lambda: driver._on_error(StorageError("put", "x", "gone")))
+    driver.join()
+    word = end_in(open_storage(str(tmp_path / "checkpoints")), FIRST)
+    assert word is not None
+    if ask is not Driver.cancel:  # it may be done before
+        assert isinstance(driver.result.exception(), StorageError)
+        assert word.reason
+    assert (set(wishes), word.course, word.was_draining) == ({told}, course, was_draining)
+
+
+def test_a_wish_that_is_refused_is_not_told(tmp_path: Path) -> None:  # KR13
+    wishes: list[Course] = []
+    driver = driver_at(tmp_path, Succession("supervisor 1", tell_wish=wishes.append))
+    driver.start()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError):
+        driver.end_with_savepoint(str(tmp_path / "file" / "savepoint"), drain=False)
+    assert wishes == []
+    driver.cancel()
+    driver.join()
+    assert wishes == [Course.STOPPING]
 
 
 def test_a_driver_started_again_does_not_claim_behind_another_one(tmp_path: Path) -> None:  # KR10

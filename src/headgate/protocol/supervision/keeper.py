@@ -1,4 +1,4 @@
-"""Keeps a driver running: starts it as a child, and again when it died (rules KR1–KR12 of docs/spec/keeper.md).
+"""Keeps a driver running: starts it as a child, and again when it died (rules KR1–KR15 of docs/spec/keeper.md).
 
 One ``Keeper`` per ``headgate run --supervised``. Counterparts: ``cli.keeping`` (the process that interprets),
 ``cli.kept`` (the child's end). Never looks at checkpoints: what a driver goes on from, and whether it may, the driver
@@ -13,6 +13,7 @@ from typing import TypeAlias, assert_never
 
 from headgate.model.config import RestartStrategy
 from headgate.model.exits import Exit
+from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.supervision.events import Begin
@@ -41,6 +42,16 @@ class ChildClaimed:
 
 
 @dataclass(frozen=True, slots=True)
+class ChildHeard:
+    """EVENT: the child's user has asked it, past its keeper, to stop (also to cancel) or to drain.
+
+    ``course``: ``STOPPING`` or ``DRAINING``.
+    """
+
+    course: Course
+
+
+@dataclass(frozen=True, slots=True)
 class ChildEnded:
     """EVENT: the child is gone, and so is what it left running.
 
@@ -65,7 +76,7 @@ class DelayOver:
     """EVENT: the delay before a restart has passed."""
 
 
-Event: TypeAlias = Begin | ChildListens | ChildClaimed | ChildEnded | Wished | DelayOver
+Event: TypeAlias = Begin | ChildListens | ChildClaimed | ChildHeard | ChildEnded | Wished | DelayOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +139,11 @@ LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
 SIGNAL_BASE = 128
 """A shell's exit code for a process that a signal killed is this and the number of the signal."""
 
+NOT_DONE = (
+    "the driver was asked to stop and ended before it had said that it was done, so its last checkpoint may be "
+    "missing; it is not started again, and the same command continues from the newest checkpoint there is"
+)
+
 
 class Keeper(Machine):
     """Decides whether and when a driver is started again."""
@@ -162,6 +178,8 @@ class Keeper(Machine):
                 effects = self._on_listens()
             case ChildClaimed():
                 effects = self._on_claimed(event)
+            case ChildHeard():
+                effects = self._on_heard(event)
             case ChildEnded():
                 effects = self._on_ended(event)
             case Wished():
@@ -191,12 +209,22 @@ class Keeper(Machine):
         self._claimed = max(event.generation, self._claimed or event.generation)  # KR10
         return [Ignored("kept for the next child")]
 
+    def _on_heard(self, event: ChildHeard) -> list[Effect]:
+        """Keep what the user wants in case the child dies before it is done (KR13)."""
+        if event.course is Course.DRAINING:
+            self._is_drain_wanted = True  # KR7
+        else:
+            self._is_stop_wanted = True  # KR6
+        return [Ignored("kept in case the child dies")]
+
     def _on_ended(self, event: ChildEnded) -> list[Effect]:
         if self._phase is not Phase.RUNNING:
             raise self._violation("a child ended that was not started")
         self._is_listening = False
-        if self._is_stop_wanted or self._is_over(event.status):  # KR6, KR3
+        if self._is_over(event.status):  # KR3
             return self._end(event, "")
+        if self._is_stop_wanted:  # KR6; a standby that was replaced has said so itself
+            return self._end(event, "" if event.status == Exit.REPLACED else NOT_DONE)
         decision = self._policy.on_failure(event.at_ms, event.jitter)  # KR2, KR11
         if isinstance(decision, StayDown):
             return self._end(event, decision.reason)  # KR5

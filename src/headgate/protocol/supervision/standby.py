@@ -1,4 +1,4 @@
-"""Waits beside a running pipeline and decides when to take it over (rules SB6–SB13 of docs/spec/standby.md).
+"""Waits beside a running pipeline and decides when to take it over (rules SB6–SB14 of docs/spec/standby.md).
 
 One ``Standby`` per waiting process. It decides when trying is worth it, never who may write: that is the claim, which
 is made on condition that the generation that was silent is still the newest. Counterparts: ``cli.standby``
@@ -30,6 +30,7 @@ class Observed:
         is_ours: claimed by a driver of this standby's own keeper, which is dead.
         knows_beats: whether there is any heartbeat, of whatever generation (SB11).
         reason: why it failed.
+        was_draining: whether one that failed had been asked to drain.
     """
 
     generation: Generation
@@ -39,6 +40,7 @@ class Observed:
     is_ours: bool = False
     knows_beats: bool = True
     reason: str = ""
+    was_draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,8 @@ class Standby(Machine):
     def _take(self, found: Observed) -> list[Effect]:
         self._enter(Phase.TAKING)
         told = self._say(Notice.TAKING_OVER, found.owner)
-        return [*told, TakeOver(found.generation, drain=found.course is Course.DRAINING)]
+        drain = found.course is Course.DRAINING or found.was_draining  # SB14
+        return [*told, TakeOver(found.generation, drain=drain)]
 
     def _on_lost(self) -> list[Effect]:
         if self._phase is not Phase.TAKING:

@@ -275,7 +275,8 @@ class Driver:
         self._pools.savepoint.shutdown(wait=True)
         self.supervision.hooks.close()  # EI12: a claim that was under way may have called them until now
         if self._heart is not None:
-            problem = self._heart.stop(self._log.generation, self.result)  # behind the last commit (SB3)
+            course = self.supervision.course
+            problem = self._heart.stop(self._log.generation, self.result, course)  # behind the last commit (SB3)
             if problem:
                 self._observer.on_note(problem)
         self._end.release_lock()

@@ -1,4 +1,4 @@
-"""Writes a driver's signs of life beside the log, and how its run ended (SB1–SB4 of docs/spec/standby.md).
+"""Writes a driver's signs of life beside the log, and how its run ended (SB1–SB4, SB14 of docs/spec/standby.md).
 
 Nothing about the run depends on it. Counterpart: ``runtime.driver.lookout`` in a standby.
 """
@@ -66,9 +66,12 @@ class Heart:
                 self._storage.delete(path)
         self._tidied = generation
 
-    def stop(self, generation: Generation, result: Future[RunResult]) -> str:
-        """Record how the run ended, if it has claimed anything; return what is wrong with that, or "" (SB3)."""
-        word = None if not generation else last_word(generation, self._owner, result)
+    def stop(self, generation: Generation, result: Future[RunResult], course: Course = Course.RUNNING) -> str:
+        """Record how the run ended, if it has claimed anything; return what is wrong with that, or "" (SB3).
+
+        ``course``: what its user had asked of it.
+        """
+        word = None if not generation else last_word(generation, self._owner, result, course)
         problems: list[str] = []
         if word is not None:
             self._pool.submit(lambda: problems.append(self._record(word)))
@@ -89,8 +92,13 @@ class Heart:
         return f"how this run ended could not be recorded, so a standby may start the pipeline again: {problem}"
 
 
-def last_word(generation: Generation, owner: str, result: Future[RunResult]) -> Beat | None:
-    """Return how a run ended; None when another driver has replaced it: then the end is not its own to tell."""
+def last_word(
+    generation: Generation, owner: str, result: Future[RunResult], wanted: Course = Course.RUNNING
+) -> Beat | None:
+    """Return how a run ended; None when another driver has replaced it: then the end is not its own to tell.
+
+    ``wanted``: what its user had asked of it. A run that failed while it stopped counts as stopped (SB14).
+    """
     error = result.exception()
     match error:
         case None:
@@ -100,8 +108,9 @@ def last_word(generation: Generation, owner: str, result: Future[RunResult]) -> 
         case UsageError() | OutputDenied() | BadRecord() | PipelineFailed(is_for_good=True):
             course = Course.FAILED_FOR_GOOD
         case _:
-            course = Course.FAILED
-    return Beat(generation, owner, 0, course, None, str(error)[:REASON_CHARS_MAX])
+            course = Course.STOPPED if wanted is Course.STOPPING else Course.FAILED
+    was_draining = course is Course.FAILED and wanted is Course.DRAINING
+    return Beat(generation, owner, 0, course, None, str(error)[:REASON_CHARS_MAX], was_draining)
 
 
 def _of_result(generation: Generation, owner: str, result: RunResult) -> Beat:

@@ -61,8 +61,8 @@ class Lookout:
         course = found.course if word is None else word.course
         if word is None and has_given_up(log):  # C74: its driver died before it said so
             course = Course.STOPPED
-        reason = "" if word is None else word.reason
-        return Observed(generation, found.mark, course, owner, self._is_ours(owner), True, reason)
+        reason, was_draining = ("", False) if word is None else (word.reason, word.was_draining)
+        return Observed(generation, found.mark, course, owner, self._is_ours(owner), True, reason, was_draining)
 
     def _is_ours(self, owner: str) -> bool:
         return bool(owner) and owner == self._claimant

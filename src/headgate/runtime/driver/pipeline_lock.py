@@ -21,6 +21,7 @@ from typing import IO
 from headgate.codec.lock_holder import Ending, LockHolder, decode_holder, encode_holder
 from headgate.errors import UsageError
 from headgate.model.security import Access
+from headgate.runtime.driver.succession import succession
 from headgate.storage.access import access_in, open_lock
 from headgate.storage.backends import local_directory
 from headgate.storage.local import make_directories
@@ -88,6 +89,7 @@ class PipelineLock:
             takes_asks=signals,
             takes_savepoints=signals,
             takes_cancels=signals,
+            keeper=succession().keeper,
         )
         lock = cls(file, taken)
         lock._write(taken)

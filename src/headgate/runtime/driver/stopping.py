@@ -13,12 +13,17 @@ import socket
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headgate.codec.lock_holder import Ending, LockHolder
-from headgate.errors import UsageError
+from headgate.errors import StorageError, UsageError
 from headgate.runtime.driver.asking import Ask, Wish
+from headgate.runtime.driver.last_wish import tell_standbys
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
-from headgate.storage.backends import local_directory
+from headgate.storage.backends import local_directory, open_storage
+
+if TYPE_CHECKING:
+    import psutil  # type: ignore[import-untyped]
 
 STOP = signal.SIGTERM
 DRAIN = signal.SIGUSR1
@@ -32,6 +37,7 @@ class RunningPipeline:
         self._root = root
         self._pipeline = pipeline
         self.holder = holder
+        self._keeper = _keeper_of(holder)
 
     @classmethod
     def find(cls, root: str, pipeline: str) -> RunningPipeline:
@@ -64,11 +70,13 @@ class RunningPipeline:
     def ask(self, *, drain: bool) -> None:
         """Send the signal that stops, or drains. Call at once after ``find``.
 
+        Of a pipeline with a keeper, that one gets it: else it would start the driver again if that dies over it (KR14).
+
         Raises:
             UsageError: the process belongs to somebody else, or has just ended.
         """
         try:
-            os.kill(self.holder.pid, DRAIN if drain else STOP)
+            os.kill(self.holder.pid if self._keeper is None else self._keeper.pid, DRAIN if drain else STOP)
         except (PermissionError, ProcessLookupError) as error:
             raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
 
@@ -96,6 +104,28 @@ class RunningPipeline:
             raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
         return ask
 
+    def insist(self, ended: LockHolder, *, drain: bool) -> None:
+        """Tell whoever may start it again what was asked of a driver that has died or failed: keeper and standbys.
+
+        The keeper is the one that it had (KR15): whoever runs the pipeline otherwise was started on purpose.
+        """
+        drains_on = self._tell_keeper(DRAIN if drain else STOP) and drain  # a standby would be in its way
+        if ended.ending is not Ending.REPLACED and not drains_on:
+            with suppress(StorageError):
+                tell_standbys(open_storage(self._root), self._pipeline, self.holder, drain=drain)
+
+    def _tell_keeper(self, number: int) -> bool:
+        """Return whether there is one."""
+        import psutil
+
+        if self._keeper is None:
+            return False
+        try:
+            self._keeper.send_signal(number)
+        except psutil.Error:  # it has ended; whoever has its number now is left alone
+            return False
+        return True
+
     def ended(self) -> LockHolder | None:
         """Return how this run ended, or None while it goes on.
 
@@ -110,6 +140,17 @@ class RunningPipeline:
         if found is None:  # being written, by this run or the next
             return None if is_there else self.holder
         return replace(self.holder, ending=Ending.REPLACED)
+
+
+def _keeper_of(holder: LockHolder) -> psutil.Process | None:
+    """Return the keeper of a driver that runs. It is its parent: a number in a file may have become somebody else's."""
+    import psutil
+
+    try:
+        parent = psutil.Process(holder.pid).parent() if holder.keeper else None
+    except psutil.Error:
+        return None
+    return parent if parent is not None and parent.pid == holder.keeper else None
 
 
 def _refuse_unreadable(lock: Path, pipeline: str) -> None:
@@ -146,7 +187,7 @@ def _holds(pid: int, lock: Path) -> bool:
     Raises:
         UsageError: the process belongs to another user.
     """
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     try:
         opened = [file.path for file in psutil.Process(pid).open_files()]

@@ -10,11 +10,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 
 
 def _tell_nobody(generation: Generation) -> None:
     """Nobody waits for it."""
+
+
+def _wish_for_nobody(course: Course) -> None:
+    """Nobody starts this driver again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +30,16 @@ class Succession:
         follows whoever was there.
     tell_claim: called with every generation that this driver claims.
     lock_nonce: the run whose lock this driver breaks: it has been silent, whether its process is there or not (SB8).
+    tell_wish: called with what the user asks of this driver, as soon as it is known (KR13).
+    keeper: the process that starts this driver again, 0: none. What is asked of the driver goes to it (KR14).
     """
 
     claimant: str = ""
     after: Generation | None = None
     tell_claim: Callable[[Generation], None] = _tell_nobody
     lock_nonce: str | None = None
+    tell_wish: Callable[[Course], None] = _wish_for_nobody
+    keeper: int = 0
 
 
 _succession: ContextVar[Succession] = ContextVar("headgate_succession", default=Succession())  # noqa: B039  frozen

@@ -134,6 +134,7 @@ class Supervision:
     def stop(self) -> None:
         """Take a last checkpoint, commit it, then end."""
         self._is_stop_wanted = True
+        self._succession.tell_wish(Course.STOPPING)
         if self.live is not None and self.live.is_started:
             self.state = PipelineState.STOPPING
             self.live.stop(self._ordered_for_the_end())
@@ -143,11 +144,13 @@ class Supervision:
     def cancel(self, *, retain: bool) -> None:
         """End without another checkpoint; ``retain``: and keep those that there are, whatever is configured."""
         self._is_stop_wanted = True
+        self._succession.tell_wish(Course.STOPPING)
         self.handle(supervisor.CancelRequested(retain))
 
     def drain(self) -> None:
         """End the sources now, and in every later generation of this run (E9)."""
         self._is_drain_wanted = True
+        self._succession.tell_wish(Course.DRAINING)
         if self.live is not None:
             self.live.drain(self._ordered_for_the_end())
         if self.state is PipelineState.RUNNING:
