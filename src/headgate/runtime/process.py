@@ -36,9 +36,10 @@ class Process(SystemClock):
         """Asked each time: a fork has another one."""
         return os.getpid()
 
-    def monotonic_ns(self) -> int:
-        """The system's clock that is never set."""
-        return time.monotonic_ns()
+    @property
+    def host(self) -> str:
+        """Asked each time: it may be changed."""
+        return socket.gethostname()
 
     def sleep(self, seconds: float) -> None:
         """Pause this thread."""

@@ -107,6 +107,10 @@ class Surroundings(Protocol):
         """The id of this process, for people and signals."""
 
     @property
+    def host(self) -> str:
+        """What this machine is called, for people and to tell machines apart."""
+
+    @property
     def random(self) -> random.Random:
         """Chance: for jitter, never for secrets."""
 

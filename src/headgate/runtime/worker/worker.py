@@ -116,7 +116,7 @@ class Worker:
         self._pool = around.pool(UPLOAD_THREADS, "headgate-upload")
         self._stopping: messages.Stop | None = None
         self._is_listening = False
-        self._metrics = WorkerMetrics()
+        self._metrics = WorkerMetrics(around.monotonic_ns)
         self._peer_lost: tuple[int, PeerLost] | None = None
         self._overtakes = task.definition.config.checkpoints.alignment_timeout_ms is not None
         self._has_arrivals = False
@@ -258,7 +258,7 @@ class Worker:
 
     def _loop(self) -> None:
         runners, wake, metrics = self._runners, self._wake, self._metrics
-        metrics.start(self._around.monotonic_ns())
+        metrics.start()
         while self._stopping is None:
             wake.clear()  # before looking: whatever comes later sets it again
             did = bool(self._mail)

@@ -13,6 +13,8 @@ from headgate.sim.machine.tasks import SimProcess
 EPOCH_MS = 1_700_000_000_000
 """The date at which every run begins."""
 
+HOST = "simulated"
+
 
 class SimSurroundings:
     """What ``runtime.surroundings.Surroundings`` asks for, from the seed.
@@ -32,6 +34,11 @@ class SimSurroundings:
     def process_id(self) -> int:
         """See ``Surroundings``."""
         return self._process.pid
+
+    @property
+    def host(self) -> str:
+        """See ``Surroundings``; all simulated processes are of one machine."""
+        return HOST
 
     def monotonic_ns(self) -> int:
         """Virtual time; it stands still while a task makes a step."""
