@@ -40,9 +40,6 @@ EXCEPTIONS = {
     "storage/memory.py": "its lock is never held across anything that blocks; draws names for tests",
     "storage/faulty.py": "for tests; how it waits is given to it",
     "store/chunks.py": "draws names where a store is given nothing else to draw them with",
-    "store/linger.py": "thin: a thread that waits for time to pass",
-    "store/writer.py": "notices a fork",
-    "store/open_transaction.py": "has threads that spill",
     "store/catalogue/private.py": "its lock is held across a transaction in memory: the simulator does not park there",
     "store/catalogue/database.py": "thin: connections to SQLite's file",
     "store/catalogue/making_lock.py": "thin: a lock of the file system",
@@ -91,7 +88,7 @@ def test_what_the_simulator_runs_takes_its_surroundings_from_outside() -> None: 
 
 def test_exceptions_are_few_and_there() -> None:  # SM70
     assert all((SOURCE / name).is_file() for name in EXCEPTIONS)
-    assert len(EXCEPTIONS) <= 22
+    assert len(EXCEPTIONS) <= 18
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.mutants.harness import Mutant
-from tests.sim.product.stream_mutants import MUTANTS
+from tests.sim.product.stream_mutants import MUTANTS, SHARED
 
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.streams import StreamRun, run_seed
@@ -35,5 +35,14 @@ def test_a_planted_bug_of_the_store_is_found(mutant: Mutant, seed: int) -> None:
     for tried in (seed, *range(40)):
         with mutant():
             if run_seed(tried, is_plain=True).violation is not None:
+                return
+    pytest.fail(f"no seed finds {mutant}")
+
+
+@pytest.mark.parametrize(("mutant", "seed"), SHARED.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_threads_in_the_store_is_found(mutant: Mutant, seed: int) -> None:  # SM71
+    for tried in (seed, *range(40)):
+        with mutant():
+            if run_seed(tried).violation is not None:
                 return
     pytest.fail(f"no seed finds {mutant}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -67,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--custom", action="store_true", help="pipelines between sources and sinks that users write")
     parser.add_argument("--followed", action="store_true", help="pipelines that follow files which are rotated")
     chosen = parser.parse_args(arguments)
+    logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:
         text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)
         print(text)

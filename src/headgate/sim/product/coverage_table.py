@@ -34,7 +34,6 @@ THIN = (
     "store/catalogue/opening.py",  # SQLite's file and its locks
     "store/catalogue/untouched.py",  # files of older versions
     "store/catalogue/versions.py",  # tables of older versions, in files
-    "store/linger.py",  # a thread that waits for time to pass
 )
 """Beside ``spark/``, ``storage/local.py`` and ``storage/object_store.py``, which are in no room that is measured."""
 
