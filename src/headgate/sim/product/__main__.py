@@ -23,7 +23,7 @@ from headgate.sim.product import (
     streams,
     timed,
 )
-from headgate.sim.product.coverage_table import measure, table, write
+from headgate.sim.product.coverage_table import LEAST, measure, share, table, write
 from headgate.sim.product.run import Result, run_seed
 
 KINDS: dict[str, Callable[..., Result]] = {
@@ -70,10 +70,14 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:
-        text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)
+        found = measure(chosen.first, chosen.seeds, chosen.jobs, list(KINDS))
+        text = table(found, chosen.seeds, len(KINDS))
         print(text)
         if chosen.write is not None:
             write(chosen.write, text)
+        if share(found) < LEAST:
+            print(f"less than {LEAST:.0%}: something new is run by no seed, or too few seeds were run", file=sys.stderr)
+            return 1
         return 0
     run = next((run for kind, run in KINDS.items() if getattr(chosen, kind)), run_seed)
     if chosen.seed is not None:

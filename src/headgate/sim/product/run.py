@@ -28,8 +28,9 @@ from headgate.sim.product.focus import LASTS_MS, draw_focus, put_in_focus
 from headgate.sim.product.harm import Harm
 from headgate.sim.product.history import History
 from headgate.sim.product.publishing import Outside
-from headgate.sim.product.settings import CHECKPOINTS, draw_settings
+from headgate.sim.product.settings import CHECKPOINTS, Exactly, draw_settings
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
+from headgate.sim.product.stored import StoredStates
 from headgate.sim.product.strikes import Started, Strikes
 from headgate.sim.product.typed import with_typed
 from headgate.sim.product.verdict import Verdict
@@ -132,6 +133,7 @@ class Run:
             self.settings.use_files(self.files)
             self.settings.job = self.files.with_more(self.settings.job)
         self.focus = None if is_plain else draw_focus(seed)
+        self.stored = StoredStates(seed)
         if not is_plain:
             self.settings.job = with_typed(seed, self.settings.job)
         if self.focus is not None:
@@ -315,7 +317,9 @@ class Run:
         self._start_if_none()
 
     def _verify(self) -> None:
-        Verdict(self.settings, self.history, self.listed_at).check()
+        verdict = Verdict(self.settings, self.history, self.listed_at)
+        verdict.check()
+        self.stored.check(self.settings.job, verdict.read, is_exact=isinstance(self.settings.judge, Exactly))
         self._is_verified = True
 
 
