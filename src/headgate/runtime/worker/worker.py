@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headgate.codec import messages
-from headgate.errors import BadRecord, FencedError, HeadgateError
+from headgate.errors import BadRecord, FencedError, HeadgateError, StorageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
@@ -440,6 +440,8 @@ def failure_of(error: BaseException) -> Failure:
         case PrepareRefused() | BadRecord():
             return Failure(FailureKind.DETERMINISTIC, str(error))
     where = f"operator '{node}': " if node else ""
+    if isinstance(error, StorageError) and error.is_transient:  # G25
+        return Failure(FailureKind.LOST, f"{where}{error}")
     if isinstance(error, HeadgateError):
         return Failure(FailureKind.USER_CODE, f"{where}{error}")
     return Failure(FailureKind.USER_CODE, f"{where}{type(error).__name__}: {error}", user_traceback(error))

@@ -20,6 +20,7 @@ from headgate.sim.product import (
     modes,
     overtaking,
     savepoints,
+    standing_by,
     streams,
     timed,
 )
@@ -38,6 +39,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "ttl": expiring.run_seed,
     "custom": custom.run_seed,
     "followed": followed.run_seed,
+    "standby": standing_by.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -67,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ttl", action="store_true", help="pipelines whose functions have state that expires")
     parser.add_argument("--custom", action="store_true", help="pipelines between sources and sinks that users write")
     parser.add_argument("--followed", action="store_true", help="pipelines that follow files which are rotated")
+    parser.add_argument("--standby", action="store_true", help="pipelines with keepers and standbys")
     chosen = parser.parse_args(arguments)
     logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:
