@@ -24,7 +24,7 @@ from headgate.sim.product import (
     streams,
     timed,
 )
-from headgate.sim.product.coverage_table import LEAST, measure, share, table, write
+from headgate.sim.product.coverage_table import LEAST, left_out, measure, share, table, write
 from headgate.sim.product.run import Result, run_seed
 
 KINDS: dict[str, Callable[..., Result]] = {
@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = measure(chosen.first, chosen.seeds, chosen.jobs, list(KINDS))
         text = table(found, chosen.seeds, len(KINDS))
         print(text)
+        print(left_out())
         if chosen.write is not None:
             write(chosen.write, text)
         if share(found) < LEAST:
