@@ -15,6 +15,9 @@ class HandClock:
     def monotonic_ms(self) -> int:
         return self.passed_ms
 
+    def monotonic_ns(self) -> int:
+        return self.passed_ms * 1_000_000
+
     def wall_ms(self) -> int:
         return self.date_ms
 
@@ -36,7 +39,7 @@ class HandTimed(Process):
         return self._clock.monotonic_ms()
 
     def monotonic_ns(self) -> int:
-        return self._clock.monotonic_ms() * 1_000_000
+        return self._clock.monotonic_ns()
 
     def wall_ms(self) -> int:
         return self._clock.wall_ms()

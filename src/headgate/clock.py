@@ -19,6 +19,9 @@ class Clock(Protocol):
     def monotonic_ms(self) -> int:
         """Return the milliseconds since some moment that means nothing; never less than before."""
 
+    def monotonic_ns(self) -> int:
+        """Return the same in nanoseconds, to measure with."""
+
     def wall_ms(self) -> int:
         """Return the date: milliseconds since 1970."""
 
@@ -29,6 +32,10 @@ class SystemClock:
     def monotonic_ms(self) -> int:
         """See ``Clock``."""
         return time.monotonic_ns() // 1_000_000
+
+    def monotonic_ns(self) -> int:
+        """See ``Clock``."""
+        return time.monotonic_ns()
 
     def wall_ms(self) -> int:
         """See ``Clock``."""

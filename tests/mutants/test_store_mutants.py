@@ -41,6 +41,7 @@ from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.linger import Linger
 from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
+from headgate.store.spilling import Part
 from headgate.store.store import Store
 from headgate.store.streams import KEY_SPACE, Layout, Segment, StreamInfo
 from headgate.store.writer import Appended, StreamWriter
@@ -53,6 +54,23 @@ def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "store") as opened:
         opened.create_stream(STREAM, KEYED, segments=3, routing_key="key")
         yield opened
+
+
+@contextmanager
+def what_no_thread_can_write_is_taken_for_written() -> Iterator[None]:
+    """S70."""
+
+    def give_back(self: Part) -> None:
+        self._is_written = True
+        self._is_over.set()
+
+    with patched(Part, "give_back", give_back):
+        yield
+
+
+def test_a_part_that_nobody_wrote_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = what_no_thread_can_write_is_taken_for_written
+    assert_caught(mutant, deciding.test_what_no_thread_can_write_is_written_by_the_caller, monkeypatch)
 
 
 # -- appends ---------------------------------------------------------------------------------------------------------

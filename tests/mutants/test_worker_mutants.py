@@ -14,6 +14,7 @@ from tests.operators import test_timestamps as timestamp_tests
 from tests.runtime.checkpoints import test_restoring as restoring_tests
 from tests.runtime.driver import test_owning as owning_tests
 from tests.runtime.wire import test_feedback as feedback_tests
+from tests.runtime.worker import test_hooks as hook_tests
 from tests.runtime.worker import test_loop_head_runner as head_tests
 from tests.runtime.worker import test_loop_log as log_tests
 from tests.runtime.worker import test_subtask_runner as runner_tests
@@ -21,6 +22,7 @@ from tests.runtime.worker import test_worker_turns as turn_tests
 from tests.sim.product.patching import around
 
 from headgate.codec.frames import Barrier, BatchElement, Probe
+from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.subtasks import subtask as machine
 from headgate.protocol.watermarks import WatermarkTracker
 from headgate.runtime.checkpoints.restoring import RestoredSnapshots
@@ -31,7 +33,7 @@ from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.loop_log import LoopLog, SealedLog
 from headgate.runtime.worker.outlets import EdgeOutlet
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
-from headgate.runtime.worker.worker import Worker
+from headgate.runtime.worker.worker import Worker, failure_of
 
 # -- peers ----------------------------------------------------------------------------------------------------------
 
@@ -317,3 +319,19 @@ def test_telling_targets_too_early_is_found(tmp_path: Path, kind: Any) -> None:
         (tmp_path / place).mkdir()
     test(tmp_path / "sound", kind)
     assert_caught(targets_are_told_before_all_were_asked, test, tmp_path / "mutant", kind)
+
+
+# -- what is whose fault --------------------------------------------------------------------------------------------
+
+
+def an_outage_is_a_failure_of_user_code() -> AbstractContextManager[None]:  # G25
+    return patched(hook_tests, "failure_of", _blaming)
+
+
+def _blaming(error: BaseException) -> Failure:
+    return dataclasses.replace(failure_of(error), kind=FailureKind.USER_CODE)
+
+
+def test_who_is_to_blame_for_an_outage_is_told() -> None:
+    test = hook_tests.test_storage_that_is_gone_for_a_while_is_no_failure_of_user_code
+    assert_caught(an_outage_is_a_failure_of_user_code, test)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.store.storing import KEYED, STREAM, drained, keyed
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -35,9 +36,9 @@ def hurry(writer: StreamWriter) -> None:
     """What waits has waited long enough."""
     assert writer._linger is not None
     with writer._linger._changed:
-        assert writer._linger._due_s is not None
-        writer._linger._due_s = time.monotonic()
-        writer._linger._changed.notify()
+        assert writer._linger._due_ms is not None
+        writer._linger._due_ms = SYSTEM_CLOCK.monotonic_ms()
+        writer._linger._changed.notify_all()
 
 
 def test_an_append_completes_although_nobody_flushes(store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,9 +18,11 @@ from headgate.storage.local import LocalStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store import open_transaction
 from headgate.store.catalogue import outcomes, sql, tables
+from headgate.store.catalogue.memory import memory_catalogue
 from headgate.store.open_transaction import Transaction
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store
+from headgate.threads import SystemThreads
 
 
 def prepared(store: Store, name: str, *pairs: tuple[str, int], epoch: int = 1, owner: str = "p/sink") -> Transaction:
@@ -266,8 +269,8 @@ def test_prepare_can_be_repeated_after_a_full_disk(
         transaction.write(keyed(("a", 1)))
         monkeypatch.undo()
         if is_spilled:
-            assert transaction._spill is not None
-            assert isinstance(transaction._spill.exception(), StorageError)
+            assert transaction._part is not None
+            assert not transaction._part.is_written()
         transaction.write(keyed(("a", 2)))
         with pytest.raises(StorageError):
             transaction.prepare()
@@ -278,6 +281,32 @@ def test_prepare_can_be_repeated_after_a_full_disk(
         transaction.prepare()
         commit(store, "t")
         assert drained(store) == [("a", 1), ("a", 2)]
+
+
+class NoThreads(SystemThreads):
+    """A system that has no threads left, for as long as it is told."""
+
+    def __init__(self) -> None:
+        self.is_short = True
+
+    def pool(self, size: int, name: str) -> Any:
+        if self.is_short:
+            raise RuntimeError("can't start new thread")
+        return super().pool(size, name)
+
+
+def test_what_no_thread_can_write_is_written_by_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:  # S70
+    monkeypatch.setattr(open_transaction, "FLUSH_BYTES", 1)
+    threads = NoThreads()
+    store = Store("memory", memory_catalogue("memory"), MemoryStorage(), threads=threads)
+    store.create_stream(STREAM, KEYED, segments=2, routing_key="key")
+    transaction = store.begin(STREAM, owner="p/sink", epoch=1, name="t")
+    for n in range(4):
+        threads.is_short = n < 2
+        transaction.write(keyed(("a", n)))
+    transaction.prepare()
+    commit(store, "t")
+    assert drained(store) == [("a", n) for n in range(4)]
 
 
 @pytest.fixture

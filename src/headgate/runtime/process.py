@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import os
-import queue
 import random
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from headgate.clock import SystemClock
+from headgate.threads import SystemThreads
 
 
-class DaemonThread(threading.Thread):
-    """A thread that knows whether it is the one that asks."""
-
-    @property
-    def is_current(self) -> bool:
-        """Whether the caller runs in it."""
-        return threading.current_thread() is self
-
-
-class Process(SystemClock):
+class Process(SystemClock, SystemThreads):
     """This process (see ``Surroundings``)."""
 
     def __init__(self) -> None:
         self.random = random.Random()
 
     @property
-    def process_id(self) -> int:
-        """Asked each time: a fork has another one."""
-        return os.getpid()
-
-    def monotonic_ns(self) -> int:
-        """The system's clock that is never set."""
-        return time.monotonic_ns()
+    def host(self) -> str:
+        """Asked each time: it may be changed."""
+        return socket.gethostname()
 
     def sleep(self, seconds: float) -> None:
         """Pause this thread."""
@@ -47,30 +30,6 @@ class Process(SystemClock):
     def token(self, size_bytes: int) -> bytes:
         """From the system's source of secrets."""
         return secrets.token_bytes(size_bytes)
-
-    def lock(self) -> threading.Lock:
-        """See ``Surroundings``."""
-        return threading.Lock()
-
-    def event(self) -> threading.Event:
-        """See ``Surroundings``."""
-        return threading.Event()
-
-    def condition(self) -> threading.Condition:
-        """See ``Surroundings``."""
-        return threading.Condition()
-
-    def queue(self) -> queue.SimpleQueue[Any]:
-        """See ``Surroundings``."""
-        return queue.SimpleQueue()
-
-    def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> DaemonThread:
-        """See ``Surroundings``."""
-        return DaemonThread(target=target, args=arguments, name=name, daemon=True)
-
-    def pool(self, size: int, name: str) -> ThreadPoolExecutor:
-        """See ``Surroundings``."""
-        return ThreadPoolExecutor(size, thread_name_prefix=name)
 
     def listen(self, host: str, port: int) -> socket.socket:
         """See ``Surroundings``."""

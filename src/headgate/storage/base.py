@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import secrets
 from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
@@ -47,6 +46,9 @@ class Storage(Protocol):
     @property
     def puts_may_land_late(self) -> bool:
         """Whether a put that reported an error may still take effect after a look that did not find it (X10)."""
+
+    def draw_name(self, size_bytes: int) -> str:
+        """Return what nothing else is called, in hexadecimal digits: so many bytes at random."""
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object durably (O15), replacing what was there; readers see all of it or nothing."""
@@ -107,7 +109,7 @@ def refuse_unless_exclusive(storage: Storage, directory: str) -> None:
         StorageError
     """
     for _ in range(PROBES_MAX):
-        if _is_exclusive(storage, f"{directory}/probe-{secrets.token_hex(8)}"):
+        if _is_exclusive(storage, f"{directory}/probe-{storage.draw_name(8)}"):
             return
     raise UsageError(
         f"storage {storage.url} replaces an object that was to be written only if absent, so two runs could overwrite "

@@ -87,6 +87,10 @@ class FaultyStorage:
         """The inner storage's."""
         return self._inner.puts_may_land_late
 
+    def draw_name(self, size_bytes: int) -> str:
+        """The inner storage's."""
+        return self._inner.draw_name(size_bytes)
+
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """See ``Storage.put``."""
         late = self._before("put", path, parts)

@@ -94,6 +94,10 @@ class LocalStorage:
         """A system call that has failed does nothing later."""
         return False
 
+    def draw_name(self, size_bytes: int) -> str:
+        """See ``Storage``."""
+        return secrets.token_hex(size_bytes)
+
     def local_path(self, path: str) -> Path:
         """Return the file of an object; for memory-mapping what is complete."""
         return self._root / checked_path(path)

@@ -5,6 +5,7 @@ Counterpart: ``storage.Storage``. Never survives the process and is never seen b
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Sequence
 
@@ -44,6 +45,10 @@ class MemoryStorage:
     def puts_may_land_late(self) -> bool:
         """Nothing is on its way."""
         return False
+
+    def draw_name(self, size_bytes: int) -> str:
+        """See ``Storage``."""
+        return secrets.token_hex(size_bytes)
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object, replacing what was there."""

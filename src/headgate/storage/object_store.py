@@ -7,6 +7,7 @@ Never emulates create-if-absent by looking first: it is the store's conditional 
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,10 @@ class ObjectStorage:
     def puts_may_land_late(self) -> bool:
         """A request that timed out may still be on its way."""
         return True
+
+    def draw_name(self, size_bytes: int) -> str:
+        """See ``Storage``."""
+        return secrets.token_hex(size_bytes)
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """Write an object durably, replacing what was there, in one request (O13)."""

@@ -6,10 +6,7 @@ Never leaves a record before ``prepare``, and never removes a file that the stor
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from typing import Protocol
 
 import pyarrow as pa
@@ -22,6 +19,7 @@ from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encod
 from headgate.store.limits import check_event_sizes
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema
+from headgate.store.spilling import Part, Spilling
 from headgate.store.streams import StreamInfo
 
 
@@ -52,8 +50,10 @@ class Transaction:
         owner: str,
         epoch: int,
         new_name: Callable[[], str],
+        spilling: Spilling,
     ) -> None:
         """Use ``Store.begin``."""
+        self._spilling = spilling
         self.stream = stream
         self.name = name
         self.owner = owner
@@ -65,8 +65,7 @@ class Transaction:
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
         self._written: list[ChunkRecord] = []
-        self._spill: Future[None] | None = None
-        self._spilling: list[pa.RecordBatch] = []
+        self._part: Part | None = None
         self._is_open = True
         self._is_aborted = False
         self._may_be_prepared = False
@@ -94,8 +93,8 @@ class Transaction:
         self.events_count += batch.num_rows
         self._buffered_bytes += batch.nbytes
         if is_full:
-            self._spilling, self._buffer, self._buffered_bytes = self._buffer, [], 0
-            self._spill = _spill_threads(os.getpid()).submit(self._write_chunk, self._spilling)
+            self._part = self._spilling.begin(self._buffer, self._write_chunk)
+            self._buffer, self._buffered_bytes = [], 0
 
     def seal(self, name: str | None = None) -> None:
         """Take no more events; give it its final name. No I/O."""
@@ -133,13 +132,13 @@ class Transaction:
             self._log.abort(self.stream.name, self.name, self.owner, self.epoch)
         self._is_aborted = True
         self._buffer = []
-        if self._spill is not None:
-            self._spill.exception()  # wait for it
-            self._spill, self._spilling = None, []
+        if self._part is not None:
+            self._part.is_written()  # wait for it
+            self._part = None
         delete_quietly(self._storage, [chunk.path for chunk in self._written])
         self._written = []
 
-    def _write_chunk(self, batches: list[pa.RecordBatch]) -> None:
+    def _write_chunk(self, batches: Sequence[pa.RecordBatch]) -> None:
         encoded = encode_batches(self.stream, batches, self._fallback).chunk
         base = owner_directory(self.stream.stream_id, self.owner).partition("/")[2]
         path = chunk_path(self.stream.stream_id, f"{base}/{self.epoch}", self._new_name())
@@ -148,14 +147,8 @@ class Transaction:
 
     def _finish_spill(self) -> None:
         """Wait for the part being written; write it again if that failed."""
-        if self._spill is None:
+        if self._part is None:
             return
-        if self._spill.exception() is not None:
-            self._write_chunk(self._spilling)
-        self._spill, self._spilling = None, []
-
-
-@cache
-def _spill_threads(pid: int) -> ThreadPoolExecutor:
-    """Return the threads of process ``pid``: those of its parent do not survive a fork (CT4)."""
-    return ThreadPoolExecutor(max_workers=2, thread_name_prefix="headgate-spill")
+        if not self._part.is_written():
+            self._write_chunk(self._part.batches)
+        self._part = None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headgate.clock import SYSTEM_CLOCK
+from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.life import Life, Owner
@@ -32,6 +32,7 @@ from headgate.store.reader import SegmentReader
 from headgate.store.streams import Layout, StreamDefinition, StreamInfo, check_open
 from headgate.store.transactions import TransactionLog
 from headgate.store.writer import StreamWriter
+from headgate.threads import SYSTEM_THREADS, Threads
 
 ROOT_VARIABLE = "HEADGATE_STORE"
 ROOT_DEFAULT = ".headgate/store"
@@ -60,16 +61,19 @@ class Store:
         catalogue: Catalogue,
         storage: Storage,
         *,
-        now_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms,
         new_name: Callable[[], str] = random_name,
+        threads: Threads = SYSTEM_THREADS,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Use ``Store.open``. ``new_name`` gives names that nothing has."""
         self.root = root
         self._catalogue = catalogue
         self._storage = storage
-        self._now_ms = now_ms
+        self._now_ms = clock.wall_ms
+        self._threads = threads
+        self._clock = clock
         self._new_name = new_name
-        self._transactions = TransactionLog(catalogue, storage, now_ms, new_name)
+        self._transactions = TransactionLog(catalogue, storage, clock.wall_ms, new_name, threads)
 
     @classmethod
     def open(
@@ -202,7 +206,17 @@ class Store:
         linger_ms = None if linger is None else duration_ms(linger, "linger")
         info = self._catalogue.find_stream(name)
         check_open(info)
-        return StreamWriter(self._catalogue, self._storage, info, writer_id, epoch, linger_ms, self._new_name)
+        return StreamWriter(
+            self._catalogue,
+            self._storage,
+            info,
+            writer_id,
+            epoch,
+            linger_ms,
+            self._new_name,
+            self._threads,
+            self._clock,
+        )
 
     def reader(self, name: str, segment: int, position: int = 0) -> SegmentReader:
         """Return a reader of one segment, beginning at ``position``.

@@ -15,7 +15,9 @@ from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue, ChunkRecord
 from headgate.store.chunks import delete_quietly
 from headgate.store.open_transaction import Transaction, owner_directory
+from headgate.store.spilling import Spilling
 from headgate.store.streams import StreamInfo
+from headgate.threads import Threads
 
 _CHUNK = re.compile(r"([0-9]+)/[^/]+\.chunk")
 """What this module writes below an owner's directory: epoch and file."""
@@ -25,9 +27,15 @@ class TransactionLog:
     """Transactions of one store: each method is one verb of the catalogue, with what it means for the files."""
 
     def __init__(
-        self, catalogue: Catalogue, storage: Storage, now_ms: Callable[[], int], new_name: Callable[[], str]
+        self,
+        catalogue: Catalogue,
+        storage: Storage,
+        now_ms: Callable[[], int],
+        new_name: Callable[[], str],
+        threads: Threads,
     ) -> None:
         """Use ``Store``."""
+        self._spilling = Spilling(threads)
         self._catalogue = catalogue
         self._storage = storage
         self._now_ms = now_ms
@@ -43,7 +51,7 @@ class TransactionLog:
         if not owner or epoch < 0:
             raise UsageError(f"a transaction needs an owner and an epoch of at least 0, not {owner!r} and {epoch}")
         info = self._catalogue.begin(stream, name, owner, epoch)
-        return Transaction(self, self._storage, info, name, owner, epoch, self._new_name)
+        return Transaction(self, self._storage, info, name, owner, epoch, self._new_name, self._spilling)
 
     def prepare(self, transaction: Transaction, chunks: Sequence[ChunkRecord]) -> None:
         """Record ``transaction`` as prepared, with the durable files that hold its events (S12)."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
 import pyarrow as pa
 
+from headgate.clock import Clock
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.storage.base import Storage
 from headgate.store.appends import Appended, FlushAttempt, PendingAppend
@@ -26,6 +25,7 @@ from headgate.store.linger import Linger
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema
 from headgate.store.streams import StreamInfo
+from headgate.threads import Threads
 
 _log = logging.getLogger("headgate")
 
@@ -42,8 +42,12 @@ class StreamWriter:
         epoch: int,
         linger_ms: int | None,
         new_name: Callable[[], str],
+        threads: Threads,
+        clock: Clock,
     ) -> None:
         """Use ``Store.writer``."""
+        self._threads = threads
+        self._clock = clock
         self._catalogue = catalogue
         self._storage = storage
         self.stream = stream
@@ -60,16 +64,19 @@ class StreamWriter:
 
     def _begin_in_this_process(self) -> None:
         """Begin with nothing buffered. After a fork the parent keeps what it had, and the threads are its own (CT4)."""
-        self._pid = os.getpid()
-        self._buffer_lock = threading.Lock()
-        self._flush_lock = threading.RLock()  # a future's callback may append and flush
+        self._pid = self._threads.process_id
+        self._buffer_lock = self._threads.lock()
+        self._flush_lock = self._threads.reentrant_lock()  # a future's callback may append and flush
         self._buffer: list[PendingAppend] = []
         self._buffered_bytes = 0
         self._attempt: FlushAttempt | None = None
         self._unacknowledged: dict[int, Future[Appended]] = {}
-        self._linger = None if self._linger_ms is None else Linger(self._linger_ms, self._flush_in_time)
+        self._linger = None if self._linger_ms is None else self._make_linger(self._linger_ms)
         self.next_sequence = self._durable_sequence + 1
         """Number of the next append; after a restart, the first that the store does not have."""
+
+    def _make_linger(self, linger_ms: int) -> Linger:
+        return Linger(linger_ms, self._flush_in_time, self._threads, self._clock)
 
     def append(self, batch: pa.RecordBatch, sequence: int | None = None) -> Future[Appended]:
         """Take events; they are durable when the future completes: soon (see ``Store.writer``), or with ``flush``.
@@ -191,7 +198,7 @@ class StreamWriter:
             raise UsageError(f"the writer of stream '{self.stream.name}' is closed; open another one")
 
     def _notice_fork(self) -> None:
-        if os.getpid() != self._pid:
+        if self._threads.process_id != self._pid:
             self._begin_in_this_process()
 
     def _future_of_first(self, number: int) -> Future[Appended]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests.clocks import HandClock
+
 from headgate.codec.messages import AlignmentMetrics, Metrics
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.metrics import (
@@ -37,7 +39,7 @@ def report(generation: int, rows: int, busy: float = 0.5, watermark: int | None 
 
 
 def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None:
-    book = ProgressBook("bad-records")
+    book = ProgressBook("bad-records", HandClock().monotonic_ns)
     book.begin(Generation(1))
     book.add(0, report(1, 10, 0.2, watermark=50, late=1))
     book.add(1, report(1, 30, 0.9, watermark=40, late=2))
@@ -54,7 +56,7 @@ def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None
 
 
 def test_reports_of_another_generation_do_not_count_and_a_new_one_begins_at_zero() -> None:
-    book = ProgressBook("bad-records")
+    book = ProgressBook("bad-records", HandClock().monotonic_ns)
     book.begin(Generation(2))
     book.add(0, report(1, 10))
     assert book.reports() == {}
@@ -64,7 +66,7 @@ def test_reports_of_another_generation_do_not_count_and_a_new_one_begins_at_zero
 
 
 def test_loops_are_summed_over_their_heads_but_for_times_and_rounds() -> None:
-    book = ProgressBook("bad-records")
+    book = ProgressBook("bad-records", HandClock().monotonic_ns)
     book.begin(Generation(1))
     loop, other = NodeName("ranks"), NodeName("other")
     book.add(0, Metrics(1, loops=[LoopProgress(loop, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1), LoopProgress(other, 1)]))
@@ -74,7 +76,7 @@ def test_loops_are_summed_over_their_heads_but_for_times_and_rounds() -> None:
 
 
 def test_alignments_are_reported_once_and_bounded() -> None:
-    metrics = WorkerMetrics()
+    metrics = WorkerMetrics(HandClock().monotonic_ns)
     for number in range(ALIGNMENTS_MAX + 5):
         metrics.snapshot_taken(SubtaskId(VertexId("v"), 0), CheckpointId(number + 1), 1, 2)
     exchange = ExchangeMetrics(1, 2, 3, 4, 5)
@@ -85,16 +87,34 @@ def test_alignments_are_reported_once_and_bounded() -> None:
     assert metrics.message(Generation(1), 0.5, [], exchange).alignments == []
 
 
-def test_the_busy_fraction_is_what_was_not_slept() -> None:
-    metrics = WorkerMetrics()
-    metrics.start(0)  # the clock's zero: long ago
+def test_the_busy_fraction_is_what_was_not_slept_by_the_clock_of_the_surroundings() -> None:
+    clock = HandClock(passed_ms=5_000)
+    metrics = WorkerMetrics(clock.monotonic_ns)
+    clock.advance(1_000)
+    metrics.start()
     assert metrics.busy_fraction() == 1.0
-    metrics.slept(10**18)
+    clock.advance(400)
+    metrics.slept(100_000_000)
+    assert metrics.busy_fraction() == 0.75
+    clock.advance(400)
+    metrics.slept(400_000_000)
     assert metrics.busy_fraction() == 0.0
 
 
+def test_rates_and_times_go_by_the_clock_of_the_surroundings() -> None:
+    clock = HandClock(passed_ms=5_000)
+    book = ProgressBook("bad-records", clock.monotonic_ns)
+    book.begin(Generation(1))
+    book.add(0, report(1, 10))
+    clock.advance(2_000)
+    found = book.snapshot(PipelineState.RUNNING, Generation(1), 0, None)
+    node = next(n for n in found.nodes if n.node == "window")
+    assert found.uptime_ms == 2_000
+    assert node.records_in_per_second == node.records_in / 2
+
+
 def test_a_report_is_due_once_per_period() -> None:
-    metrics = WorkerMetrics()
+    metrics = WorkerMetrics(HandClock().monotonic_ns)
     assert metrics.is_due(1_000, 500)
     assert not metrics.is_due(1_499, 500)
     assert metrics.is_due(1_500, 500)

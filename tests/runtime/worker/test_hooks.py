@@ -11,8 +11,8 @@ from tests.runtime.worker.test_subtask_runner import Made, Reader, Sink, batch
 import headgate as hg
 from headgate.codec.snapshot import LISTS_PREFIX, decode_sections
 from headgate.codec.state_rows import stored_rows
-from headgate.errors import UsageError
-from headgate.model.failure import FailureKind
+from headgate.errors import StorageError, UsageError
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
 from headgate.operators.base import RestoredState
 from headgate.operators.user_function import HookError
@@ -220,3 +220,13 @@ def test_a_chain_without_user_objects_has_no_hooks() -> None:
     assert isinstance(made.runner.chain, Chain)
     assert not hooks.is_listening
     assert hooks.snapshot(CheckpointId(1)) == {}
+
+
+def test_storage_that_is_gone_for_a_while_is_no_failure_of_user_code() -> None:  # G25
+    """Two restarts within one outage are the same failure twice: as one of user code it would be final (G8)."""
+    outage = StorageError("get", "p/chk-0000000001/op-0.g1", "503 Slow Down", is_transient=True)
+    assert failure_of(outage) == Failure(FailureKind.LOST, str(outage))
+    of_a_sink = NodeError("out", outage)
+    assert failure_of(of_a_sink) == Failure(FailureKind.LOST, f"operator 'out': {outage}")
+    refused = StorageError("get", "p/chk-0000000001/op-0.g1", "403 Forbidden", is_transient=False)
+    assert failure_of(refused).kind is FailureKind.USER_CODE

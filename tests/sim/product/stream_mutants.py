@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,9 +11,12 @@ from tests.mutants.harness import Mutant, patched
 
 from headgate.connectors.streams import StreamCommitter, StreamSourceReader
 from headgate.model.ids import CheckpointId
+from headgate.sim.machine.surroundings import SimThreads
 from headgate.store.catalogue import sql, transactions, writers
 from headgate.store.catalogue.base import Numbers, Recovered
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.linger import Linger
+from headgate.store.spilling import Part
 from headgate.store.streams import StreamInfo
 from headgate.store.transactions import TransactionLog
 
@@ -112,6 +116,52 @@ def fences_are_not_looked_at() -> Iterator[None]:
     with patched(transactions, "_fence_of", lambda connection, owner: 0):
         yield
 
+
+@contextmanager
+def a_part_that_could_not_be_written_is_forgotten() -> Iterator[None]:
+    """S70: what a large transaction wrote beside its writer, and failed to write, is not written again."""
+    real = Part.is_written
+
+    def is_written(self: Part) -> bool:
+        real(self)
+        return True
+
+    with patched(Part, "is_written", is_written):
+        yield
+
+
+@contextmanager
+def nobody_waits_for_the_part_that_is_written() -> Iterator[None]:
+    """S70: a transaction is prepared without what is on its way to the storage."""
+
+    def is_written(self: Part) -> bool:
+        return True
+
+    with patched(Part, "is_written", is_written):
+        yield
+
+
+@contextmanager
+def threads_flush_at_once() -> Iterator[None]:
+    """S38: the lock of a flush lets everybody in, as one of ``threading`` does on one thread."""
+    with patched(SimThreads, "reentrant_lock", lambda self: threading.RLock()):
+        yield
+
+
+@contextmanager
+def nobody_flushes_what_lingers() -> Iterator[None]:
+    """S41: an append waits until somebody flushes."""
+    with patched(Linger, "arm", lambda self: None):
+        yield
+
+
+SHARED: dict[Mutant, int] = {
+    a_part_that_could_not_be_written_is_forgotten: 2,
+    nobody_waits_for_the_part_that_is_written: 2,
+    threads_flush_at_once: 2,
+    nobody_flushes_what_lingers: 9,
+}
+"""Of the threads of the store, which only somebody next door uses so: such seeds have a neighbour."""
 
 MUTANTS: dict[Mutant, int] = {
     recovery_aborts_nothing: 9,

@@ -21,10 +21,6 @@ def test_cancelled_pipelines_give_up_their_checkpoints() -> None:  # SM45
     assert asked > given_up, "some cancels met nothing, or a driver that died over them"
 
 
-def test_a_seed_is_the_same_twice() -> None:
-    assert run_seed(7).digest == run_seed(7).digest
-
-
 @pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", str(value)))
 def test_a_planted_bug_of_given_up_checkpoints_is_found(mutant: Mutant, seed: int) -> None:  # SM45
     assert run_seed(seed).violation is None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from headgate.sim.machine.faults import Fault
+from headgate.sim.product import __main__ as program
 from headgate.sim.product import coverage_table
 from headgate.sim.product.coverage_table import Covered, table
 from headgate.sim.product.graphs import Drawing, Graph, Loop, Net, Placed, PlainNet
@@ -16,6 +20,8 @@ from headgate.sim.product.run import Run
 from headgate.sim.product.source import Pace
 from headgate.sim.product.steps import Map, Window
 from headgate.sim.product.workloads import WORKLOADS, Branches, draw_splits
+
+ROOT = Path(__file__).parents[3]
 
 
 def some_records(rng: random.Random, count: int) -> list[Record]:
@@ -90,9 +96,40 @@ def test_harm_is_made_good_by_doing_what_the_error_says(fault: Fault) -> None:  
 
 
 def test_the_table_leaves_thin_files_aside() -> None:  # SM11
-    thin = coverage_table.THIN[0]
+    thin = next(iter(coverage_table.THIN))
     text = table({"protocol/align.py": Covered(10, 9, 4, 2), thin: Covered(100, 0, 0, 0)}, 5_000)
     assert text.startswith("5,000 seeds ran 78.6% ")
     assert "| align.py | 9 | 10 | 2 | 4 | 79% |" in text
     assert thin.rsplit("/", 1)[1] not in text
-    assert all((coverage_table.SOURCE / name).is_file() for name in coverage_table.THIN)
+
+
+def test_the_list_of_thin_files_is_short_and_on_the_page() -> None:  # SM11
+    source, page = coverage_table.SOURCE, (ROOT / "docs" / "spec" / "simulator.md").read_text(encoding="utf-8")
+    measured = {str(path.relative_to(source)) for path in coverage_table.measured_files()}
+    told = re.fullmatch(r"left out: ([\d,]+) lines of thin files, and ([\d,]+) lines .*", coverage_table.left_out())
+    assert told is not None
+    assert 1_000 < int(told[1].replace(",", "")) < 1_500
+    assert measured.issuperset(coverage_table.THIN)
+    assert not measured.intersection(coverage_table.ELSEWHERE)
+    assert [name for name, why in coverage_table.THIN.items() if f"| `{name}` | {why} |" not in page] == []
+    assert [name for name in coverage_table.ELSEWHERE if f"`{name}" not in page] == []
+    assert all((source / name).exists() for name in coverage_table.ELSEWHERE)
+
+
+def test_what_no_seed_imports_counts() -> None:  # SM11
+    found = coverage_table.measure(1, 1, 1, [])
+    measured = coverage_table.measured_files()
+    missing = {str(path.relative_to(coverage_table.SOURCE)) for path in measured} - found.keys()
+    assert {name for name in missing if _has_statements(coverage_table.SOURCE / name)} == set()
+    assert found["runtime/driver/driver.py"].statements_run > 0
+    assert found["runtime/wire/tls_streams.py"].statements > found["runtime/wire/tls_streams.py"].statements_run
+
+
+def _has_statements(path: Path) -> bool:
+    return any(not isinstance(node, ast.Expr) for node in ast.parse(path.read_text(encoding="utf-8")).body)
+
+
+@pytest.mark.parametrize(("run", "code"), [(900, 0), (899, 1)])
+def test_the_table_fails_below_its_least(run: int, code: int, monkeypatch: pytest.MonkeyPatch) -> None:  # SM11
+    monkeypatch.setattr(program, "measure", lambda *_: {"protocol/align.py": Covered(1_000, run, 0, 0)})
+    assert program.main(["--coverage", "--seeds", "1"]) == code

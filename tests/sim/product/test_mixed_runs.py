@@ -43,10 +43,6 @@ def test_a_source_has_the_credit_to_read_to_its_marker() -> None:  # UA20, SM42
     assert run_seed(36).violation is None
 
 
-def test_a_mixed_seed_has_one_digest() -> None:  # SM42
-    assert run_seed(1).digest == run_seed(1).digest
-
-
 def a_hook_goes_back_to_an_id_of_which_it_never_heard() -> AbstractContextManager[None]:  # EI38
     return patched(Manifest, "hooks_as_called", lambda self: self.hooks)
 

@@ -41,10 +41,6 @@ def test_the_simulator_restores_what_was_in_flight() -> None:  # SM50, UA11
     assert replayed[True] > 0, "at another one"
 
 
-def test_a_seed_whose_barriers_overtake_has_one_digest() -> None:  # SM50
-    assert run_seed(32).digest == run_seed(32).digest
-
-
 MUTANTS: dict[Mutant, tuple[int, ...]] = {
     what_waits_is_not_recorded: (32,),
     what_is_behind_a_barrier_is_recorded_too: (37,),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -49,18 +46,6 @@ def test_the_end_of_one_input_does_not_close_the_windows_of_an_idle_one() -> Non
     run.settings.inputs = [draw_splits(run.world.random, 0, 1, 40)]
     run.settings.parallelism = 1
     assert run.run() is None
-
-
-def test_a_seed_of_the_product_has_one_digest_whatever_the_hash_seed() -> None:  # SM1
-    program = "from headgate.sim.product.run import run_seed; print(*(run_seed(s).digest for s in (2, 3, 6)))"
-    digests = set()
-    for hash_seed in ("0", "4711"):
-        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=300
-        )
-        digests.add(done.stdout)
-    assert len(digests) == 1
 
 
 def test_output_that_is_not_as_expected_is_a_violation() -> None:

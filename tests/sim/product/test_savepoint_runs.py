@@ -25,10 +25,6 @@ def test_savepoints_are_taken_and_restored() -> None:  # SM41
     assert begun > 1
 
 
-def test_a_seed_is_the_same_twice() -> None:
-    assert run_seed(5).digest == run_seed(5).digest
-
-
 @pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", str(value)))
 def test_a_planted_bug_of_savepoints_is_found(mutant: Mutant, seed: int) -> None:  # SM41
     with mutant():

@@ -40,10 +40,6 @@ def test_the_simulator_restores_timers() -> None:  # SM60, TM6
     assert restored[True] > 0, "at another one"
 
 
-def test_a_seed_whose_functions_have_timers_has_one_digest() -> None:  # SM60
-    assert run_seed(1).digest == run_seed(1).digest
-
-
 MUTANTS: dict[Mutant, tuple[int, ...]] = {
     timers_are_lost_at_a_restore: (0,),
     timers_fire_twice: (0,),

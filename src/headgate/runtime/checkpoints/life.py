@@ -7,7 +7,6 @@ which says which one it is, ``runtime.driver.lives``, which tells the sinks.
 from __future__ import annotations
 
 import contextlib
-import secrets
 
 from headgate.codec.life import decode_life, encode_life
 from headgate.errors import CorruptionError
@@ -42,7 +41,7 @@ class LifeObjects:
         Raises:
             StorageError
         """
-        drawn = Life(secrets.token_hex(16), home, host, wall_ms, newest)
+        drawn = Life(self._storage.draw_name(16), home, host, wall_ms, newest)
         with contextlib.suppress(AlreadyExists):
             self._storage.put_if_absent(self._path(number), [encode_life(drawn)])
 

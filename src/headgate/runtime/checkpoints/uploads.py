@@ -23,9 +23,10 @@ from headgate.model.savepoint import Copied
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Pool, Surroundings
+from headgate.runtime.surroundings import Surroundings
 from headgate.state.frozen import FrozenState
 from headgate.storage.backends import open_storage
+from headgate.threads import Pool
 
 _T = TypeVar("_T")
 

@@ -5,7 +5,6 @@ Runs in the driver's storage thread. What to restore is decided by ``protocol.ch
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -295,7 +294,7 @@ def claim(
         UsageError: a sink belongs to another one, or nobody can ever tell whose the pipeline or a sink is (K5).
         StorageError, FencedError
     """
-    wall_ms, host = around.wall_ms(), socket.gethostname()
+    wall_ms, host = around.wall_ms(), around.host
     unknown = f"pipeline '{definition.config.name}' cannot tell which life of it {log.url} holds"
     with stopping_for_good(unknown):
         life = retrying(lambda: log.life(host, wall_ms), around)

@@ -32,7 +32,8 @@ from headgate.runtime.driver.claims import NewGeneration
 from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.driver.hook_calls import HookCalls, failure_text, newer_generation
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Pool, Surroundings
+from headgate.runtime.surroundings import Surroundings
+from headgate.threads import Pool
 
 DROPS_BETWEEN_FORGETTING = 16
 """It reads the log, so it is not done with every checkpoint; targets remember the outcomes of so many more. Each start

@@ -8,8 +8,6 @@ user's handle.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -63,7 +61,7 @@ class Driver:
         ``lock`` is the pipeline's lock if the caller holds it already; the driver releases it at its end. ``beats``:
         it gives signs of life, for standbys.
         """
-        config, owner = definition.config, owner_text()
+        config, owner = definition.config, owner_text(around)
         self._config = config
         self._around = around
         given = succession()
@@ -74,7 +72,7 @@ class Driver:
         log = self._log = CheckpointLog(storage, config.name)
         self._heart = Heart(storage, config.name, claimant, around) if beats else None
         self._observer = observer
-        self.book = ProgressBook("bad-records")
+        self.book = ProgressBook("bad-records", around.monotonic_ns)
         self._latest = Progress(PipelineState.STARTING)
         self._end = RunEnd(definition, lock, around)
         self._answers = Answers(self._end.result)
@@ -296,6 +294,6 @@ def _told(ask: asking.Ask, outcome: Future[CheckpointOutcome]) -> Future[None]:
     return told
 
 
-def owner_text() -> str:
+def owner_text(around: Surroundings = PROCESS) -> str:
     """Return who runs a pipeline, for people."""
-    return f"process {os.getpid()} on {socket.gethostname()}"
+    return f"process {around.process_id} on {around.host}"

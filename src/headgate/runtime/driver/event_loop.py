@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Queue, Surroundings
+from headgate.runtime.surroundings import Surroundings
+from headgate.threads import Queue
 
 STALE_MAX = 64
 """Timers that are not armed any more and wait for their time; beyond that they go at once."""

@@ -16,7 +16,8 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Queue, Surroundings, Thread
+from headgate.runtime.surroundings import Surroundings
+from headgate.threads import Queue, Thread
 
 HOOK_BYTES_MAX = 1 << 20
 """What a hook returns is in the manifest itself."""

@@ -20,7 +20,8 @@ from headgate.protocol.machine import Ignored
 from headgate.runtime.driver.coordination import Recipients
 from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Queue, Surroundings, Thread
+from headgate.runtime.surroundings import Surroundings
+from headgate.threads import Queue, Thread
 
 CLOSE_S = 0.5
 """After a success the callbacks have returned; after a failure one may still be busy."""

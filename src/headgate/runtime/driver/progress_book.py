@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from headgate.codec import messages
 from headgate.model.ids import Generation, NodeName
@@ -35,14 +34,15 @@ LATE_COUNTER = "late"
 class ProgressBook:
     """The latest numbers of one run."""
 
-    def __init__(self, bad_records_node: str) -> None:
-        self._begun_s = time.monotonic()
+    def __init__(self, bad_records_node: str, clock_ns: Callable[[], int]) -> None:
+        self._clock_ns = clock_ns
+        self._begun_ns = clock_ns()
         self._bad_records_node = bad_records_node
         self._generation = Generation(0)
         self._workers: dict[int, Samples] = {}
         self._heads: dict[int, Sequence[LoopProgress]] = {}
         self._rates: dict[NodeName, tuple[float, float]] = {}
-        self._rated: tuple[float, dict[NodeName, tuple[int, int]]] = (self._begun_s, {})
+        self._rated: tuple[int, dict[NodeName, tuple[int, int]]] = (self._begun_ns, {})
         self.checkpoints: deque[CheckpointProgress] = deque(maxlen=CHECKPOINTS_MAX)
         self.alignments: deque[messages.AlignmentMetrics] = deque(maxlen=ALIGNMENTS_MAX)
 
@@ -50,7 +50,7 @@ class ProgressBook:
         """A generation starts: its totals count from zero."""
         self._generation = generation
         self._workers, self._heads = {}, {}
-        self._rated = (time.monotonic(), {})
+        self._rated = (self._clock_ns(), {})
         self._rates = {}
 
     def add(self, worker: int, metrics: messages.Metrics) -> None:
@@ -96,7 +96,7 @@ class ProgressBook:
             self.busy,
             late,
             bad,
-            round((time.monotonic() - self._begun_s) * 1000),
+            round((self._clock_ns() - self._begun_ns) / 1_000_000),
             self._loops(),
         )
 
@@ -133,15 +133,16 @@ class ProgressBook:
         return tuple(sorted(sums.items()))
 
     def _update_rates(self, totals: dict[NodeName, tuple[int, int]]) -> None:
-        now = time.monotonic()
-        since, before = self._rated
-        if now - since < 0.5:
+        now_ns = self._clock_ns()
+        since_ns, before = self._rated
+        passed_s = (now_ns - since_ns) / 1e9
+        if passed_s < 0.5:
             return
         self._rates = {
-            name: tuple(max(0.0, (t - b) / (now - since)) for t, b in zip(total, before.get(name, (0, 0)), strict=True))  # type: ignore[misc]
+            name: tuple(max(0.0, (t - b) / passed_s) for t, b in zip(total, before.get(name, (0, 0)), strict=True))  # type: ignore[misc]
             for name, total in totals.items()
         }
-        self._rated = (now, totals)
+        self._rated = (now_ns, totals)
 
 
 def _of_all(heads: list[LoopProgress]) -> LoopProgress:

@@ -12,7 +12,7 @@ from headgate.errors import StorageError
 from headgate.model.ids import Generation
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.event_loop import Timers
-from headgate.runtime.surroundings import Pool
+from headgate.threads import Pool
 
 PERIOD_MS = 1_000
 """How soon an idle driver notices that another one has taken over."""

@@ -22,11 +22,12 @@ from headgate.codec.messages import (
 )
 from headgate.errors import HeadgateError
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings, Thread
+from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.connection import HANDSHAKE_SECONDS, Connection, ConnectionLost, connect
 from headgate.runtime.wire.listener import Listener
 from headgate.runtime.wire.outbox import Outbox
 from headgate.runtime.wire.tls import Tls
+from headgate.threads import Thread
 
 CONNECT_SECONDS = 20.0
 """How long a worker tries to reach the coordinator before it gives up."""

@@ -29,7 +29,7 @@ from headgate.model.graph import Partitioner
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
 from headgate.model.plan import Plan, PlanEdge
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings, Thread
+from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.channels import ChannelKey, OutputChannel, local_channel
 from headgate.runtime.wire.connection import Connection, ConnectionLost, connect
 from headgate.runtime.wire.feedback import MERGE_BYTES_MAX, FeedbackChannel, ReceivingChannel, local_feedback_channel
@@ -37,6 +37,7 @@ from headgate.runtime.wire.listener import Listener
 from headgate.runtime.wire.peer import EdgeOfPeer, ExchangeCallbacks, Peer
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.runtime.wire.tls import Tls
+from headgate.threads import Thread
 
 START_SECONDS = 30.0
 """All workers of a generation must have connected to each other within this time."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from headgate.codec.handshake import NONCE_BYTES, Purpose, ServerHandshake
 from headgate.errors import ProtocolViolation
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings, Thread
+from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.connection import (
     HANDSHAKE_SECONDS,
     Connection,
@@ -25,6 +25,7 @@ from headgate.runtime.wire.connection import (
 )
 from headgate.runtime.wire.tls import Tls
 from headgate.runtime.wire.tls_streams import server_stream
+from headgate.threads import Thread
 
 STRANGERS_MAX = 256
 """Connections that have not shown the secret; one more closes the oldest of them (CN5)."""

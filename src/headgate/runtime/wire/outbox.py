@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Queue, Surroundings
+from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.connection import Connection, ConnectionLost
+from headgate.threads import Queue
 
 MESSAGES_MAX = 4_096
 """Messages that may wait for one peer: minutes of orders for one that merely is slow."""

@@ -31,11 +31,12 @@ from headgate.codec.frames import (
 from headgate.errors import HeadgateError, ProtocolViolation, StorageError
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.runtime.process import PROCESS
-from headgate.runtime.surroundings import Surroundings, Thread
+from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.channels import ChannelKey, InputChannel, OutputChannel
 from headgate.runtime.wire.connection import Connection, ConnectionLost
 from headgate.runtime.wire.feedback import FEEDBACK_CREDIT_BYTES, MERGE_BYTES_MAX, FeedbackChannel, ReceivingChannel
 from headgate.runtime.wire.spill import SpillBudget
+from headgate.threads import Thread
 
 
 @dataclass(frozen=True, slots=True)

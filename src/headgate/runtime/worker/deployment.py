@@ -178,6 +178,7 @@ class Deployment:
             overtaking=self._overtaking(),
             late_inputs=late_inputs(plan, subtask, self._induced),
             reads_on_ms=max(1, self._definition.config.checkpoints.timeout_ms // REPORTS_PER_TIMEOUT),
+            clock_ns=self._clock.monotonic_ns,
         )
         if vertex.is_loop_head:
             return LoopHeadRunner(parts, self._loop_state(chain, subtask, log))

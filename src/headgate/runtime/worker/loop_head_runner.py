@@ -7,7 +7,6 @@ and the log's memory (rules L17–L26 of docs/spec/loops.md). Counterparts: ``ru
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -129,7 +128,7 @@ class LoopHeadRunner(SubtaskRunner):
     def _is_throttled(self) -> bool:
         """Whether regular input waits for the loop to drain (L25)."""
         is_throttled = not self._expected and self.queued_bytes > self._loop.high_water_bytes
-        now_ns = time.monotonic_ns()
+        now_ns = self._clock_ns()
         if self._throttled_since_ns:
             self._throttled_ns += now_ns - self._throttled_since_ns
         self._throttled_since_ns = now_ns if is_throttled else 0
@@ -217,7 +216,7 @@ class LoopHeadRunner(SubtaskRunner):
         match effect:
             case machine.OpenLog():
                 fault_points.reach("log-opened")
-                self._opened[effect.checkpoint] = time.monotonic_ns()
+                self._opened[effect.checkpoint] = self._clock_ns()
                 self._loop.log.open(effect.checkpoint)
             case machine.SealLog():
                 self._seal(effect.checkpoint)
@@ -241,7 +240,7 @@ class LoopHeadRunner(SubtaskRunner):
 
     def _seal(self, checkpoint: CheckpointId) -> None:
         fault_points.reach("log-sealed")
-        self._trip_ns = time.monotonic_ns() - self._opened.pop(checkpoint)
+        self._trip_ns = self._clock_ns() - self._opened.pop(checkpoint)
         frozen = self._waiting[checkpoint]
         node = str(self.chain.vertex.head.name)
         states = {**frozen.states, node: self._loop.log.seal(checkpoint)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from headgate.codec.messages import AlignmentMetrics, Metrics
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -30,15 +29,17 @@ ALIGNMENTS_MAX = 1_000
 class WorkerMetrics:
     """Busy time, alignment times, and the operators' totals."""
 
-    def __init__(self) -> None:
-        self._since_ns = 0
+    def __init__(self, clock_ns: Callable[[], int]) -> None:
+        """``clock_ns``: of the surroundings, as everything that is compared with it."""
+        self._clock_ns = clock_ns
+        self._since_ns = clock_ns()
         self._slept_ns = 0
         self._reported_ms: int | None = None
         self._alignments: list[AlignmentMetrics] = []
 
-    def start(self, at_ns: int) -> None:
+    def start(self) -> None:
         """The mailbox loop begins."""
-        self._since_ns = at_ns
+        self._since_ns = self._clock_ns()
 
     def slept(self, duration_ns: int) -> None:
         """The mailbox had nothing to do."""
@@ -58,7 +59,7 @@ class WorkerMetrics:
 
     def busy_fraction(self) -> float:
         """Return the share of the time since the last call in which the mailbox did not sleep."""
-        now_ns = time.perf_counter_ns()
+        now_ns = self._clock_ns()
         total_ns, slept_ns = now_ns - self._since_ns, self._slept_ns
         self._since_ns, self._slept_ns = now_ns, 0
         return 1.0 if total_ns <= 0 else max(0.0, 1.0 - slept_ns / total_ns)
@@ -72,7 +73,7 @@ class WorkerMetrics:
             Sample(BUSY, (), busy),
             Sample(BYTES_IN, (), exchange.bytes_in),
             Sample(BYTES_OUT, (), exchange.bytes_out),
-            Sample(CLOCK_S, (), time.monotonic()),
+            Sample(CLOCK_S, (), self._clock_ns() / 1e9),
         ]
         for runner in runners:
             for link in runner.chain.links:

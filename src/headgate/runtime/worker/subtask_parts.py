@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.connectors.base import SinkWriter
 from headgate.connectors.induced import AnyReader
 from headgate.model.graph import InputName
@@ -77,6 +78,7 @@ class SubtaskParts:
         overtaking: how long it aligns; None: as long as it takes.
         late_inputs: channels whose barrier takes credit (UA20).
         reads_on_ms: how often a source that sets its own barrier says that it reads towards a marker.
+        clock_ns: measures; of the surroundings.
     """
 
     subtask: SubtaskId
@@ -99,3 +101,4 @@ class SubtaskParts:
     overtaking: Overtaking | None = None
     late_inputs: frozenset[ChannelIndex] = frozenset()
     reads_on_ms: int = READS_ON_MS
+    clock_ns: Callable[[], int] = SYSTEM_CLOCK.monotonic_ns

@@ -6,7 +6,6 @@ elements to events and effects to calls (walks: ARCHITECTURE.md).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
@@ -88,6 +87,7 @@ class SubtaskRunner:
         place, rounds = parts.place, parts.rounds
         has_rounds = max(rounds.started, rounds.closed) >= 0  # L39: they are about input that had ended
         self._entrances_closed = place.outside if place is not None and has_rounds else frozenset()
+        self._clock_ns = parts.clock_ns
         self._align_started: dict[CheckpointId, int] = {}
         self._frozen: FrozenSubtask | None = None
 
@@ -437,16 +437,16 @@ class SubtaskRunner:
 
     def _note_barrier(self, checkpoint: CheckpointId) -> None:
         if checkpoint > max(self._align_started, default=CheckpointId(0)):  # an older one may be read later
-            self._align_started = {checkpoint: time.perf_counter_ns()}
+            self._align_started = {checkpoint: self._clock_ns()}
         if self._overtaking is not None:
             self._delays.arrived(checkpoint, self._overtaking.clock_ms())
 
     def _take_snapshot(self, checkpoint: CheckpointId, *, options: CheckpointOptions) -> None:
         """The synchronous part: flush (U8), then seal what the sinks were given, and take references (ST5)."""
         fault_points.reach("before-snapshot")
-        begun_ns = time.perf_counter_ns()
+        begun_ns = self._clock_ns()
         self.chain.before_barrier()
-        flushed_ns = time.perf_counter_ns()
+        flushed_ns = self._clock_ns()
         flag = b"\x01" if self._machine.is_finished else b"\x00"
         plain: dict[str, bytes] = {f"{FINISHED_PREFIX}{node.name}": flag for node in self.chain.vertex.nodes}
         if self._nest is not None:
@@ -463,7 +463,7 @@ class SubtaskRunner:
         if self._overtaking is not None:
             self._delays.frozen(checkpoint, self._overtaking.clock_ms())
         align_us = (begun_ns - self._align_started.pop(checkpoint, begun_ns)) // 1000
-        freeze_us = (time.perf_counter_ns() - flushed_ns) // 1000
+        freeze_us = (self._clock_ns() - flushed_ns) // 1000
         self._reports.snapshot_taken(self.subtask, checkpoint, align_us, freeze_us)
 
     def _copied(self, plain: Mapping[str, bytes]) -> Mapping[str, bytes]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headgate.codec import messages
-from headgate.errors import BadRecord, FencedError, HeadgateError
+from headgate.errors import BadRecord, FencedError, HeadgateError, StorageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
@@ -116,7 +116,7 @@ class Worker:
         self._pool = around.pool(UPLOAD_THREADS, "headgate-upload")
         self._stopping: messages.Stop | None = None
         self._is_listening = False
-        self._metrics = WorkerMetrics()
+        self._metrics = WorkerMetrics(around.monotonic_ns)
         self._peer_lost: tuple[int, PeerLost] | None = None
         self._overtakes = task.definition.config.checkpoints.alignment_timeout_ms is not None
         self._has_arrivals = False
@@ -263,7 +263,7 @@ class Worker:
 
     def _loop(self) -> None:
         runners, wake, metrics = self._runners, self._wake, self._metrics
-        metrics.start(self._around.monotonic_ns())
+        metrics.start()
         while self._stopping is None:
             wake.clear()  # before looking: whatever comes later sets it again
             did = bool(self._mail)
@@ -445,6 +445,8 @@ def failure_of(error: BaseException) -> Failure:
         case PrepareRefused() | BadRecord():
             return Failure(FailureKind.DETERMINISTIC, str(error))
     where = f"operator '{node}': " if node else ""
+    if isinstance(error, StorageError) and error.is_transient:  # G25
+        return Failure(FailureKind.LOST, f"{where}{error}")
     if isinstance(error, HeadgateError):
         return Failure(FailureKind.USER_CODE, f"{where}{error}")
     return Failure(FailureKind.USER_CODE, f"{where}{type(error).__name__}: {error}", user_traceback(error))

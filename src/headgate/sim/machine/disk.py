@@ -6,6 +6,7 @@ A ``Disk`` is what is stored; a ``SimStorage`` is one process's way to it, with 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -44,6 +45,8 @@ class Disk:
         self.name = name
         self.objects: dict[str, Stored] = {}
         self.watchers: list[Watcher] = []
+        self.names = random.Random(f"names on {name}")
+        """Names are random, and decide nothing: they have a stream of their own."""
 
     def write(self, path: str, stored: Stored) -> None:
         """Have ``path`` hold ``stored``."""
@@ -83,6 +86,10 @@ class SimStorage:
     def puts_may_land_late(self) -> bool:
         """See ``Storage``."""
         return self._disk.faults.puts_land_late
+
+    def draw_name(self, size_bytes: int) -> str:
+        """See ``Storage``; no two of one disk are equal."""
+        return self._disk.names.randbytes(size_bytes).hex()
 
     def put(self, path: str, parts: Sequence[Bytes]) -> None:
         """See ``Storage``."""

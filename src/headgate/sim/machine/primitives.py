@@ -1,4 +1,4 @@
-"""What threads wait with, as tasks do it. Counterpart: ``runtime.surroundings``."""
+"""What threads wait with, as tasks do it. Counterpart: ``threads``."""
 
 from __future__ import annotations
 
@@ -44,6 +44,26 @@ class SimLock:
         self._owner = None
         if self._waiting:
             self._tasks.wake(self._waiting.popleft())
+
+
+class SimReentrantLock(SimLock):
+    """A mutual exclusion that its holder may take again."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        super().__init__(tasks)
+        self._depth = 0
+
+    def acquire(self) -> None:
+        """Wait until it is free or the caller's, and take it."""
+        if self._owner is not self._tasks.current:
+            super().acquire()
+        self._depth += 1
+
+    def release(self) -> None:
+        """Let the next one in, when it was released as often as it was taken."""
+        self._depth -= 1
+        if self._depth == 0:
+            super().release()
 
 
 class SimEvent:

@@ -13,7 +13,7 @@ from typing import Any, cast
 from headgate.errors import StorageError
 from headgate.sim.machine.disk import Disk, SimStorage
 from headgate.sim.machine.faults import Fault
-from headgate.sim.machine.surroundings import EPOCH_MS
+from headgate.sim.machine.surroundings import SimThreads
 from headgate.store.catalogue.base import Catalogue
 from headgate.store.catalogue.memory import memory_catalogue
 from headgate.store.store import Store
@@ -72,8 +72,8 @@ class SimStores:
         """Return a process's way to the store at ``sim://<name>``."""
         disk = self._disk(name)
         catalogue = cast(Catalogue, SimCatalogue(disk, self.behind(name)))
-        now_ms = lambda: EPOCH_MS + disk.tasks.world.now_ms  # noqa: E731
-        return Store(f"sim://{name}", catalogue, SimStorage(disk), now_ms=now_ms, new_name=self._new_name)
+        here = SimThreads(disk.tasks.current.process, disk.tasks)
+        return Store(f"sim://{name}", catalogue, SimStorage(disk), new_name=self._new_name, threads=here, clock=here)
 
     def _new_name(self) -> str:
         self._names_count += 1

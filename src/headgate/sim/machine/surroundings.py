@@ -1,4 +1,4 @@
-"""The surroundings of one simulated process. Counterpart: ``runtime.process``."""
+"""The surroundings of one simulated process. Counterparts: ``runtime.process``, ``threads``."""
 
 from __future__ import annotations
 
@@ -6,44 +6,93 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from headgate.sim.machine.primitives import SimCondition, SimEvent, SimLock, SimPool, SimQueue, SimThread
+from headgate.sim.machine.primitives import (
+    SimCondition,
+    SimEvent,
+    SimLock,
+    SimPool,
+    SimQueue,
+    SimReentrantLock,
+    SimThread,
+)
 from headgate.sim.machine.sockets import Network, SimServer, SimSocket
-from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.machine.tasks import SimProcess, Tasks
 
 EPOCH_MS = 1_700_000_000_000
 """The date at which every run begins."""
 
+HOST = "simulated"
 
-class SimSurroundings:
-    """What ``runtime.surroundings.Surroundings`` asks for, from the seed.
+
+class SimThreads:
+    """The threads of one simulated process, and its clocks: ``threads.Threads`` and ``clock.Clock``.
 
     ``wall_shift_ms`` may be changed at any time: somebody set the clock of this machine.
     """
 
-    def __init__(self, process: SimProcess, network: Network) -> None:
+    def __init__(self, process: SimProcess, tasks: Tasks) -> None:
         self._process = process
-        self._network = network
-        self._tasks = network.tasks
-        self._world = network.tasks.world
-        self.random = random.Random(self._world.random.random())
+        self._tasks = tasks
         self.wall_shift_ms = 0
 
     @property
     def process_id(self) -> int:
-        """See ``Surroundings``."""
+        """See ``Threads``."""
         return self._process.pid
 
     def monotonic_ns(self) -> int:
         """Virtual time; it stands still while a task makes a step."""
-        return self._world.now_ms * 1_000_000
+        return self._tasks.world.now_ms * 1_000_000
 
     def monotonic_ms(self) -> int:
-        """See ``Surroundings``."""
-        return self._world.now_ms
+        """See ``Clock``."""
+        return self._tasks.world.now_ms
 
     def wall_ms(self) -> int:
-        """See ``Surroundings``."""
-        return EPOCH_MS + self._world.now_ms + self.wall_shift_ms
+        """See ``Clock``."""
+        return EPOCH_MS + self._tasks.world.now_ms + self.wall_shift_ms
+
+    def lock(self) -> SimLock:
+        """See ``Threads``."""
+        return SimLock(self._tasks)
+
+    def reentrant_lock(self) -> SimReentrantLock:
+        """See ``Threads``."""
+        return SimReentrantLock(self._tasks)
+
+    def event(self) -> SimEvent:
+        """See ``Threads``."""
+        return SimEvent(self._tasks)
+
+    def condition(self) -> SimCondition:
+        """See ``Threads``."""
+        return SimCondition(self._tasks)
+
+    def queue(self) -> SimQueue[Any]:
+        """See ``Threads``."""
+        return SimQueue(self._tasks)
+
+    def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> SimThread:
+        """See ``Threads``."""
+        return SimThread(self._tasks, self._process, lambda: target(*arguments), name)
+
+    def pool(self, size: int, name: str) -> SimPool:
+        """See ``Threads``."""
+        return SimPool(self._tasks, self._process, size, name)
+
+
+class SimSurroundings(SimThreads):
+    """What ``runtime.surroundings.Surroundings`` asks for, from the seed."""
+
+    def __init__(self, process: SimProcess, network: Network) -> None:
+        super().__init__(process, network.tasks)
+        self._network = network
+        self.random = random.Random(network.tasks.world.random.random())
+
+    @property
+    def host(self) -> str:
+        """See ``Surroundings``; all simulated processes are of one machine."""
+        return HOST
 
     def sleep(self, seconds: float) -> None:
         """See ``Surroundings``."""
@@ -52,30 +101,6 @@ class SimSurroundings:
     def token(self, size_bytes: int) -> bytes:
         """See ``Surroundings``; here the seed can guess."""
         return self.random.randbytes(size_bytes)
-
-    def lock(self) -> SimLock:
-        """See ``Surroundings``."""
-        return SimLock(self._tasks)
-
-    def event(self) -> SimEvent:
-        """See ``Surroundings``."""
-        return SimEvent(self._tasks)
-
-    def condition(self) -> SimCondition:
-        """See ``Surroundings``."""
-        return SimCondition(self._tasks)
-
-    def queue(self) -> SimQueue[Any]:
-        """See ``Surroundings``."""
-        return SimQueue(self._tasks)
-
-    def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> SimThread:
-        """See ``Surroundings``."""
-        return SimThread(self._tasks, self._process, lambda: target(*arguments), name)
-
-    def pool(self, size: int, name: str) -> SimPool:
-        """See ``Surroundings``."""
-        return SimPool(self._tasks, self._process, size, name)
 
     def listen(self, host: str, port: int) -> SimServer:
         """See ``Surroundings``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +20,11 @@ from headgate.sim.product import (
     modes,
     overtaking,
     savepoints,
+    standing_by,
     streams,
     timed,
 )
-from headgate.sim.product.coverage_table import measure, table, write
+from headgate.sim.product.coverage_table import LEAST, left_out, measure, share, table, write
 from headgate.sim.product.run import Result, run_seed
 
 KINDS: dict[str, Callable[..., Result]] = {
@@ -37,6 +39,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "ttl": expiring.run_seed,
     "custom": custom.run_seed,
     "followed": followed.run_seed,
+    "standby": standing_by.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -66,12 +69,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ttl", action="store_true", help="pipelines whose functions have state that expires")
     parser.add_argument("--custom", action="store_true", help="pipelines between sources and sinks that users write")
     parser.add_argument("--followed", action="store_true", help="pipelines that follow files which are rotated")
+    parser.add_argument("--standby", action="store_true", help="pipelines with keepers and standbys")
     chosen = parser.parse_args(arguments)
+    logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:
-        text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)
+        found = measure(chosen.first, chosen.seeds, chosen.jobs, list(KINDS))
+        text = table(found, chosen.seeds, len(KINDS))
         print(text)
+        print(left_out())
         if chosen.write is not None:
             write(chosen.write, text)
+        if share(found) < LEAST:
+            print(f"less than {LEAST:.0%}: something new is run by no seed, or too few seeds were run", file=sys.stderr)
+            return 1
         return 0
     run = next((run for kind, run in KINDS.items() if getattr(chosen, kind)), run_seed)
     if chosen.seed is not None:

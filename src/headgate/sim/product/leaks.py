@@ -22,6 +22,7 @@ from headgate.sim.product.settings import NAME
 
 _SNAPSHOT = re.compile(rf"{NAME}/chk-(\d+)/.+")
 _ASIDE = re.compile(rf"{NAME}/aside/(\d+)-(\d+)/(?:why|log-\d+)")
+_BEAT = re.compile(rf"{NAME}/heartbeats/([0-9]{{10}})(-ended)?")
 _ENTRY = re.compile(rf"{NAME}/log/\d{{10,}}")
 _ID = re.compile(rf"{NAME}/ids/\d{{10,}}")
 _NOTES = (f"{NAME}/life", f"{NAME}/log-hint")
@@ -46,6 +47,9 @@ def of_checkpoints(objects: Mapping[str, bytes], retained: int) -> Iterator[str]
     if len(idle) > 1:
         yield f"the log has claims of generations {idle}, which completed nothing"
     until = max((int(aside[2]) for aside in asides), default=0)  # what is aside may need anything older (SF7)
+    beats = [int(found[1]) for path in objects if (found := _BEAT.fullmatch(path))]
+    if len(set(beats)) > 1:
+        yield f"generations {sorted(set(beats))} have signs of life, or ends, on record"
     ids = [path for path in sorted(objects) if _ID.fullmatch(path)]
     if len(ids) > 1:
         yield f"more than one reserved id is there: {ids}"
@@ -54,7 +58,7 @@ def of_checkpoints(objects: Mapping[str, bytes], retained: int) -> Iterator[str]
         if snapshot is not None:
             if int(snapshot[1]) not in kept and path not in needed and int(snapshot[1]) >= until:
                 yield f"{path} belongs to no checkpoint of the log"
-        elif path not in _NOTES and not any(form.fullmatch(path) for form in (_ENTRY, _ID, _ASIDE)):
+        elif path not in _NOTES and not any(form.fullmatch(path) for form in (_ENTRY, _ID, _ASIDE, _BEAT)):
             yield f"{path} is nothing that anybody needs"
 
 

@@ -17,19 +17,31 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from headgate.errors import StorageError, UsageError
+from headgate.sim.machine.primitives import SimThread
 from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.world import Violation
-from headgate.store import limits, writer
+from headgate.store import limits, open_transaction, writer
 from headgate.store.open_transaction import Transaction
 from headgate.store.store import Store
+from headgate.store.writer import StreamWriter
 
 RATE = 0.5
 """Of the seeds with streams, so many have a neighbour."""
 
+SHARED_RATE = 0.5
+"""How often it has several threads share a writer, and how often it lets a writer linger."""
+
+SOON_MS = 400_000
+"""Virtual time in which an append becomes durable: phases in which everything fails are far shorter."""
+
 STREAM, SCRATCH, OWNER = "next-door/events", "next-door/scratch", "next-door"
 WRITER = "neighbour"
 
-SMALL: tuple[tuple[ModuleType, str, int], ...] = ((limits, "EVENT_BYTES_MAX", 900), (writer, "FLUSH_BYTES", 1_500))
+SMALL: tuple[tuple[ModuleType, str, int], ...] = (
+    (limits, "EVENT_BYTES_MAX", 900),
+    (writer, "FLUSH_BYTES", 1_500),
+    (open_transaction, "FLUSH_BYTES", 500),
+)
 """Bounds that these seeds have instead of the usual ones."""
 
 _DAY, _MOMENT = date(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
@@ -66,6 +78,7 @@ class Neighbour:
         self._open = store
         self._dtype, self._key = self._rng.choice(_KEYS)
         self._schema = pa.schema([pa.field("key", self._dtype), *_REST])
+        self._shared = random.Random(f"threads of the neighbour of seed {seed}")
         self._next = 0
         self._expected: Counter[int] = Counter()
         """Events that are in the stream, by number."""
@@ -116,6 +129,10 @@ class Neighbour:
         for _ in range(self._rng.choice((2, 4, 8))):
             self._rng.choice((self._append, self._append_unnumbered, self._transact, self._pass_by, self._err))(store)
             self._tasks.park(self._rng.randint(1, 60))
+        if self._shared.random() < SHARED_RATE:
+            self._append_together(process, store)
+        if self._shared.random() < SHARED_RATE:
+            self._append_and_wait(store)
         self.is_done = True
         process.end(0)
 
@@ -152,12 +169,46 @@ class Neighbour:
         except RuntimeError:
             pass
 
+    def _append_together(self, process: SimProcess, store: Store) -> None:
+        """Several threads share one writer, and its flushes."""
+        name = f"{WRITER}-together" if self._shared.random() < 0.5 else ""
+        opened = self._again(lambda: store.writer(STREAM, writer_id=name, epoch=self._next, linger=None))
+        threads = [SimThread(self._tasks, process, partial(self._append_some, opened), f"shares{i}") for i in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._again(opened.close)
+
+    def _append_some(self, opened: StreamWriter) -> None:
+        for _ in range(self._shared.randint(1, 4)):
+            batch = self._batch(self._shared.choice((1, 6, 20)))
+            future = self._again(lambda: opened.append(batch))  # noqa: B023 - called at once
+            self._again(opened.flush)
+            self._require(future.done(), "a flush left an append that came before it")
+
+    def _append_and_wait(self, store: Store) -> None:
+        """Nobody flushes: what is appended becomes durable by itself, within bounds."""
+        opened = self._again(lambda: store.writer(STREAM, linger="5ms"))
+        for _ in range(self._shared.randint(1, 4)):
+            batch = self._batch(self._shared.choice((1, 6)))
+            future = self._again(lambda: opened.append(batch))  # noqa: B023 - called at once
+            waits_ms = self._shared.choice((0, 20, SOON_MS))
+            until_ms = self._tasks.world.now_ms + waits_ms
+            while not future.done() and self._tasks.world.now_ms < until_ms:
+                self._tasks.park(20)
+            if waits_ms == SOON_MS and not future.done():
+                raise Violation("I5", "an append does not become durable by itself")
+        self._again(opened.close)
+        self._require(future.done(), "a writer was closed before its last append was durable")
+
     def _transact(self, store: Store) -> None:
         """By hand; readers see all of it when it was committed, and nothing when it was aborted."""
         name, is_committed = f"by-hand-{self._next}", self._rng.random() < 0.6
         transaction: Transaction = self._again(lambda: store.begin(STREAM, owner=OWNER, epoch=1, name=name))
-        for _ in range(self._rng.choice((0, 1, 3))):
-            transaction.write(self._batch(self._rng.choice((1, 20)), is_there=is_committed))
+        for _ in range(self._rng.choice((0, 1, 5))):
+            batch = self._batch(self._rng.choice((1, 20)), is_there=is_committed)
+            self._again(partial(transaction.write, batch))
         transaction.write(self._empty())
         if not is_committed and self._rng.random() < 0.3:
             self._again(transaction.abort)

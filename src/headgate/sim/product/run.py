@@ -28,8 +28,9 @@ from headgate.sim.product.focus import LASTS_MS, draw_focus, put_in_focus
 from headgate.sim.product.harm import Harm
 from headgate.sim.product.history import History
 from headgate.sim.product.publishing import Outside
-from headgate.sim.product.settings import CHECKPOINTS, draw_settings
+from headgate.sim.product.settings import CHECKPOINTS, Exactly, draw_settings
 from headgate.sim.product.spark import FINGERPRINT, SimSpark
+from headgate.sim.product.stored import StoredStates
 from headgate.sim.product.strikes import Started, Strikes
 from headgate.sim.product.typed import with_typed
 from headgate.sim.product.verdict import Verdict
@@ -132,6 +133,7 @@ class Run:
             self.settings.use_files(self.files)
             self.settings.job = self.files.with_more(self.settings.job)
         self.focus = None if is_plain else draw_focus(seed)
+        self.stored = StoredStates(seed)
         if not is_plain:
             self.settings.job = with_typed(seed, self.settings.job)
         if self.focus is not None:
@@ -231,6 +233,10 @@ class Run:
 
     def _drive(self, started: Started) -> None:
         """What the user's program does in its process."""
+        started.process.end(0 if self._run_driver(started) is None else 1)
+
+    def _run_driver(self, started: Started, *, beats: bool = False, drains: bool = False) -> BaseException | None:
+        """Run the pipeline; return what was wrong. ``beats``: with signs of life. ``drains``: ask it to, at once."""
         process = started.process
         around = self._surroundings(process)
         now_ms = lambda: self.world.now_ms  # noqa: E731
@@ -238,11 +244,14 @@ class Run:
             definition = self.settings.definition(started.listed, now_ms, lambda: self.faults.strikes(Fault.USER_CODE))
             started.spark.definition = definition
             watcher = Watcher(self, started)
-            driver = started.driver = Driver(definition, started.spark, watcher, FINGERPRINT, around=around)
+            driver = Driver(definition, started.spark, watcher, FINGERPRINT, beats=beats, around=around)
         except HeadgateError as problem:
             self.world.tell(process.name, str(problem))
-            process.end(1)
+            return problem
+        started.driver = driver
         driver.start()
+        if drains:
+            driver.drain()
         driver.join()
         if self.faults.is_healed:
             self.tasks.park(LATE_MS)
@@ -250,13 +259,13 @@ class Run:
         error = driver.result.exception()
         if error is None:
             self.is_finished = self.is_finished or self._is_over(driver.result.result())
-            process.end(0)
+            return None
         said = f"{type(error).__name__}: {error}"
         self.world.tell(process.name, said)
         if _BUG.search(said):
             self.history.fail("thread", said)
         self._heed(said)
-        process.end(1)
+        return error
 
     def _is_over(self, result: RunResult) -> bool:
         """Whether nobody starts a pipeline again that ended so."""
@@ -315,7 +324,9 @@ class Run:
         self._start_if_none()
 
     def _verify(self) -> None:
-        Verdict(self.settings, self.history, self.listed_at).check()
+        verdict = Verdict(self.settings, self.history, self.listed_at)
+        verdict.check()
+        self.stored.check(self.settings.job, verdict.read, is_exact=isinstance(self.settings.judge, Exactly))
         self._is_verified = True
 
 

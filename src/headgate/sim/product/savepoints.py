@@ -196,6 +196,8 @@ class SavepointRun(Run):
             checkpoint = chosen.savepoint.manifest.checkpoint
             rows = {sink: _rows_until(sink, columns, checkpoint) for sink, columns in self.settings.job.columns.items()}
             self.kept = Kept(self.disks[chosen.url.removeprefix("sim://")].objects, rows)
+            if self.stored.is_drawn:
+                self.stored.look(chosen.url, chosen.savepoint.manifest)
         super()._verify()
 
 

@@ -15,6 +15,7 @@ from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.sim.product.history import History
+from headgate.sim.product.records import Row
 from headgate.sim.product.settings import NAME, ROOT, Settings
 from headgate.sim.product.source import POSITION
 from headgate.sim.product.workloads import Splits, Values
@@ -29,6 +30,8 @@ class Verdict:
         self._settings = settings
         self._history = history
         self._listed_at = listed_at
+        self.read: list[list[Row]] = []
+        """The rows that the final checkpoint says were read, by source: known when they were checked."""
 
     def check(self) -> None:
         """Compare what was committed with what must have been.
@@ -38,7 +41,7 @@ class Verdict:
         """
         job = self._settings.job
         final = self._final()
-        read = self._read_inputs(final)
+        read = self.read = self._read_inputs(final)
         expected = job.expected(read)
         for sink, columns in job.columns.items():
             found, wanted = self._committed(sink, columns), expected[sink]
@@ -77,14 +80,14 @@ class Verdict:
             raise Violation("I1", f"the pipeline has finished, and checkpoint {final.checkpoint} is not final")
         return final
 
-    def _read_inputs(self, final: Manifest) -> list[list[dict[str, int]]]:
+    def _read_inputs(self, final: Manifest) -> list[list[Row]]:
         """Return the rows that the final checkpoint says were read, by source.
 
         Raises:
             Violation: there are others, and nobody asked for a drain.
         """
         log = CheckpointLog(open_storage(ROOT), NAME)
-        read: list[list[dict[str, int]]] = []
+        read: list[list[Row]] = []
         for index, splits in enumerate(self._settings.inputs):
             positions = self._rows_read(splits, _positions(log, final, f"source{index}"))
             if not final.is_draining:

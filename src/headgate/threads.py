@@ -1,0 +1,183 @@
+"""Threads, what they wait with, and the process that they belong to: given from outside, like ``clock``.
+
+A lock that is held across anything that may block comes from here, so that the simulator, whose threads are tasks on
+one real thread, gives one of its own. Other locks may be ``threading``'s (decision 0011). Counterparts:
+``runtime.surroundings`` asks for more than this, ``sim.machine.surroundings`` is the simulated one.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
+
+_T = TypeVar("_T")
+
+
+class Lock(Protocol):
+    """Mutual exclusion, as a context manager."""
+
+    def __enter__(self) -> Any:
+        """Wait until it is free, and take it."""
+
+    def __exit__(self, *error: Any) -> Any:
+        """Let the next one in."""
+
+
+class Event(Protocol):
+    """A flag that threads wait for."""
+
+    def is_set(self) -> bool:
+        """Whether the flag is up."""
+
+    def set(self) -> None:
+        """Raise the flag."""
+
+    def clear(self) -> None:
+        """Lower the flag."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait at most ``timeout`` seconds; return whether the flag is up."""
+
+
+class Condition(Lock, Protocol):
+    """A lock with a bell."""
+
+    def notify_all(self) -> None:
+        """Wake everybody who waits."""
+
+    def wait_for(self, predicate: Callable[[], _T], timeout: float | None = None) -> _T:
+        """Wait until ``predicate`` holds, at most ``timeout`` seconds; return its last value."""
+
+
+class Queue(Protocol[_T]):
+    """An unbounded queue between threads."""
+
+    def qsize(self) -> int:
+        """Return how many items wait."""
+
+    def put(self, item: _T) -> None:
+        """Append an item."""
+
+    def get(self, *, timeout: float | None = None) -> _T:
+        """Take the next item.
+
+        Raises:
+            queue.Empty: none came within ``timeout`` seconds.
+        """
+
+
+class Thread(Protocol):
+    """A thread that does not keep its process alive."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the one that asks."""
+
+    def start(self) -> None:
+        """Begin. Once.
+
+        Raises:
+            RuntimeError: the system has no more threads.
+        """
+
+    def is_alive(self) -> bool:
+        """Whether it has begun and not ended."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for its end, at most ``timeout`` seconds."""
+
+
+class Pool(Protocol):
+    """Runs calls beside the caller, in the order in which they were submitted."""
+
+    def submit(self, call: Callable[..., object], /, *arguments: Any) -> object:
+        """Have ``call`` run. What it raises is lost.
+
+        Raises:
+            RuntimeError: the system has no more threads, or no more calls are taken.
+        """
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no more calls; wait for those that were submitted, or forget those that have not begun."""
+
+
+class Threads(Protocol):
+    """The threads of one process."""
+
+    @property
+    def process_id(self) -> int:
+        """The id of this process, for people, for signals, and to notice a fork."""
+
+    def lock(self) -> Lock:
+        """Return a lock; needed where it is held across anything that may block."""
+
+    def reentrant_lock(self) -> Lock:
+        """Return a lock that its holder may take again."""
+
+    def event(self) -> Event:
+        """Return a flag that is down."""
+
+    def condition(self) -> Condition:
+        """Return a condition."""
+
+    def queue(self) -> Queue[Any]:
+        """Return an empty queue."""
+
+    def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> Thread:
+        """Return a thread that has not begun."""
+
+    def pool(self, size: int, name: str) -> Pool:
+        """Return a pool of at most ``size`` threads."""
+
+
+class DaemonThread(threading.Thread):
+    """A thread that knows whether it is the one that asks."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in it."""
+        return threading.current_thread() is self
+
+
+class SystemThreads:
+    """The threads of this process (see ``Threads``)."""
+
+    @property
+    def process_id(self) -> int:
+        """Asked each time: a fork has another one."""
+        return os.getpid()
+
+    def lock(self) -> threading.Lock:
+        """See ``Threads``."""
+        return threading.Lock()
+
+    def reentrant_lock(self) -> Lock:
+        """See ``Threads``."""
+        return threading.RLock()
+
+    def event(self) -> threading.Event:
+        """See ``Threads``."""
+        return threading.Event()
+
+    def condition(self) -> threading.Condition:
+        """See ``Threads``."""
+        return threading.Condition()
+
+    def queue(self) -> queue.SimpleQueue[Any]:
+        """See ``Threads``."""
+        return queue.SimpleQueue()
+
+    def thread(self, target: Callable[..., None], name: str, *arguments: Any) -> DaemonThread:
+        """See ``Threads``."""
+        return DaemonThread(target=target, args=arguments, name=name, daemon=True)
+
+    def pool(self, size: int, name: str) -> ThreadPoolExecutor:
+        """See ``Threads``."""
+        return ThreadPoolExecutor(size, thread_name_prefix=name)
+
+
+SYSTEM_THREADS = SystemThreads()
