@@ -15,6 +15,7 @@ from headgate.sim.product import (
     expiring,
     followed,
     induced,
+    listening,
     mixed,
     modes,
     overtaking,
@@ -37,6 +38,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "ttl": expiring.run_seed,
     "custom": custom.run_seed,
     "followed": followed.run_seed,
+    "listeners": listening.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -66,6 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ttl", action="store_true", help="pipelines whose functions have state that expires")
     parser.add_argument("--custom", action="store_true", help="pipelines between sources and sinks that users write")
     parser.add_argument("--followed", action="store_true", help="pipelines that follow files which are rotated")
+    parser.add_argument("--listeners", action="store_true", help="listeners that are told twice and out of order")
     chosen = parser.parse_args(arguments)
     if chosen.coverage:
         text = table(measure(chosen.first, chosen.seeds, chosen.jobs), chosen.seeds)
