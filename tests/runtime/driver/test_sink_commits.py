@@ -60,9 +60,7 @@ def test_a_committer_that_listens_is_refused_unless_it_is_the_sink(tmp_path: Pat
         def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:
             return ListeningCommits()
 
-    with pytest.raises(
-        HeadgateError, match=r"the committer of sink 'out0' is a headgate.CheckpointListener, and would"
-    ):
+    with pytest.raises(HeadgateError, match=r"the committer of sink 'out0' is a .*, and would never"):
         commits_to(tmp_path / "deaf", Deaf())
     commits_to(tmp_path / "own", ListeningCommits())
 
