@@ -1,9 +1,9 @@
-"""What listeners hear, twice, late and out of order: more than the runtime does to them (HL21 of docs/spec/listeners.md).
+"""What listeners hear, twice, late and out of order: more than the runtime does to them (HL21).
 
 The runtime tells each completion once, and ids rise (HL5); ``publishing.Outside`` judges that. ``PublishOnCheckpoint``
-must not depend on it. So here everybody publishes, and between the runtime and each publisher stands somebody who loses,
-keeps back, repeats and mixes up words; what is public in the end is judged as ever. All of it is drawn from a generator
-of its own.
+must not depend on it. So here everybody publishes, and between the runtime and each publisher stands somebody who
+keeps words back, repeats them and mixes them up; what is public in the end is judged as ever. All of it is drawn from a
+generator of its own. Rules of docs/spec/listeners.md.
 """
 
 from __future__ import annotations
