@@ -96,7 +96,7 @@ def deaf_sinks_are_taken() -> AbstractContextManager[None]:  # HL20
 
 
 def listening_committers_are_taken() -> AbstractContextManager[None]:  # HL20
-    return patched(sink_commits, "_refuse_listening", lambda name, committer: None)
+    return patched(sink_commits, "_refuse_listening", lambda name, sink, committer: None)
 
 
 @contextmanager

@@ -49,8 +49,7 @@ class SinkCommits:
                 name, sink = str(node.name), cast(Sink, node.spec)
                 with stopping_for_good(f"sink '{name}' cannot be opened"):
                     self._committers[name] = sink.open_committer(definition.config.name, name, generation)
-                    if self._committers[name] is not sink:
-                        _refuse_listening(name, self._committers[name])
+                    _refuse_listening(name, sink, self._committers[name])
         for committer in self._committers.values():
             if isinstance(committer, PiecewiseCommitter):
                 committer.read_pieces_with(self._output)
@@ -166,9 +165,9 @@ def _denials(sink: str, checkpoint: int) -> Iterator[None]:
         raise OutputDenied(sink, checkpoint, str(error)) from error
 
 
-def _refuse_listening(name: str, committer: Committer) -> None:
-    """A committer is told what is completed by ``commit``, and nothing else (HL20)."""
-    if isinstance(committer, CheckpointListener):
+def _refuse_listening(name: str, sink: object, committer: object) -> None:
+    """A committer is told what is completed by ``commit``, and nothing else, unless it is the sink (HL20)."""
+    if isinstance(committer, CheckpointListener) and committer is not sink:
         raise UsageError(
             f"the committer of sink '{name}' is a headgate.CheckpointListener, and would never be told: commit() "
             "says what is completed; let the sink or its writer listen"

@@ -31,10 +31,10 @@ STEP_MS = 4
 class Messenger(Protocol):
     """Stands between the runtime and a publisher, and need not tell it what is said once and in order."""
 
-    def hear(self, word: tuple[Literal["complete", "aborted"], int], *, is_last: bool) -> list[tuple[str, int]]:
+    def hear(self, word: tuple[Literal["complete", "aborted"], int], *, is_last: bool) -> Sequence[tuple[str, int]]:
         """Take what the runtime says; return what the publisher is told now."""
 
-    def between(self) -> list[tuple[str, int]]:
+    def between(self) -> Sequence[tuple[str, int]]:
         """Return what the publisher is told directly behind a barrier."""
 
 
