@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,37 @@ def test_a_drained_pipeline_has_processed_what_it_read_and_does_not_continue(sta
     assert again.result().is_drained
     assert any("was drained and does not continue (final checkpoint" in note for note in again.notes)
     same(read_committed(str(tmp_path / "out")), found)
+
+
+class Holding(hg.ProcessFunction):
+    """Sends records on when its timer fires: tomorrow."""
+
+    schema = {"key": int, "n": int}
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.count = state.value("count", int)
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> None:
+        self.count.put(self.count.get(0) + 1)
+        context.timers.register_processing_time(context.timers.processing_time_ms + 86_400_000)
+
+    def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> Iterator[dict[str, Any]]:
+        yield {"key": context.key, "n": self.count.get(0)}
+
+
+def test_what_waits_for_a_timer_of_processing_time_is_not_sent_on_by_a_drain(start: Start, tmp_path: Path) -> None:
+    # TM9
+    pipeline = pipeline_at(tmp_path)
+    counts = pipeline.source(generator(ROWS, RATE)).key_by("key").process(Holding(), name="hold")
+    counts.sink(hg.FileSink(tmp_path / "out", "parquet", roll_interval="50ms"), name="out")
+    run = start(definition_of(pipeline))
+    run.wait_checkpoints(2)
+    run.driver.drain()
+    result = run.result()
+    assert result.is_drained
+    assert result.records_in > 0
+    assert (newest(tmp_path).is_final, newest(tmp_path).is_draining) == (True, True)
+    assert not list((tmp_path / "out").glob("**/*.parquet")), "the end neither fires it nor waits for it"
 
 
 def test_a_drain_asked_before_the_workers_run_is_remembered(start: Start, tmp_path: Path) -> None:  # E7

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from headgate.api.not_yet import refuse_lists, refuse_unheard
 from headgate.errors import UsageError
 from headgate.model.graph import Node
 from headgate.model.ids import NodeName
@@ -40,6 +41,8 @@ def head_spec(
         raise UsageError(f"loop '{loop}': max_rounds must be an integer of at least 1, but is {max_rounds!r}")
     if on_round is not None and not callable(on_round):
         raise UsageError(f"loop '{loop}': on_round must be a function of the round's number, not {on_round!r}")
+    refuse_unheard(f"on_round of loop '{loop}'", on_round)
+    refuse_lists(f"on_round of loop '{loop}'", on_round)
     if round_column is None and (max_rounds is not None or on_round is not None):
         round_column = ROUND_COLUMN_DEFAULT
     if round_column is None:

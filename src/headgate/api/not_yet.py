@@ -68,23 +68,34 @@ def refuse_methods_to_come(node: str, function: object) -> None:
 
 def refuse_unheard(where: str, function: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> None:
     """Refuse an object with a method that begins with one of ``names`` and is called of those only who derive from a
-    class that it does not derive from (HL1).
+    class that it does not derive from (HL1), and a method of an object that listens or keeps lists (HL20).
 
     Raises:
         UsageError
     """
-    from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener
+    from headgate.operators.checkpointed.exploring import hidden, unheard
 
-    mixins = {
-        "notify_checkpoint_complete": CheckpointListener,
-        "notify_checkpoint_aborted": CheckpointListener,
-        "snapshot": CheckpointedFunction,
-        "restore": CheckpointedFunction,
-    }
-    for name, mixin in mixins.items():
-        has_it = name.startswith(names) and callable(getattr(type(function), name, None))
-        if has_it and not isinstance(function, mixin):
-            raise UsageError(
-                f"{where}: {type(function).__name__}.{name} would never be called: derive the class from "
-                f"headgate.{mixin.__name__}, too, or give the method another name if it is for your own use"
-            )
+    problem = unheard(function, names)
+    if problem:
+        raise UsageError(f"{where}: {problem}")
+    inner = hidden(function)
+    if inner is not None:
+        raise UsageError(
+            f"{where}: {type(inner).__name__} listens to checkpoints or keeps operator state, and would not be called, "
+            "because only a method of it, or a function around it, is given; give the object itself, with __call__"
+        )
+
+
+def refuse_lists(where: str, found: object) -> None:
+    """Refuse an object in the driver that wants to keep operator state: only subtasks have some (HL20).
+
+    Raises:
+        UsageError
+    """
+    from headgate.operators.checkpointed.functions import CheckpointedFunction
+
+    if isinstance(found, CheckpointedFunction):
+        raise UsageError(
+            f"{where}: {type(found).__name__} is a headgate.CheckpointedFunction, but is called in the driver, which "
+            "keeps no operator state; keep the lists in a function given to a verb of a stream"
+        )

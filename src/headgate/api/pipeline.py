@@ -27,7 +27,7 @@ from headgate.api.config import (
 from headgate.api.describe import describe_plan
 from headgate.api.guarantees import check_guarantee, check_overtaking, check_retention, check_transactions, policy_for
 from headgate.api.homes import remember
-from headgate.api.not_yet import not_there_yet
+from headgate.api.not_yet import not_there_yet, refuse_lists, refuse_unheard
 from headgate.api.placed import CapturableSource, PlacedSource
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
 from headgate.api.security import Security
@@ -158,6 +158,7 @@ class Pipeline:
                 "a Spark DataFrame is wrapped as headgate.DataFrameSource(df), rows as headgate.FromRows(rows)"
             )
         node = self._builder.claim_name("source", name)
+        refuse_unheard(f"source '{node}'", source)
         try:
             schema = canonical_schema(source.schema())
         except UsageError as error:
@@ -182,6 +183,8 @@ class Pipeline:
         check_name(name, "a hook")
         if not isinstance(hook, CoordinatorHook):
             raise UsageError(f"hook '{name}' must be an instance of a headgate.CoordinatorHook, not {hook!r}")
+        refuse_unheard(f"hook '{name}'", hook)
+        refuse_lists(f"hook '{name}'", hook)
         if name in self._hooks:
             raise UsageError(f"two hooks are named '{name}'; a source brings its hook under its own name")
         timeout_ms = duration_ms(timeout, f"timeout of hook '{name}'")

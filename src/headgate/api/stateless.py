@@ -41,7 +41,8 @@ class StatelessVerbs(Records):
             return self._then("filter", name, catalog.filter_spec(*(p for p in predicates if isinstance(p, pl.Expr))))
         if len(predicates) != 1 or not callable(functions[0]):
             raise UsageError("filter needs Polars expressions such as pl.col('level') == 'ERROR', or one function")
-        return self._then("filter", name, catalog.RowFunctionSpec(catalog.RowVerb.FILTER, functions[0]))
+        function = function_of("filter", functions[0])
+        return self._then("filter", name, catalog.RowFunctionSpec(catalog.RowVerb.FILTER, function))
 
     def select(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Self:
         """Make records of exactly these columns; ``total=pl.col("a") + 1`` names one."""

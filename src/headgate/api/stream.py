@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import polars as pl
 
 from headgate.api.loops import Feedback, LoopOptions, Output, iterate
-from headgate.api.not_yet import not_there_yet, refuse_methods_to_come
+from headgate.api.not_yet import not_there_yet, refuse_methods_to_come, refuse_unheard
 from headgate.api.records import Records, Row, expressions_of, function_of
 from headgate.api.results import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
 from headgate.api.stateless import StatelessVerbs
@@ -57,6 +57,7 @@ class Stream(StatelessVerbs):
             raise UsageError(f"a sink such as headgate.StreamSink('scope/stream') is needed, not {sink!r}")
         builder = self._pipeline._builder
         node = builder.claim_name("sink", name)
+        refuse_unheard(f"sink '{node}'", sink)
         try:
             sink.check(self._schema)
         except UsageError as error:

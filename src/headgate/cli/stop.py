@@ -29,7 +29,8 @@ def stop(
         bool,
         typer.Option(
             "--drain",
-            help="End the sources and process everything in flight; the pipeline is finished and does not continue.",
+            help="End the sources and process everything in flight; the pipeline is finished and does not continue. "
+            "Timers of processing time do not fire.",
         ),
     ] = False,
     checkpoints: LocalDirOption = CHECKPOINT_DIR_DEFAULT,
@@ -40,7 +41,8 @@ def stop(
     """Stop a pipeline that runs on this machine, and wait until it has ended.
 
     It takes a last checkpoint; started again, it continues from there. With --drain it stops reading, lets windows
-    fire, processes everything in flight and takes the final checkpoint: then it has finished for good. Asking again
+    and timers of event time fire, processes everything in flight and takes the final checkpoint: then it has finished
+    for good. Timers of processing time do not fire, and what functions keep until then is not sent on. Asking again
     with another 'headgate stop' makes a pipeline that drains stop at once, after a last checkpoint.
     """
     root = absolute_location(checkpoints)

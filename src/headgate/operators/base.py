@@ -125,9 +125,11 @@ class Operator:
     Attributes:
         user_object: what a user gave: a function, reader or writer, which may listen to checkpoints or keep state
             of its own (``operators.checkpointed``). The runtime calls it then.
+        opened_by: the source or sink that made ``user_object``, which may do the same (HL18).
     """
 
     user_object: object = None
+    opened_by: object = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """Prepare. Called once, before ``restore``. Keep ``context`` and ``output``."""

@@ -141,4 +141,7 @@ def function_in(spec: object) -> object:
 
 def is_listening(spec: object) -> bool:
     """Whether what an operator, source or sink is made of hears of checkpoints, as far as can be told here (HL8)."""
-    return isinstance(function_in(spec), CheckpointListener) or bool(getattr(spec, "is_listening", False))
+    called = (function_in(spec), getattr(spec, "on_round", None))
+    if any(isinstance(found, CheckpointListener) for found in called):
+        return True
+    return bool(getattr(spec, "is_listening", isinstance(spec, CheckpointListener)))  # HL18: a source or sink says so

@@ -207,7 +207,7 @@ def test_hooks_that_listen_are_told_in_order_before_the_end(hook: Noting) -> Non
         lambda listener: listener.notify_checkpoint_complete(7), lambda name, error: failed.append((name, error))
     )
     wait(lambda: bool(failed))
-    assert failed[0][0] == "x"
+    assert failed[0][0] == "hook 'x'"
     hook.error = None
     calls.close()
 

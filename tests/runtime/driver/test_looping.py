@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+import headgate as hg
 from headgate.codec import messages
 from headgate.model.config import PipelineConfig
 from headgate.model.definition import PipelineDefinition
@@ -186,6 +187,47 @@ def test_callbacks_that_wait_run_after_the_end_of_their_generation_and_before_th
     gate.set()
     driver.wait()
     assert heard == ["old 0", "new 0"]
+
+
+class Listening(hg.CheckpointListener):
+    """Hears of rounds and of checkpoints."""
+
+    def __init__(self, heard: list[str], fails: bool = False) -> None:
+        self.heard, self.fails = heard, fails
+
+    def __call__(self, round_: int) -> None:
+        self.heard.append(f"round {round_}")
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self.heard.append(f"completed {checkpoint_id}")
+        if self.fails:
+            raise ValueError("no space on the board")
+
+
+def told_by(driver: Driver, heard: list[str]) -> None:
+    driver.looping.tell(
+        lambda listener: listener.notify_checkpoint_complete(7),
+        lambda whose, error: heard.append(f"{whose}: {error}"),
+        lambda: heard.append("told"),
+    )
+    driver.wait()
+
+
+def test_who_hears_of_rounds_hears_of_checkpoints_in_turn() -> None:  # HL19
+    heard: list[str] = []
+    driver = Driver(a=Listening(heard))
+    assert driver.looping.is_listening
+    driver.looping.on_message(entrance_ended("a", highest=0))
+    driver.returned("a", 1, 1, highest=0)
+    told_by(driver, heard)
+    assert heard == ["round 0", "completed 7", "told"]
+    assert not Driver(a=heard.append).looping.is_listening  # type: ignore[arg-type]
+
+
+def test_one_of_several_who_fails_is_named_and_nothing_is_confirmed() -> None:  # HL19
+    heard: list[str] = []
+    told_by(Driver(a=Listening(heard, fails=True), b=Listening(heard)), heard)
+    assert heard == ["completed 7", "on_round of loop 'a': no space on the board", "completed 7"]
 
 
 def test_without_callbacks_there_is_nothing_to_wait_for_and_no_thread() -> None:

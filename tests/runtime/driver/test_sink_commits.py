@@ -51,6 +51,20 @@ def commits_to(root: Path, *sinks: Any) -> SinkCommits:
     return SinkCommits(pipeline.definition(), Generation(1), lambda part: memoryview(part.inline))
 
 
+class ListeningCommits(RecordedSink, hg.CheckpointListener):
+    """Its own committer."""
+
+
+def test_a_committer_that_listens_is_refused_unless_it_is_the_sink(tmp_path: Path) -> None:  # HL20
+    class Deaf(RecordedSink):
+        def open_committer(self, pipeline: str, node: str, generation: Generation) -> Any:
+            return ListeningCommits()
+
+    with pytest.raises(HeadgateError, match=r"the committer of sink 'out0' is a .*, and would never"):
+        commits_to(tmp_path / "deaf", Deaf())
+    commits_to(tmp_path / "own", ListeningCommits())
+
+
 def output(checkpoint: int, sink: int = 0, subtask: int = 0) -> Committable:
     return Committable(f"out{sink}", CheckpointId(checkpoint), subtask, Generation(1), b"x")
 

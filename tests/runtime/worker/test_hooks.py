@@ -214,6 +214,54 @@ def test_a_writer_that_holds_records_back_cannot_keep_lists_too() -> None:
         WithObjects({"out": Both()})
 
 
+def opened_by(made: WithObjects, **makers: Any) -> Hooks:
+    """Find who listens once more; ``makers`` are sources and sinks that made what is there."""
+    for link in made.runner.chain.links:
+        link.operator.opened_by = makers.get(str(link.node.name))
+    return Hooks(made.runner.chain)
+
+
+def test_a_source_is_told_before_its_reader_and_a_sink_before_its_writer() -> None:  # HL18, HL4
+    made = WithObjects({"a": Heard("reader"), "out": Heard("writer")})
+    hooks = opened_by(made, a=Heard("source"), out=Heard("sink"))
+    hooks.completed(CheckpointId(1))
+    assert [name for name, _, _ in HEARD] == ["source", "reader", "sink", "writer"]
+    HEARD.clear()
+    hooks.aborted(CheckpointId(2))
+    assert [(name, call) for name, call, _ in HEARD] == [
+        (name, "aborted") for name in ("source", "reader", "sink", "writer")
+    ]
+
+
+def test_a_sink_that_is_its_own_writer_is_told_once() -> None:  # HL18
+    both = Heard("both")
+    hooks = opened_by(WithObjects({"out": both}), out=both)
+    hooks.completed(CheckpointId(1))
+    assert HEARD == [("both", "complete", 1)]
+
+
+def test_a_sink_keeps_lists_unless_its_writer_does() -> None:  # HL18
+    made, sink = WithObjects({"out": object()}), Keeping()
+    hooks = opened_by(made, out=sink)
+    hooks.restore(lambda node: [], is_restored=False)
+    assert list(hooks.snapshot(CheckpointId(1))) == [(LISTS_PREFIX, "out")]
+    with pytest.raises(UsageError, match=r"'out' and what its .* are both headgate.CheckpointedFunctions"):
+        opened_by(WithObjects({"out": Keeping()}), out=Keeping())
+
+
+@pytest.mark.parametrize("node", ["a", "out"])
+def test_a_reader_or_writer_with_a_method_that_nobody_would_call_is_refused(node: str) -> None:  # HL20
+    class Deaf:
+        def notify_checkpoint_aborted(self, checkpoint_id: int) -> None: ...
+
+    made = WithObjects({})
+    for link in made.runner.chain.links:
+        if str(link.node.name) == node:
+            link.operator.user_object = Deaf()
+    with pytest.raises(UsageError, match=rf"operator '{node}': Deaf.notify_checkpoint_aborted would never be called"):
+        opened_by(made, **{node: object()})
+
+
 def test_a_chain_without_user_objects_has_no_hooks() -> None:
     made = Made(reader=Reader([batch(1)]))
     hooks = Hooks(made.runner.chain)

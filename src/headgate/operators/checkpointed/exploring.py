@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import MethodType
 from typing import TypeVar
 
 from headgate.errors import UsageError
@@ -21,6 +23,40 @@ def own_copy_of(node: str, function: F) -> F:
     if isinstance(function, CheckpointListener | CheckpointedFunction):
         return copied(node, function)  # type: ignore[no-any-return]
     return function
+
+
+def unheard(found: object, names: tuple[str, ...] = ("notify_checkpoint_",)) -> str | None:
+    """Return why ``found`` would not be called: a method begins with one of ``names``, and it derives from no class
+    whose objects are (HL1); None if nothing is wrong.
+    """
+    for name, mixin in _CALLED.items():
+        has_it = name.startswith(names) and callable(getattr(type(found), name, None))
+        if has_it and not isinstance(found, mixin):
+            return (
+                f"{type(found).__name__}.{name} would never be called: derive the class from "
+                f"headgate.{mixin.__name__}, too, or give the method another name if it is for your own use"
+            )
+    return None
+
+
+def hidden(function: object) -> object | None:
+    """Return the object behind a bound method or a partial function that nobody would tell or ask (HL20)."""
+    if isinstance(function, partial):
+        inner: object = function.func
+    elif isinstance(function, MethodType):
+        inner = function.__self__
+    else:
+        return None
+    return inner if isinstance(inner, CheckpointListener | CheckpointedFunction) else hidden(inner)
+
+
+_CALLED = {
+    "notify_checkpoint_complete": CheckpointListener,
+    "notify_checkpoint_aborted": CheckpointListener,
+    "snapshot": CheckpointedFunction,
+    "restore": CheckpointedFunction,
+}
+"""Who derives from what, has such a method called."""
 
 
 def lists_text(node: str, function: object) -> str:

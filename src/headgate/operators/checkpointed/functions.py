@@ -1,7 +1,8 @@
 """What users derive from to hear of checkpoints, and to keep state that belongs to no key (docs/spec/listeners.md).
 
 Counterparts: ``runtime.worker.hooks`` calls them, ``operators.checkpointed.lists`` holds their state. For functions
-given to the verbs of a stream, and for the readers and writers of a user's own sources and sinks.
+given to the verbs of a stream, and for a user's own sources and sinks, their readers and writers; objects in the driver
+(hooks, ``on_round=``) may listen.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from headgate.codec import messages
 from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.ids import CheckpointId, Generation
+from headgate.model.ids import CheckpointId, Generation, WorkerIndex
 from headgate.model.manifest import Manifest
 from headgate.model.options import CheckpointOptions
 from headgate.model.origin import Place
@@ -40,6 +40,10 @@ DROPS_BETWEEN_FORGETTING = 16
 does it, too: a run may have fewer drops (K25)."""
 
 
+IN_DRIVER = WorkerIndex(-1)
+"""Confirms for those who listen in the driver: no worker has this number."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pools:
     """Threads beside the event thread, one each: what they do, they do in order."""
@@ -55,6 +59,22 @@ class Recipients(Protocol):
 
     def broadcast(self, message: messages.ToWorker) -> None:
         """Send to every worker of the generation, best effort."""
+
+
+class RoundListeners(Protocol):
+    """Those in the driver who are given to ``on_round=`` and listen to checkpoints."""
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether there is one."""
+
+    def tell(
+        self,
+        tell: Callable[[CheckpointListener], None],
+        failed: Callable[[str, BaseException], None],
+        told: Callable[[], None],
+    ) -> None:
+        """Have ``tell`` called with each, not here; then ``told``, or ``failed`` for each whose call raised."""
 
 
 class Reports(Protocol):
@@ -90,9 +110,12 @@ class Coordination:
         pools: Pools,
         around: Surroundings = PROCESS,
         hooks: HookCalls | None = None,
+        rounds: RoundListeners | None = None,
     ) -> None:
+        """``rounds``: those in the driver who hear of rounds, and perhaps of checkpoints."""
         self._around = around
         self._hooks = HookCalls() if hooks is None else hooks
+        self._rounds = rounds if rounds is not None and rounds.is_listening else None
         self.generation: Generation = begun.generation
         self._definition = definition
         self._begun = begun
@@ -118,6 +141,8 @@ class Coordination:
             self._hooks.timeouts,
             {vertex.id: plan.behind(vertex.id) for vertex in plan.vertices if vertex.is_source},
         )
+        if self._rounds is not None:
+            self.machine.handle(machine.ListenerFound(self.generation, IN_DRIVER))  # HL19
 
     def start(self, first_delay_ms: int) -> None:
         """Every participant runs: begin to take checkpoints."""
@@ -173,13 +198,13 @@ class Coordination:
                 self._pools.storage.submit(self._write_manifest, self._manifest(effect), oldest_retained)
             case machine.NotifyComplete():
                 self._workers.broadcast(messages.Complete(self.generation, effect.checkpoint))
-                self._tell_hooks("notify_checkpoint_complete", effect.checkpoint)
+                self._tell("notify_checkpoint_complete", effect.checkpoint)
             case machine.NotifyAbort():
                 self._triggered.pop(effect.checkpoint, None)
                 self._with_savepoints.pop(effect.checkpoint, None)
                 self._reports.note(f"checkpoint {effect.checkpoint} was aborted: {effect.reason.text}")
                 self._workers.broadcast(messages.Abort(self.generation, effect.checkpoint))
-                self._tell_hooks("notify_checkpoint_aborted", effect.checkpoint)
+                self._tell("notify_checkpoint_aborted", effect.checkpoint)
             case machine.DeleteParts():
                 self._pools.storage.submit(self._quietly, lambda: self._log.files.delete(effect.parts))
             case machine.DropCheckpoint():
@@ -244,7 +269,7 @@ class Coordination:
             if newer is not None:
                 self._report(machine.GenerationReplaced(newer))
                 return
-            self._note(failure_text(hook, f"trigger({checkpoint})", error))
+            self._note(failure_text(f"hook '{hook}'", f"trigger({checkpoint})", error))
             self._report(machine.HookFailed(checkpoint, hook))
 
         self._hooks.trigger(
@@ -255,15 +280,20 @@ class Coordination:
             failed,
         )
 
-    def _tell_hooks(self, call: str, checkpoint: CheckpointId) -> None:
+    def _tell(self, call: str, checkpoint: CheckpointId) -> None:
+        """Tell those who listen in the driver."""
+
         def tell(listener: CheckpointListener) -> None:
             getattr(listener, call)(int(checkpoint))
 
-        def failed(hook: str, error: BaseException) -> None:
-            sentence = failure_text(hook, f"{call}({checkpoint})", error)
+        def failed(whose: str, error: BaseException) -> None:
+            sentence = failure_text(whose, f"{call}({checkpoint})", error)
             self._timers.post(lambda: self._listener_failed(sentence))
 
         self._hooks.tell(tell, failed)
+        if self._rounds is not None:
+            told = machine.CompletionTold(self.generation, IN_DRIVER, checkpoint)
+            self._rounds.tell(tell, failed, lambda: self._report(told))
 
     def _listener_failed(self, sentence: str) -> None:
         """As any listener's (HL6, EI11): the checkpoint stays what it is, and the generation starts again."""

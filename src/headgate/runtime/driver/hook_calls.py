@@ -149,7 +149,7 @@ class HookCalls:
         """Tell hooks that listen how a checkpoint ended (EI11)."""
         for name, thread in self._threads.items():
             if thread.is_listening:
-                thread.put(_teller(name, tell, failed))
+                thread.put(_teller(f"hook '{name}'", tell, failed))
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Call ``call`` when hooks that listen have heard what they were told so far: from a thread, or at once."""
@@ -195,9 +195,9 @@ def newer_generation(error: BaseException) -> Generation | None:
     return Generation(error.newest) if isinstance(error, FencedError) and error.newest else None
 
 
-def failure_text(name: str, call: str, error: BaseException) -> str:
-    """Return one sentence about a hook that failed."""
-    return f"{call} of hook '{name}' failed: {_said(error)}"
+def failure_text(whose: str, call: str, error: BaseException) -> str:
+    """Return one sentence about a call that failed; ``whose``: such as ``hook 'exchange'``."""
+    return f"{call} of {whose} failed: {_said(error)}"
 
 
 def _checked(name: str, data: object) -> bytes | None:

@@ -14,6 +14,7 @@ from headgate.codec import messages
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, NodeName, SubtaskId, VertexId
 from headgate.model.plan import LoopNest, Plan
+from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.operators.loop_head import LoopHeadSpec
 from headgate.protocol.loops import rounds
 from headgate.protocol.machine import Ignored
@@ -43,6 +44,23 @@ class RoundCallbacks:
     def submit(self, loop: NodeName, callback: Callable[[int], object], round_: int) -> None:
         """Call ``callback`` when those before it have returned; what it raises becomes a note."""
         self._put(lambda: self._call(loop, callback, round_))
+
+    def tell(
+        self,
+        name: str,
+        listener: CheckpointListener,
+        tell: Callable[[CheckpointListener], None],
+        failed: Callable[[str, BaseException], None],
+    ) -> None:
+        """Tell ``listener`` how a checkpoint ended, behind the callbacks before it (HL19)."""
+
+        def call() -> None:
+            try:
+                tell(listener)
+            except (Exception, SystemExit) as error:
+                failed(name, error)
+
+        self._put(call)
 
     def when_done(self, call: Callable[[], None]) -> None:
         """Call ``call`` when all callbacks so far have returned: in their thread, or at once if there were none."""
@@ -102,6 +120,29 @@ class Looping:
             return
         for effect in self._probers[nest].handle(message.event):
             self._run(nest, effect)
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether somebody who hears of rounds hears of checkpoints, too."""
+        return any(isinstance(spec.on_round, CheckpointListener) for spec in self._specs.values())
+
+    def tell(
+        self,
+        tell: Callable[[CheckpointListener], None],
+        failed: Callable[[str, BaseException], None],
+        told: Callable[[], None],
+    ) -> None:
+        """Tell them how a checkpoint ended, behind the rounds so far; then call ``told``, unless one failed (HL19)."""
+        problems: list[BaseException] = []
+
+        def note(whose: str, error: BaseException) -> None:
+            problems.append(error)
+            failed(whose, error)
+
+        for nest, spec in self._specs.items():
+            if isinstance(spec.on_round, CheckpointListener):
+                self._callbacks.tell(f"on_round of loop '{nest}'", spec.on_round, tell, note)
+        self._callbacks.when_done(lambda: None if problems else told())
 
     def close(self) -> None:
         """The generation is over. Callbacks that wait still run: the next generation may not finish those rounds."""

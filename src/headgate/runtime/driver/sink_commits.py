@@ -25,6 +25,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, SnapshotPart
+from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.storage.base import NotFound
@@ -48,6 +49,7 @@ class SinkCommits:
                 name, sink = str(node.name), cast(Sink, node.spec)
                 with stopping_for_good(f"sink '{name}' cannot be opened"):
                     self._committers[name] = sink.open_committer(definition.config.name, name, generation)
+                    _refuse_listening(name, sink, self._committers[name])
         for committer in self._committers.values():
             if isinstance(committer, PiecewiseCommitter):
                 committer.read_pieces_with(self._output)
@@ -161,3 +163,12 @@ def _denials(sink: str, checkpoint: int) -> Iterator[None]:
         raise OutputDenied(sink, checkpoint, str(error)) from error
     except HeadgateError as error:
         raise OutputDenied(sink, checkpoint, str(error)) from error
+
+
+def _refuse_listening(name: str, sink: object, committer: object) -> None:
+    """A committer is told what is completed by ``commit``, and nothing else, unless it is the sink (HL20)."""
+    if isinstance(committer, CheckpointListener) and committer is not sink:
+        raise UsageError(
+            f"the committer of sink '{name}' is a headgate.CheckpointListener, and would never be told: commit() "
+            "says what is completed; let the sink or its writer listen"
+        )

@@ -294,10 +294,10 @@ class Supervision:
         self._succession.tell_claim(begun.generation)
         # From now on, not from its start: a quick subtask reports before the last worker is ready.
         definition, timers, workers = self._definition, self._timers, self._workers
-        coordination = Coordination(
-            definition, begun, self._log, timers, workers, self, self._pools, self._around, self.hooks
-        )
         looping = Looping(definition, begun.generation, timers, workers, self.callbacks)
+        coordination = Coordination(
+            definition, begun, self._log, timers, workers, self, self._pools, self._around, self.hooks, looping
+        )
         self.live = LiveGeneration(definition, begun, coordination, looping, self.note)
         self._book.begin(begun.generation)
         if begun.restored is not None:

@@ -327,8 +327,9 @@ class Chain:
 class SourceHead(Operator):
     """Stands for the source in its chain: the runner hands it what the reader polled."""
 
-    def __init__(self, reader: object = None) -> None:
+    def __init__(self, reader: object = None, source: object = None) -> None:
         self.user_object = reader
+        self.opened_by = source
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Pass records on."""

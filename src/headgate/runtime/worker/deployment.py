@@ -22,6 +22,7 @@ from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId
 from headgate.model.origin import Place
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
+from headgate.operators.checkpointed.exploring import own_copy_of
 from headgate.operators.expressions import ExpressionsSpec, fuse
 from headgate.operators.loop_head import LoopHeadOperator, LoopHeadSpec
 from headgate.protocol.loops.part import LoopPlace
@@ -49,9 +50,10 @@ from headgate.storage.base import NotFound, Storage
 class SinkHead(Operator):
     """Stands for a sink in its chain: records go to the writer's current transaction."""
 
-    def __init__(self, writer: SinkWriter) -> None:
+    def __init__(self, writer: SinkWriter, sink: object = None) -> None:
         self._writer = writer
         self.user_object = writer
+        self.opened_by = sink
 
     def process(self, batch: pa.RecordBatch) -> None:
         """Write records."""
@@ -222,12 +224,14 @@ class Deployment:
         match node.role:
             case Role.SOURCE:
                 context = self._source_context(node, subtask, restored.positions(str(node.name)))
-                reader = cast(Source | InducedSource, node.spec).open(context)
-                return SourceHead(reader), reader
+                source = own_copy_of(context.node, cast(Source | InducedSource, node.spec))
+                reader = source.open(context)
+                return SourceHead(reader, source), reader
             case Role.SINK:
-                writer = cast(Sink, node.spec).open(self._sink_context(node, subtask))
+                sink = own_copy_of(str(node.name), cast(Sink, node.spec))
+                writer = sink.open(self._sink_context(node, subtask))
                 sinks[str(node.name)] = writer
-                return SinkHead(writer), None
+                return SinkHead(writer, sink), None
             case Role.OPERATOR | Role.LOOP_HEAD:
                 if len(group) > 1:
                     return fuse([cast(ExpressionsSpec, n.spec) for n in group]).build(), None

@@ -14,11 +14,11 @@ from headgate.connectors.base import HoldingWriter
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
 from headgate.operators.base import RestoredState
-from headgate.operators.checkpointed.exploring import restored
+from headgate.operators.checkpointed.exploring import restored, unheard
 from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener, SnapshotContext
 from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.operators.user_function import HookError, user_traceback
-from headgate.runtime.worker.chain import Chain, NodeError
+from headgate.runtime.worker.chain import Chain, Link, NodeError
 from headgate.state.frozen import FrozenState
 
 
@@ -27,15 +27,22 @@ class Hooks:
 
     def __init__(self, chain: Chain) -> None:
         """Find them; ``chain`` is open."""
-        objects = [(str(link.node.name), link.operator.user_object, link.context) for link in chain.links]
+        objects = [(str(link.node.name), found, link.context) for link in chain.links for found in _objects_of(link)]
         self._listeners = [(node, found) for node, found, _ in objects if isinstance(found, CheckpointListener)]
         self._functions = [
             (found, OperatorLists(node, context.subtask_index, context.parallelism))
             for node, found, context in objects
             if isinstance(found, CheckpointedFunction)
         ]
-        self._others = [node for node, found, _ in objects if not isinstance(found, CheckpointedFunction)]
+        keeping = [lists.node for _, lists in self._functions]
+        self._others = [str(link.node.name) for link in chain.links if str(link.node.name) not in keeping]
         self._completed = CheckpointId(0)
+        for node in keeping:
+            if keeping.count(node) > 1:
+                raise UsageError(
+                    f"'{node}' and what its open() returns are both headgate.CheckpointedFunctions, and their lists "
+                    "would have the same names; keep the lists in one of them"
+                )
         for function, lists in self._functions:
             if isinstance(function, HoldingWriter):
                 raise UsageError(
@@ -112,6 +119,20 @@ class Hooks:
                 listener.notify_checkpoint_aborted(int(checkpoint))
             except Exception as error:
                 raise _error(node, f"notify_checkpoint_aborted({checkpoint})", error) from error
+
+
+def _objects_of(link: Link) -> list[object]:
+    """Return what a user gave to one node, each object once: a source before its reader, a sink before its writer.
+
+    Raises:
+        UsageError: a reader or writer has a method that nobody would call; others are refused before they get here.
+    """
+    maker, found = link.operator.opened_by, link.operator.user_object
+    if maker is not None:
+        problem = unheard(found)
+        if problem:
+            raise UsageError(f"operator '{link.node.name}': {problem}")
+    return [found] if maker is None or maker is found else [maker, found]
 
 
 def _error(node: str, call: str, error: Exception, *, may_pass: bool = True) -> NodeError:

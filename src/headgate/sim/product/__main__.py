@@ -16,6 +16,7 @@ from headgate.sim.product import (
     expiring,
     followed,
     induced,
+    listening,
     mixed,
     modes,
     overtaking,
@@ -40,6 +41,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "custom": custom.run_seed,
     "followed": followed.run_seed,
     "standby": standing_by.run_seed,
+    "listeners": listening.run_seed,
 }
 """Runs of another kind, by their option."""
 
@@ -70,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--custom", action="store_true", help="pipelines between sources and sinks that users write")
     parser.add_argument("--followed", action="store_true", help="pipelines that follow files which are rotated")
     parser.add_argument("--standby", action="store_true", help="pipelines with keepers and standbys")
+    parser.add_argument("--listeners", action="store_true", help="listeners that are told twice and out of order")
     chosen = parser.parse_args(arguments)
     logging.getLogger("headgate").addHandler(logging.NullHandler())  # a seed tells its story elsewhere
     if chosen.coverage:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
@@ -28,6 +28,16 @@ STEP_MS = 4
 """Usual time of one act outside, at most."""
 
 
+class Messenger(Protocol):
+    """Stands between the runtime and a publisher, and need not tell it what is said once and in order."""
+
+    def hear(self, word: tuple[Literal["complete", "aborted"], int], *, is_last: bool) -> Sequence[tuple[str, int]]:
+        """Take what the runtime says; return what the publisher is told now."""
+
+    def between(self) -> Sequence[tuple[str, int]]:
+        """Return what the publisher is told directly behind a barrier."""
+
+
 class Outside:
     """What is published, and what functions said that they kept, by checkpoint. Not a part of any process."""
 
@@ -43,6 +53,8 @@ class Outside:
         """By number of a row: who made it ready."""
         self.kept: dict[int, dict[tuple[str, int], list[int]]] = {}
         """What each subtask of each publisher had seen when a checkpoint was taken."""
+        self.disorder: Callable[[], Messenger | None] = lambda: None
+        """Makes who stands between the runtime and a publisher (HL21)."""
 
     def __deepcopy__(self, memo: object) -> Self:
         """It is one, whoever has a copy of the function."""
@@ -81,6 +93,10 @@ class Outside:
             self._fail(f"{name} is told that checkpoint {checkpoint} is completed, and the log has none")
         if checkpoint <= before:
             self._fail(f"{name} is told of checkpoint {checkpoint} behind {before}")
+
+    def is_final(self, checkpoint: int) -> bool:
+        """Whether ``checkpoint`` is the last one of all."""
+        return any(one.manifest.is_final for (found, _), one in self._history().written.items() if found == checkpoint)
 
     def aborted(self, name: str, checkpoint: int) -> None:
         """A function is told of an aborted checkpoint."""
@@ -134,6 +150,7 @@ class Publisher(hg.PublishOnCheckpoint):
         self.index = context.subtask_index
         self.told = 0
         self.seen = context.list("seen", int)
+        self.messenger = self.outside.disorder()
 
     def __call__(self, row: Row) -> Row:
         """Make a row ready."""
@@ -149,13 +166,29 @@ class Publisher(hg.PublishOnCheckpoint):
         """See ``CheckpointedFunction``."""
         super().snapshot(context)
         self.outside.kept.setdefault(context.checkpoint_id, {})[self.name, self.index] = self.seen.get()
+        if self.messenger is not None:
+            self._tell(self.messenger.between())
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
         """See ``CheckpointListener``."""
         self.outside.completed(self.name, checkpoint_id, self.told)
         self.told = checkpoint_id
-        super().notify_checkpoint_complete(checkpoint_id)
+        self._hear("complete", checkpoint_id)
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
         """See ``CheckpointListener``."""
         self.outside.aborted(self.name, checkpoint_id)
+        self._hear("aborted", checkpoint_id)
+
+    def _hear(self, what: Literal["complete", "aborted"], checkpoint: int) -> None:
+        if self.messenger is None:
+            self._tell([(what, checkpoint)])
+        else:
+            self._tell(self.messenger.hear((what, checkpoint), is_last=self.outside.is_final(checkpoint)))
+
+    def _tell(self, words: Sequence[tuple[str, int]]) -> None:
+        for what, checkpoint in words:
+            if what == "complete":
+                super().notify_checkpoint_complete(checkpoint)
+            else:
+                super().notify_checkpoint_aborted(checkpoint)
