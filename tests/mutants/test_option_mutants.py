@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.mutants.test_coordinator_mutants import a_checkpoint_completes_without_its_last_subtask
 from tests.protocol.checkpoints import test_coordinator as coordinator_tests
+from tests.runtime import held_writes
 from tests.runtime import test_checkpoint_options as option_tests
+from tests.runtime import test_deaths_on_purpose as death_tests
 from tests.runtime.conftest import start, zygote  # noqa: F401  # real drivers and workers
 from tests.sim.product.patching import around, skipped
 
@@ -19,6 +22,9 @@ from headgate.protocol.checkpoints.coordinator_events import ArmTimer, DropCheck
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.checkpoints.triggering import Triggering
 from headgate.runtime.driver import adopting, claims
+
+SHORT_S = 2.0
+"""What never happens under a mutant is not awaited for long."""
 
 # -- the minimum pause ----------------------------------------------------------------------------------------------
 
@@ -68,6 +74,18 @@ def _limited(limit: int) -> AbstractContextManager[None]:
 
 def one_checkpoint_at_a_time() -> AbstractContextManager[None]:  # C3
     return _limited(1)
+
+
+@contextmanager
+def one_checkpoint_at_a_time_with_real_workers() -> Iterator[None]:  # C3
+    with one_checkpoint_at_a_time(), patched(held_writes, "WAIT_S", SHORT_S):
+        yield
+
+
+@contextmanager
+def nobody_waits_for_the_last_worker() -> Iterator[None]:  # C8
+    with a_checkpoint_completes_without_its_last_subtask(), patched(held_writes, "WAIT_S", SHORT_S):
+        yield
 
 
 def any_number_of_checkpoints_at_a_time() -> AbstractContextManager[None]:  # C3
@@ -134,6 +152,14 @@ CAUGHT: list[tuple[Mutant, Callable[..., object]]] = [
 ]
 
 CAUGHT_BY_REAL_WORKERS: list[tuple[Mutant, Callable[..., object]]] = [
+    (
+        one_checkpoint_at_a_time_with_real_workers,
+        option_tests.test_two_checkpoints_are_under_way_at_once_and_no_third,
+    ),
+    (
+        nobody_waits_for_the_last_worker,
+        death_tests.test_a_worker_dies_in_its_first_epoch_when_the_others_have_acknowledged,
+    ),
     (there_is_no_pause, option_tests.test_a_pause_holds_back_every_periodic_checkpoint_and_no_other),
     (
         each_completion_drops_one_checkpoint,

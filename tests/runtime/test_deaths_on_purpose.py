@@ -28,6 +28,7 @@ def test_a_worker_dies_in_its_first_epoch_when_the_others_have_acknowledged(
     run.wait_checkpoints(1)
     assert run.checkpoints[0] > 1
     assert run.result().restarts == 1
+    assert list(tmp_path.glob("*/_staging/*/*")) == [], "what they had prepared is gone"
     check(tmp_path)
 
 

@@ -69,7 +69,7 @@ class SourceBatch:
 class SourceReader(Protocol):
     """Reads the splits that one subtask owns. All calls come from the mailbox thread, except none.
 
-    A class that derives from it has ended without splits, is polled again after 100 ms, and has nothing to close.
+    A class that derives from it has ended without splits, is polled again after 100 ms, and has nothing to close (N71).
     """
 
     def splits(self) -> Sequence[str]:
