@@ -11,6 +11,7 @@ LOGS ?=
 WORKERS ?= 4
 TIMES ?= 20
 MINUTES ?= 5
+PATIENCE ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-java demo test test-again crash-loops kill-drivers check format sim bench bench-peers clean
@@ -39,7 +40,7 @@ crash-loops: setup-java ## kill what runs loops TIMES times in each scenario, on
 	HEADGATE_TEST_TIMES=$(TIMES) $(PYTHON_ENV) -m pytest -q tests/crash/test_loop_*.py
 
 kill-drivers: setup-java ## kill drivers under --supervised and --standby for MINUTES minutes, on Spark
-	HEADGATE_TEST_MINUTES=$(MINUTES) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_kept_drivers.py \
+	HEADGATE_TEST_MINUTES=$(MINUTES) HEADGATE_TEST_PATIENCE=$(PATIENCE) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_kept_drivers.py \
 		tests/crash/test_standbys.py -k "random and spark"
 
 check: setup ## format, lint, import layering, types, unit tests, a short simulation

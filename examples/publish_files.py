@@ -3,8 +3,8 @@
     headgate run examples/publish_files.py -- /tmp/published
 
 Each subtask writes JSON lines to a hidden file. A checkpoint finishes the file, and makes it ready; when the checkpoint
-is completed, the file gets its name. Ids of checkpoints never come again, so neither do the names. What a killed worker
-had not finished stays behind as a hidden file that nobody needs. (``FileSink`` does all this, and more.)
+is completed, the file gets its name. Ids of checkpoints never come again, so neither do the names. Hidden files of
+killed workers are removed with the first checkpoint behind the restart. (``FileSink`` does all this, and more.)
 """
 
 import json
@@ -28,14 +28,16 @@ class JsonFiles(hg.PublishOnCheckpoint):
 
     def restore(self, context: hg.RestoreContext) -> None:
         """Publish what the restored checkpoint held, and begin with no file."""
+        self.index, self.parallelism = context.subtask_index, context.parallelism
+        self.file, self.own, self.is_swept = None, set(), False
         super().restore(context)
-        self.index, self.file = context.subtask_index, None
 
     def __call__(self, row: dict) -> dict:
         """Write a record to the file of the next checkpoint."""
         if self.file is None:
-            descriptor, self.hidden = tempfile.mkstemp(dir=self.directory, prefix=".")
+            descriptor, self.hidden = tempfile.mkstemp(dir=self.directory, prefix=f".part-{self.index}-")
             self.file = os.fdopen(descriptor, "w")
+            self.own.add(self.hidden)
         self.file.write(json.dumps(row, default=str) + "\n")
         return row
 
@@ -54,9 +56,19 @@ class JsonFiles(hg.PublishOnCheckpoint):
         for item in items:
             if os.path.exists(item["hidden"]):
                 os.replace(item["hidden"], self.directory / item["name"])
+            self.own.discard(item["hidden"])
         descriptor = os.open(self.directory, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """Publish; once behind each start remove what killed workers left: what was restored of it is public by now."""
+        super().notify_checkpoint_complete(checkpoint_id)
+        for path in [] if self.is_swept else self.directory.glob(".part-*-*"):
+            is_mine = int(path.name.split("-")[1]) % self.parallelism == self.index  # there were more subtasks before
+            if is_mine and str(path) not in self.own:
+                path.unlink(missing_ok=True)
+        self.is_swept = True
 
 
 def pipeline() -> hg.Pipeline:

@@ -139,3 +139,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     finally:
         for one in found:
             one.close()
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how long takeovers took, also where pytest is quiet and nobody judges."""
+    for report in [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])]:
+        for name, value in report.user_properties:
+            if name == "takeovers":
+                terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")

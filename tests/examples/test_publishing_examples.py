@@ -6,14 +6,17 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import polars as pl
+import pytest
 from pyspark import cloudpickle
+from tests.mutants.harness import assert_caught, patched
 
 import headgate as hg
 from headgate.connectors.files.commit import read_committed
@@ -32,19 +35,29 @@ def test_every_record_is_in_one_published_file(example: Example, start: Start, t
     module = example("publish_files")
     directory = tmp_path / "published"
     directory.mkdir()
-    columns = {"id": hg.RowNumber()}
-    source = hg.Generator(columns, rows=3_000, rows_per_second=3_000, time="deterministic", batch_rows=50)
-    pipeline = pipeline_at(tmp_path)
-    pipeline.source(source).map(module.JsonFiles(str(directory)), name="files").sink(hg.Discard())
-    run = start(pipeline)
+    for index in (0, 1, 4):  # of workers that were killed long ago; there were more of them
+        (directory / f".part-{index}-left").touch()
+
+    def pipeline(parallelism: int, rate: float) -> hg.Pipeline:
+        columns = {"id": hg.RowNumber()}
+        source = hg.Generator(columns, rows=3_000, rows_per_second=rate, time="deterministic", splits=4, batch_rows=50)
+        made = pipeline_at(tmp_path, parallelism=parallelism)
+        made.source(source).map(module.JsonFiles(str(directory)), name="files").sink(hg.Discard())
+        return made
+
+    run = start(pipeline(3, 3_000))
     for kill in range(2):
         run.wait_checkpoints(2)
         run.kill(kill)
         run.wait_restarts(kill + 1)
-    assert run.result().is_finished
+    run.wait_checkpoints(1)
+    run.driver.stop()
+    run.result()
+    assert start(pipeline(2, 10_000)).result().is_finished
     found = [json.loads(line)["id"] for path in directory.glob("*.jsonl") for line in path.read_text().splitlines()]
     assert Counter(found) == Counter(range(3_000))
     assert len(list(directory.glob("*.jsonl"))) > 2, "the final checkpoint is not the only one that published"
+    assert [path for path in directory.iterdir() if path.suffix != ".jsonl"] == [], "nothing hidden is left"
 
 
 def late(pause_s: float, frame: pl.DataFrame) -> pl.DataFrame:
@@ -52,7 +65,9 @@ def late(pause_s: float, frame: pl.DataFrame) -> pl.DataFrame:
     return frame
 
 
-def test_every_message_is_received_once_and_acknowledged(example: Example, start: Start, tmp_path: Path) -> None:
+def test_every_message_is_received_once_and_acknowledged_whoever_is_killed(
+    example: Example, start: Start, tmp_path: Path
+) -> None:
     module = example("acknowledge_messages")
     inbox, received = tmp_path / "inbox", tmp_path / "received"
     inbox.mkdir()
@@ -66,12 +81,58 @@ def test_every_message_is_received_once_and_acknowledged(example: Example, start
         return made
 
     run = start(pipeline(2, 0.05))  # half a minute for all of them
+    for kill in range(2):  # one of them reads the inbox
+        run.wait_checkpoints(2)
+        run.kill(kill)
+        run.wait_restarts(kill + 1)
     run.wait_checkpoints(1)
     run.driver.stop()
     run.result()
     left = {int(path.stem) for path in inbox.iterdir()}
+    committed = read_committed(str(received))["number"].to_list()
+    assert set(range(1, 601)) - left <= set(committed), "only what was committed is acknowledged"
     run = start(pipeline(1))
     assert run.result().is_finished
     assert left, "the stop came before the end, and left messages"
     assert list(inbox.iterdir()) == []
     assert sorted(read_committed(str(received))["number"].to_list()) == list(range(1, 601))
+
+
+@pytest.mark.parametrize(
+    ("name", "owner", "method", "broken", "test"),
+    [
+        (
+            "publish_files",
+            "JsonFiles",
+            "notify_checkpoint_complete",
+            hg.PublishOnCheckpoint.notify_checkpoint_complete,
+            test_every_record_is_in_one_published_file,
+        ),
+        (
+            "acknowledge_messages",
+            "InboxReader",
+            "ready",
+            lambda self, number: self.publish([number]),
+            test_every_message_is_received_once_and_acknowledged_whoever_is_killed,
+        ),
+    ],
+    ids=["what killed workers left stays", "messages are acknowledged at once"],
+)
+def test_a_mutant_of_an_example_is_caught(
+    example: Example,
+    start: Start,
+    tmp_path: Path,
+    name: str,
+    owner: str,
+    method: str,
+    broken: Any,
+    test: Callable[..., None],
+) -> None:
+    module = example(name)
+
+    @contextmanager
+    def mutant() -> Iterator[None]:
+        with patched(getattr(module, owner), method, broken):
+            yield
+
+    assert_caught(mutant, test, example, start, tmp_path)

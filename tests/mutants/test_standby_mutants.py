@@ -178,6 +178,10 @@ def a_first_start_is_not_waited_for() -> AbstractContextManager[None]:  # SB11
     return patched(Standby, "UNKNOWN_MS", Standby.SILENCE_MS)
 
 
+def silence_may_last_for_ten_seconds() -> AbstractContextManager[None]:  # SB8
+    return patched(Standby, "SILENCE_MS", 10_000)
+
+
 def heirs_claim_without_condition() -> AbstractContextManager[None]:  # SB9
     def claim(call: Any, self: Any, owner: str, wall_ms: int, mine: Any = None, *more: Any) -> Any:
         return call(self, owner, wall_ms, None, *more)
@@ -332,6 +336,7 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (heartbeats_pile_up, heart_tests.test_the_first_beat_of_a_generation_removes_older_ones, ()),
     (heartbeats_pile_up, heart_tests.test_runs_that_end_before_their_first_beat_leave_nothing_but_the_last_end, ()),
     (the_end_is_only_a_beat, heart_tests.test_a_late_beat_does_not_undo_the_end, ()),
+    (silence_may_last_for_ten_seconds, standby_tests.test_it_takes_over_within_seven_seconds_of_the_last_beat, (0, 0)),
 ]
 
 CAUGHT_BY_HISTORIES: list[tuple[Mutant, int]] = [

@@ -250,6 +250,8 @@ def definition_of(pipeline: hg.Pipeline, *, inline_bytes_max: int | None = None,
 
 CHECKPOINTING = (
     "retained",
+    "min_pause",
+    "max_concurrent",
     "tolerable_failures",
     "timeout",
     "alignment_timeout",

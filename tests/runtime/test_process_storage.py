@@ -94,6 +94,22 @@ def test_ids_that_cannot_be_reserved_are_tried_again(
     assert sum("cannot begin checkpoint" in note for note in run.notes) == 3
 
 
+def test_slow_storage_costs_time_and_nothing_else(
+    start: Start, tmp_path: Path, driver_storage: list[FaultyStorage]
+) -> None:  # F8
+    def slow() -> Fault:
+        return Fault(FaultKind.SLOW, times=1_000_000, delay_ms=3)
+
+    run = start(definition_of(windowed(tmp_path, SOURCE), inline_bytes_max=0), faults=[slow()])
+    driver_storage[0].inject(slow())
+    run.wait_checkpoints(1)
+    run.kill(0)
+    run.wait_restarts(1)
+    run.wait_checkpoints(1)
+    assert finish(run, tmp_path).restarts == 1
+    assert not any("was aborted" in note for note in run.notes)
+
+
 def failing_commits(monkeypatch: pytest.MonkeyPatch, fail: Callable[[int], Exception | None]) -> None:
     commit, calls = FileCommitter.commit, []
 

@@ -67,7 +67,10 @@ class SourceBatch:
 
 
 class SourceReader(Protocol):
-    """Reads the splits that one subtask owns. All calls come from the mailbox thread, except none."""
+    """Reads the splits that one subtask owns. All calls come from the mailbox thread, except none.
+
+    A class that derives from it has ended without splits, is polled again after 100 ms, and has nothing to close (N71).
+    """
 
     def splits(self) -> Sequence[str]:
         """Return the names of the splits owned now (finished ones excluded). Cheap."""
@@ -81,12 +84,14 @@ class SourceReader(Protocol):
 
     def is_finished(self) -> bool:
         """Whether all input has ended for good (a bounded source)."""
+        return not self.splits()
 
     def positions(self) -> dict[str, bytes]:
         """Return ``split → position`` of every split owned, finished ones too: where reading would continue."""
 
     def wakeup_ms(self) -> int:
         """Return how long a mailbox with nothing to do may sleep before it polls again."""
+        return 100
 
     def close(self) -> None:
         """Release resources."""

@@ -76,6 +76,28 @@ def test_after_the_silence_it_takes_over_behind_the_silent_generation() -> None:
     assert standby.machine.phase is Phase.TAKING
 
 
+@pytest.mark.parametrize("took_ms", [0, 200])
+@pytest.mark.parametrize("died_ms", range(0, LOOK_MS + 200, 50))
+def test_it_takes_over_within_seven_seconds_of_the_last_beat(died_ms: int, took_ms: int) -> None:  # SB8
+    """The driver dies behind a beat, at any moment between two looks: three seconds are left to run the pipeline."""
+    standby, at_ms = watching(), 0
+    effects: list[Effect] = [Pause(LOOK_MS)]
+    while not any(isinstance(effect, TakeOver) for effect in effects):
+        match effects[-1]:
+            case Pause(pause_ms):
+                at_ms += pause_ms
+                effects = standby.next()
+            case LookAtBeat():
+                effects = standby.beat(at_ms, seen("last" if at_ms >= died_ms else "a"), took_ms)
+                at_ms += took_ms
+            case LookAtAll():
+                effects = standby.all(at_ms, seen("last"), took_ms)
+                at_ms += took_ms
+            case other:
+                raise AssertionError(other)
+        assert at_ms <= died_ms + 7_000
+
+
 def test_a_beat_starts_the_count_again() -> None:  # SB7
     standby = watching()
     standby.watch(500, 4_501, seen())
