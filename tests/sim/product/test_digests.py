@@ -12,6 +12,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "plain": (3, 6),
     "streams": (7,),
     "savepoints": (3,),  # a fault meets the probe of a place
+    "followed": (6,),  # several series of rotated files are looked at
     "cancelling": (7,),  # where a pipeline was begun is told
 }
 """Of a kind that is not here: seed 1."""

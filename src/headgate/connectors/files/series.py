@@ -50,7 +50,7 @@ class OlderFiles:
 
     def beside(self, series: Collection[str], listed: Collection[str]) -> dict[str, Found]:
         """Return the files of each of ``series`` that are not ``listed``; each directory is looked at once."""
-        found: dict[str, Found] = {each: [] for each in series}
+        found: dict[str, Found] = {each: [] for each in sorted(series)}
         selected = set(listed)
         for directory in sorted({os.path.dirname(each) for each in series}):
             for path, inode in neighbours(os.path.join(directory, ""), self._system):

@@ -161,7 +161,7 @@ class FileTable:
             UsageError: it has passed.
         """
         unfinished = {file.path for file in self.files.values() if not file.is_finished}
-        missing = {path for path in unfinished.intersection(self._awaited) if self._inode_of(path) is None}
+        missing = {path for path in sorted(unfinished.intersection(self._awaited)) if self._inode_of(path) is None}
         self._awaited = {path: self._awaited.get(path, 0) + 1 for path in {*unreadable, *missing}}
         for path in unreadable:
             if self._awaited[path] >= LOOKS_MAX and self._owns(path, None):
