@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 import headgate
@@ -62,8 +63,20 @@ def assert_caught(mutant: Mutant, test: Callable[..., object], *args: object) ->
         raise AssertionError(f"the mutant is out of date: its own code raised {caught!r}") from caught
 
 
+@contextmanager
+def _drawing_alike(test: Callable[..., object]) -> Iterator[None]:
+    """Have Hypothesis draw the same in every run: what catches a mutant today catches it tomorrow."""
+    if not getattr(test, "is_hypothesis_test", False):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test, "_hypothesis_internal_use_seed", None, raising=False)  # put back afterwards
+        hypothesis.seed(0)(test)
+        yield
+
+
 def _caught(mutant: Mutant, test: Callable[..., object], *args: object) -> BaseException | None:
-    with mutant():
+    with mutant(), _drawing_alike(test):
         try:
             test(*args)
         except (Exception, pytest.fail.Exception) as error:

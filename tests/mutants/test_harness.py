@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.mutants.harness import assert_caught, patched
 
 import headgate as hg
@@ -32,6 +34,31 @@ def test_a_mutant_that_nobody_notices_survives_aloud():
 def test_a_mutant_of_something_that_is_gone_says_so():
     with pytest.raises(AssertionError, match="out of date"), patched(json, "no_such_thing", None):
         pass
+
+
+@given(st.integers())
+@settings(max_examples=3, database=None)
+def draws(number):
+    DRAWN.append(number)
+    assert json.dumps({"a": 1}) == '{"a": 1}'
+
+
+DRAWN = []
+
+
+def test_what_is_drawn_for_a_mutant_is_drawn_alike():
+    runs = []
+    for _ in range(2):
+        DRAWN.clear()
+        with pytest.raises(AssertionError, match="survives draws"):
+            assert_caught(changing_nothing, draws)
+        runs.append(list(DRAWN))
+    assert runs[0] == runs[1]
+    assert getattr(draws, "_hypothesis_internal_use_seed", None) is None
+
+
+def changing_nothing():
+    return patched(json, "loads", json.loads)
 
 
 def counts_on_the_product():
