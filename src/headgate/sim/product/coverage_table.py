@@ -54,6 +54,9 @@ ELSEWHERE = {
 }
 """What cannot run there either, and is in no room that is measured."""
 
+NOT_YET = {"state/rocksdb": "a native library on files of its own, which no seed runs yet"}
+"""Rooms that are in the table, but not in the share that is judged: a gap that is known by name."""
+
 BROKEN_RULES = (r"raise self\._violation", r"raise AssertionError", r"case _:\s*\n\s*assert_never\(.*")
 """Statements that run only when a machine's rule is broken: a seed that reached one would fail. They do not count."""
 
@@ -143,8 +146,9 @@ def _read(files: dict[str, dict[str, dict[str, int]]]) -> Iterator[tuple[str, Co
 
 
 def share(found: dict[str, Covered]) -> float:
-    """Return which part of what is not thin was run."""
-    return _sum(list(_rest(found).values())).share
+    """Return which part of what is not thin was run, ``NOT_YET`` aside."""
+    rest = _rest(found).items()
+    return _sum([covered for name, covered in rest if name.rsplit("/", 1)[0] not in NOT_YET]).share
 
 
 def _rest(found: dict[str, Covered]) -> dict[str, Covered]:
@@ -156,7 +160,8 @@ def table(found: dict[str, Covered], seeds: int, kinds_count: int = 0) -> str:
     rest = _rest(found)
     more = f", and {max(1, seeds // OTHERS_SHARE)} of each of {kinds_count} other kinds," if kinds_count else ""
     lines = [
-        f"{seeds:,} seeds{more} ran {share(found):.1%} of the statements and branches below, thin files aside.",
+        f"{seeds:,} seeds{more} ran {share(found):.1%} of the statements and branches below, thin files and what no "
+        f"seed runs yet ({', '.join(NOT_YET)}) aside; {_sum(list(rest.values())).share:.1%} with the latter.",
         "",
         "| File | Statements run | of | Branches run | of | Share |",
         "|---|---|---|---|---|---|",
