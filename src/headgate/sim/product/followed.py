@@ -42,8 +42,9 @@ SAFETY_MS = 5_000
 WRITING_MS = 4_000
 """Virtual time in which the lines come."""
 
-PATIENCE_MS = 4_000
-"""When all lines are there, the user drains after so much virtual time, whatever was read."""
+PATIENCE_MS = 30_000
+"""When all lines are there, the user drains after so much virtual time, whatever was read: far longer than it takes to
+find out that a worker is silent, and to start again."""
 
 RESCALE_RATE = 0.5
 
