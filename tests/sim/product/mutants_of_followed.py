@@ -128,6 +128,10 @@ def who_is_gone_is_known_by_its_inode() -> AbstractContextManager[None]:  # N19,
     return around(FileTable, "__init__", init)
 
 
+def whoever_has_the_inode_was_renamed() -> AbstractContextManager[None]:  # N19
+    return patched(FileTable, "_is_of_another", lambda self, before, path: False)
+
+
 ALL: dict[Mutant, int] = {
     renamed_files_are_not_looked_for: 11,
     a_renamed_file_is_a_new_one: 11,
@@ -145,5 +149,6 @@ ALL: dict[Mutant, int] = {
     one_look_is_enough: 35,
     who_was_found_in_its_place_stays_there: 11,
     who_is_gone_is_known_by_its_inode: 11,
+    whoever_has_the_inode_was_renamed: 3037,
 }
 """Each with a seed that finds it."""

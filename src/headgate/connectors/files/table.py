@@ -112,8 +112,30 @@ class FileTable:
         return renamed
 
     def _is_free_for(self, file: LineFile) -> Callable[[str], bool]:
-        """Return whether ``file`` may be at a path: an inode tells it from who was seen there before."""
-        return lambda path: path not in self.files or bool(file.inode and self.files[path].inode != file.inode)
+        """Return whether ``file`` may be at a path: an inode tells it from who was seen there before.
+
+        Of a file of which nothing was read the inode is all there is, and another log may have that now: it is looked
+        for under names of its own series, and under those that no other log has that was given by its name (N19).
+        """
+
+        def is_free(path: str) -> bool:
+            if not file.has_fingerprint and self._is_of_another(file.path, path):
+                return False
+            return path not in self.files or bool(file.inode and self.files[path].inode != file.inode)
+
+        return is_free
+
+    def _is_of_others(self, path: str, inode: int) -> bool:
+        """Whether the file at ``path`` is one of another subtask's that was renamed (N20)."""
+        seen = self._others.files.get(inode)
+        if seen is not None and seen.is_unread and self._is_of_another(seen.path, path):
+            return False  # nor does its owner take it for that
+        return self._others.has(path, inode)
+
+    def _is_of_another(self, before: str, path: str) -> bool:
+        """Whether ``path`` belongs to another log that was given by its name than ``before`` did."""
+        series = series_of(path)
+        return series != series_of(before) and series in self._given
 
     def _is_in_place(self, file: LineFile) -> bool:
         inode = self._inode_of(file.path)
@@ -198,7 +220,7 @@ class FileTable:
                     self._rename(file, path)
                     return True
         # If it was renamed on while it was looked at, the next look tells (N50).
-        return self._others.has(path, inode) or self._inode_of(path) != inode
+        return self._is_of_others(path, inode) or self._inode_of(path) != inode
 
     def relocate(self, file: LineFile, moved: FileMovedError) -> bool:
         """Find ``file``, which is not at its path any more; afterwards it has another one, or has finished.
@@ -302,7 +324,7 @@ class FileTable:
             )
 
         def is_free(path: str, inode: int) -> bool:
-            return path not in taken and not is_known(path, inode) and not self._others.has(path, inode)
+            return path not in taken and not is_known(path, inode) and not self._is_of_others(path, inode)
 
         return {series: [each for each in found if is_free(*each)] for series, found in beside.items()}
 
