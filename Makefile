@@ -12,6 +12,8 @@ WORKERS ?= 4
 TIMES ?= 20
 MINUTES ?= 5
 PATIENCE ?= 3
+# what needs neither Spark nor minutes of processor time: no kills, no seeds of the simulator, no planted bugs
+UNIT := not spark and not crash and not simulator and not mutant
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-java demo test test-again crash-loops kill-drivers check format sim bench bench-peers clean
@@ -33,8 +35,8 @@ test: setup-java ## all tests, with Spark and with real kills (about 40 minutes 
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
 	$(PYTHON_ENV) -m pytest -q -m "spark or crash"
 
-test-again: setup ## the tests without Spark and kills TIMES times with other seeds, then once on a busy machine
-	@scripts/test-again $(TIMES) $(WORKERS)
+test-again: setup ## the tests of `make check` TIMES times with other seeds, then once on a busy machine
+	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"
 
 crash-loops: setup-java ## kill what runs loops TIMES times in each scenario, on Spark
 	HEADGATE_TEST_TIMES=$(TIMES) $(PYTHON_ENV) -m pytest -q tests/crash/test_loop_*.py
@@ -48,7 +50,7 @@ check: setup ## format, lint, import layering, types, unit tests, a short simula
 	$(PYTHON_ENV) -m ruff check .
 	.venv/bin/lint-imports
 	$(PYTHON_ENV) -m mypy
-	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
+	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "$(UNIT)"
 	$(PYTHON_ENV) -m headgate.sim --seeds 50 --jobs $(WORKERS)
 
 format: setup ## format the code and mend what the linter can

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,19 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("headgate")
+
+
+MARKED = {"sim/product": "simulator", "mutants": "mutant"}
+"""Folders whose tests take minutes together: ``make check`` leaves them to ``make test``."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the folders that take long."""
+    tests = Path(__file__).parent
+    for item in items:
+        folder = item.path.parent.relative_to(tests).as_posix()
+        if folder in MARKED:
+            item.add_marker(MARKED[folder])
 
 
 @pytest.fixture(scope="session", autouse=True)

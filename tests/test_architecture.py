@@ -9,6 +9,8 @@ import pkgutil
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ import headgate
 import headgate.model
 import headgate.protocol
 from headgate.protocol.machine import Machine
+
+pytestmark = pytest.mark.xdist_group("architecture")
+"""One process reads all files once for all of these tests."""
 
 ROOT = Path(__file__).parent.parent
 SPECS = [
@@ -65,8 +70,33 @@ def rules(spec: str) -> dict[str, str]:
     return dict(found)
 
 
+@cache
 def text_of(folder: str) -> str:
     return "\n".join(p.read_text() for p in sorted((ROOT / folder).rglob("*.py")) if p != Path(__file__))
+
+
+@cache
+def numbers_in(folder: str) -> frozenset[str]:
+    """Return everything in a folder that looks like the number of a rule."""
+    return frozenset(re.findall(r"\b[A-Z]+\d+\b", text_of(folder)))
+
+
+@cache
+def defined_tests() -> frozenset[str]:
+    return frozenset(re.findall(r"\bdef (test_\w+)\(", text_of("tests") + Path(__file__).read_text()))
+
+
+@cache
+def parsed(folder: str) -> dict[Path, ast.Module]:
+    """Return the syntax trees of a folder, but for this file's."""
+    paths = [path for path in sorted((ROOT / folder).rglob("*.py")) if path != Path(__file__)]
+    return {path: ast.parse(path.read_text()) for path in paths}
+
+
+@cache
+def nodes_of(folder: str) -> dict[Path, tuple[ast.AST, ...]]:
+    """Return every node of the syntax trees of a folder."""
+    return {path: tuple(ast.walk(tree)) for path, tree in parsed(folder).items()}
 
 
 def modules_loaded_by(*names: str) -> set[str]:
@@ -96,7 +126,7 @@ def imports_between_modules() -> dict[str, set[str]]:
     paths = {name.removesuffix(".__init__"): path for name, path in paths.items() if name != "headgate.__init__"}
     found: dict[str, set[str]] = {name: set() for name in paths}
     for name, path in paths.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of("src")[path]:
             if isinstance(node, ast.Import):
                 found[name] |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
@@ -140,16 +170,16 @@ def names_of_a_module(tree: ast.Module) -> set[str]:
     return {name for name in found if not name.startswith("__")}
 
 
-def names_used(tree: ast.Module) -> set[str]:
-    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    imported = {a.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for a in node.names}
+def names_used(nodes: Sequence[ast.AST]) -> set[str]:
+    loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    imported = {a.name for node in nodes if isinstance(node, ast.ImportFrom) for a in node.names}
     return loaded | attributes | imported
 
 
 def test_nothing_in_a_module_is_left_unused() -> None:
-    trees = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))}
-    used = set().union(*(names_used(tree) for tree in trees.values())) | FOR_TESTS
+    trees = parsed("src")
+    used = set().union(*map(names_used, nodes_of("src").values())) | FOR_TESTS
     public = set(headgate.__all__)
     unused = {path.name: sorted(names_of_a_module(tree) - used - public) for path, tree in trees.items()}
     assert {name: left for name, left in unused.items() if left} == {}
@@ -163,16 +193,15 @@ def test_circles_are_found() -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_rule_has_a_line_of_code_and_a_test(spec: str) -> None:
-    source, tests = text_of("src"), text_of("tests")
     stated = rules(spec)
     assert stated
     for number, rule in stated.items():
-        assert re.search(rf"\b{number}\b", source), f"no line of code names {number} of {spec}.md"
-        assert re.search(rf"\b{number}\b", tests), f"no test names {number} of {spec}.md"
+        assert number in numbers_in("src"), f"no line of code names {number} of {spec}.md"
+        assert number in numbers_in("tests"), f"no test names {number} of {spec}.md"
         named = _TEST.findall(rule)
         assert named, f"{number} of {spec}.md names no test"
         for test in named:
-            assert f"def {test}(" in tests, f"{number} of {spec}.md names {test}, which does not exist"
+            assert test in defined_tests(), f"{number} of {spec}.md names {test}, which does not exist"
 
 
 def test_the_specs_that_are_listed_exist() -> None:
@@ -199,11 +228,10 @@ CITING = ["src", "tests", "docs", "bench", "examples", "scripts", "ARCHITECTURE.
 
 
 def test_every_test_that_a_page_names_exists() -> None:
-    tests = text_of("tests") + Path(__file__).read_text()
     modules = {path.stem for path in (ROOT / "tests").rglob("*.py")}
     for page, text in PAGES.items():
         for test in _TEST.findall(text):
-            assert test in modules or f"def {test}(" in tests, f"{page}.md names {test}, which does not exist"
+            assert test in modules | defined_tests(), f"{page}.md names {test}, which does not exist"
 
 
 def stated_on(page: str) -> list[str]:
@@ -263,20 +291,14 @@ NO_WAIT = "not a wait for anything"
 """What the comment beside a sleep says that stands for slow work, or for the time of a fault."""
 
 
-def trees() -> list[tuple[str, list[str], ast.Module]]:
-    paths = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
-    texts = [(str(path.relative_to(ROOT)), path.read_text()) for path in paths]
-    return [(name, text.splitlines(), ast.parse(text)) for name, text in texts]
-
-
-def impatient(lines: list[str], tree: ast.Module) -> list[int]:
+def impatient(lines: list[str], nodes: Sequence[ast.AST]) -> list[int]:
     """Return the lines that wait for a time instead of a condition, or too short a time for something to come.
 
     A sleep between two looks at a condition is inside a ``while``; a timeout of 0 is a look.
     """
-    polls = {id(call) for loop in ast.walk(tree) if isinstance(loop, ast.While) for call in ast.walk(loop)}
+    polls = {id(call) for loop in nodes if isinstance(loop, ast.While) for call in ast.walk(loop)}
     found = []
-    for call in ast.walk(tree):
+    for call in nodes:
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute | ast.Name):
             continue
         name = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id
@@ -293,7 +315,11 @@ def impatient(lines: list[str], tree: ast.Module) -> list[int]:
 
 
 def test_tests_wait_for_conditions_and_patiently() -> None:
-    found = [f"{name}:{line}" for name, lines, tree in trees() for line in impatient(lines, tree)]
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for path, nodes in nodes_of("tests").items()
+        for line in impatient(path.read_text().splitlines(), nodes)
+    ]
     assert found == [], f"wait for a condition, at least {PATIENCE_S_MIN} s; or say in a comment: {NO_WAIT}"
 
 
@@ -314,7 +340,7 @@ def test_tests_wait_for_conditions_and_patiently() -> None:
     ],
 )
 def test_impatience_is_found(text: str, is_refused: bool) -> None:
-    assert bool(impatient(text.splitlines(), ast.parse(text))) is is_refused
+    assert bool(impatient(text.splitlines(), list(ast.walk(ast.parse(text))))) is is_refused
 
 
 def test_hypothesis_has_one_profile_that_judges_no_machine() -> None:
@@ -322,9 +348,10 @@ def test_hypothesis_has_one_profile_that_judges_no_machine() -> None:
     assert settings.default.deadline is None
     assert {HealthCheck.too_slow, HealthCheck.filter_too_much} <= set(settings.default.suppress_health_check)
     assert settings.default.print_blob
-    for name, _, tree in trees():
-        keywords = {k.arg for call in ast.walk(tree) if isinstance(call, ast.Call) for k in call.keywords}
-        attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    for path, nodes in nodes_of("tests").items():
+        name = str(path.relative_to(ROOT))
+        keywords = {k.arg for call in nodes if isinstance(call, ast.Call) for k in call.keywords}
+        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
         is_profile = name == "tests/conftest.py"
         assert is_profile or not {"deadline", "print_blob", "derandomize"} & keywords, f"{name} has its own settings"
         assert is_profile or "too_slow" not in attributes, f"{name} judges the machine"
@@ -336,8 +363,8 @@ TEXTS_FOR_PEOPLE = {"reason", "problem", "detail", "cause", "traceback"}
 
 def test_no_sentence_for_people_is_looked_into() -> None:
     found = []
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path, nodes in nodes_of("src").items():
+        for node in nodes:
             for asked in _asked(node):
                 if isinstance(asked, ast.Attribute | ast.Name) and _last_name(asked) in TEXTS_FOR_PEOPLE:
                     found.append(f"{path.relative_to(ROOT)}:{asked.lineno} {ast.unparse(node)}")

@@ -258,8 +258,7 @@ class Logs:
 
     def _is_known(self, file: SimFile | None) -> bool:
         """Whether the newest completed checkpoint has a position in a file."""
-        positions = self._known().values() if file is not None else ()
-        return file is not None and any(at.inode == file.st_ino and _is_of(at, file.data) for at in positions)
+        return file is not None and any(_is_in(at, file) for at in self._known().values())
 
     def _are_known(self, path: str) -> bool:
         """Whether a file is known and all of its log, so that nobody needs it to tell what came behind it."""
@@ -293,7 +292,8 @@ class Logs:
         file = series.file
         if file is None or series.is_held:
             return
-        offset = max((at.offset for at in self._known().values() if _is_of(at, file.data)), default=0)
+        # behind a copy that nobody has seen, what is truncated could as well be a new file (N19)
+        offset = max((at.offset for at in self._known().values() if _is_in(at, file)), default=0)
         if not offset:
             return  # nobody could tell
         self._count("truncated")
@@ -316,6 +316,11 @@ def lines_of(rows: Sequence[Row]) -> bytes:
 
 def _strange(rng: random.Random, number: int) -> Row:
     return {"k": rng.randrange(KEYS), "n": STRANGE + number, "v": 0, "t": 0, "left": 0}
+
+
+def _is_in(at: FilePosition, file: SimFile) -> bool:
+    """Whether a position is one in this very file."""
+    return at.inode == file.st_ino and _is_of(at, file.data)
 
 
 def _is_of(at: FilePosition, data: bytes) -> bool:
