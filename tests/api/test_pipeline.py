@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import headgate as hg
-from headgate.api import pipeline as pipeline_module
+from headgate.api.preparing import make_checkpoint_directory
 from headgate.model import config as model
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import BAD_RECORDS, MAIN
@@ -209,7 +209,7 @@ def test_the_checkpoint_directory_is_made_for_whom_the_user_wants(tmp_path: Path
         pipeline = hg.Pipeline(
             name, checkpointing=hg.Checkpointing(dir=tmp_path / name), security=hg.Security(access=access)
         )
-        pipeline_module.make_checkpoint_directory(hello(pipeline).config)
+        make_checkpoint_directory(hello(pipeline).config)
         return stat.S_IMODE((tmp_path / name).stat().st_mode)
 
     assert started("private", "owner") == 0o700

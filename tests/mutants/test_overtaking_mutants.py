@@ -34,7 +34,7 @@ from headgate.protocol.subtasks.subtask import Subtask
 from headgate.runtime.checkpoints import in_flight
 from headgate.runtime.wire.channels import InputChannel
 from headgate.runtime.worker.in_flight import InFlight
-from headgate.runtime.worker.overtaking import Delays
+from headgate.runtime.worker.overtaking import Delays, Timing
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 
@@ -95,7 +95,7 @@ def a_barrier_that_takes_credit_has_no_time_left() -> AbstractContextManager[Non
         begun_ms: int = self._delays.begun_ms(checkpoint, overtaking.clock_ms())
         return begun_ms + int(overtaking.timeout_ms)
 
-    return patched(SubtaskRunner, "_deadline_of", deadline_of)
+    return patched(Timing, "_deadline_of", deadline_of)
 
 
 def every_barrier_may_overtake() -> AbstractContextManager[None]:  # UA3
@@ -126,20 +126,13 @@ def an_abort_leaves_channels_held() -> AbstractContextManager[None]:  # UA10
 def the_sealed_output_of_a_dropped_recording_is_lost() -> AbstractContextManager[None]:  # UA10
     def drop(self: Any, checkpoint: Any) -> None:
         self._in_flight.drop()
-        self._thawed().release()
+        self._freezing.thawed().release()
 
     return patched(SubtaskRunner, "_drop_recording", drop)
 
 
 def a_turn_goes_on_when_a_barrier_arrives() -> AbstractContextManager[None]:  # UA4
-    def step(call: Any, self: Any) -> Any:
-        overtaking, self._overtaking = self._overtaking, None
-        try:
-            return call(self)
-        finally:
-            self._overtaking = overtaking
-
-    return around(SubtaskRunner, "step", step)
+    return patched(Timing, "is_interrupted", property(lambda self: False))
 
 
 def new_input_comes_before_what_was_restored() -> AbstractContextManager[None]:  # UA12

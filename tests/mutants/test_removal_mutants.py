@@ -26,6 +26,7 @@ from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.lineage import Lineage
 from headgate.protocol.checkpoints.recovery import NextClaim
+from headgate.protocol.supervision.removal import Removal
 from headgate.protocol.supervision.supervisor import Supervisor
 from headgate.runtime.checkpoints import log as checkpoint_log
 from headgate.runtime.checkpoints.life import LifeObjects
@@ -219,23 +220,23 @@ def everybody_who_cancels_removes() -> AbstractContextManager[None]:
 def the_workers_may_still_write() -> AbstractContextManager[None]:
     def end(call: Any, self: Supervisor, outcome: Any, **options: Any) -> Any:
         effects = call(self, outcome, **options)
-        return [*effects, supervision.RemoveCheckpoints()] if self._is_removal_due else effects
+        return [*effects, supervision.RemoveCheckpoints()] if self._removal.is_due else effects
 
     return around(Supervisor, "_end", end)
 
 
 def every_failure_removes() -> AbstractContextManager[None]:
-    def removed(self: Supervisor, failure: Failure) -> bool:
-        return not self._retain_on_failure and self._has_run
+    def removed(self: Removal, failure: Failure, *, has_run: bool) -> bool:
+        return not self._retain_on_failure and has_run
 
-    return patched(Supervisor, "_is_removed_after", removed)
+    return patched(Removal, "_is_after", removed)
 
 
 def a_start_that_fails_removes() -> AbstractContextManager[None]:
-    def removed(self: Supervisor, failure: Failure) -> bool:
+    def removed(self: Removal, failure: Failure, *, has_run: bool) -> bool:
         return not self._retain_on_failure and failure.kind is not FailureKind.LOST
 
-    return patched(Supervisor, "_is_removed_after", removed)
+    return patched(Removal, "_is_after", removed)
 
 
 def the_second_signal_removes() -> AbstractContextManager[None]:
@@ -263,10 +264,10 @@ def a_claim_that_failed_removes() -> AbstractContextManager[None]:
 
 
 def what_a_target_denies_is_a_failure_like_any_other() -> AbstractContextManager[None]:
-    def removed(self: Supervisor, failure: Failure) -> bool:
-        return not self._retain_on_failure and self._has_run and failure.is_hopeless
+    def removed(self: Removal, failure: Failure, *, has_run: bool) -> bool:
+        return not self._retain_on_failure and has_run and failure.is_hopeless
 
-    return patched(Supervisor, "_is_removed_after", removed)
+    return patched(Removal, "_is_after", removed)
 
 
 def a_second_thought_is_not_heard() -> AbstractContextManager[None]:

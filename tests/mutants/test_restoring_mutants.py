@@ -22,13 +22,13 @@ from headgate.runtime.worker.subtask_runner import SubtaskRunner
 @contextmanager
 def sinks_are_sealed_before_operators_flush() -> Iterator[None]:
     def early(self: Any, checkpoint: Any, **options: Any) -> None:
-        sinks = self._sinks
+        sinks = self._freezing.sinks
         sealed = {node: sink.seal(checkpoint) for node, sink in sinks.items()}
-        self._sinks = {node: SimpleNamespace(seal=lambda _, s=one: s) for node, one in sealed.items()}
+        self._freezing.sinks = {node: SimpleNamespace(seal=lambda _, s=one: s) for node, one in sealed.items()}
         try:
             original(self, checkpoint, **options)
         finally:
-            self._sinks = sinks
+            self._freezing.sinks = sinks
 
     original = SubtaskRunner._take_snapshot
     with patched(SubtaskRunner, "_take_snapshot", early):

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from tests.mutants.harness import Mutant, assert_caught
+from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.protocol.checkpoints import test_recovery as recovery_tests
 from tests.protocol.supervision import test_lives as lives_tests
 from tests.protocol.supervision import test_restart as restart_tests
@@ -26,6 +26,7 @@ from headgate.protocol.supervision import lives
 from headgate.protocol.supervision.blame import Blames, loss_of
 from headgate.protocol.supervision.lives import Objection
 from headgate.protocol.supervision.restart import RestartAfter, RestartPolicy
+from headgate.protocol.supervision.roster import Roster
 from headgate.protocol.supervision.supervisor import Supervisor
 
 # -- supervision ----------------------------------------------------------------------------------------------------
@@ -40,31 +41,18 @@ def a_denial_in_recovery_is_asked_again() -> AbstractContextManager[None]:  # K5
 
 
 def workers_of_a_failed_generation_serve_the_next() -> AbstractContextManager[None]:  # G4
-    def end(call: Any, self: Any, *, is_done: bool) -> Any:
-        fenced, registered = self._fenced, set(self._registered)
-        effects = call(self, is_done=is_done)
-        self._fenced, self._registered = fenced, registered
-        return effects
-
-    return around(Supervisor, "_end_generation", end)
+    return skipped(Roster, "retire_deployed")
 
 
 def a_retry_that_registers_hides_the_loss_of_a_deployed_worker() -> AbstractContextManager[None]:  # G4
     def is_current(call: Any, self: Any, attempt: Any) -> bool:
-        return bool(attempt == self._attempt and attempt > self._fenced)
+        return bool(attempt == self.newest and attempt > self._fenced)
 
-    return around(Supervisor, "_is_current", is_current)
+    return around(Roster, "is_current", is_current)
 
 
 def a_generation_is_deployed_with_a_worker_missing() -> AbstractContextManager[None]:  # G3
-    def deploy(call: Any, self: Any) -> Any:
-        count, self._workers_count = self._workers_count, max(self._workers_count - 1, 1)
-        try:
-            return call(self)
-        finally:
-            self._workers_count = count
-
-    return around(Supervisor, "_deploy_if_complete", deploy)
+    return patched(Roster, "is_complete", property(lambda self: self.count >= max(self.workers_count - 1, 1)))
 
 
 def the_limit_of_restarts_is_ignored() -> AbstractContextManager[None]:  # C40
@@ -72,7 +60,7 @@ def the_limit_of_restarts_is_ignored() -> AbstractContextManager[None]:  # C40
 
 
 def a_peer_that_is_heard_first_is_believed() -> AbstractContextManager[None]:  # G15
-    return skipped(Supervisor, "_is_peer", False)
+    return skipped(Supervisor, "_blames_peer", False)
 
 
 def a_worker_that_said_why_it_leaves_is_the_cause() -> AbstractContextManager[None]:  # G15

@@ -20,7 +20,7 @@ from headgate.codec import messages
 from headgate.model.failure import Failure, FailureKind
 from headgate.operators import timestamps
 from headgate.protocol import machine
-from headgate.protocol.supervision.supervisor import Supervisor
+from headgate.protocol.supervision.restart import Restarts
 from headgate.protocol.watermarks import ChannelOrigin
 from headgate.runtime.wire.control import Loss, WorkerConnection
 from headgate.storage.faulty import FaultyStorage
@@ -31,7 +31,7 @@ def a_failure_is_judged_by_its_words() -> Iterator[None]:
     def is_hopeless(self: Any, failure: Failure) -> bool:
         return "user-function" not in failure.reason
 
-    with patched(Supervisor, "_is_hopeless", is_hopeless):
+    with patched(Restarts, "_is_hopeless", is_hopeless):
         yield
 
 

@@ -50,8 +50,8 @@ def a_peer_is_blamed_before_the_coordinator_is_heard() -> AbstractContextManager
 
 def positions_are_those_of_the_next_read() -> AbstractContextManager[None]:  # N1
     def take(call: Any, self: Any, checkpoint: Any, **options: Any) -> None:
-        if self._source is not None:
-            self._source.reader.poll()
+        if self._reading is not None:
+            self._reading.source.reader.poll()
         call(self, checkpoint, **options)
 
     return around(SubtaskRunner, "_take_snapshot", take)
@@ -59,7 +59,7 @@ def positions_are_those_of_the_next_read() -> AbstractContextManager[None]:  # N
 
 def a_drained_source_says_that_it_has_read_everything() -> AbstractContextManager[None]:  # E8
     def drain(call: Any, self: Any) -> None:
-        while self._source is not None and self._source.reader.poll() is not None:
+        while self._reading is not None and self._reading.source.reader.poll() is not None:
             pass
         call(self)
 

@@ -53,7 +53,7 @@ def started(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pi
         definitions.append(definition)
         launchers.append(ProcessLauncher(zygote, definition))
         driver = Driver(definition, launchers[-1], observer or SilentObserver(), FINGERPRINT)
-        driver.supervision.machine.JOB_END_TIMEOUT_MS = SILENCE_MS_MAX
+        driver.supervision.machine.job.END_TIMEOUT_MS = SILENCE_MS_MAX
         driver.start()
         return SparkHandle(driver, None, False)
 

@@ -73,7 +73,7 @@ class Run:
         self._before = _threads(), _sockets()
         self.driver = AskedDriver(definition, self.launcher, self, FINGERPRINT)
         # Told to leave, a worker of a busy machine takes its time: killed for that, it would not have ended well.
-        self.driver.supervision.machine.JOB_END_TIMEOUT_MS = SILENCE_MS_MAX
+        self.driver.supervision.machine.job.END_TIMEOUT_MS = SILENCE_MS_MAX
         self.driver.result.add_done_callback(lambda _: self._wake())
         self.driver.start()
 

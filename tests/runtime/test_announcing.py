@@ -9,7 +9,7 @@ import pytest
 from tests.runtime.running import pipeline_at
 
 import headgate as hg
-from headgate.api.pipeline import _announce
+from headgate.api.preparing import announce
 from headgate.model.progress import SilentObserver
 
 pytestmark = pytest.mark.usefixtures("started")
@@ -72,7 +72,7 @@ def test_a_start_says_when_its_checkpoints_do_not_stay(tmp_path: Path, options: 
     pipeline = pipeline_at(tmp_path, **options)
     pipeline.source(hg.FromRows([{"n": 1}])).sink(hg.Discard())
     notes = Notes()
-    _announce(pipeline.definition(), notes)
+    announce(pipeline.definition(), notes)
     assert notes.texts[0].endswith(end)
 
 

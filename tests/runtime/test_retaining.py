@@ -15,7 +15,7 @@ import headgate as hg
 from headgate.connectors.files.commit import read_committed
 from headgate.errors import PipelineFailed
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.protocol.supervision.supervisor import Phase
+from headgate.protocol.supervision.phases import Phase
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.asking import Ask, Wish
 from headgate.runtime.driver.pipeline_lock import read_holder

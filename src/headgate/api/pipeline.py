@@ -6,8 +6,6 @@ Counterparts: ``headgate.api.stream`` (the verbs), ``headgate.spark.session`` (w
 from __future__ import annotations
 
 import copy
-import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -26,9 +24,16 @@ from headgate.api.config import (
 )
 from headgate.api.describe import describe_plan
 from headgate.api.guarantees import check_guarantee, check_overtaking, check_retention, check_transactions, policy_for
-from headgate.api.homes import remember
 from headgate.api.not_yet import not_there_yet, refuse_lists, refuse_unheard
-from headgate.api.placed import CapturableSource, PlacedSource
+from headgate.api.option_checks import byte_count, checked_bad_records, checked_damage_policy, instance, whole
+from headgate.api.preparing import (
+    announce,
+    capture,
+    make_checkpoint_directory,
+    placed_in_directory,
+    slots_of,
+    with_captured,
+)
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
 from headgate.api.security import Security
 from headgate.api.starting import Restorable, start_config
@@ -42,7 +47,6 @@ from headgate.errors import UsageError
 from headgate.model.config import (
     LOOP_DISK_BYTES_MAX,
     LOOP_MEMORY_BYTES,
-    DamagedCheckpoint,
     Duration,
     PipelineConfig,
     RocksState,
@@ -50,23 +54,18 @@ from headgate.model.config import (
     duration_ms,
 )
 from headgate.model.definition import HookSpec, PipelineDefinition
-from headgate.model.graph import Edge, Graph, Role
-from headgate.model.ids import NodeName
+from headgate.model.graph import Edge, Role
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
 from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
-from headgate.operators import bad_records
 from headgate.operators.types import canonical_schema
 from headgate.state.rocksdb.limits import refuse_expiring
-from headgate.storage.backends import absolute_location, local_directory
-from headgate.storage.roots import make_root
+from headgate.storage.backends import absolute_location
 
 PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
 
 HOOK_TIMEOUT: Duration = "10s"
-
-_LOCAL_MASTER = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
 class Pipeline:
@@ -114,25 +113,25 @@ class Pipeline:
             UsageError: a value is wrong.
         """
         self.name = check_name(name, "a pipeline")
-        self._max_parallelism = _whole(max_parallelism, MAX_PARALLELISM_MAX, "max_parallelism")
+        self._max_parallelism = whole(max_parallelism, MAX_PARALLELISM_MAX, "max_parallelism")
         self._parallelism = None if parallelism is None else self._checked_parallelism(parallelism)
-        self._checkpointing: Checkpointing = _instance(checkpointing or Checkpointing(), Checkpointing, "checkpointing")
-        self._restart = _instance(
+        self._checkpointing: Checkpointing = instance(checkpointing or Checkpointing(), Checkpointing, "checkpointing")
+        self._restart = instance(
             restart or ExponentialDelay(), (NoRestart, FixedDelay, ExponentialDelay, FailureRate), "restart"
         ).to_config()
-        self._bad_records = _checked_policy(bad_records or Fail())
-        self._on_damaged = None if on_damaged_checkpoint is None else _damaged_policy(on_damaged_checkpoint)
+        self._bad_records = checked_bad_records(bad_records or Fail())
+        self._on_damaged = None if on_damaged_checkpoint is None else checked_damage_policy(on_damaged_checkpoint)
         if state_backend != "memory":
             raise UsageError(
                 f"state_backend={state_backend!r} is not known: give state=headgate.Memory() or "
                 "state=headgate.RocksDB(memory='2GB')"
             )
-        self._state = _instance(state or Memory(), (Memory, RocksDB), "state").to_config()
+        self._state = instance(state or Memory(), (Memory, RocksDB), "state").to_config()
         self._runtime = RuntimeConfig(
-            loop_memory_bytes=_bytes(loop_memory_bytes, "loop_memory_bytes"),
-            loop_disk_bytes_max=_bytes(loop_disk_bytes_max, "loop_disk_bytes_max"),
+            loop_memory_bytes=byte_count(loop_memory_bytes, "loop_memory_bytes"),
+            loop_disk_bytes_max=byte_count(loop_disk_bytes_max, "loop_disk_bytes_max"),
         )
-        self._security = _instance(security or Security(), Security, "security").to_config()
+        self._security = instance(security or Security(), Security, "security").to_config()
         self._builder = GraphBuilder()
         self._hooks: dict[str, HookSpec] = {}
         self._forgotten_hooks: set[str] = set()
@@ -227,7 +226,7 @@ class Pipeline:
         if isinstance(self._state, RocksState):
             for node in graph.nodes:
                 refuse_expiring(str(node.name), getattr(node.spec, "descriptors", ()))
-        graph = _placed(graph, config)
+        graph = placed_in_directory(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
         hooks, forgotten = tuple(self._hooks.values()), frozenset(self._forgotten_hooks)
         derived = frozenset(str(name) for name in self._builder.derived)
@@ -239,7 +238,7 @@ class Pipeline:
         Raises:
             UsageError: see ``definition``.
         """
-        return self.definition(self._parallelism or _slots(master, spark))
+        return self.definition(self._parallelism or slots_of(master, spark))
 
     def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
         """Replace what the program says (the command line's options); None keeps it.
@@ -296,13 +295,11 @@ class Pipeline:
         begins = start_config(definition.config, *(self._begins if given == (None, None, ()) else given))
         definition = replace(definition, config=replace(definition.config, start=begins))
         make_checkpoint_directory(definition.config)
-        for node in definition.graph.nodes:
-            if isinstance(node.spec, CapturableSource):
-                spark = _captured(node.name, node.spec) or spark
-        definition = _with_captured(definition)
+        spark = capture(definition) or spark
+        definition = with_captured(definition)
         watcher = LoggingObserver(self.name) if observer is None else observer
         if self._announces:
-            _announce(definition, watcher)
+            announce(definition, watcher)
         handle: PipelineHandle = start_pipeline(definition, spark=spark, master=master, observer=watcher)
         return handle
 
@@ -363,7 +360,7 @@ class Pipeline:
         return made
 
     def _checked_parallelism(self, parallelism: int) -> int:
-        return _whole(parallelism, self._max_parallelism, "parallelism")
+        return whole(parallelism, self._max_parallelism, "parallelism")
 
 
 def _unhooked(builder: GraphBuilder) -> GraphBuilder:
@@ -373,129 +370,3 @@ def _unhooked(builder: GraphBuilder) -> GraphBuilder:
         for node in builder.nodes
     ]
     return builder
-
-
-def _placed(graph: Graph, config: PipelineConfig) -> Graph:
-    """Tell sources that live in the pipeline's own directory where that is."""
-    nodes = []
-    for node in graph.nodes:
-        if isinstance(node.spec, PlacedSource):
-            node = replace(node, spec=node.spec.at(config.checkpoint_root, config.name, str(node.name)))
-        nodes.append(node)
-    return Graph(tuple(nodes))
-
-
-def make_checkpoint_directory(config: PipelineConfig) -> None:
-    """Make it for whom the user wants, before anything is written there.
-
-    Raises:
-        UsageError: it cannot be made, or exists and is not shared as the user wants.
-    """
-    directory = local_directory(config.checkpoint_root)
-    if directory is None:
-        return
-    try:
-        make_root(directory, config.security.access, "checkpoint directory")
-    except OSError as error:
-        raise UsageError(
-            f"checkpoint directory {directory} cannot be created ({error.strerror}); choose a writable directory"
-        ) from error
-
-
-def _announce(definition: PipelineDefinition, watcher: Observer) -> None:
-    """Say where everything is: the default places depend on the directory that one stands in."""
-    config = definition.config
-    stores = sorted({str(node.spec.store) for node in definition.graph.nodes if hasattr(node.spec, "store")})
-    streams = f", streams in {' and '.join(stores)}" if stores else ""
-    mode = config.checkpoints.mode.value.replace("_", " ")
-    watcher.on_note(f"checkpoints in {config.checkpoint_root}{streams}; records count {mode}{_removed_when(config)}")
-    others = remember(config.name, config.checkpoint_root)
-    if others:
-        places = " and in ".join(others)
-        watcher.on_note(f"a pipeline of the same name has its checkpoints in {places}; this run does not continue it")
-
-
-def _removed_when(config: PipelineConfig) -> str:
-    """Return when the checkpoints do not stay, as the end of a sentence (C70)."""
-    checkpoints = config.checkpoints
-    ends = {"is cancelled": checkpoints.retain_on_cancel, "has failed for good": checkpoints.retain_on_failure}
-    removed = [end for end, retains in ends.items() if not retains]
-    return f"; the checkpoints are removed when it {' or '.join(removed)}" if removed else ""
-
-
-def _captured(name: NodeName, source: CapturableSource) -> Any:
-    try:
-        return source.capture()
-    except UsageError as error:
-        raise UsageError(f"operator '{name}': {error.message}") from None
-
-
-def _with_captured(definition: PipelineDefinition) -> PipelineDefinition:
-    """Return ``definition`` with every captured DataFrame replaced by a source of its files."""
-    if not any(isinstance(node.spec, CapturableSource) for node in definition.graph.nodes):
-        return definition
-    nodes = tuple(
-        replace(node, spec=node.spec.captured()) if isinstance(node.spec, CapturableSource) else node
-        for node in definition.graph.nodes
-    )
-    graph = Graph(nodes)
-    plan = make_plan(graph, definition.plan.parallelism, definition.plan.max_parallelism)
-    return replace(definition, graph=graph, plan=plan)
-
-
-def _slots(master: str | None, spark: Any) -> int | None:
-    """Return the slots of the session or master that the pipeline will run on; None where local Spark is ours.
-
-    Raises:
-        UsageError: only the cluster itself knows.
-    """
-    from headgate.spark.dataframes import active_session
-
-    session = spark if spark is not None else active_session()
-    if session is not None:
-        return int(session.sparkContext.defaultParallelism)
-    url = master or os.environ.get("HEADGATE_MASTER")
-    if url is None:
-        return None
-    match = _LOCAL_MASTER.fullmatch(url)
-    if match is None:
-        raise UsageError(f"say with parallelism= (or --parallelism) how many slots of {url} the pipeline shall use")
-    if match.group(1) == "*":
-        return os.cpu_count() or 1
-    return int(match.group(1) or 1)
-
-
-def _bytes(value: int, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise UsageError(f"{what} must be a number of bytes, 0 or more, but is {value!r}")
-    return value
-
-
-def _whole(value: int, most: int, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise UsageError(f"{what} must be an integer between 1 and {most}, but is {value!r}")
-    return value
-
-
-def _instance(value: Any, kinds: Any, what: str) -> Any:
-    if not isinstance(value, kinds):
-        names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
-        raise UsageError(f"{what}= must be {' or '.join(f'headgate.{name}(...)' for name in names)}, not {value!r}")
-    return value
-
-
-def _checked_policy(policy: BadRecords) -> BadRecords:
-    _instance(policy, (Fail, DeadLetter), "bad_records")
-    if isinstance(policy, DeadLetter):
-        try:
-            policy.sink.check(canonical_schema(bad_records.SCHEMA))
-        except UsageError as error:
-            raise UsageError(f"bad_records: {error.message}") from None
-    return policy
-
-
-def _damaged_policy(policy: str) -> DamagedCheckpoint:
-    try:
-        return DamagedCheckpoint(policy)
-    except ValueError:
-        raise UsageError(f"on_damaged_checkpoint must be 'previous' or 'fail', not {policy!r}") from None

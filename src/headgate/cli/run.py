@@ -13,7 +13,8 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
-from headgate.api.pipeline import Pipeline, make_checkpoint_directory
+from headgate.api.pipeline import Pipeline
+from headgate.api.preparing import make_checkpoint_directory
 from headgate.api.running import run_to_end
 from headgate.cli import keeping
 from headgate.cli.keeping import Orders

@@ -10,7 +10,7 @@ from headgate.model.config import FixedDelay, NoRestart, RestartStrategy
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
 from headgate.protocol.machine import Ignored
-from headgate.protocol.supervision.supervisor import (
+from headgate.protocol.supervision.events import (
     AlreadyFinished,
     ArmTimer,
     AttemptId,
@@ -31,7 +31,6 @@ from headgate.protocol.supervision.supervisor import (
     JobEnded,
     JobEndTimer,
     PeerTimer,
-    Phase,
     RefuseWorker,
     RegisterTimer,
     RemoveCheckpoints,
@@ -39,7 +38,6 @@ from headgate.protocol.supervision.supervisor import (
     RestartTimer,
     StartCoordinator,
     SubmitJob,
-    Supervisor,
     Timer,
     TimerFired,
     WorkerFailed,
@@ -47,8 +45,10 @@ from headgate.protocol.supervision.supervisor import (
     WorkerReady,
     WorkerRegistered,
 )
+from headgate.protocol.supervision.spark_job import SparkJob
+from headgate.protocol.supervision.supervisor import Phase, Supervisor
 
-REGISTER_MS, JOB_END_MS = Supervisor.REGISTER_TIMEOUT_MS, Supervisor.JOB_END_TIMEOUT_MS
+REGISTER_MS, JOB_END_MS = SparkJob.REGISTER_TIMEOUT_MS, SparkJob.END_TIMEOUT_MS
 LOST, USER, DETERMINISTIC = FailureKind.LOST, FailureKind.USER_CODE, FailureKind.DETERMINISTIC
 
 
@@ -402,7 +402,7 @@ def test_a_run_without_a_job_is_cancelled_at_once(events: tuple[Event, ...]) -> 
 def test_a_run_does_not_hang_on_a_job_that_never_ends() -> None:  # G11
     machine = supervisor(*RUN, CancelRequested())
     again = [CancelJob(1), ArmTimer(JobEndTimer(1), JOB_END_MS)]
-    for _ in range(Supervisor.CANCELS_MAX):
+    for _ in range(SparkJob.CANCELS_MAX):
         assert machine.handle(fired(JobEndTimer(1))) == again
     assert machine.handle(fired(JobEndTimer(1))) == [Finish(None)]
 

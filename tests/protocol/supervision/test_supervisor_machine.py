@@ -9,7 +9,7 @@ from tests.protocol.making import gen
 from headgate.model.config import FixedDelay
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import WorkerIndex
-from headgate.protocol.supervision.supervisor import (
+from headgate.protocol.supervision.events import (
     ArmTimer,
     AttemptId,
     Begin,
@@ -23,12 +23,10 @@ from headgate.protocol.supervision.supervisor import (
     GenerationReady,
     JobEnded,
     PeerTimer,
-    Phase,
     RefuseWorker,
     RestartTimer,
     StartCoordinator,
     SubmitJob,
-    Supervisor,
     Timer,
     TimerFired,
     WorkerFailed,
@@ -36,6 +34,7 @@ from headgate.protocol.supervision.supervisor import (
     WorkerReady,
     WorkerRegistered,
 )
+from headgate.protocol.supervision.supervisor import Phase, Supervisor
 
 WORKERS = (WorkerIndex(0), WorkerIndex(1))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headgate.model.ids import WorkerIndex
-from headgate.protocol.supervision.supervisor import AttemptId
+from headgate.protocol.supervision.events import AttemptId
 from headgate.runtime.driver.attempts import Attempts
 
 

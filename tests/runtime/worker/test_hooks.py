@@ -65,7 +65,7 @@ class WithObjects(Made):
         super().__init__(reader=reader or Reader([batch(1)]), sink=Sink(), **options)
         for link in self.runner.chain.links:
             link.operator.user_object = objects.get(str(link.node.name))
-        self.runner._hooks = self.hooks = Hooks(self.runner.chain)
+        self.runner._hooks = self.runner._freezing._hooks = self.hooks = Hooks(self.runner.chain)
         self.hooks.restore(lambda node: [], is_restored=False)
 
     def tell(self, *events: Any) -> None:

@@ -118,10 +118,10 @@ def a_batch_slips_in_between_the_positions_and_the_barrier() -> AbstractContextM
 
     def late(self: Any, checkpoint: Any, **options: Any) -> None:
         take(self, checkpoint, **options)
-        if self._source is not None and not self._source.is_over:
-            polled = self._source.reader.poll()
+        if self._reading is not None and not self._reading.source.is_over:
+            polled = self._reading.source.reader.poll()
             if polled is not None:
-                self._process_polled(self._source, polled)
+                self._reading.process(polled)
 
     return patched(SubtaskRunner, "_take_snapshot", late)
 

@@ -38,7 +38,7 @@ from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
 def sinks_are_sealed_before_operators_flush() -> AbstractContextManager[None]:
     def take(call: Any, self: Any, checkpoint: Any, **options: Any) -> None:
-        sealed = {node: sink.seal(checkpoint) for node, sink in self._sinks.items()}
+        sealed = {node: sink.seal(checkpoint) for node, sink in self._freezing.sinks.items()}
 
         class Sealed:
             def __init__(self, node: str) -> None:
@@ -47,11 +47,11 @@ def sinks_are_sealed_before_operators_flush() -> AbstractContextManager[None]:
             def seal(self, checkpoint: Any) -> Any:
                 return sealed[self._node]
 
-        kept, self._sinks = self._sinks, {node: Sealed(node) for node in sealed}
+        kept, self._freezing.sinks = self._freezing.sinks, {node: Sealed(node) for node in sealed}
         try:
             call(self, checkpoint, **options)
         finally:
-            self._sinks = kept
+            self._freezing.sinks = kept
 
     return around(SubtaskRunner, "_take_snapshot", take)
 
@@ -70,8 +70,8 @@ def a_channel_that_was_set_aside_stays_so() -> AbstractContextManager[None]:
 
 def a_finished_source_is_never_asked_again() -> AbstractContextManager[None]:
     def start(call: Any, self: Any) -> None:
-        if self._source is not None and self._may_resume:
-            self._source.is_over = True
+        if self._reading is not None and self._may_resume:
+            self._reading.source.is_over = True
         call(self)
 
     return around(SubtaskRunner, "start", start)
@@ -79,8 +79,8 @@ def a_finished_source_is_never_asked_again() -> AbstractContextManager[None]:
 
 def a_drain_drops_what_was_read() -> AbstractContextManager[None]:
     def drain(call: Any, self: Any) -> None:
-        if self._source is not None and not self._source.is_over:
-            self._source.reader.poll()
+        if self._reading is not None and not self._reading.source.is_over:
+            self._reading.source.reader.poll()
         call(self)
 
     return around(SubtaskRunner, "drain", drain)
@@ -142,10 +142,10 @@ def a_barrier_goes_out_on_one_channel_only() -> AbstractContextManager[None]:
 
 def the_barrier_follows_one_more_batch() -> AbstractContextManager[None]:
     def emit(call: Any, self: Any, checkpoint: Any) -> None:
-        if self._source is None:
-            frozen, self._frozen = self._frozen, None
+        if self._reading is None:
+            frozen, self._freezing._frozen = self._freezing._frozen, None
             self.step()
-            self._frozen = self._frozen or frozen
+            self._freezing._frozen = self._freezing._frozen or frozen
         call(self, checkpoint)
 
     return around(SubtaskRunner, "_emit_barrier", emit)

@@ -1,4 +1,4 @@
-"""Restart strategies: whether and when to start again after a failure (C40; rules R1–R5 of docs/spec/restart.md).
+"""Whether and when to start again after a failure (C40, G8; rules R1–R5 of docs/spec/restart.md).
 
 A policy is a small machine with the failures' times as input. It reads no clock and draws no random numbers: the
 interpreter passes the time of the failure and a number between 0 and 1 for the jitter.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
+from headgate.model.failure import Failure, FailureKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,38 @@ class RestartPolicy:
             self._exponent += 1
         spread = delay * strategy.jitter
         return self._limited(strategy.attempts, round(delay - spread + 2 * spread * jitter))
+
+
+class Restarts:
+    """The failures of one run: which of them end it, and after which another generation is begun."""
+
+    def __init__(self, strategy: RestartStrategy) -> None:
+        self._policy = RestartPolicy(strategy)
+        self._last_user_failure: Failure | None = None
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """How often a generation failed and another was begun."""
+        return self._count
+
+    def after(self, failure: Failure, at_ms: int, jitter: float) -> RestartAfter | Failure:
+        """Return when to begin the next generation, or what the run fails with."""
+        if self._is_hopeless(failure):
+            return failure
+        decision = self._policy.on_failure(at_ms, jitter)
+        if isinstance(decision, StayDown):
+            return Failure(failure.kind, f"{failure.reason}; {decision.reason}", failure.detail)
+        self._count += 1
+        return decision
+
+    def after_claim(self, at_ms: int, jitter: float) -> Decision:
+        """Decide about a claim that failed: no generation did."""
+        return self._policy.on_failure(at_ms, jitter)
+
+    def _is_hopeless(self, failure: Failure) -> bool:
+        """The same failure of user code twice in a row is deterministic (G8, F16)."""
+        if failure.kind is not FailureKind.USER_CODE:
+            return failure.is_hopeless
+        before, self._last_user_failure = self._last_user_failure, failure
+        return before == failure

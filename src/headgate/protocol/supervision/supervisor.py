@@ -4,23 +4,23 @@ docs/spec/supervision.md).
 One ``Supervisor`` per driver run. For every generation it needs two things before it deploys: the generation is
 claimed in the log and the sinks are recovered (so older lives are fenced), and all workers of *one* attempt of the
 Spark job have registered. A failure of any worker ends the generation: a barrier stage fails as a whole.
-Counterparts: ``runtime.driver.supervision`` (interprets), the ``Coordinator`` of each generation, the workers.
+Its parts: who is there (``roster``), the Spark job (``spark_job``), whom to believe (``blame``), whether to start again
+(``restart``) and what becomes of the checkpoints (``removal``). Counterparts: ``runtime.driver.supervision``
+(interprets), the ``Coordinator`` of each generation, the workers.
 """
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import assert_never
 
 from headgate.model.config import RestartStrategy
 from headgate.model.failure import Failure, FailureKind
-from headgate.model.ids import Generation, WorkerIndex
+from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored, Machine
 from headgate.protocol.supervision.blame import Blames, loss_of
 from headgate.protocol.supervision.events import (
     AlreadyFinished,
     ArmTimer,
-    AttemptId,
     Begin,
     CancelJob,
     CancelRequested,
@@ -44,53 +44,21 @@ from headgate.protocol.supervision.events import (
     ReportRestart,
     RestartTimer,
     StartCoordinator,
-    SubmitJob,
-    Timer,
     TimerFired,
     WorkerFailed,
     WorkerLost,
     WorkerReady,
     WorkerRegistered,
 )
-from headgate.protocol.supervision.restart import RestartPolicy, StayDown
-
-
-class Phase(Enum):
-    """What the supervisor waits for."""
-
-    CREATED = "Begin"
-    PREPARING = "the claim of the generation, and all workers of one attempt"
-    DEPLOYING = "every worker to be ready"
-    RUNNING = "the coordinator, or a failure"
-    BACKOFF = "the restart delay"
-    ENDING = "the Spark job to end"
-    REMOVING = "the checkpoints to be removed"
-    ENDED = "nothing"
-
-
-LEGAL_PHASES: dict[Phase, frozenset[Phase]] = {
-    Phase.CREATED: frozenset({Phase.PREPARING, Phase.ENDING}),
-    Phase.PREPARING: frozenset({Phase.DEPLOYING, Phase.BACKOFF, Phase.ENDING}),
-    Phase.DEPLOYING: frozenset({Phase.RUNNING, Phase.BACKOFF, Phase.ENDING}),
-    Phase.RUNNING: frozenset({Phase.BACKOFF, Phase.ENDING}),
-    Phase.BACKOFF: frozenset({Phase.PREPARING, Phase.BACKOFF, Phase.ENDING}),
-    Phase.ENDING: frozenset({Phase.REMOVING, Phase.ENDED}),
-    Phase.REMOVING: frozenset({Phase.ENDED}),
-    Phase.ENDED: frozenset(),
-}
+from headgate.protocol.supervision.phases import LEGAL_PHASES, Phase
+from headgate.protocol.supervision.removal import Removal
+from headgate.protocol.supervision.restart import Restarts, StayDown
+from headgate.protocol.supervision.roster import Roster
+from headgate.protocol.supervision.spark_job import SparkJob
 
 
 class Supervisor(Machine):
-    """Decides about generations and restarts."""
-
-    REGISTER_TIMEOUT_MS = 120_000
-    """A cluster may have to start executors first; an endless wait would be a silent hang (G12, I5)."""
-
-    CANCELS_MAX = 3
-    """Times that Spark is asked in vain to end the job before the run ends without it."""
-
-    JOB_END_TIMEOUT_MS = 10_000
-    """Spark kills a lingering Python worker after 2 s; five times that is a hang."""
+    """Decides about generations and restarts. ``job`` is the Spark job, with its limits of time."""
 
     PEER_WORD_MS = 5_000
     """Who is blamed has sent its words before its peer could notice: only a driver without a turn hears them later."""
@@ -104,31 +72,17 @@ class Supervisor(Machine):
         retain_on_failure: bool = True,
     ) -> None:
         super().__init__()
-        assert workers_count >= 1
-        self._workers_count = workers_count
-        self._policy = RestartPolicy(strategy)
-        self._retain_on_cancel = retain_on_cancel
-        self._retain_on_failure = retain_on_failure
-        self._is_removal_due = False
+        self.job = SparkJob()
+        self._roster = Roster(workers_count)
+        self._restarts = Restarts(strategy)
+        self._removal = Removal(retain_on_cancel=retain_on_cancel, retain_on_failure=retain_on_failure)
         self._phase = Phase.CREATED
         self._generation: Generation | None = None
         self._is_claiming = False
         self._has_run = False
         """Whether any generation ran: only then a failing storage is a failure to wait out, not a wrong setting."""
-        self._submission = 0
-        self._is_job_running = False
-        self._attempt = AttemptId(0, 0)
-        self._deployed = AttemptId(0, -1)
-        """The attempt that serves the generation. Spark's retry may register before its loss is seen (G4)."""
-        self._fenced = AttemptId(0, -1)
-        """Newest attempt whose workers were used up by a generation: they never serve another one (G4)."""
-        self._registered: set[WorkerIndex] = set()
-        self._ready: set[WorkerIndex] = set()
-        self._last_user_failure: Failure | None = None
         self._blames = Blames()
         self._outcome: Finish | None = None
-        self._restarts_count = 0
-        self._cancels_count = 0
 
     @property
     def phase(self) -> Phase:
@@ -143,7 +97,7 @@ class Supervisor(Machine):
     @property
     def restarts_count(self) -> int:
         """How often a generation failed and another was begun."""
-        return self._restarts_count
+        return self._restarts.count
 
     def handle(self, event: Event) -> list[Effect]:
         """Advance by one event; return the effects to run, in order."""
@@ -199,18 +153,7 @@ class Supervisor(Machine):
         if self._generation is None and not self._is_claiming:
             self._is_claiming = True
             claim = [ClaimGeneration()]
-        return claim + self._submit_if_needed()
-
-    def _submit_if_needed(self) -> list[Effect]:
-        """Submit unless Spark itself is still retrying the stage of the last submission (G5)."""
-        if self._is_job_running:  # the register timer starts anew: the one of the first attempt may be about to fire
-            return [
-                ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS),
-                ArmTimer(RegisterTimer(self._submission), self.REGISTER_TIMEOUT_MS),
-            ]
-        self._submission += 1
-        self._is_job_running = True
-        return [SubmitJob(self._submission), ArmTimer(RegisterTimer(self._submission), self.REGISTER_TIMEOUT_MS)]
+        return claim + self.job.want_workers()
 
     def _on_generation_ready(self, event: GenerationReady) -> list[Effect]:
         self._is_claiming = False
@@ -225,38 +168,28 @@ class Supervisor(Machine):
             return [Ignored("no generation is being prepared")]
         if event.failure.kind is not FailureKind.LOST or not self._has_run:
             return self._end(Finish(event.failure), is_of_claim=True)
-        decision = self._policy.on_failure(event.at_ms, event.jitter)  # storage may come back (F11)
+        decision = self._restarts.after_claim(event.at_ms, event.jitter)  # storage may come back (F11)
         if isinstance(decision, StayDown):
             return self._end(Finish(event.failure))
-        self._enter(Phase.BACKOFF)
-        return [ReportRestart(event.failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
+        return self._back_off(event.failure, decision.delay_ms)
 
     def _on_registered(self, event: WorkerRegistered) -> list[Effect]:
-        if self._is_over() or event.attempt <= self._fenced:
+        if self._is_over() or not self._roster.admit(event.attempt, event.worker):
             return [RefuseWorker(event.attempt, event.worker)]
-        if event.attempt < self._attempt:
-            return [RefuseWorker(event.attempt, event.worker)]
-        if event.attempt > self._attempt:  # Spark retried the stage, or a new submission came up
-            self._attempt = event.attempt
-            self._registered = set()
-        self._registered.add(event.worker)
         return self._deploy_if_complete()
 
     def _deploy_if_complete(self) -> list[Effect]:  # G3
         if self._phase is not Phase.PREPARING or self._generation is None:
             return [Ignored("the generation is not claimed yet")]
-        if len(self._registered) < self._workers_count:
+        if not self._roster.is_complete:
             return [Ignored("other workers have not registered yet")]
         self._enter(Phase.DEPLOYING)
-        self._ready = set()
-        self._deployed = self._attempt
-        return [Deploy(self._generation, self._attempt)]
+        return [Deploy(self._generation, self._roster.deploy())]
 
     def _on_ready(self, event: WorkerReady) -> list[Effect]:
         if self._phase is not Phase.DEPLOYING or event.generation != self._generation:
             return [Ignored("not of the generation being deployed")]
-        self._ready.add(event.worker)
-        if len(self._ready) < self._workers_count:
+        if not self._roster.ready(event.worker):
             return [Ignored("other workers are not ready yet")]
         self._enter(Phase.RUNNING)
         self._has_run = True
@@ -265,14 +198,12 @@ class Supervisor(Machine):
     # -- failures -----------------------------------------------------------------------------------------------
 
     def _on_lost(self, event: WorkerLost) -> list[Effect]:
-        if not self._is_current(event.attempt):
+        if not self._roster.is_current(event.attempt):
             return [Ignored("a worker of an attempt that is over")]
-        is_newest = event.attempt == self._attempt
-        if is_newest:
-            self._registered.discard(event.worker)
+        is_newest = self._roster.leave(event.attempt, event.worker)
         # A stopped process never ends its task: only Spark can make room for its replacement (G7).
         cancel: list[Effect] = [CancelJob(event.attempt.submission)] if event.is_silent and is_newest else []
-        if self._is_serving() and event.attempt != self._deployed:
+        if self._is_serving() and not self._roster.is_deployed(event.attempt):
             return cancel or [Ignored("a worker of the stage's retry, which serves no generation yet")]
         failure = self._blames.lost(event) if self._blames.is_open else loss_of(event)  # G15
         if failure is None:
@@ -280,16 +211,16 @@ class Supervisor(Machine):
         return cancel + self._fail(failure, event.at_ms, event.jitter)
 
     def _on_worker_failed(self, event: WorkerFailed) -> list[Effect]:
-        if not self._is_current(event.attempt):
+        if not self._roster.is_current(event.attempt):
             return [Ignored("a worker of an attempt that is over")]
-        if self._is_serving() and event.attempt != self._deployed:
+        if self._is_serving() and not self._roster.is_deployed(event.attempt):
             return [Ignored("a worker of the stage's retry, which serves no generation yet")]
-        if self._is_serving() and self._is_peer(event.peer, event.worker):
+        if self._is_serving() and self._blames_peer(event):
             return self._on_blame(event)
         return self._fail(event.failure, event.at_ms, event.jitter)
 
-    def _is_peer(self, peer: WorkerIndex | None, worker: WorkerIndex) -> bool:
-        return peer is not None and peer != worker and peer < self._workers_count
+    def _blames_peer(self, event: WorkerFailed) -> bool:
+        return event.peer is not None and event.peer != event.worker and self._roster.is_member(event.peer)
 
     def _on_blame(self, event: WorkerFailed) -> list[Effect]:  # G15
         was_open = self._blames.is_open
@@ -300,10 +231,6 @@ class Supervisor(Machine):
         if was_open:
             return [Ignored("another worker has not said yet why it left")]
         return [ArmTimer(PeerTimer(self._generation), self.PEER_WORD_MS)]
-
-    def _is_current(self, attempt: AttemptId) -> bool:
-        """Whether ``attempt`` serves the generation, or is the newest and not used up (G4)."""
-        return attempt > self._fenced and attempt in (self._attempt, self._deployed)
 
     def _is_serving(self) -> bool:
         return self._phase in (Phase.DEPLOYING, Phase.RUNNING)
@@ -321,65 +248,45 @@ class Supervisor(Machine):
             return [Ignored("the run is ending")]
         if self._phase in (Phase.PREPARING, Phase.BACKOFF):
             return [Ignored("the next generation waits for other workers anyway")]
-        ended = self._end_generation(is_done=False)
-        if self._is_hopeless(failure):
-            return ended + self._end(Finish(failure))
-        decision = self._policy.on_failure(at_ms, jitter)
-        if isinstance(decision, StayDown):
-            final = Failure(failure.kind, f"{failure.reason}; {decision.reason}", failure.detail)
-            return ended + self._end(Finish(final))
-        self._restarts_count += 1
-        self._enter(Phase.BACKOFF)
-        restart = ArmTimer(RestartTimer(), decision.delay_ms)
-        return [*ended, ReportRestart(failure, decision.delay_ms), restart]
+        return self._end_generation(is_done=False) + self._restart(failure, at_ms, jitter)
 
-    def _is_hopeless(self, failure: Failure) -> bool:
-        """The same failure of user code twice in a row is deterministic (G8, F16)."""
-        if failure.kind is not FailureKind.USER_CODE:
-            return failure.is_hopeless
-        before, self._last_user_failure = self._last_user_failure, failure
-        return before == failure
+    def _restart(self, failure: Failure, at_ms: int, jitter: float) -> list[Effect]:
+        decision = self._restarts.after(failure, at_ms, jitter)
+        if isinstance(decision, Failure):
+            return self._end(Finish(decision))
+        return self._back_off(failure, decision.delay_ms)
+
+    def _back_off(self, failure: Failure, delay_ms: int) -> list[Effect]:
+        self._enter(Phase.BACKOFF)
+        return [ReportRestart(failure, delay_ms), ArmTimer(RestartTimer(), delay_ms)]
 
     def _end_generation(self, *, is_done: bool) -> list[Effect]:
         self._blames.clear()
-        self._fenced = max(self._fenced, self._deployed)
-        if self._attempt <= self._fenced:  # else they belong to the stage's retry, which may serve the next one
-            self._registered = set()
+        self._roster.retire_deployed()
         generation, self._generation = self._generation, None
         return [] if generation is None else [EndGeneration(generation, is_done)]
 
     def _on_job_ended(self, event: JobEnded) -> list[Effect]:
-        if event.submission != self._submission:
+        if not self.job.is_newest(event.submission):
             return [Ignored("an earlier submission")]
-        self._is_job_running = False
+        self.job.ended()
         if self._phase is Phase.ENDING:
             return self._finish_run()
         if self._blames.is_open:
             return [Ignored("a worker has not said yet why it left")]
-        was_used_up = self._attempt <= self._fenced and self._attempt.submission == self._submission
-        self._fenced = max(self._fenced, self._attempt)
-        self._registered = set()
+        was_used_up = self._roster.is_used_up(event.submission)
+        self._roster.retire_all()
         if self._phase is Phase.PREPARING:
             if was_used_up:  # the job of the failed generation: its failure has been counted
-                return self._submit_if_needed()
-            if self._restarts_count == 0 and self._attempt.submission < self._submission:
+                return self.job.want_workers()
+            if self._restarts.count == 0 and not self._roster.has_come_up(event.submission):
                 reason = event.error or "its tasks returned before they registered"
                 return self._end(Finish(Failure(FailureKind.DETERMINISTIC, f"the Spark job did not start: {reason}")))
-            return self._resubmit(event)
-        if self._phase in (Phase.DEPLOYING, Phase.RUNNING):
-            reason = event.error or "its tasks returned early"
-            return self._fail(Failure(FailureKind.LOST, f"the Spark job ended: {reason}"), event.at_ms, event.jitter)
+            # The attempt died before all its workers had registered: that is a failure, too (G9).
+            return self._restart(_end_of(event), event.at_ms, event.jitter)
+        if self._is_serving():
+            return self._fail(_end_of(event), event.at_ms, event.jitter)
         return [Ignored("the job of the failed generation ended")]
-
-    def _resubmit(self, event: JobEnded) -> list[Effect]:
-        """The attempt died before all its workers had registered: that is a failure, too (G9)."""
-        failure = Failure(FailureKind.LOST, f"the Spark job ended: {event.error or 'its tasks returned early'}")
-        decision = self._policy.on_failure(event.at_ms, event.jitter)
-        if isinstance(decision, StayDown):
-            return self._end(Finish(Failure(failure.kind, f"{failure.reason}; {decision.reason}")))
-        self._restarts_count += 1
-        self._enter(Phase.BACKOFF)
-        return [ReportRestart(failure, decision.delay_ms), ArmTimer(RestartTimer(), decision.delay_ms)]
 
     def _on_timer(self, event: TimerFired) -> list[Effect]:
         timer = event.timer
@@ -387,20 +294,9 @@ class Supervisor(Machine):
             case RestartTimer():
                 return self._prepare() if self._phase is Phase.BACKOFF else [Ignored("no restart is waiting")]
             case RegisterTimer():
-                if self._phase is not Phase.PREPARING or timer.submission != self._submission:
-                    return [Ignored("the workers have registered")]
-                if len(self._registered) == self._workers_count:
-                    return [Ignored("the workers have registered")]
-                return self._no_workers()
+                return self._on_register_timer(timer)
             case JobEndTimer():
-                is_waiting = self._phase in (Phase.PREPARING, Phase.ENDING) and self._is_job_running
-                if timer.submission != self._submission or not is_waiting or self._registered:
-                    return [Ignored("the job has ended or its retry has come up")]
-                self._cancels_count += 1
-                if self._phase is Phase.ENDING and self._cancels_count > self.CANCELS_MAX:
-                    return self._finish_run()  # the run's own work is done: do not hang on Spark (I5)
-                again = ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)
-                return [CancelJob(self._submission), again]
+                return self._on_job_end_timer(timer)
             case PeerTimer():
                 if timer.generation != self._generation or not self._blames.is_open:
                     return [Ignored("everybody has said why it left")]
@@ -408,13 +304,25 @@ class Supervisor(Machine):
             case _:
                 assert_never(timer)
 
-    def _no_workers(self) -> list[Effect]:
-        seconds = self.REGISTER_TIMEOUT_MS // 1000
+    def _on_register_timer(self, timer: RegisterTimer) -> list[Effect]:
+        is_waiting = self._phase is Phase.PREPARING and self.job.is_newest(timer.submission)
+        if not is_waiting or self._roster.is_complete:
+            return [Ignored("the workers have registered")]
         reason = (
-            f"{len(self._registered)} of {self._workers_count} workers registered within {seconds} s: the cluster "
-            "must have as many free slots as the parallelism, and its executors must reach the driver's address"
+            f"{self._roster.count} of {self._roster.workers_count} workers registered within "
+            f"{self.job.REGISTER_TIMEOUT_MS // 1000} s: the cluster must have as many free slots as the parallelism, "
+            "and its executors must reach the driver's address"
         )
         return self._end(Finish(Failure(FailureKind.LOST, reason)))
+
+    def _on_job_end_timer(self, timer: JobEndTimer) -> list[Effect]:
+        is_waiting = self._phase in (Phase.PREPARING, Phase.ENDING) and self.job.is_running
+        if not self.job.is_newest(timer.submission) or not is_waiting or self._roster.count:
+            return [Ignored("the job has ended or its retry has come up")]
+        again = self.job.cancel_again()
+        if self._phase is Phase.ENDING and self.job.is_deaf:
+            return self._finish_run()  # the run's own work is done: do not hang on Spark (I5)
+        return again
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -425,9 +333,9 @@ class Supervisor(Machine):
 
     def _on_cancel(self, event: CancelRequested) -> list[Effect]:
         if self._is_over():
-            self._is_removal_due &= not event.retain  # C70: nothing is removed yet
+            self._removal.cancelled_again(retain=event.retain)
             return [Ignored("the run is ending")]
-        self._is_removal_due = not (self._retain_on_cancel or event.retain)
+        self._removal.cancelled(retain=event.retain)
         return self._end(Finish(None, is_final=False))
 
     def _is_over(self) -> bool:
@@ -438,34 +346,20 @@ class Supervisor(Machine):
         if self._is_over():
             return [Ignored("the run is ending")]
         ended = self._end_generation(is_done=is_done)
-        self._fenced, waiting = max(self._fenced, self._attempt), sorted(self._registered)
-        self._registered = set()
+        waiting = self._roster.retire_all()
         if is_done:  # nothing else ends a retry of the stage that came up meanwhile
-            ended += [RefuseWorker(self._attempt, worker) for worker in waiting]
+            ended += [RefuseWorker(self._roster.newest, worker) for worker in waiting]
         self._outcome = outcome
         if outcome.failure is not None and not is_of_claim:
-            self._is_removal_due |= self._is_removed_after(outcome.failure)
+            self._removal.failed(outcome.failure, has_run=self._has_run)
         self._enter(Phase.ENDING)
-        self._cancels_count = 0
-        if not self._is_job_running:
+        if not self.job.is_running:
             return ended + self._finish_run()
-        cancel: list[Effect] = [] if is_done else [CancelJob(self._submission)]
-        return [*ended, *cancel, ArmTimer(JobEndTimer(self._submission), self.JOB_END_TIMEOUT_MS)]
-
-    def _is_removed_after(self, failure: Failure) -> bool:
-        """Whether nobody goes on from the checkpoints of a run that ended so (C70).
-
-        What starting again may help, a keeper, a standby or the same command starts again; what failed before anything
-        ran may be a mistake in the program that is new. A claim and a commit are what a removal begins with: if they
-        succeed then, starting again would have helped.
-        """
-        is_for_good = failure.kind in (FailureKind.USER_CODE, FailureKind.DETERMINISTIC)
-        return not self._retain_on_failure and self._has_run and is_for_good
+        return ended + self.job.let_go(is_killed=not is_done)
 
     def _finish_run(self) -> list[Effect]:
         """The workers are gone: nobody writes any more."""
-        if self._is_removal_due:
-            self._is_removal_due = False
+        if self._removal.begin():
             self._enter(Phase.REMOVING)
             return [RemoveCheckpoints()]
         return self._finish()
@@ -485,50 +379,10 @@ class Supervisor(Machine):
         self._phase = phase
 
     def _check(self) -> None:
-        assert len(self._registered) <= self._workers_count
-        if self._phase in (Phase.DEPLOYING, Phase.RUNNING):
-            assert self._generation is not None
-            assert self._deployed > self._fenced, "workers of a used-up attempt never run again (G4)"
+        self._roster.check(is_serving=self._is_serving())
+        assert not self._is_serving() or self._generation is not None
         assert self._is_serving() or not self._blames.is_open, "only a generation at work waits for words (G15)"
 
 
-__all__ = [
-    "AlreadyFinished",
-    "ArmTimer",
-    "AttemptId",
-    "Begin",
-    "CancelJob",
-    "CancelRequested",
-    "CheckpointsRemoved",
-    "ClaimFailed",
-    "ClaimGeneration",
-    "Deploy",
-    "Effect",
-    "EndGeneration",
-    "Event",
-    "Failure",
-    "FailureKind",
-    "Finish",
-    "GenerationDone",
-    "GenerationFailed",
-    "GenerationReady",
-    "Ignored",
-    "JobEndTimer",
-    "JobEnded",
-    "PeerTimer",
-    "Phase",
-    "RefuseWorker",
-    "RegisterTimer",
-    "RemoveCheckpoints",
-    "ReportRestart",
-    "RestartTimer",
-    "StartCoordinator",
-    "SubmitJob",
-    "Supervisor",
-    "Timer",
-    "TimerFired",
-    "WorkerFailed",
-    "WorkerLost",
-    "WorkerReady",
-    "WorkerRegistered",
-]
+def _end_of(event: JobEnded) -> Failure:
+    return Failure(FailureKind.LOST, f"the Spark job ended: {event.error or 'its tasks returned early'}")

@@ -3,7 +3,7 @@ docs/spec/subtask.md).
 
 One ``SnapshotWriter`` per subtask: its writes run one after another in checkpoint order, beside the mailbox, in a
 pool that all subtasks of the worker share. A write that fails or is cancelled leaves its sealed output to the next
-one (C17). Counterpart: ``runtime.worker.subtask_runner``, which freezes and seals.
+one (C17). Counterpart: ``runtime.worker.freezing``, which freezes and seals.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ after a member was lost, opens the next attempt. A wrong guess costs a restart, 
 from __future__ import annotations
 
 from headgate.model.ids import WorkerIndex
-from headgate.protocol.supervision.supervisor import AttemptId
+from headgate.protocol.supervision.events import AttemptId
 
 
 class Attempts:

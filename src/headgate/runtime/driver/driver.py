@@ -18,7 +18,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.model.origin import Place
 from headgate.model.progress import CheckpointOutcome, Observer, PendingCheckpoint, PipelineState, Progress, RunResult
-from headgate.protocol.supervision import supervisor
+from headgate.protocol.supervision import events
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.driver import asking, heart, replacement_watch
@@ -80,7 +80,7 @@ class Driver:
         self._pools = Pools(
             around.pool(1, "headgate-storage"), around.pool(1, "headgate-commit"), around.pool(1, "headgate-savepoint")
         )
-        on_event: Callable[[supervisor.Event], None] = lambda event: self.supervision.handle(event)  # noqa: E731
+        on_event: Callable[[events.Event], None] = lambda event: self.supervision.handle(event)  # noqa: E731
         self.workers = Workers(definition, fingerprint, self._loop, on_event, self._on_report, host=host, around=around)
         self.supervision = Supervision(
             definition,
@@ -122,7 +122,7 @@ class Driver:
     def start(self) -> None:
         """Begin."""
         self._loop.start()
-        self.post(lambda: self.supervision.handle(supervisor.Begin()))
+        self.post(lambda: self.supervision.handle(events.Begin()))
         self._loop.every(PROGRESS_PERIOD_MS, "progress", self._show_progress)
         self._loop.every(replacement_watch.PERIOD_MS, "fence", self._look_for_another)
         if self._heart is not None:
@@ -236,7 +236,7 @@ class Driver:
         self._latest = self.book.snapshot(supervision.state, generation, machine.restarts_count, pending)
         self._observer.on_progress(self._latest)
 
-    def _on_finish(self, effect: supervisor.Finish) -> None:
+    def _on_finish(self, effect: events.Finish) -> None:
         self._show_progress()
         if effect.failure is not None:
             self._end.fail(error_of(effect.failure))

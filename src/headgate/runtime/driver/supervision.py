@@ -22,8 +22,9 @@ from headgate.protocol.checkpoints import coordinator
 from headgate.protocol.checkpoints.coordinator import SavepointOrder
 from headgate.protocol.checkpoints.savepoints import ONE_END
 from headgate.protocol.machine import Ignored
-from headgate.protocol.supervision import supervisor
-from headgate.protocol.supervision.supervisor import AttemptId
+from headgate.protocol.supervision import events
+from headgate.protocol.supervision.events import AttemptId
+from headgate.protocol.supervision.supervisor import Supervisor
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.answers import Answer
 from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
@@ -76,7 +77,7 @@ class Supervision:
         pools: Pools,
         workers: Workers,
         book: ProgressBook,
-        on_finish: Callable[[supervisor.Finish], None],
+        on_finish: Callable[[events.Finish], None],
         *,
         succession: Succession,
         around: Surroundings,
@@ -96,7 +97,7 @@ class Supervision:
         self.callbacks = RoundCallbacks(self.note, around)
         self.hooks = HookCalls(definition.hooks, around)
         checkpoints = definition.config.checkpoints
-        self.machine = supervisor.Supervisor(
+        self.machine = Supervisor(
             definition.plan.parallelism,
             definition.config.restart,
             retain_on_cancel=checkpoints.retain_on_cancel,
@@ -126,7 +127,7 @@ class Supervision:
 
     # -- events -----------------------------------------------------------------------------------------------------
 
-    def handle(self, event: supervisor.Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Give the machine an event; carry out its effects."""
         for effect in self.machine.handle(event):
             self._run(effect)
@@ -145,7 +146,7 @@ class Supervision:
         """End without another checkpoint; ``retain``: and keep those that there are, whatever is configured."""
         self._is_stop_wanted = True
         self._succession.tell_wish(Course.STOPPING)
-        self.handle(supervisor.CancelRequested(retain))
+        self.handle(events.CancelRequested(retain))
 
     def drain(self) -> None:
         """End the sources now, and in every later generation of this run (E9)."""
@@ -200,9 +201,7 @@ class Supervision:
     def job_ended(self, submission: int, error: str | None) -> None:
         """Every task of a submission is gone. From any thread."""
         jitter = self._around.random.random()
-        self._timers.post(
-            lambda: self.handle(supervisor.JobEnded(submission, error, self._around.monotonic_ms(), jitter))
-        )
+        self._timers.post(lambda: self.handle(events.JobEnded(submission, error, self._around.monotonic_ms(), jitter)))
 
     def end_job(self) -> None:
         """Nobody else ends the job of a driver that cannot go on."""
@@ -217,36 +216,36 @@ class Supervision:
 
     # -- effects ----------------------------------------------------------------------------------------------------
 
-    def _run(self, effect: supervisor.Effect) -> None:
+    def _run(self, effect: events.Effect) -> None:
         match effect:
-            case supervisor.ClaimGeneration():
+            case events.ClaimGeneration():
                 self._pools.storage.submit(self._claim)
-            case supervisor.SubmitJob():
+            case events.SubmitJob():
                 number = self._submission = effect.submission
                 address, secret = self._workers.address, self._workers.secret
                 self.launcher.submit(number, address, secret, lambda error: self.job_ended(number, error))
-            case supervisor.CancelJob():
+            case events.CancelJob():
                 self.launcher.cancel(effect.submission)
-            case supervisor.Deploy():
+            case events.Deploy():
                 assert self.live is not None
                 assert self.live.number == effect.generation
                 self._deployed = effect.attempt
                 self.live.deploy(self._workers.of(effect.attempt))
-            case supervisor.StartCoordinator():
+            case events.StartCoordinator():
                 self._start()
-            case supervisor.EndGeneration():
+            case events.EndGeneration():
                 self._end_generation(effect)
-            case supervisor.RefuseWorker():
+            case events.RefuseWorker():
                 self._workers.refuse(effect.attempt, effect.worker)
-            case supervisor.ArmTimer():
+            case events.ArmTimer():
                 timer = effect.timer
                 self._timers.arm(timer, effect.after_ms, lambda: self.handle(self._fired(timer)))
-            case supervisor.ReportRestart():
+            case events.ReportRestart():
                 self.state = PipelineState.RESTARTING
                 self._observer.on_restart(effect.failure.reason, effect.delay_ms)
-            case supervisor.RemoveCheckpoints():
+            case events.RemoveCheckpoints():
                 self._pools.storage.submit(self._remove)
-            case supervisor.Finish():
+            case events.Finish():
                 self.state = PipelineState.FINISHED
                 self._on_finish(effect)
             case Ignored():
@@ -254,8 +253,8 @@ class Supervision:
             case _:
                 assert_never(effect)
 
-    def _fired(self, timer: supervisor.Timer) -> supervisor.TimerFired:
-        return supervisor.TimerFired(timer, self._around.monotonic_ms(), self._around.random.random())
+    def _fired(self, timer: events.Timer) -> events.TimerFired:
+        return events.TimerFired(timer, self._around.monotonic_ms(), self._around.random.random())
 
     def _claim(self) -> None:
         """Runs in the storage thread."""
@@ -271,7 +270,7 @@ class Supervision:
             )
         except Exception as error:
             failure, jitter = claim_failure(error), self._around.random.random()
-            self._timers.post(lambda: self.handle(supervisor.ClaimFailed(failure, self._around.monotonic_ms(), jitter)))
+            self._timers.post(lambda: self.handle(events.ClaimFailed(failure, self._around.monotonic_ms(), jitter)))
         else:
             self._timers.post(lambda: self._claimed(begun))
 
@@ -282,13 +281,13 @@ class Supervision:
 
     def _removed(self, is_removed: bool) -> None:
         self.has_removed_checkpoints = is_removed
-        self.handle(supervisor.CheckpointsRemoved())
+        self.handle(events.CheckpointsRemoved())
 
     def _claimed(self, begun: NewGeneration | Finished) -> None:
         if isinstance(begun, Finished):
             self._observer.on_note(self._already_finished(begun.manifest))
             self.is_drained = begun.manifest.is_draining
-            self.handle(supervisor.AlreadyFinished(begun.manifest.checkpoint))
+            self.handle(events.AlreadyFinished(begun.manifest.checkpoint))
             return
         self.last_generation = begun.generation
         self._succession.tell_claim(begun.generation)
@@ -310,7 +309,7 @@ class Supervision:
             self.live.drain(self._ordered_for_the_end())
         elif begun.restored is not None and begun.restored.is_draining:
             self.live.drain()
-        self.handle(supervisor.GenerationReady(begun.generation))
+        self.handle(events.GenerationReady(begun.generation))
 
     def _already_finished(self, final: Manifest) -> str:
         how = (
@@ -337,7 +336,7 @@ class Supervision:
         if self._is_stop_wanted:
             self.stop()
 
-    def _end_generation(self, effect: supervisor.EndGeneration) -> None:
+    def _end_generation(self, effect: events.EndGeneration) -> None:
         if not effect.is_done:
             self._failed_ms = self._around.monotonic_ms()
         if self.live is not None:
@@ -359,14 +358,14 @@ class Supervision:
         generation = self.machine.generation
         if generation is not None:
             now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
-            self.handle(supervisor.GenerationFailed(generation, effect.failure, now_ms, jitter))
+            self.handle(events.GenerationFailed(generation, effect.failure, now_ms, jitter))
 
     def generation_done(self, effect: coordinator.ConcludeGeneration) -> None:
         """See ``coordination.Reports``."""
         self.state = PipelineState.STOPPING
         if self.live is not None:
             self.is_drained = effect.is_final and self.live.is_draining
-            self.handle(supervisor.GenerationDone(self.live.number, effect.is_final))
+            self.handle(events.GenerationDone(self.live.number, effect.is_final))
 
     def checkpoint_completed(self, progress: CheckpointProgress) -> None:
         """See ``coordination.Reports``."""

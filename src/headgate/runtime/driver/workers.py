@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from headgate.codec import messages
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
-from headgate.protocol.supervision import supervisor
-from headgate.protocol.supervision.supervisor import AttemptId
+from headgate.protocol.supervision import events
+from headgate.protocol.supervision.events import AttemptId
 from headgate.runtime.driver.attempts import Attempts
 from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.process import PROCESS
@@ -42,7 +42,7 @@ class Workers:
         definition: PipelineDefinition,
         fingerprint: str,
         timers: Timers,
-        on_event: Callable[[supervisor.Event], None],
+        on_event: Callable[[events.Event], None],
         on_report: Callable[[WorkerIndex, messages.FromWorker], None],
         *,
         host: str = "127.0.0.1",
@@ -115,12 +115,12 @@ class Workers:
         match message:
             case messages.Ready():
                 self._on_report(record.worker, message)
-                self._on_event(supervisor.WorkerReady(Generation(message.generation), record.worker))
+                self._on_event(events.WorkerReady(Generation(message.generation), record.worker))
             case messages.Failed():
                 now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
                 peer = None if message.peer is None else WorkerIndex(message.peer)
                 self._on_event(
-                    supervisor.WorkerFailed(record.attempt, record.worker, message.failure, now_ms, jitter, peer)
+                    events.WorkerFailed(record.attempt, record.worker, message.failure, now_ms, jitter, peer)
                 )
             case _:
                 self._on_report(record.worker, message)
@@ -137,7 +137,7 @@ class Workers:
                 for record in self._records.values():
                     if record.worker == member and record.attempt.submission == attempt.submission:
                         record.attempt = attempt
-            self._on_event(supervisor.WorkerRegistered(attempt, member))
+            self._on_event(events.WorkerRegistered(attempt, member))
 
     def _on_lost(self, connection: WorkerConnection, loss: Loss) -> None:
         record = self._records.pop(connection, None)
@@ -145,5 +145,5 @@ class Workers:
             return
         self._attempts.lost(record.attempt)
         now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
-        lost = supervisor.WorkerLost(record.attempt, record.worker, loss.reason, now_ms, jitter, loss.is_silent)
+        lost = events.WorkerLost(record.attempt, record.worker, loss.reason, now_ms, jitter, loss.is_silent)
         self._on_event(lost)

@@ -1,6 +1,6 @@
 """What a subtask needs when barriers may overtake, and what it measures then (UA4, UA6, UA19).
 
-Counterparts: ``runtime.worker.subtask_runner``, which has one of each, and ``runtime.worker.worker``.
+Counterparts: ``runtime.worker.subtask_runner``, which has a ``Timing``, and ``runtime.worker.worker``.
 """
 
 from __future__ import annotations
@@ -57,3 +57,61 @@ class Delays:
     def taken(self, checkpoint: CheckpointId) -> SnapshotDelays | None:
         """Return what ``checkpoint`` took, once; None: nobody knows any more."""
         return self._frozen.pop(checkpoint, None)
+
+
+class Timing:
+    """When the barriers of one subtask overtake, and what it measures. Where none may, nothing is measured."""
+
+    def __init__(self, overtaking: Overtaking | None, *, has_late_inputs: bool) -> None:
+        """Make it; ``has_late_inputs``: a barrier takes credit to come here (UA20)."""
+        self._overtaking = overtaking
+        self._has_late_inputs = has_late_inputs
+        self._delays = Delays()
+        self._deadline: tuple[CheckpointId, int] | None = None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether something came that a turn must not delay (UA4)."""
+        return self._overtaking is not None and self._overtaking.is_interrupted()
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When it goes over unless it has aligned before (UA6); None: it does not align."""
+        return None if self._deadline is None else self._deadline[1]
+
+    def arm(self, checkpoint: CheckpointId) -> None:
+        """It begins to align for ``checkpoint``."""
+        assert self._overtaking is not None
+        self._deadline = checkpoint, self._deadline_of(checkpoint, self._overtaking)
+
+    def timed_out(self, now_ms: int) -> CheckpointId | None:
+        """Return the checkpoint whose alignment took too long, once."""
+        if self._deadline is None or now_ms < self._deadline[1]:
+            return None
+        (checkpoint, _), self._deadline = self._deadline, None
+        return checkpoint
+
+    def _deadline_of(self, checkpoint: CheckpointId, overtaking: Overtaking) -> int:
+        """Return when barriers of ``checkpoint`` overtake, by this worker's clock alone (UA6, UA20)."""
+        now_ms = overtaking.clock_ms()
+        begun_ms = now_ms if self._has_late_inputs else self._delays.begun_ms(checkpoint, now_ms)
+        return begun_ms + overtaking.timeout_ms
+
+    def triggered(self, checkpoint: CheckpointId) -> None:
+        """The driver has triggered ``checkpoint`` (UA19)."""
+        if self._overtaking is not None:
+            self._delays.triggered(checkpoint, self._overtaking.clock_ms())
+
+    def arrived(self, checkpoint: CheckpointId) -> None:
+        """A barrier of ``checkpoint`` came, or was read."""
+        if self._overtaking is not None:
+            self._delays.arrived(checkpoint, self._overtaking.clock_ms())
+
+    def frozen(self, checkpoint: CheckpointId) -> None:
+        """The snapshot of ``checkpoint`` was taken."""
+        if self._overtaking is not None:
+            self._delays.frozen(checkpoint, self._overtaking.clock_ms())
+
+    def taken(self, checkpoint: CheckpointId) -> SnapshotDelays | None:
+        """Return what ``checkpoint`` took, once; None: nobody knows any more, or it is not measured."""
+        return None if self._overtaking is None else self._delays.taken(checkpoint)

@@ -1,6 +1,6 @@
 """The source at the head of a chain: its reader, and what that one must not do.
 
-Counterparts: ``runtime.worker.subtask_runner``, which polls it, ``protocol.subtasks.induced``, which decides when one
+Counterparts: ``runtime.worker.source_reading``, which polls it, ``protocol.subtasks.induced``, which decides when one
 that sets its own barrier is cut. Never decides anything about checkpoints.
 """
 
