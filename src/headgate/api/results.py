@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headgate.api.records import Origin, Records
+from headgate.api.records import PipelineLike, Records
 from headgate.api.running import refuse_exploring_while_loading, run_to_end
 from headgate.api.scratch import ScratchDirectory
 from headgate.connectors.base import EndlessSource
@@ -178,7 +178,7 @@ def _files(where: Path) -> list[str]:
     return [str(where / file) for file in committed_files(str(where))] if where.is_dir() else []
 
 
-def _refuse_endless(origin: Origin, names: Sequence[NodeName], call: str) -> None:
+def _refuse_endless(origin: PipelineLike, names: Sequence[NodeName], call: str) -> None:
     """Refuse what would never return and fill the disk meanwhile (N40): every source has to end."""
     for node in origin._builder.upstream_of(names).nodes:
         end = node.spec.how_to_end() if node.role is Role.SOURCE and isinstance(node.spec, EndlessSource) else None

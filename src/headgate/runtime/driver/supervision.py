@@ -16,7 +16,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Observer, PipelineState
 from headgate.protocol.checkpoints import coordinator
 from headgate.protocol.checkpoints.coordinator import SavepointOrder

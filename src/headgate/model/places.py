@@ -27,7 +27,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RestoredFrom:
     """What was restored by name. Every later checkpoint of the pipeline says so, too (SV24).
 
     Attributes:
