@@ -74,10 +74,8 @@ def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
     try:
         run.wait_checkpoints(2)
         look(top, seen)  # while it runs: staged files, SQLite's write-ahead log
-        asks = [
-            Ask.leave(str(top / "checkpoints"), "p", request)
-            for request in (RunRequest(), RunRequest(str(top / "savepoint")))
-        ]
+        requests = [RunRequest(), RunRequest(str(top / "savepoint"))]
+        asks = [Ask.leave(str(top / "checkpoints"), "p", request) for request in requests]
         look(top, seen)
         run.driver.answer_asks()
         look(top, seen)

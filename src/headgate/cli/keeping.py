@@ -206,9 +206,8 @@ class Keeping:
                 self._start(effect.after)
             case Tell():
                 if self._child is not None:
-                    os.kill(
-                        self._child.pid, _NUMBERS[effect.command]
-                    )  # not send_signal: that waits for one that is dead
+                    # Not send_signal: that waits for one that is dead.
+                    os.kill(self._child.pid, _NUMBERS[effect.command])
             case ArmDelay():
                 self._due_s = time.monotonic() + effect.after_ms / 1000
             case ReportRestart():

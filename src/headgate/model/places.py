@@ -1,4 +1,4 @@
-"""Where a pipeline was restored from, if somebody named a savepoint or a checkpoint (docs/spec/savepoints.md)."""
+"""Where files of checkpoints are, and what a pipeline was restored from by name (docs/spec/savepoints.md)."""
 
 from __future__ import annotations
 

@@ -203,9 +203,8 @@ class Keeper(Machine):
         self._is_listening = True
         waiting = [(self._is_drain_wanted, Command.DRAIN), (self._is_checkpoint_wanted, Command.CHECKPOINT)]
         self._is_checkpoint_wanted = False
-        return [Tell(command) for is_wanted, command in waiting if is_wanted] or [
-            Ignored("nobody has asked for anything")
-        ]
+        told: list[Effect] = [Tell(command) for is_wanted, command in waiting if is_wanted]
+        return told or [Ignored("nobody has asked for anything")]
 
     def _on_claimed(self, event: ChildClaimed) -> list[Effect]:
         self._claimed = max(event.generation, self._claimed or event.generation)  # KR10

@@ -110,9 +110,8 @@ def left(root: str, pipeline: str) -> list[Ask]:
 
 def taken(root: str, pipeline: str, run: str) -> list[tuple[Ask, RunRequest]]:
     """Take the questions to ``run``; remove those to a former one, whoever has the number of who asked now (C76)."""
-    found = [
-        (ask, request) for ask, request in ((ask, ask.take()) for ask in left(root, pipeline)) if request is not None
-    ]
+    asks = ((ask, ask.take()) for ask in left(root, pipeline))
+    found = [(ask, request) for ask, request in asks if request is not None]
     for ask, request in found:
         if not request.is_for(run):
             ask.remove()

@@ -181,9 +181,8 @@ class Driver:
         taken = asking.taken(self._config.checkpoint_root, self._config.name, self._run)
         if any(request.cancels for _, request in taken):
             self.cancel()  # the end of the run answers all of them
-        checkpoint = (
-            self.take_checkpoint() if any(not request.savepoint for _, request in taken) else None
-        )  # one is for all
+        wants_checkpoint = any(not request.savepoint for _, request in taken)
+        checkpoint = self.take_checkpoint() if wants_checkpoint else None  # one is for all
         outcomes = [(ask, self._requested(request) if request.savepoint else checkpoint) for ask, request in taken]
         for told in [_told(ask, outcome) for ask, outcome in outcomes if outcome is not None]:
             told.result()

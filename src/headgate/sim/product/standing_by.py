@@ -144,10 +144,9 @@ class StandbyRun(Run):
         if living:
             self._wishes -= 1
             asked = self._chance.choice(living)
+            commands = [Command.CHECKPOINT, Command.CHECKPOINT, Command.STOP, Command.INTERRUPT]
             drain = [Command.DRAIN] if self.faults.has(Fault.DRAIN) else []
-            command = self._chance.choice(
-                [Command.CHECKPOINT, Command.CHECKPOINT, Command.STOP, Command.INTERRUPT, *drain]
-            )
+            command = self._chance.choice([*commands, *drain])
             self.world.tell("user", f"asks {asked.name} to {command.value}")
             asked.events.put(keeper.CommandReceived(command))
         self.world.at(self._chance.randint(100, 4_000), self._ask_a_keeper)
