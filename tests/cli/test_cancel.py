@@ -13,7 +13,7 @@ from headgate.cli import main as cli
 from headgate.codec.lock_holder import LockHolder, encode_holder
 from headgate.errors import PipelineFailed, UsageError
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.asking import Wish
+from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import open_storage
 
@@ -29,7 +29,7 @@ with taking_signals():
 print("ready", flush=True)
 assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
 (ask,) = asking.left(sys.argv[1], "p")
-assert ask.take() == asking.Wish(cancels=True)
+assert ask.take() == asking.RunRequest(cancels=True)
 ask.answer(CheckpointOutcome(None, "the pipeline does not run at the moment"))
 lock.release(Ending[sys.argv[2]], 5, "it failed before")
 """
@@ -67,7 +67,7 @@ def test_a_process_of_an_older_release_is_not_asked_to_cancel(tmp_path: Path) ->
     older = LockHolder("process 1 on here", "here", 1, "n", True, takes_asks=True, takes_savepoints=True)
     assert b"takes_cancels" in encode_holder(older)
     with pytest.raises(UsageError, match="an older release, which takes no request to cancel"):
-        RunningPipeline(str(tmp_path), "p", older).ask_for(Wish(cancels=True))
+        RunningPipeline(str(tmp_path), "p", older).ask_for(RunRequest(cancels=True))
 
 
 def test_list_says_that_checkpoints_were_removed(tmp_path: Path) -> None:  # C70

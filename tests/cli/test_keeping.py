@@ -33,7 +33,7 @@ from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoR
 from headgate.model.exits import Exit
 from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.supervision.keeper import ChildEnded, ReportRestart
-from headgate.runtime.driver.asking import Wish as AskedFor
+from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.ending import error_of
 from headgate.runtime.driver.stopping import RunningPipeline
 
@@ -214,7 +214,7 @@ def test_whoever_asked_insists_when_the_driver_died_over_the_question(
     kept = keep(HOLDS)
     ((pid, _),) = kept.wait_told(1)
     running = RunningPipeline.find(str(tmp_path), "p")
-    ask = running.ask_for(AskedFor(cancels=not drain, ends=drain, drains=drain))
+    ask = running.ask_for(RunRequest(cancels=not drain, ends=drain, drains=drain))
     os.kill(pid, signal.SIGKILL)
     kept.wait_told(2)
     ended = until(running.ended, "the end of the first run")

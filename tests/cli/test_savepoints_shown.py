@@ -28,15 +28,15 @@ with taking_signals():
 print("ready", flush=True)
 assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
 (ask,) = asking.left(sys.argv[1], "p")
-wish = ask.take()
+request = ask.take()
 assert ask.take() is None, "it is taken once"
-print(wish, flush=True)
+print(request, flush=True)
 if sys.argv[2] == "completes":
-    ask.answer(CheckpointOutcome(7, savepoint=wish.savepoint))
+    ask.answer(CheckpointOutcome(7, savepoint=request.savepoint))
 else:
     ask.answer(CheckpointOutcome(None, "the place is taken", is_refused=sys.argv[2] == "refused"))
-if wish.ends and sys.argv[2] != "refused":
-    lock.release(Ending.DRAINED if wish.drains else Ending.STOPPED, 7, "")
+if request.ends and sys.argv[2] != "refused":
+    lock.release(Ending.DRAINED if request.drains else Ending.STOPPED, 7, "")
 sys.stdin.readline()
 """
 
@@ -57,7 +57,7 @@ def said(root: Path, how: str, *command: str) -> tuple[str, str | HeadgateError]
 
 def test_a_savepoint_is_taken_on_request_and_waited_for(tmp_path: Path) -> None:
     asked, sentence = said(tmp_path, "completes", "savepoints", "take", "p", "/backup/here")
-    assert asked == "Wish(savepoint='/backup/here', ends=False, drains=False, cancels=False)"
+    assert asked == "RunRequest(savepoint='/backup/here', ends=False, drains=False, cancels=False)"
     assert sentence == "p: savepoint /backup/here is complete (checkpoint 7)\n"
     _, problem = said(tmp_path, "refused", "savepoints", "take", "p", "/backup/here")
     assert str(problem) == "p: there is no savepoint: the place is taken"
@@ -75,7 +75,7 @@ def test_a_pipeline_is_stopped_with_a_savepoint(
 ) -> None:  # SV10
     command = ["stop", "p", "--savepoint", "/backup/here", *option]
     asked, found = said(tmp_path, "completes", *command)
-    assert asked == f"Wish(savepoint='/backup/here', ends=True, drains={drains}, cancels=False)"
+    assert asked == f"RunRequest(savepoint='/backup/here', ends=True, drains={drains}, cancels=False)"
     assert found == f"{sentence}p: savepoint /backup/here is complete\n"
     _, problem = said(tmp_path, "fails", *command)
     assert isinstance(problem, PipelineFailed)

@@ -15,7 +15,7 @@ from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Committable, SnapshotPart, SubtaskEntry
 from headgate.model.metrics import Sample
 from headgate.model.options import CheckpointKind, CheckpointOptions
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.model.savepoint import Copied
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
 from headgate.protocol.checkpoints.reasons import AbortReason
@@ -45,7 +45,7 @@ FROM_WORKER: list[m.FromWorker] = [
     m.ProbeReturned(1, rounds.ProbeReturned(SINK, 2, 0, 5)),
     m.Failed(1, Failure(FailureKind.USER_CODE, "operator 'map': ValueError: 3", "Traceback")),
     m.Failed(1, Failure(FailureKind.LOST, "the data connection with worker 0 was lost"), 0),
-    m.Metrics(1, [Sample("late", (("node", "map"),), 1)], [m.AlignmentMetrics("w", 1, 5, 6)]),
+    m.MetricsReport(1, [Sample("late", (("node", "map"),), 1)], [m.AlignmentMetrics("w", 1, 5, 6)]),
     m.Heartbeat(),
 ]
 TO_WORKER: list[m.ToWorker] = [

@@ -13,6 +13,11 @@ from headgate.connectors.files.layout import StagedFile, encode_files
 from headgate.connectors.files.parquet import ParquetPosition
 from headgate.connectors.files.position import FilePosition
 from headgate.connectors.readable import committable_text, position_text, readable
+from headgate.model.state_identity import StateIdentity
+
+
+def told(identity: str, split: str, data: bytes) -> str | None:
+    return position_text(StateIdentity(identity), split, data)
 
 
 def test_positions_of_sources_are_told() -> None:  # RS10
@@ -20,15 +25,15 @@ def test_positions_of_sources_are_told() -> None:  # RS10
     parquet = ParquetPosition(group=2, row=7)
     rows = hg.FromRows([{"n": 1}]).identity()
     generator = hg.Generator({"n": hg.RowNumber()}).identity()
-    told = [
-        position_text("files of lines, version 1", "a.log", lines.encode()),
-        position_text("parquet files, version 1", "a.parquet", parquet.encode()),
-        position_text("stream a created 1 with 2 segments", "0", (7).to_bytes(8, "big")),
-        position_text("stream a created 1 with 2 segments", "0", (7).to_bytes(8, "big") + (9).to_bytes(8, "big")),
-        position_text(rows, "0", (7).to_bytes(8, "little")),
-        position_text(generator, "0 of 1", (8).to_bytes(8, "little")),
+    texts = [
+        told("files of lines, version 1", "a.log", lines.encode()),
+        told("parquet files, version 1", "a.parquet", parquet.encode()),
+        told("stream a created 1 with 2 segments", "0", (7).to_bytes(8, "big")),
+        told("stream a created 1 with 2 segments", "0", (7).to_bytes(8, "big") + (9).to_bytes(8, "big")),
+        told(rows, "0", (7).to_bytes(8, "little")),
+        told(generator, "0 of 1", (8).to_bytes(8, "little")),
     ]
-    found = [json.loads(str(text)) for text in told]
+    found = [json.loads(str(text)) for text in texts]
     assert (found[0]["offset"], found[0]["seen_bytes"]) == (120, 400)
     assert (found[1]["group"], found[1]["row"]) == (2, 7)
     assert found[2:] == [{"position": 7}, {"position": 7, "end": 9}, {"row": 7}, {"row": 8}]
@@ -38,8 +43,8 @@ def test_positions_of_sources_are_told() -> None:  # RS10
     "identity", ["files of lines, version 1", "parquet files, version 1", "stream a", "rows, version 1"]
 )
 def test_a_position_of_another_format_is_left_as_it_is(identity: str) -> None:  # RS10
-    assert position_text(identity, "s", b"\xff\x00") is None
-    assert position_text("a source of somebody", "s", b'{"at": 3}') == '{"at": 3}'
+    assert told(identity, "s", b"\xff\x00") is None
+    assert told("a source of somebody", "s", b'{"at": 3}') == '{"at": 3}'
 
 
 def test_prepared_output_is_told() -> None:  # RS10

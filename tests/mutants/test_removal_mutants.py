@@ -32,7 +32,7 @@ from headgate.runtime.checkpoints import log as checkpoint_log
 from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, lookout, removing
-from headgate.runtime.driver.asking import Wish
+from headgate.runtime.driver.asking import RunRequest
 
 
 def what_is_promised_is_not_committed() -> AbstractContextManager[None]:
@@ -278,7 +278,7 @@ def a_second_thought_is_not_heard() -> AbstractContextManager[None]:
 
 
 def every_question_is_for_whoever_finds_it() -> AbstractContextManager[None]:
-    return patched(Wish, "is_for", lambda self, run: True)
+    return patched(RunRequest, "is_for", lambda self, run: True)
 
 
 def hooks_lose_what_they_wait_for() -> AbstractContextManager[None]:

@@ -27,7 +27,7 @@ from headgate.model.heartbeat import Beat, Course
 from headgate.model.ids import Generation
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import standby as standbys
-from headgate.protocol.supervision.keeper import Keeper, Tell, Wish
+from headgate.protocol.supervision.keeper import Command, Keeper, Tell
 from headgate.protocol.supervision.pulse import Pulse
 from headgate.protocol.supervision.standby import LookAtAll, Standby
 from headgate.runtime.checkpoints.log import CheckpointLog
@@ -42,8 +42,8 @@ from headgate.storage.memory import MemoryStorage
 
 
 def a_driver_is_started_again_after_a_stop() -> AbstractContextManager[None]:  # KR6
-    def on_stop(call: Any, self: Any, wish: Wish) -> Any:
-        effects = call(self, wish)
+    def on_stop(call: Any, self: Any, command: Command) -> Any:
+        effects = call(self, command)
         self._is_stop_wanted = False
         return effects
 
@@ -104,7 +104,7 @@ def a_wish_to_drain_dies_with_its_driver() -> AbstractContextManager[None]:  # K
 
 
 def signals_are_passed_on_at_once() -> AbstractContextManager[None]:  # KR7
-    return around(Keeper, "_on_wished", lambda call, self, wish: [Tell(wish)])
+    return around(Keeper, "_on_command", lambda call, self, command: [Tell(command)])
 
 
 def what_was_claimed_is_forgotten() -> AbstractContextManager[None]:  # KR10
@@ -262,7 +262,7 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (
         a_driver_is_started_again_after_a_stop,
         keeper_tests.test_after_a_stop_nothing_is_started_again,
-        (Wish.STOP, 1, 1),
+        (Command.STOP, 1, 1),
     ),
     (
         wrong_use_is_tried_again,

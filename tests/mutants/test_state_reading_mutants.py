@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ from tests.runtime.stored_state import test_stored_state as read
 from tests.runtime.stored_state import test_timers_shown as timed
 from tests.spark import test_state_source as sourced
 
+from headgate.model import state_identity
 from headgate.model.manifest import KeyGroups, SnapshotPart
+from headgate.model.state_identity import StateIdentity
 from headgate.runtime.checkpoints import snapshots
 from headgate.runtime.stored_state import catalog, decoding, pieces, places, reading, shapes
 from headgate.runtime.stored_state.places import StoredCheckpoint
@@ -133,8 +135,8 @@ def windows_begin_where_they_end() -> Iterator[None]:
 
 @contextmanager
 def a_list_of_the_operator_hides_behind_keyed_state() -> Iterator[None]:
-    def apart(text: str, prefix: str, name: str, schema: pa.Schema) -> shapes.Shape:
-        return shape_of(text, "state/", name, schema)
+    def apart(identity: StateIdentity, prefix: str, name: str, schema: pa.Schema) -> shapes.Shape:
+        return shape_of(identity, "state/", name, schema)
 
     shape_of = shapes.shape_of
     with patched(decoding, "shape_of", apart):
@@ -149,10 +151,10 @@ def who_sent_records_in_flight_is_forgotten() -> Iterator[None]:
 
 @contextmanager
 def a_key_is_told_by_the_first_way_to_read_it() -> Iterator[None]:
-    def listed(text: str, start: str, schema: pa.Schema) -> tuple[str, ...]:
-        return next(shapes._names_at(text[text.find(start) + len(start) :], schema), ())
+    def first(self: StateIdentity, columns: Mapping[str, str]) -> tuple[str, ...]:
+        return next(state_identity._names_at(self.text.partition("keys ")[2], columns), ())
 
-    with patched(shapes, "_listed", listed):
+    with patched(StateIdentity, "keys_among", first):
         yield
 
 

@@ -15,7 +15,7 @@ from tests.runtime.launching import Zygote
 from tests.runtime.running import Run, definition_of, pipeline_at
 
 import headgate as hg
-from headgate.runtime.driver.asking import Ask, Wish
+from headgate.runtime.driver.asking import Ask, RunRequest
 
 KINDS = (
     *("/lock", "/log/", "/ids/", "/life", "/log-hint", "/chk-", ".asked", ".answered", "/savepoint/"),
@@ -74,7 +74,8 @@ def run_and_look(zygote: Zygote, root: Path) -> dict[str, int]:
     try:
         run.wait_checkpoints(2)
         look(top, seen)  # while it runs: staged files, SQLite's write-ahead log
-        asks = [Ask.leave(str(top / "checkpoints"), "p", wish) for wish in (Wish(), Wish(str(top / "savepoint")))]
+        requests = [RunRequest(), RunRequest(str(top / "savepoint"))]
+        asks = [Ask.leave(str(top / "checkpoints"), "p", request) for request in requests]
         look(top, seen)
         run.driver.answer_asks()
         look(top, seen)

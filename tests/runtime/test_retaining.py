@@ -17,7 +17,7 @@ from headgate.errors import PipelineFailed
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.protocol.supervision.phases import Phase
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.asking import Ask, Wish
+from headgate.runtime.driver.asking import Ask, RunRequest
 from headgate.runtime.driver.pipeline_lock import read_holder
 from headgate.storage.backends import open_storage
 
@@ -149,7 +149,7 @@ def test_a_request_of_another_process_cancels(start: Start, tmp_path: Path) -> N
     run.wait_checkpoints(1)
     holder = read_holder(str(tmp_path / "checkpoints"), "p")
     assert holder is not None
-    ask = Ask.leave(str(tmp_path / "checkpoints"), "p", Wish(cancels=True, run=holder.nonce))
+    ask = Ask.leave(str(tmp_path / "checkpoints"), "p", RunRequest(cancels=True, run=holder.nonce))
     run.driver.is_asked_to_end = True
     run.driver.answer_asks()
     assert ask.answered() is not None, "who asked is told before the process may end"
@@ -160,7 +160,7 @@ def test_a_request_of_another_process_cancels(start: Start, tmp_path: Path) -> N
 def test_a_cancel_that_was_meant_for_an_earlier_run_ends_no_later_one(start: Start, tmp_path: Path) -> None:  # C76
     """Whoever asked has died with that run, and another process has its number now: in a container that is usual."""
     (tmp_path / "checkpoints" / "p").mkdir(parents=True)
-    stale = Ask.leave(str(tmp_path / "checkpoints"), "p", Wish(cancels=True))
+    stale = Ask.leave(str(tmp_path / "checkpoints"), "p", RunRequest(cancels=True))
     run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False)))
     run.wait_checkpoints(1)
     run.driver.is_asked_to_end = True

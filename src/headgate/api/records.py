@@ -1,7 +1,7 @@
 """What every kind of stream is: records of one schema, on edges of the graph of one pipeline.
 
 Counterparts: ``headgate.api.stream`` (what users call), ``headgate.api.loops`` and ``headgate.api.results``, which work
-with any kind. Knows the pipeline only as an ``Origin``, so that no module here needs one that needs it.
+with any kind. Knows the pipeline only as a ``PipelineLike``, so that no module here needs one that needs it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headgate.operators.base import OperatorSpec
 Row = dict[str, Any]
 
 
-class Origin(Protocol):
+class PipelineLike(Protocol):
     """What a stream needs of its pipeline."""
 
     name: str
@@ -44,7 +44,7 @@ class Origin(Protocol):
         """See ``Pipeline``."""
         ...
 
-    def _explored(self, edges: tuple[Edge, ...], root: str, interval: Duration | None) -> Origin:
+    def _explored(self, edges: tuple[Edge, ...], root: str, interval: Duration | None) -> PipelineLike:
         """See ``Pipeline``."""
         ...
 
@@ -54,7 +54,7 @@ class Records:
 
     def __init__(
         self,
-        pipeline: Origin,
+        pipeline: PipelineLike,
         edges: tuple[Edge, ...],
         schema: pa.Schema,
         time_column: str | None = None,

@@ -18,7 +18,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headgate.api.records import Origin, Records
+from headgate.api.records import PipelineLike, Records
 from headgate.api.running import refuse_exploring_while_loading, run_to_end
 from headgate.api.scratch import ScratchDirectory
 from headgate.connectors.base import EndlessSource
@@ -111,13 +111,13 @@ def _explored(stream: Records, bound: Bound, call: str, spark: Any) -> Iterator[
         HeadgateError: it was stopped by somebody else, or failed.
     """
     refuse_exploring_while_loading(call)
-    origin = stream._pipeline
+    parent = stream._pipeline
     names = [edge.upstream for edge in stream._edges]
     if not bound.is_early:
-        _refuse_endless(origin, names, call)
-    scratch = ScratchDirectory(origin._checkpoint_root())
+        _refuse_endless(parent, names, call)
+    scratch = ScratchDirectory(parent._checkpoint_root())
     try:
-        pipeline = origin._explored(stream._edges, str(scratch.path), LOOK_INTERVAL if bound.is_early else None)
+        pipeline = parent._explored(stream._edges, str(scratch.path), LOOK_INTERVAL if bound.is_early else None)
         where = scratch.path / _RESULT
         sink = FileSink.within(str(where), "parquet", roll_interval=0 if bound.is_early else None)
         node = pipeline._builder.claim_name(_RESULT, None)
@@ -178,9 +178,9 @@ def _files(where: Path) -> list[str]:
     return [str(where / file) for file in committed_files(str(where))] if where.is_dir() else []
 
 
-def _refuse_endless(origin: Origin, names: Sequence[NodeName], call: str) -> None:
+def _refuse_endless(parent: PipelineLike, names: Sequence[NodeName], call: str) -> None:
     """Refuse what would never return and fill the disk meanwhile (N40): every source has to end."""
-    for node in origin._builder.upstream_of(names).nodes:
+    for node in parent._builder.upstream_of(names).nodes:
         end = node.spec.how_to_end() if node.role is Role.SOURCE and isinstance(node.spec, EndlessSource) else None
         if end is not None:
             raise UsageError(

@@ -25,7 +25,7 @@ from headgate.model.progress import CheckpointOutcome
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, candidates, has_given_up
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshot_files import Aside
-from headgate.runtime.driver.asking import Wish
+from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import absolute_location, is_missing, open_storage
 
@@ -87,7 +87,7 @@ def take(
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
     """Have a pipeline that runs on this machine take a checkpoint now, and wait until it is completed."""
-    outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), Wish())
+    outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), RunRequest())
     if outcome.checkpoint is None:
         raise PipelineFailed(f"{pipeline}: there is no new checkpoint: {outcome.reason}")
     typer.echo(f"{pipeline}: checkpoint {outcome.checkpoint} is completed")
@@ -112,9 +112,9 @@ def discard(
     typer.echo(f"{log.discard_aside()} files removed")
 
 
-def asked(running: RunningPipeline, wish: Wish) -> CheckpointOutcome:
+def asked(running: RunningPipeline, request: RunRequest) -> CheckpointOutcome:
     """Ask a running pipeline for something, and wait for what comes of it."""
-    ask = running.ask_for(wish)
+    ask = running.ask_for(request)
     try:
         while (outcome := ask.answered()) is None:
             if running.ended() is not None:

@@ -35,16 +35,16 @@ from headgate.protocol.supervision.keeper import (
     ChildEnded,
     ChildHeard,
     ChildListens,
+    Command,
+    CommandReceived,
     DelayOver,
     Effect,
-    End,
     Event,
+    ExitWith,
     Keeper,
     ReportRestart,
     StartChild,
     Tell,
-    Wish,
-    Wished,
 )
 
 KEPT = "HEADGATE_KEPT"
@@ -54,12 +54,12 @@ LISTENING = "listening"
 """The word of a child that takes every signal from now on."""
 
 SIGNALS = {
-    signal.SIGTERM: Wish.STOP,
-    signal.SIGINT: Wish.INTERRUPT,
-    signal.SIGUSR1: Wish.DRAIN,
-    signal.SIGUSR2: Wish.CHECKPOINT,
+    signal.SIGTERM: Command.STOP,
+    signal.SIGINT: Command.INTERRUPT,
+    signal.SIGUSR1: Command.DRAIN,
+    signal.SIGUSR2: Command.CHECKPOINT,
 }
-_NUMBERS = {wish: number for number, wish in SIGNALS.items()}
+_NUMBERS = {command: number for number, command in SIGNALS.items()}
 _STRATEGIES: dict[str, Callable[..., RestartStrategy]] = {
     "NoRestart": config.NoRestart,
     "FixedDelay": config.FixedDelay,
@@ -123,7 +123,7 @@ class Keeping:
         self._words = -1
         self._unread = b""
         self._due_s: float | None = None
-        self._wishes: list[Wish] = []
+        self._commands: list[Command] = []
         self._code: int | None = None
         self._woken, self._waker = os.pipe()
 
@@ -141,7 +141,7 @@ class Keeping:
         return self._code
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        self._wishes.append(SIGNALS[signal.Signals(number)])
+        self._commands.append(SIGNALS[signal.Signals(number)])
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -155,8 +155,8 @@ class Keeping:
                 os.read(self._woken, 4096)
         if self._words in ready:
             self._read_words()
-        while self._wishes and self._code is None:
-            self._handle(Wished(self._wishes.pop(0)))
+        while self._commands and self._code is None:
+            self._handle(CommandReceived(self._commands.pop(0)))
         if self._child is not None and self._is_child_dead():
             self._bury()
         if self._due_s is not None and time.monotonic() >= self._due_s:
@@ -206,12 +206,13 @@ class Keeping:
                 self._start(effect.after)
             case Tell():
                 if self._child is not None:
-                    os.kill(self._child.pid, _NUMBERS[effect.wish])  # not send_signal: that waits for one that is dead
+                    # Not send_signal: that waits for one that is dead.
+                    os.kill(self._child.pid, _NUMBERS[effect.command])
             case ArmDelay():
                 self._due_s = time.monotonic() + effect.after_ms / 1000
             case ReportRestart():
                 self._report(effect)
-            case End():
+            case ExitWith():
                 self._code = effect.code
                 self._end(effect)
             case Ignored():
@@ -253,7 +254,7 @@ class Keeping:
         else:
             self._say(text)
 
-    def _end(self, effect: End) -> None:
+    def _end(self, effect: ExitWith) -> None:
         if effect.why:
             self._say(effect.why)
 

@@ -16,7 +16,7 @@ from headgate.cli.text import size_text, time_text
 from headgate.errors import HeadgateError, PipelineFailed, UsageError
 from headgate.model.savepoint import SAVEPOINT_VERSION, Savepoint
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory, savepoints_below
-from headgate.runtime.driver.asking import Wish
+from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import absolute_location, is_missing, local_directory
 from headgate.storage.base import NotFound
@@ -31,7 +31,7 @@ def take(
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
 ) -> None:
     """Have a pipeline that runs on this machine write a savepoint, and wait until it is complete."""
-    outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), Wish(absolute_location(path)))
+    outcome = asked(RunningPipeline.find(absolute_location(directory), pipeline), RunRequest(absolute_location(path)))
     if outcome.savepoint is None:
         raise PipelineFailed(f"{pipeline}: there is no savepoint: {outcome.reason}")
     typer.echo(f"{pipeline}: savepoint {outcome.savepoint} is complete (checkpoint {outcome.checkpoint})")

@@ -25,7 +25,6 @@ from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.standby import (
     Effect,
-    End,
     Event,
     LookAtAll,
     LookAtBeat,
@@ -37,6 +36,7 @@ from headgate.protocol.supervision.standby import (
     PauseOver,
     Say,
     Standby,
+    StandDown,
     TakeOver,
     TakeoverLost,
 )
@@ -133,7 +133,7 @@ class StandingBy:
                 owner = effect.detail.partition(", driver ")[0] or "its process"
                 text = TEXTS[effect.notice].format(detail=owner if names_an_owner else effect.detail)
                 self.say(effect.notice.name.lower().replace("_", "-"), text)
-            case End():
+            case StandDown():
                 self.say("ended", f"{self.pipeline} {ENDS[effect.course]}")
             case TakeOver() | Ignored():
                 return None

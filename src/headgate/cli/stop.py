@@ -15,7 +15,7 @@ from headgate.errors import PipelineFailed, UsageError
 from headgate.model.progress import CheckpointOutcome
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
-from headgate.runtime.driver.asking import Wish
+from headgate.runtime.driver.asking import RunRequest
 from headgate.runtime.driver.stopping import RunningPipeline
 from headgate.storage.backends import absolute_location, open_storage
 
@@ -54,7 +54,7 @@ def stop(
         typer.echo(f"{pipeline}: {how} {running.holder.owner}", err=True)
     else:
         typer.echo(f"{pipeline}: {how} {running.holder.owner} with a savepoint", err=True)
-        outcome = asked(running, Wish(absolute_location(savepoint), ends=True, drains=drain))
+        outcome = asked(running, RunRequest(absolute_location(savepoint), ends=True, drains=drain))
         if outcome.is_refused:
             raise UsageError(f"{pipeline} goes on, because the savepoint cannot be there: {outcome.reason}")
     ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline, drain)
@@ -78,7 +78,7 @@ def cancel(
     root = absolute_location(checkpoints)
     running = RunningPipeline.find(root, pipeline)
     typer.echo(f"{pipeline}: cancelling {running.holder.owner}", err=True)
-    asked(running, Wish(cancels=True))
+    asked(running, RunRequest(cancels=True))
     ended = _wait(running, CheckpointLog(open_storage(root), pipeline), pipeline)
     typer.echo(f"{pipeline}: {_outcome(ended, drain=False, cancel=True)}")
 

@@ -174,7 +174,7 @@ class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
     peer: Id | None = None
 
 
-class Metrics(Struct, frozen=True, tag="metrics"):
+class MetricsReport(Struct, frozen=True, tag="metrics"):
     """What a worker measured."""
 
     generation: Id
@@ -194,7 +194,7 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     ``addresses`` by worker index; ``restored`` only what this worker needs;
     ``is_draining``: that checkpoint was taken while draining, so no source reads on (E9); ``first_checkpoint``: no
     checkpoint of this generation is below it;
-    ``place``: where the files are (``origin.Place`` as text); "": in the pipeline's directory.
+    ``place``: where the files are (``places.Place`` as text); "": in the pipeline's directory.
     """
 
     generation: Id
@@ -310,7 +310,7 @@ FromWorker: TypeAlias = (
     | EntranceEnded
     | ProbeReturned
     | Failed
-    | Metrics
+    | MetricsReport
     | Heartbeat
 )
 ToWorker: TypeAlias = (

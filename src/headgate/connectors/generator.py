@@ -17,6 +17,7 @@ import pyarrow as pa
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.errors import CorruptionError, UsageError
+from headgate.model.state_identity import Form
 
 POOL_ROWS = 1 << 20
 """Values repeat after so many rows; enough that 100,000 uniform keys all occur."""
@@ -140,7 +141,7 @@ class Generator:
         """Positions are record numbers: they mean the same only for the same values."""
         columns = ", ".join(f"{name}={column!r}" for name, column in self.columns.items())
         times = f"{self.time} {self.start_ms} {self.step_us}" if self.timestamp is not None else "no time"
-        return f"generator, version 1: {columns}; {times}; seed {self.seed}; pool {self.pool_rows}"
+        return f"{Form.GENERATOR.value}: {columns}; {times}; seed {self.seed}; pool {self.pool_rows}"
 
     def how_to_end(self) -> str | None:
         """See ``EndlessSource``."""

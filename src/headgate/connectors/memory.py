@@ -28,6 +28,7 @@ from headgate.connectors.encode import check_json, json_lines
 from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
+from headgate.model.state_identity import Form
 from headgate.operators.schemas import SchemaLike, arrow_schema
 from headgate.operators.types import canonical_schema, to_canonical
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -76,7 +77,7 @@ class FromRows:
         with pa.ipc.new_stream(sink, self._batch.schema) as writer:
             writer.write_batch(self._batch)
         digest = xxhash.xxh3_64_hexdigest(memoryview(sink.getvalue()))
-        return f"rows, version 1: {self._batch.num_rows} in {self._splits} splits, digest {digest}"
+        return f"{Form.ROWS.value}: {self._batch.num_rows} in {self._splits} splits, digest {digest}"
 
     def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of the splits that this subtask owns."""

@@ -16,22 +16,24 @@ from headgate.connectors.files.parquet import ParquetPosition
 from headgate.connectors.files.position import FilePosition
 from headgate.connectors.streams import decode_position
 from headgate.errors import CorruptionError
+from headgate.model.state_identity import Form, StateIdentity
 
 _STREAM_START = b"\xff\xff\xff\xff"
 """Every Arrow stream begins so."""
 
 
-def position_text(identity: str, split: str, data: bytes) -> str | None:
+def position_text(identity: StateIdentity, split: str, data: bytes) -> str | None:
     """Return what a position says, or None. ``identity``: of the source that wrote it."""
+    form = identity.form
     with contextlib.suppress(CorruptionError):
-        if identity.startswith("files of lines"):
+        if form is Form.LINES:
             return json.dumps(asdict(FilePosition.decode(split, data)))
-        if identity.startswith("parquet files"):
+        if form is Form.PARQUET:
             return json.dumps(asdict(ParquetPosition.decode(split, data)))
-        if identity.startswith("stream "):
+        if form is Form.STREAM:
             position, end = decode_position(split, data)
             return json.dumps({"position": position} if end is None else {"position": position, "end": end})
-        if identity.startswith(("generator, version 1", "rows, version 1")) and len(data) == 8:
+        if form in (Form.GENERATOR, Form.ROWS) and len(data) == 8:
             return json.dumps({"row": int.from_bytes(data, "little")})
     return readable(data)
 

@@ -33,6 +33,7 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
+from headgate.model.state_identity import Form
 from headgate.operators.types import canonical_schema, to_canonical
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.store.open_transaction import Transaction
@@ -86,7 +87,7 @@ class StreamSource:
     def identity(self) -> str:
         """Return what tells this stream from a later one of the same name."""
         info = self._describe()
-        return f"stream {info.name} created {info.created_ms} with {info.segments_count} segments"
+        return f"{Form.STREAM.value}{info.name} created {info.created_ms} with {info.segments_count} segments"
 
     def how_to_end(self) -> str | None:
         """See ``EndlessSource``. A sealed stream ends although it is followed."""

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.options import Guarantee
-from headgate.model.origin import Origin, Place
+from headgate.model.places import Place, RestoredFrom
 
 MANIFEST_VERSION = 2
 """1: a subtask has one snapshot, which is read as one part (SF2)."""
@@ -198,7 +198,7 @@ class Manifest:
     """Of the run that took it (GM4). Version 0.1 knew no other and did not write it."""
     hooks: tuple[HookState, ...] = ()
     """Of every hook that the pipeline had then, by name. Version 0.1 had none and did not write any."""
-    origin: Origin | None = None
+    origin: RestoredFrom | None = None
     """What this checkpoint, or the newest one before it that was restored by name, was restored from (SV24)."""
     place: Place | None = None
     """Where the files of its parts are, if not in the pipeline's directory: they are somebody else's (SV27)."""

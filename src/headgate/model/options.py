@@ -41,7 +41,7 @@ class CheckpointOptions:
     """What a checkpoint is to be. All barriers of one checkpoint carry the same options.
 
     Attributes:
-        target: of a savepoint: where its snapshots go, too (``origin.Place`` as text).
+        target: of a savepoint: where its snapshots go, too (``places.Place`` as text).
         is_last: no source sends a record behind its barrier (GM3).
     """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 from headgate.model.ids import CheckpointId, Generation, NodeName
 
@@ -131,6 +131,19 @@ class Progress:
     loops: tuple[LoopProgress, ...] = ()
 
 
+class Continuation(str):
+    """The note that says what a generation continues from: text for people, and what it says for whoever must know."""
+
+    def __new__(cls, generation: Generation, checkpoint: CheckpointId, moved: str = "") -> Self:
+        """``moved``: what is said of a change of the parallelism."""
+        note = super().__new__(cls, f"generation {generation} continues from checkpoint {checkpoint}{moved}")
+        note.generation, note.checkpoint = generation, checkpoint
+        return note
+
+    generation: Generation
+    checkpoint: CheckpointId
+
+
 class Observer(Protocol):
     """Watches one pipeline. Called from the session's threads, one call at a time; must return quickly."""
 
@@ -141,7 +154,7 @@ class Observer(Protocol):
         """A generation failed for ``reason``; the next one is started after ``delay_ms``."""
 
     def on_note(self, text: str) -> None:
-        """One sentence that the user should read (restored from, damaged checkpoint skipped, …)."""
+        """One sentence that the user should read (``Continuation``, damaged checkpoint skipped, …)."""
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
         """A checkpoint was completed."""

@@ -54,7 +54,7 @@ class Output(Protocol):
 
 
 @dataclass(slots=True)
-class Metrics:
+class OperatorMetrics:
     """Counters and gauges of one operator; plain numbers by name, read by the runtime once per second."""
 
     counters: dict[str, int] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class OperatorContext:
     parallelism: int
     max_parallelism: int
     clock_ms: Callable[[], int]
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     origin: Origin = ""
     is_busy: bool = False
     diverts: bool = False

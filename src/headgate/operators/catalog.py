@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
+from headgate.model.state_identity import StateIdentity
 from headgate.operators.base import OperatorSpec
 from headgate.operators.checkpointed.exploring import lists_text
 from headgate.operators.checkpointed.functions import CheckpointListener
@@ -130,8 +131,8 @@ def state_text(spec: OperatorSpec, node: str = "") -> str:
     Raises:
         UsageError: its function declares wrong operator state.
     """
-    texts = [spec.state_text() if isinstance(spec, StatefulSpec) else "", lists_text(node, function_in(spec))]
-    return "; ".join(text for text in texts if text)
+    own = StateIdentity(spec.state_text() if isinstance(spec, StatefulSpec) else "")
+    return own.beside(StateIdentity(lists_text(node, function_in(spec)))).text
 
 
 def function_in(spec: object) -> object:

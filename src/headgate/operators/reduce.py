@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headgate.model.state_identity import StateIdentity
 from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.checkpointed.exploring import own_copy_of
 from headgate.operators.key_check import check_keys
@@ -52,7 +53,7 @@ class ReduceSpec:
 
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
-        return f"reduce(keys {', '.join(self.keys)}; columns {schema_text(self.schema)})"
+        return StateIdentity.of_reduce(self.keys, schema_text(self.schema)).text
 
 
 class ReduceOperator(KeyedOperator):

@@ -13,6 +13,7 @@ from enum import Enum
 
 import pyarrow as pa
 
+from headgate.model.state_identity import StateIdentity, declared
 from headgate.state.ttl import TTL, with_expiry
 
 
@@ -42,7 +43,7 @@ class StateDescriptor:
     def text(self) -> str:
         """Return the state's part of ``state_text``. The TTL is none: it may change between two runs (TL7)."""
         inner = f"{self.key_type} -> {self.type}" if self.kind is StateKind.MAP else str(self.type)
-        return f"{self.kind.value} {self.name}: {inner}"
+        return declared(self.kind.value, self.name, inner)
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,11 @@ class KeyColumns:
 def state_identity(keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False) -> str:
     """Return the identity of all states of one operator, or "" when there are none (ST2).
 
-    Neither the order of declaration nor the form of the function (rows or batches) is part of it, and timers are only
-    where there is nothing else, so that a function can be given timers later (TM6).
+    Neither the order of declaration nor the form of the function (rows or batches) is part of it.
     """
-    if not descriptors and not has_timers:
-        return ""
-    columns = ", ".join(f"{name}: {dtype}" for name, dtype in zip(keys.names, keys.types, strict=True))
-    if not descriptors:
-        return f"keyed state(keys {columns}; timers)"
-    states = "; ".join(d.text() for d in sorted(descriptors, key=lambda d: d.name))
-    return f"keyed state(keys {columns}; {states})"
+    columns = [(name, str(dtype)) for name, dtype in zip(keys.names, keys.types, strict=True)]
+    states = [d.text() for d in sorted(descriptors, key=lambda d: d.name)]
+    return StateIdentity.of_keyed(columns, states, has_timers=has_timers).text
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,22 @@ import pytest
 from tests.protocol.making import cp, gen, inline_part, sub
 
 from headgate.model.manifest import Claim, Manifest, SubtaskEntry
-from headgate.model.origin import Origin
+from headgate.model.places import RestoredFrom
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, Refuse
 from headgate.protocol.checkpoints.restoring_by_name import Adopt, Decision, GoOn, Named, decide
 
-HERE = Origin("0a1b", cp(7), "/savepoints/here")
-THERE = Origin("2c3d", cp(9), "/savepoints/there")
+HERE = RestoredFrom("0a1b", cp(7), "/savepoints/here")
+THERE = RestoredFrom("2c3d", cp(9), "/savepoints/there")
 MINE = "my life"
 EMPTY = ObservedLog((), cp(0))
 
 
-def named(origin: Origin | None = HERE, behind: int | None = None, **options: bool) -> Named:
+def named(origin: RestoredFrom | None = HERE, behind: int | None = None, **options: bool) -> Named:
     url = HERE.url if origin is None else origin.url
     return Named(url, origin, go_back_behind=None if behind is None else cp(behind), **options)
 
 
-def log(*checkpoints: int, origin: Origin | None = None) -> ObservedLog:
+def log(*checkpoints: int, origin: RestoredFrom | None = None) -> ObservedLog:
     """A log of completed checkpoints of one generation."""
     claim = ObservedEntry(1, "log/0000000001", Claim(gen(1), "host:1", 0))
     parts = (SubtaskEntry(sub("a"), inline_part()),)
@@ -77,13 +77,13 @@ def test_at_most_once_never_goes_back() -> None:  # SV25, GM35
 
 
 def test_the_newest_of_ones_own_checkpoints_needs_no_name() -> None:
-    own = Origin(MINE, cp(9), "/checkpoints/p")
+    own = RestoredFrom(MINE, cp(9), "/checkpoints/p")
     assert decide(log(8, 9), MINE, named(own)) == GoOn(cp(9))
     assert decide(log(8, 9, 10), MINE, named(own, is_newest=True)) == GoOn(cp(10))
 
 
 def test_an_older_one_of_ones_own_is_gone_back_to_once() -> None:  # SV25
-    own = Origin(MINE, cp(8), "/checkpoints/p/chk-8")
+    own = RestoredFrom(MINE, cp(8), "/checkpoints/p/chk-8")
     assert isinstance(decide(log(8, 9), MINE, named(own)), Refuse)
     assert decide(log(8, 9), MINE, named(own, behind=9)) == Adopt(cp(9))
     assert decide(log(9, 10, origin=own), MINE, named(own, behind=9)) == GoOn(cp(10))

@@ -19,17 +19,17 @@ from headgate.protocol.supervision.keeper import (
     ChildEnded,
     ChildHeard,
     ChildListens,
+    Command,
+    CommandReceived,
     DelayOver,
     Effect,
-    End,
     Event,
+    ExitWith,
     Keeper,
     Phase,
     ReportRestart,
     StartChild,
     Tell,
-    Wish,
-    Wished,
 )
 
 LEFT = (
@@ -63,22 +63,22 @@ def test_a_driver_that_died_is_started_again_after_the_delay_of_the_strategy(sta
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.USAGE, Exit.FOR_GOOD, Exit.REPLACED])
 def test_an_end_that_starting_again_does_not_cure_ends_the_keeper(code: Exit) -> None:  # KR3
     keeper = running()
-    assert keeper.handle(ended(code)) == [End(code)]
+    assert keeper.handle(ended(code)) == [ExitWith(code)]
     assert keeper.phase is Phase.ENDED
 
 
 def test_a_standby_that_was_replaced_stands_by_again() -> None:  # KR3, SB12
     replaced = ended(Exit.REPLACED)
     assert running(is_standby=True).handle(replaced) == [ReportRestart(replaced, 70, 1), ArmDelay(70)]
-    assert running(is_standby=True).handle(ended(Exit.DONE)) == [End(Exit.DONE)]
-    assert running(is_standby=True).handle(ended(Exit.FOR_GOOD)) == [End(Exit.FOR_GOOD)]
+    assert running(is_standby=True).handle(ended(Exit.DONE)) == [ExitWith(Exit.DONE)]
+    assert running(is_standby=True).handle(ended(Exit.FOR_GOOD)) == [ExitWith(Exit.FOR_GOOD)]
 
 
 @pytest.mark.parametrize(("status", "code"), [(KILLED, 137), (Exit.FAILED, 1), (None, 1)])
 def test_a_strategy_that_gives_up_ends_the_keeper_with_the_last_code(status: int | None, code: int) -> None:  # KR5
-    assert running(NoRestart()).handle(ended(status)) == [End(code, "the restart strategy is 'none'")]
+    assert running(NoRestart()).handle(ended(status)) == [ExitWith(code, "the restart strategy is 'none'")]
     keeper = running(FixedDelay(attempts=1, delay_ms=5), ended(KILLED), DelayOver())
-    assert keeper.handle(ended(status)) == [End(code, "it failed 2 times, and 1 restarts were allowed")]
+    assert keeper.handle(ended(status)) == [ExitWith(code, "it failed 2 times, and 1 restarts were allowed")]
 
 
 def test_a_quiet_time_makes_an_exponential_delay_start_over() -> None:  # KR2: the ends of children are its failures
@@ -91,13 +91,13 @@ def test_a_quiet_time_makes_an_exponential_delay_start_over() -> None:  # KR2: t
     assert delays == [100, 300, 100]
 
 
-@pytest.mark.parametrize("wish", [Wish.STOP, Wish.INTERRUPT])
+@pytest.mark.parametrize("command", [Command.STOP, Command.INTERRUPT])
 @pytest.mark.parametrize(("status", "code"), [(0, 0), (KILLED, 137), (-15, 143), (1, 1)])
-def test_after_a_stop_nothing_is_started_again(wish: Wish, status: int, code: int) -> None:  # KR6
+def test_after_a_stop_nothing_is_started_again(command: Command, status: int, code: int) -> None:  # KR6
     keeper = running(None, ChildListens())
-    assert keeper.handle(Wished(wish)) == [Tell(wish)]
-    assert keeper.handle(Wished(wish)) == [Tell(wish)], "the second one is passed on, too"
-    assert keeper.handle(ended(status)) == [End(code, "" if status == Exit.DONE else LEFT)]
+    assert keeper.handle(CommandReceived(command)) == [Tell(command)]
+    assert keeper.handle(CommandReceived(command)) == [Tell(command)], "the second one is passed on, too"
+    assert keeper.handle(ended(status)) == [ExitWith(code, "" if status == Exit.DONE else LEFT)]
 
 
 @pytest.mark.parametrize(("status", "code"), [(KILLED, 137), (Exit.FAILED, 1), (None, 1), (-15, 143)])
@@ -106,60 +106,61 @@ def test_a_driver_that_was_asked_to_stop_itself_is_not_started_again(status: int
     told = [Ignored("kept in case the child dies")]
     assert keeper.handle(ChildHeard(Course.STOPPING)) == told
     assert keeper.handle(ChildHeard(Course.STOPPING)) == told, "it was asked twice"
-    assert keeper.handle(ended(status)) == [End(code, LEFT)]
+    assert keeper.handle(ended(status)) == [ExitWith(code, LEFT)]
 
 
 @pytest.mark.parametrize("code", [Exit.DONE, Exit.USAGE, Exit.FOR_GOOD, Exit.REPLACED])
 @pytest.mark.parametrize("is_standby", [False, True])
 def test_what_a_driver_said_itself_about_its_stop_is_the_last_word(code: Exit, is_standby: bool) -> None:  # KR3, KR13
     keeper = running(None, ChildHeard(Course.STOPPING), is_standby=is_standby)
-    assert keeper.handle(ended(code)) == [End(code)]
+    assert keeper.handle(ended(code)) == [ExitWith(code)]
 
 
 def test_a_driver_that_was_asked_to_drain_itself_is_started_again_and_drains() -> None:  # KR7, KR13
     keeper = running(None, ChildListens(), ChildHeard(Course.DRAINING))
     keeper.handle(ended(KILLED))
     assert keeper.handle(DelayOver()) == [StartChild(None)]
-    assert keeper.handle(ChildListens()) == [Tell(Wish.DRAIN)]
+    assert keeper.handle(ChildListens()) == [Tell(Command.DRAIN)]
     keeper.handle(ChildHeard(Course.STOPPING))
-    assert keeper.handle(ended(KILLED)) == [End(137, LEFT)], "a stop ends a drain"
+    assert keeper.handle(ended(KILLED)) == [ExitWith(137, LEFT)], "a stop ends a drain"
 
 
 def test_a_stop_reaches_a_driver_that_does_not_listen_yet() -> None:  # KR6
-    assert running().handle(Wished(Wish.STOP)) == [Tell(Wish.STOP)]
+    assert running().handle(CommandReceived(Command.STOP)) == [Tell(Command.STOP)]
 
 
 def test_a_wish_to_drain_waits_until_the_driver_listens_and_outlives_it() -> None:  # KR7
     keeper = running()
-    assert keeper.handle(Wished(Wish.DRAIN)) == [Ignored("told when the child listens")]
-    assert keeper.handle(ChildListens()) == [Tell(Wish.DRAIN)]
+    assert keeper.handle(CommandReceived(Command.DRAIN)) == [Ignored("told when the child listens")]
+    assert keeper.handle(ChildListens()) == [Tell(Command.DRAIN)]
     keeper.handle(ended(KILLED))
     keeper.handle(DelayOver())
-    assert keeper.handle(ChildListens()) == [Tell(Wish.DRAIN)], "the next driver goes on draining"
+    assert keeper.handle(ChildListens()) == [Tell(Command.DRAIN)], "the next driver goes on draining"
 
 
 def test_a_wish_between_two_drivers_is_for_the_next_one() -> None:  # KR7
     keeper = running(None, ChildListens(), ended(KILLED))
     waits = [Ignored("told when the child listens")]
-    assert [keeper.handle(Wished(wish)) for wish in (Wish.DRAIN, Wish.CHECKPOINT)] == [waits, waits]
+    assert keeper.handle(CommandReceived(Command.DRAIN)) == waits
+    assert keeper.handle(CommandReceived(Command.CHECKPOINT)) == waits
     keeper.handle(DelayOver())
-    assert keeper.handle(ChildListens()) == [Tell(Wish.DRAIN), Tell(Wish.CHECKPOINT)]
+    assert keeper.handle(ChildListens()) == [Tell(Command.DRAIN), Tell(Command.CHECKPOINT)]
 
 
 def test_a_wish_for_a_checkpoint_is_told_once() -> None:  # KR7
-    keeper = running(None, Wished(Wish.CHECKPOINT))
-    assert keeper.handle(ChildListens()) == [Tell(Wish.CHECKPOINT)]
-    assert keeper.handle(Wished(Wish.CHECKPOINT)) == [Tell(Wish.CHECKPOINT)]
+    keeper = running(None, CommandReceived(Command.CHECKPOINT))
+    assert keeper.handle(ChildListens()) == [Tell(Command.CHECKPOINT)]
+    assert keeper.handle(CommandReceived(Command.CHECKPOINT)) == [Tell(Command.CHECKPOINT)]
     keeper.handle(ended(KILLED))
     keeper.handle(DelayOver())
     assert keeper.handle(ChildListens()) == [Ignored("nobody has asked for anything")]
 
 
-@pytest.mark.parametrize("wish", [Wish.STOP, Wish.INTERRUPT])
-def test_a_stop_between_two_drivers_ends_at_once(wish: Wish) -> None:  # KR8
+@pytest.mark.parametrize("command", [Command.STOP, Command.INTERRUPT])
+def test_a_stop_between_two_drivers_ends_at_once(command: Command) -> None:  # KR8
     keeper = running(None, ended(KILLED))
-    (effect,) = keeper.handle(Wished(wish))
-    assert effect == End(
+    (effect,) = keeper.handle(CommandReceived(command))
+    assert effect == ExitWith(
         Exit.DONE, "stopped between two drivers; the same command continues from the last completed checkpoint"
     )
     assert keeper.handle(DelayOver()) == [Ignored("no restart is due")]
@@ -208,11 +209,11 @@ def test_there_is_never_more_than_one_child(strategy: RestartStrategy, is_standb
                     is_delayed = True
                 case Tell():
                     assert is_alive
-                case End():
+                case ExitWith():
                     over = effect.code
         if over is not None:
             break
-        legal: list[Event] = [Wished(data.draw(st.sampled_from(list(Wish))))]
+        legal: list[Event] = [CommandReceived(data.draw(st.sampled_from(list(Command))))]
         if is_alive:
             legal += [ended(data.draw(STATUSES), now), ended(KILLED, now), ChildListens()]
             legal += [ChildHeard(data.draw(st.sampled_from([Course.STOPPING, Course.DRAINING])))]
@@ -224,10 +225,10 @@ def test_there_is_never_more_than_one_child(strategy: RestartStrategy, is_standb
             is_alive = False
         if isinstance(event, DelayOver):
             is_delayed = False
-        is_stopped |= isinstance(event, Wished) and event.wish in (Wish.STOP, Wish.INTERRUPT)
+        is_stopped |= isinstance(event, CommandReceived) and event.command in (Command.STOP, Command.INTERRUPT)
         is_stopped |= event == ChildHeard(Course.STOPPING)
         effects = keeper.handle(event)
         if isinstance(event, ChildEnded) and not is_stopped and event.status in (0, 2, 3):
-            assert effects == [End(event.status)], "KR3"
+            assert effects == [ExitWith(event.status)], "KR3"
     if over is not None:
         assert keeper.phase is Phase.ENDED

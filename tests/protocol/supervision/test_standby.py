@@ -12,7 +12,6 @@ from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.pulse import BEAT_MS, Pulse
 from headgate.protocol.supervision.standby import (
     Effect,
-    End,
     LookAtAll,
     LookAtBeat,
     Looked,
@@ -24,6 +23,7 @@ from headgate.protocol.supervision.standby import (
     Phase,
     Say,
     Standby,
+    StandDown,
     TakeOver,
     TakeoverLost,
 )
@@ -183,9 +183,9 @@ def test_a_standby_of_a_finished_pipeline_ends(course: Course) -> None:  # SB6
     standby = watching()
     standby.next()
     assert standby.beat(500, seen("z", course)) == [LookAtAll()]
-    assert standby.all(500, seen("z", course)) == [End(course)]
+    assert standby.all(500, seen("z", course)) == [StandDown(course)]
     assert standby.machine.phase is Phase.ENDED
-    assert Watched().all(0, seen("z", course)) == [End(course)]
+    assert Watched().all(0, seen("z", course)) == [StandDown(course)]
 
 
 def test_a_run_that_said_that_it_failed_is_taken_over_at_once() -> None:  # SB10

@@ -13,7 +13,7 @@ from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.manifest import Manifest, SubtaskEntry
 from headgate.model.options import Guarantee
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.model.savepoint import Savepoint
 from headgate.runtime.checkpoints import savepoints
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory, savepoints_below

@@ -11,7 +11,7 @@ import pytest
 from headgate.codec.lock_holder import LockHolder
 from headgate.model.progress import CheckpointOutcome
 from headgate.runtime.driver import asking, stopping
-from headgate.runtime.driver.asking import Ask, Wish
+from headgate.runtime.driver.asking import Ask, RunRequest
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.driver.stopping import RunningPipeline
 
@@ -21,17 +21,17 @@ def test_a_question_is_for_the_run_it_names(tmp_path: Path) -> None:  # C76
     (tmp_path / "p").mkdir()
     root = str(tmp_path)
     former = [
-        Wish(cancels=True),
-        Wish(cancels=True, run="former"),
-        Wish(savepoint="/here", ends=True, run="former"),
-        Wish(run="former"),
+        RunRequest(cancels=True),
+        RunRequest(cancels=True, run="former"),
+        RunRequest(savepoint="/here", ends=True, run="former"),
+        RunRequest(run="former"),
     ]
-    mine = [Wish(run="mine"), Wish(cancels=True, run="mine"), Wish(savepoint="/here"), Wish()]
-    for wish in [*former, *mine]:
-        Ask.leave(root, "p", wish)
+    mine = [RunRequest(run="mine"), RunRequest(cancels=True, run="mine"), RunRequest(savepoint="/here"), RunRequest()]
+    for request in [*former, *mine]:
+        Ask.leave(root, "p", request)
     taken = asking.taken(root, "p", "mine")
-    assert sorted(map(repr, (wish for _, wish in taken))) == sorted(map(repr, mine))
-    assert {wish.run for _, wish in taken} == {"mine", ""}
+    assert sorted(map(repr, (request for _, request in taken))) == sorted(map(repr, mine))
+    assert {request.run for _, request in taken} == {"mine", ""}
     assert asking.taken(root, "p", "mine") == [], "they are taken once"
     for ask, _ in taken:
         ask.remove()
@@ -42,9 +42,9 @@ def test_whoever_asks_says_which_run_is_meant(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(stopping.os, "kill", lambda pid, number: None)
     with_lock = PipelineLock.acquire(str(tmp_path), "p", "a program")
     holder = LockHolder("process 1 on here", "here", 1, with_lock.nonce, True, takes_asks=True, takes_cancels=True)
-    RunningPipeline(str(tmp_path), "p", holder).ask_for(Wish(cancels=True))
-    ((_, wish),) = asking.taken(str(tmp_path), "p", with_lock.nonce)
-    assert wish.cancels
+    RunningPipeline(str(tmp_path), "p", holder).ask_for(RunRequest(cancels=True))
+    ((_, request),) = asking.taken(str(tmp_path), "p", with_lock.nonce)
+    assert request.cancels
     with_lock.release()
 
 
@@ -57,7 +57,7 @@ def test_questions_and_answers_are_for_who_may_write_there(
     (tmp_path / "p").chmod(directory)
     before = os.umask(umask)
     try:
-        asks = [Ask.leave(str(tmp_path), "p", wish) for wish in (None, Wish(savepoint="/here"))]
+        asks = [Ask.leave(str(tmp_path), "p", request) for request in (None, RunRequest(savepoint="/here"))]
         modes = {path.suffix: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "p").iterdir()}
         for ask in asks:
             ask.take()

@@ -58,7 +58,7 @@ class Played:
 
     def wait_report(self, worker: PlayedWorker) -> None:
         """Wait until the driver has handled everything that ``worker`` has sent so far."""
-        worker.control.send(messages.Metrics(worker.generation))
+        worker.control.send(messages.MetricsReport(worker.generation))
         deadline = time.monotonic() + WAIT_S
         while worker.index not in self.driver.book.reports():
             assert time.monotonic() < deadline

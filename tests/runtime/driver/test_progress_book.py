@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.clocks import HandClock
 
-from headgate.codec.messages import AlignmentMetrics, Metrics
+from headgate.codec.messages import AlignmentMetrics, MetricsReport
 from headgate.model.ids import CheckpointId, Generation, NodeName, SubtaskId, VertexId
 from headgate.model.metrics import (
     BUSY,
@@ -23,7 +23,7 @@ from headgate.runtime.wire.exchange import ExchangeMetrics
 from headgate.runtime.worker.metrics import ALIGNMENTS_MAX, WorkerMetrics
 
 
-def report(generation: int, rows: int, busy: float = 0.5, watermark: int | None = None, late: int = 0) -> Metrics:
+def report(generation: int, rows: int, busy: float = 0.5, watermark: int | None = None, late: int = 0) -> MetricsReport:
     window, bad = ((NODE, "window"),), ((NODE, "bad-records"),)
     samples = [
         Sample(BUSY, (), busy),
@@ -35,7 +35,7 @@ def report(generation: int, rows: int, busy: float = 0.5, watermark: int | None 
     ]
     if watermark is not None:
         samples.append(Sample(WATERMARK_MS, window, watermark))
-    return Metrics(generation, samples, [AlignmentMetrics("v", 1, 5, 6)])
+    return MetricsReport(generation, samples, [AlignmentMetrics("v", 1, 5, 6)])
 
 
 def test_totals_are_summed_over_workers_and_the_watermark_is_the_least() -> None:
@@ -69,8 +69,8 @@ def test_loops_are_summed_over_their_heads_but_for_times_and_rounds() -> None:
     book = ProgressBook("bad-records", HandClock().monotonic_ns)
     book.begin(Generation(1))
     loop, other = NodeName("ranks"), NodeName("other")
-    book.add(0, Metrics(1, loops=[LoopProgress(loop, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1), LoopProgress(other, 1)]))
-    book.add(1, Metrics(1, loops=[LoopProgress(loop, 10, 20, 30, 40, 50, 60, 70, 80, 7, 2)]))
+    book.add(0, MetricsReport(1, loops=[LoopProgress(loop, 1, 2, 3, 4, 5, 6, 7, 8, 9, 1), LoopProgress(other, 1)]))
+    book.add(1, MetricsReport(1, loops=[LoopProgress(loop, 10, 20, 30, 40, 50, 60, 70, 80, 7, 2)]))
     found = book.snapshot(PipelineState.RUNNING, Generation(1), 0, None).loops
     assert found == (LoopProgress(loop, 11, 22, 33, 44, 55, 66, 77, 88, 9, 2), LoopProgress(other, 1))
 

@@ -14,8 +14,8 @@ from headgate.errors import CorruptionError, FencedError, OutputDenied, StorageE
 from headgate.model.heartbeat import Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
-from headgate.model.origin import Origin
-from headgate.model.origin import Place as Elsewhere
+from headgate.model.places import Place as Elsewhere
+from headgate.model.places import RestoredFrom
 from headgate.protocol.checkpoints.recovery import candidates, life_of
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.driver import claims
@@ -444,7 +444,7 @@ def test_what_another_pipeline_was_restored_from_by_another_path_stays(place: Pl
     other = CheckpointLog(place.storage, "q")
     other.claim("other", 0)
     there = Elsewhere("file:///mnt/of/another/machine", "p")
-    origin = Origin(life.id, CheckpointId(2), "file:///mnt/of/another/machine/p")
+    origin = RestoredFrom(life.id, CheckpointId(2), "file:///mnt/of/another/machine/p")
     other.append(replace(adopted, place=there, origin=origin))
     assert not remove(place)
     assert "q was restored from them, and has no checkpoint of its own yet" in place.notes[-1]

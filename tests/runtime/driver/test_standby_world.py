@@ -26,7 +26,6 @@ from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.pulse import Pulse
 from headgate.protocol.supervision.standby import (
     Effect,
-    End,
     LookAtAll,
     LookAtBeat,
     Looked,
@@ -34,6 +33,7 @@ from headgate.protocol.supervision.standby import (
     Pause,
     PauseOver,
     Standby,
+    StandDown,
     TakeOver,
     TakeoverLost,
 )
@@ -270,7 +270,7 @@ class World:
                 case TakeOver():
                     self._check_silence(effect)
                     node.taking, node.due_ms = effect, self.now_ms + self.dice.randrange(0, 3_000)
-                case End():
+                case StandDown():
                     node.is_over = True
 
     def _look(self, node: Waiting, effect: LookAtAll | LookAtBeat) -> list[Effect]:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
+from headgate.model.state_identity import StateIdentity
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.windows.choice import window_operators
 from headgate.operators.windows.plan import TumblingAggregate
@@ -19,12 +20,16 @@ from headgate.state.timers import TimeKind, timer_section
 NUMBER, TEXT = pa.int64(), pa.large_string()
 
 
+def shape_named(text: str, prefix: str, name: str, schema: pa.Schema) -> Shape:
+    return shape_of(StateIdentity(text), prefix, name, schema)
+
+
 def declared(names: list[str], types: list[pa.DataType], kind: StateKind = StateKind.VALUE, more: str = "") -> Shape:
     keys = KeyColumns(tuple(names), tuple(types))
     state = StateDescriptor("s", kind, NUMBER, TEXT if kind is StateKind.MAP else None)
     other = StateDescriptor("before", StateKind.LIST, NUMBER)
     text = state_identity(keys, [state, other]) + more
-    return shape_of(text, STATE_PREFIX, "s", section_of(keys, state).schema)
+    return shape_named(text, STATE_PREFIX, "s", section_of(keys, state).schema)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +60,9 @@ def test_a_key_that_is_called_as_another_column_keeps_its_position(name: str) ->
 
 def test_what_a_text_does_not_tell_is_shown_as_it_is_stored() -> None:  # RS5
     schema = pa.schema([("key0", NUMBER), ("value", NUMBER)])
-    shape = shape_of("keyed state(keys something newer)", STATE_PREFIX, "s", schema)
+    shape = shape_named("keyed state(keys something newer)", STATE_PREFIX, "s", schema)
     assert (shape.names, shape.keys) == (("key0", "value"), ("key0",))
-    assert shape_of("", STATE_PREFIX, "s", schema) == Shape(Kind.RECORDS, schema, (), ("key0", "value"))
+    assert shape_named("", STATE_PREFIX, "s", schema) == Shape(Kind.RECORDS, schema, (), ("key0", "value"))
 
 
 @given(st.lists(st.tuples(st.text(min_size=1), st.sampled_from([NUMBER, TEXT, pa.bool_()])), min_size=1, max_size=4))
@@ -81,10 +86,10 @@ def test_keys_of_records_are_found_or_rows_are_not_chosen_by_them(keys: tuple[st
     # RS5
     schema = pa.schema([*((name, NUMBER) for name in NAMES), ("ts", NUMBER)])
     text = ReduceSpec(keys, lambda a, b: a, schema).state_text()
-    shape = shape_of(text, STATE_PREFIX, "accumulators", schema)
+    shape = shape_named(text, STATE_PREFIX, "accumulators", schema)
     assert (shape.kind, shape.keys, list(shape.names)) == (Kind.REDUCE, keys if is_clear else (), schema.names)
     kept = window_operators(TumblingAggregate(keys, "ts", 20, (pl.col("ts").n_unique(),)), schema, "node").window
-    shape = shape_of(kept.state_text(), STATE_PREFIX, "records", kept.kept)
+    shape = shape_named(kept.state_text(), STATE_PREFIX, "records", kept.kept)
     assert shape.kind is Kind.WINDOW_RECORDS
     assert shape.keys in (keys, ()), "or keys with their types read clearly"
 
@@ -92,7 +97,7 @@ def test_keys_of_records_are_found_or_rows_are_not_chosen_by_them(keys: tuple[st
 def merged(key: str) -> Shape:
     schema = pa.schema([(key, NUMBER), ("n", NUMBER), ("ts", NUMBER)])
     window = window_operators(TumblingAggregate((key,), "ts", 20, (pl.col("n").sum(),)), schema, "node").window
-    return shape_of(window.state_text(), STATE_PREFIX, "windows", window.plan.partial_schema())
+    return shape_named(window.state_text(), STATE_PREFIX, "windows", window.plan.partial_schema())
 
 
 def test_windows_are_shown_by_their_times() -> None:  # RS6
@@ -115,7 +120,7 @@ def test_state_without_a_key_says_which_subtask_had_it() -> None:  # RS5
         (UNION_PREFIX, Kind.OPERATOR_UNION),
         (IN_FLIGHT_PREFIX, Kind.IN_FLIGHT),
     ):
-        shape = shape_of("whatever", prefix, "s", schema)
+        shape = shape_named("whatever", prefix, "s", schema)
         assert (shape.kind, shape.keys) == (kind, ())
         assert shape.shown.names == shape.all.names == ["value", "_subtask"]
 
@@ -125,7 +130,7 @@ def test_state_without_a_key_says_which_subtask_had_it() -> None:  # RS5
 def test_timers_are_shown_by_their_keys_and_times(kind: TimeKind, states: list[StateDescriptor]) -> None:  # RS15
     keys = KeyColumns(("user", "part"), (TEXT, pa.timestamp("us")))
     section = timer_section(keys, kind)
-    shape = shape_of(state_identity(keys, states, has_timers=True), STATE_PREFIX, section.name, section.schema)
+    shape = shape_named(state_identity(keys, states, has_timers=True), STATE_PREFIX, section.name, section.schema)
     assert shape.kind.value == kind.value.replace("_", "-") + " timers"
     assert (shape.keys, shape.shown_keys) == (("key0", "key1"), ("user", "part"))
     assert shape.shown.names == ["user", "part", "time_ms", "time"]
@@ -136,5 +141,5 @@ def test_timers_are_shown_by_their_keys_and_times(kind: TimeKind, states: list[S
 def test_a_key_of_timers_that_is_called_as_another_column_keeps_its_position(name: str) -> None:  # RS15
     keys = KeyColumns((name, "other"), (NUMBER, NUMBER))
     section = timer_section(keys, TimeKind.EVENT_TIME)
-    shape = shape_of(state_identity(keys, [], has_timers=True), STATE_PREFIX, section.name, section.schema)
+    shape = shape_named(state_identity(keys, [], has_timers=True), STATE_PREFIX, section.name, section.schema)
     assert shape.shown.names == ["key0", "other", "time_ms", "time"]

@@ -25,7 +25,7 @@ from headgate.connectors.files.layout import StagedFile, encode_files
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest, SnapshotPart
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.model.savepoint import Savepoint
 from headgate.operators.reduce import ReduceSpec
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output

@@ -19,6 +19,7 @@ import xxhash
 from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext, SourceReader, owner_of_split
 from headgate.connectors.files.listing import Paths, numbered, select_files
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.state_identity import Form
 from headgate.operators.types import canonical_schema, schema_text, to_canonical
 
 BATCH_ROWS = 65_536
@@ -110,7 +111,7 @@ class ParquetFiles:
 
     def identity(self) -> str:
         """Positions are kept by path: they mean the same whatever else is read."""
-        return "parquet files, version 1"
+        return f"{Form.PARQUET.value}, version 1"
 
     def open(self, context: SourceContext) -> SourceReader:
         """Return a reader of every ``parallelism``-th file of the list that ``schema`` found.

@@ -21,6 +21,7 @@ from headgate.connectors.files.system import LOCAL, FileSystem
 from headgate.connectors.files.table import FileTable
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
+from headgate.model.state_identity import Form
 from headgate.operators.bad_records import bad_records
 from headgate.operators.schemas import SchemaLike, arrow_schema
 
@@ -112,7 +113,7 @@ class _LineSource:
 
     def identity(self) -> str:
         """Positions are kept by absolute path: they mean the same whatever else is read (N3)."""
-        return "files of lines, version 1"
+        return f"{Form.LINES.value}, version 1"
 
     def how_to_end(self) -> str | None:
         """See ``EndlessSource``."""

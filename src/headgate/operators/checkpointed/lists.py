@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
+from headgate.model.state_identity import StateIdentity, declared
 from headgate.operators.base import RestoredState
 from headgate.operators.schemas import as_schema
 from headgate.state.frozen import FrozenState
@@ -32,7 +33,7 @@ class ListDescriptor:
 
     def text(self) -> str:
         """Return its part of the identity of the operator's state."""
-        return f"{'union' if self.is_union else 'list'} {self.name}: {self.type}"
+        return declared("union" if self.is_union else "list", self.name, str(self.type))
 
 
 class OperatorList:
@@ -203,7 +204,7 @@ class OperatorLists:
     def text(self) -> str:
         """Return the identity of the state, "" when nothing is declared (HL14)."""
         texts = [descriptor.text() for _, (descriptor, _) in sorted(self._declared.items())]
-        return f"operator state({'; '.join(texts)})" if texts else ""
+        return StateIdentity.of_lists(texts).text
 
     def freeze(self, *, is_union: bool) -> FrozenLists | None:
         """Return all lists of one kind as they are now; None when they are empty."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
+from headgate.model.state_identity import Form
 from headgate.operators.base import Operator
 from headgate.operators.schemas import batch_of
 from headgate.operators.user_function import batch_error
@@ -38,7 +39,7 @@ class WindowBufferSpec:
 
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
-        return window_state_text(self.shape, "window-buffer", [f"{f.name}: {f.type}" for f in self.kept])
+        return window_state_text(self.shape, Form.WINDOW_RECORDS, [f"{f.name}: {f.type}" for f in self.kept])
 
 
 class WindowBufferOperator(WindowOperator[list[pa.RecordBatch]]):

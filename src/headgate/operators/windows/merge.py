@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headgate.model.state_identity import Form
 from headgate.operators.base import Operator
 from headgate.operators.windows.plan import WindowPlan, window_state_text
 from headgate.operators.windows.values import results
@@ -40,7 +41,7 @@ class WindowMergeSpec:
             f"{self.plan.inners[m.inner]}"
             for m in self.plan.measures
         ]
-        return window_state_text(self.plan.shape, "window-merge", aggregates)
+        return window_state_text(self.plan.shape, Form.WINDOW_RESULTS, aggregates)
 
 
 class WindowMergeOperator(WindowOperator[MergedRows]):

@@ -16,11 +16,11 @@ import polars as pl
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.model.state_identity import Form, StateIdentity
 from headgate.operators.event_time import EventTime, event_time
 from headgate.operators.expressions import not_elementwise
 from headgate.operators.key_check import check_keys
 from headgate.operators.schemas import describe, empty_frame, schema_of_frame
-from headgate.operators.types import schema_text
 from headgate.state.aggregate_table import Accumulator, Kind
 
 WINDOW_COLUMN = "__window"
@@ -226,7 +226,7 @@ def _accumulators(aggregate: Aggregate, dtype: pa.DataType) -> list[tuple[Accumu
     return None
 
 
-def window_state_text(shape: WindowShape, kind: str, aggregates: Sequence[str]) -> str:
+def window_state_text(shape: WindowShape, form: Form, parts: Sequence[str]) -> str:
     """Return the identity of a window operator's state."""
-    keys = schema_text(pa.schema(list(zip(shape.keys, shape.key_types, strict=True))))
-    return f"{kind}(tumbling {shape.size_ms} ms on {shape.time.column}; keys {keys}; {'; '.join(aggregates)})"
+    keys = [(name, str(dtype)) for name, dtype in zip(shape.keys, shape.key_types, strict=True)]
+    return StateIdentity.of_windows(form, shape.size_ms, shape.time.column, keys, parts).text

@@ -16,6 +16,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Claim, LogEntry, Manifest
+from headgate.model.state_identity import StateIdentity
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,8 +395,7 @@ def incompatibility(
 
 
 def _adds_timers(before: str, now: str) -> bool:
-    """Whether a function without keyed state was given ``on_timer`` since, and nothing else (TM6)."""
-    return now.startswith("keyed state(keys ") and now.endswith("; timers)" + (f"; {before}" if before else ""))
+    return StateIdentity(now).adds_timers_to(StateIdentity(before))  # TM6
 
 
 def unclaimed_hook(manifest: Manifest, known: Collection[str]) -> str | None:

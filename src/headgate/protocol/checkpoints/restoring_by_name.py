@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Claim, Manifest
-from headgate.model.origin import Origin
+from headgate.model.places import RestoredFrom
 from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse, candidates
 
 
@@ -28,7 +28,7 @@ class Named:
     """
 
     url: str
-    origin: Origin | None
+    origin: RestoredFrom | None
     is_newest: bool = False
     go_back_behind: CheckpointId | None = None
     may_go_back: bool = True

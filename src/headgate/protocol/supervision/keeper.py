@@ -20,7 +20,7 @@ from headgate.protocol.supervision.events import Begin
 from headgate.protocol.supervision.restart import RestartPolicy, StayDown
 
 
-class Wish(Enum):
+class Command(Enum):
     """What a signal asks for."""
 
     STOP = "stop"
@@ -65,10 +65,10 @@ class ChildEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Wished:
+class CommandReceived:
     """EVENT: a signal came."""
 
-    wish: Wish
+    command: Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class DelayOver:
     """EVENT: the delay before a restart has passed."""
 
 
-Event: TypeAlias = Begin | ChildListens | ChildClaimed | ChildHeard | ChildEnded | Wished | DelayOver
+Event: TypeAlias = Begin | ChildListens | ChildClaimed | ChildHeard | ChildEnded | CommandReceived | DelayOver
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class StartChild:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """EFFECT: send the child the signal of ``wish``."""
+    """EFFECT: send the child the signal of ``command``."""
 
-    wish: Wish
+    command: Command
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +110,14 @@ class ReportRestart:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ExitWith:
     """EFFECT: end the keeper with this exit code. ``why``: what the child has not said itself, or ""."""
 
     code: int
     why: str = ""
 
 
-Effect: TypeAlias = StartChild | Tell | ArmDelay | ReportRestart | End | Ignored
+Effect: TypeAlias = StartChild | Tell | ArmDelay | ReportRestart | ExitWith | Ignored
 
 
 class Phase(Enum):
@@ -182,8 +182,8 @@ class Keeper(Machine):
                 effects = self._on_heard(event)
             case ChildEnded():
                 effects = self._on_ended(event)
-            case Wished():
-                effects = self._on_wished(event.wish)
+            case CommandReceived():
+                effects = self._on_command(event.command)
             case DelayOver():
                 effects = self._start() if self._phase is Phase.PAUSING else [Ignored("no restart is due")]
             case _:
@@ -201,9 +201,10 @@ class Keeper(Machine):
         if self._phase is not Phase.RUNNING:
             return [Ignored("the child is gone")]
         self._is_listening = True
-        waiting = [(self._is_drain_wanted, Wish.DRAIN), (self._is_checkpoint_wanted, Wish.CHECKPOINT)]
+        waiting = [(self._is_drain_wanted, Command.DRAIN), (self._is_checkpoint_wanted, Command.CHECKPOINT)]
         self._is_checkpoint_wanted = False
-        return [Tell(wish) for is_wanted, wish in waiting if is_wanted] or [Ignored("nobody has asked for anything")]
+        told: list[Effect] = [Tell(command) for is_wanted, command in waiting if is_wanted]
+        return told or [Ignored("nobody has asked for anything")]
 
     def _on_claimed(self, event: ChildClaimed) -> list[Effect]:
         self._claimed = max(event.generation, self._claimed or event.generation)  # KR10
@@ -240,29 +241,29 @@ class Keeper(Machine):
     def _end(self, event: ChildEnded, why: str) -> list[Effect]:
         self._enter(Phase.ENDED)
         status = Exit.FAILED if event.status is None else event.status
-        return [End(status if status >= 0 else SIGNAL_BASE - status, why)]
+        return [ExitWith(status if status >= 0 else SIGNAL_BASE - status, why)]
 
     # -- signals ----------------------------------------------------------------------------------------------------
 
-    def _on_wished(self, wish: Wish) -> list[Effect]:
+    def _on_command(self, command: Command) -> list[Effect]:
         if self._phase in (Phase.CREATED, Phase.ENDED):
             return [Ignored("there is no child")]
-        if wish in (Wish.STOP, Wish.INTERRUPT):
-            return self._on_stop(wish)
-        if wish is Wish.DRAIN:
+        if command in (Command.STOP, Command.INTERRUPT):
+            return self._on_stop(command)
+        if command is Command.DRAIN:
             self._is_drain_wanted = True  # KR7
         if self._phase is Phase.RUNNING and self._is_listening:
-            return [Tell(wish)]
-        self._is_checkpoint_wanted |= wish is Wish.CHECKPOINT
+            return [Tell(command)]
+        self._is_checkpoint_wanted |= command is Command.CHECKPOINT
         return [Ignored("told when the child listens")]
 
-    def _on_stop(self, wish: Wish) -> list[Effect]:
+    def _on_stop(self, command: Command) -> list[Effect]:
         self._is_stop_wanted = True
         if self._phase is Phase.RUNNING:
-            return [Tell(wish)]  # at once: a child that does not listen yet dies of it, and has done nothing
+            return [Tell(command)]  # at once: a child that does not listen yet dies of it, and has done nothing
         self._enter(Phase.ENDED)
         why = "stopped between two drivers; the same command continues from the last completed checkpoint"
-        return [End(Exit.DONE, why)]  # KR8
+        return [ExitWith(Exit.DONE, why)]  # KR8
 
     def _enter(self, phase: Phase) -> None:
         assert phase in LEGAL_PHASES[self._phase], f"{self._phase} does not lead to {phase}"

@@ -124,13 +124,13 @@ class TakeOver:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class StandDown:
     """EFFECT: there is nothing to stand by for: the run ended like this."""
 
     course: Course
 
 
-Effect: TypeAlias = LookAtAll | LookAtBeat | Pause | Say | TakeOver | End | Ignored
+Effect: TypeAlias = LookAtAll | LookAtBeat | Pause | Say | TakeOver | StandDown | Ignored
 
 
 class Phase(Enum):
@@ -236,7 +236,7 @@ class Standby(Machine):
         self._count(event, found)
         if found.course in (Course.FINISHED, Course.DRAINED) and event.is_all:
             self._enter(Phase.ENDED)
-            return [End(found.course)]
+            return [StandDown(found.course)]
         if found.course in _UNTIL_STARTED and event.is_all:
             return self._wait(_UNTIL_STARTED[found.course], found.reason, self.REST_MS)
         if not self._is_due(event, found):

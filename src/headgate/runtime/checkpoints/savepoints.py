@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from headgate.codec.savepoint import decode_savepoint, encode_savepoint
 from headgate.errors import StorageError, UsageError
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.model.savepoint import Savepoint
 from headgate.storage.backends import open_storage
 from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive

@@ -16,7 +16,7 @@ from headgate.codec.snapshot_path import stored_file
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import BUNDLE, Manifest, SnapshotPart, SubtaskEntry
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.protocol.checkpoints.recovery import Damage, Gap, ObservedLog
 from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
 from headgate.runtime.checkpoints.snapshots import read_part, storage_at, verify_part

@@ -14,7 +14,7 @@ from headgate.codec.snapshot import OF_ROWS, decode_sections
 from headgate.codec.state_rows import difference, stored_rows
 from headgate.errors import CorruptionError
 from headgate.model.manifest import BUNDLE, SnapshotPart
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.storage.backends import is_missing, open_storage
 from headgate.storage.base import NotFound, Storage
 from headgate.storage.reading import read_again

@@ -18,7 +18,7 @@ from headgate.connectors.base import PiecewiseTransaction, SealedTransaction
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Committable, SnapshotPart
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.model.savepoint import Copied
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
@@ -57,7 +57,7 @@ class PrepareRefused(Exception):  # noqa: N818 - what the target said
 
 @dataclass(frozen=True, slots=True)
 class SavepointPart:
-    """Where a snapshot is written for a savepoint (``origin.Place`` as text), and with which ``plain`` sections."""
+    """Where a snapshot is written for a savepoint (``places.Place`` as text), and with which ``plain`` sections."""
 
     target: str
     plain: Mapping[str, bytes]

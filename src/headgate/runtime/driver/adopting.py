@@ -15,7 +15,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
 from headgate.model.options import Guarantee
-from headgate.model.origin import Origin, Place
+from headgate.model.places import Place, RestoredFrom
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse
 from headgate.protocol.checkpoints.restoring_by_name import Adopt, GoOn, Named, decide
@@ -30,7 +30,7 @@ class Found:
     """What is at a named place. ``manifest`` says where its files are; ``pipeline``: whose it was."""
 
     manifest: Manifest
-    origin: Origin
+    origin: RestoredFrom
     pipeline: str
     what: str
     is_newest: bool = False
@@ -167,7 +167,7 @@ def _savepoint_at(url: str) -> Found | None:
     if savepoint is None:
         return None
     manifest = replace(savepoint.manifest, place=Place(url, savepoint.files))
-    origin = Origin(savepoint.id, manifest.checkpoint, url)
+    origin = RestoredFrom(savepoint.id, manifest.checkpoint, url)
     what = f"the savepoint {url} (of pipeline '{savepoint.pipeline}', checkpoint {manifest.checkpoint})"
     return Found(manifest, origin, savepoint.pipeline, what)
 
@@ -186,7 +186,7 @@ def _checkpoint_at(url: str, own: CheckpointLog) -> Found | None:
     manifest, life = found[0], log.known_life(observed)
     if not is_same_directory(log.url, own.url) and manifest.place is None:
         manifest = replace(manifest, place=Place(named.root, named.pipeline))
-    origin = Origin(log.url if life is None else life.id, found[0].checkpoint, url)
+    origin = RestoredFrom(log.url if life is None else life.id, found[0].checkpoint, url)
     what = f"checkpoint {manifest.checkpoint} of pipeline '{named.pipeline}' at {log.url}"
     return Found(manifest, origin, named.pipeline, what, is_newest=named.checkpoint is None)
 

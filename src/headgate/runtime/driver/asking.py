@@ -23,7 +23,7 @@ ASKED, TAKEN, WRITTEN, ANSWERED = ".asked", ".taken", ".written", ".answered"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class RunRequest:
     """What somebody asks for: a checkpoint, or a savepoint at ``savepoint``. ``ends``, ``drains``: and the end.
 
     ``cancels``: nothing but the end. ``run``: the nonce of the run that is asked, "" if who asks does not say.
@@ -47,12 +47,12 @@ class Ask:
         self._path = path
 
     @classmethod
-    def leave(cls, root: str, pipeline: str, wish: Wish | None = None) -> Ask:
+    def leave(cls, root: str, pipeline: str, request: RunRequest | None = None) -> Ask:
         """Leave a question beside the lock of ``pipeline``."""
         local = local_directory(root)
         assert local is not None, "only a local pipeline can be rung for"
         ask = cls(local / pipeline / f"checkpoint-{os.getpid()}-{secrets.token_hex(8)}")
-        ask._put(ASKED, b"" if wish is None else msgspec.json.encode(wish))
+        ask._put(ASKED, b"" if request is None else msgspec.json.encode(request))
         return ask
 
     def _put(self, suffix: str, data: bytes) -> None:
@@ -61,14 +61,14 @@ class Ask:
         write_created(written, data, access_in(written.parent))
         written.rename(self._path.with_suffix(suffix))
 
-    def take(self) -> Wish | None:
+    def take(self) -> RunRequest | None:
         """Return what is asked for, to whoever takes it first; None: nobody waits, or somebody else did."""
         try:
             self._path.with_suffix(ASKED).rename(self._path.with_suffix(TAKEN))
             data = self._path.with_suffix(TAKEN).read_bytes()
         except FileNotFoundError:
             return None
-        return msgspec.json.decode(data, type=Wish) if data else Wish()
+        return msgspec.json.decode(data, type=RunRequest) if data else RunRequest()
 
     @property
     def is_given_up(self) -> bool:
@@ -108,10 +108,11 @@ def left(root: str, pipeline: str) -> list[Ask]:
     return [Ask(path.with_suffix("")) for path in paths if path.suffix == ASKED and path.exists()]
 
 
-def taken(root: str, pipeline: str, run: str) -> list[tuple[Ask, Wish]]:
+def taken(root: str, pipeline: str, run: str) -> list[tuple[Ask, RunRequest]]:
     """Take the questions to ``run``; remove those to a former one, whoever has the number of who asked now (C76)."""
-    found = [(ask, wish) for ask, wish in ((ask, ask.take()) for ask in left(root, pipeline)) if wish is not None]
-    for ask, wish in found:
-        if not wish.is_for(run):
+    asks = ((ask, ask.take()) for ask in left(root, pipeline))
+    found = [(ask, request) for ask, request in asks if request is not None]
+    for ask, request in found:
+        if not request.is_for(run):
             ask.remove()
-    return [(ask, wish) for ask, wish in found if wish.is_for(run)]
+    return [(ask, request) for ask, request in found if request.is_for(run)]

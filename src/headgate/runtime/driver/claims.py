@@ -16,7 +16,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Committable, Manifest
-from headgate.model.origin import Origin
+from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable
@@ -48,7 +48,7 @@ class NewGeneration:
     restored: Manifest | None
     retained: tuple[CheckpointId, ...]
     commits: SinkCommits
-    origin: Origin | None = None
+    origin: RestoredFrom | None = None
     """What the restored checkpoint goes back to, if somebody named that (SV24)."""
 
 

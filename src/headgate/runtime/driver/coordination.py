@@ -19,7 +19,7 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, WorkerIndex
 from headgate.model.manifest import Manifest
 from headgate.model.options import CheckpointOptions
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.model.progress import CheckpointProgress, PendingCheckpoint
 from headgate.model.savepoint import Savepoint
 from headgate.operators.checkpointed.functions import CheckpointListener

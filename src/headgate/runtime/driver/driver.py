@@ -16,7 +16,7 @@ from headgate.codec import messages
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.model.progress import CheckpointOutcome, Observer, PendingCheckpoint, PipelineState, Progress, RunResult
 from headgate.protocol.supervision import events
 from headgate.runtime.checkpoints.log import CheckpointLog
@@ -179,18 +179,19 @@ class Driver:
     def answer_asks(self) -> None:
         """Do what others ask for from their processes; returns when they are answered (C63)."""
         taken = asking.taken(self._config.checkpoint_root, self._config.name, self._run)
-        if any(wish.cancels for _, wish in taken):
+        if any(request.cancels for _, request in taken):
             self.cancel()  # the end of the run answers all of them
-        checkpoint = self.take_checkpoint() if any(not wish.savepoint for _, wish in taken) else None  # one is for all
-        outcomes = [(ask, self._wished(wish) if wish.savepoint else checkpoint) for ask, wish in taken]
+        wants_checkpoint = any(not request.savepoint for _, request in taken)
+        checkpoint = self.take_checkpoint() if wants_checkpoint else None  # one is for all
+        outcomes = [(ask, self._requested(request) if request.savepoint else checkpoint) for ask, request in taken]
         for told in [_told(ask, outcome) for ask, outcome in outcomes if outcome is not None]:
             told.result()
 
-    def _wished(self, wish: asking.Wish) -> Future[CheckpointOutcome]:
+    def _requested(self, request: asking.RunRequest) -> Future[CheckpointOutcome]:
         try:
-            if wish.ends:
-                return self.end_with_savepoint(wish.savepoint, drain=wish.drains)
-            return self.take_savepoint(wish.savepoint)
+            if request.ends:
+                return self.end_with_savepoint(request.savepoint, drain=request.drains)
+            return self.take_savepoint(request.savepoint)
         except HeadgateError as error:
             refused: Future[CheckpointOutcome] = Future()
             refused.set_result(CheckpointOutcome(None, str(error), is_refused=True))
@@ -211,7 +212,7 @@ class Driver:
     # -- in the event thread ----------------------------------------------------------------------------------------
 
     def _on_report(self, worker: WorkerIndex, message: messages.FromWorker) -> None:
-        if isinstance(message, messages.Metrics):
+        if isinstance(message, messages.MetricsReport):
             self.book.add(int(worker), message)
         elif self.supervision.live is not None:
             self.supervision.live.on_report(worker, message)

@@ -53,7 +53,7 @@ class ProgressBook:
         self._rated = (self._clock_ns(), {})
         self._rates = {}
 
-    def add(self, worker: int, metrics: messages.Metrics) -> None:
+    def add(self, worker: int, metrics: messages.MetricsReport) -> None:
         """A worker reported."""
         if metrics.generation == self._generation:
             self._workers[worker] = Samples(metrics.samples)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from headgate.codec.lock_holder import Ending, LockHolder
 from headgate.errors import StorageError, UsageError
-from headgate.runtime.driver.asking import Ask, Wish
+from headgate.runtime.driver.asking import Ask, RunRequest
 from headgate.runtime.driver.last_wish import tell_standbys
 from headgate.runtime.driver.pipeline_lock import LOCK_NAME, read_holder
 from headgate.storage.backends import local_directory, open_storage
@@ -80,23 +80,23 @@ class RunningPipeline:
         except (PermissionError, ProcessLookupError) as error:
             raise UsageError(f"cannot signal {self.holder.owner}, which runs '{self._pipeline}': {error}") from None
 
-    def ask_for(self, wish: Wish) -> Ask:
+    def ask_for(self, request: RunRequest) -> Ask:
         """Leave a question and ring. Call at once after ``find``.
 
         Raises:
             UsageError: the process does not know how to answer, belongs to somebody else, or has just ended.
         """
         understood, what = self.holder.takes_asks, "checkpoint on request"
-        if wish.savepoint:
+        if request.savepoint:
             understood, what = self.holder.takes_savepoints, "savepoint"
-        if wish.cancels:
+        if request.cancels:
             understood, what = self.holder.takes_cancels, "request to cancel"
         if not understood:
             raise UsageError(
                 f"pipeline '{self._pipeline}' is run by {self.holder.owner} with an older release, which takes no "
                 f"{what}; start it again with this one"
             )
-        ask = Ask.leave(self._root, self._pipeline, replace(wish, run=self.holder.nonce))
+        ask = Ask.leave(self._root, self._pipeline, replace(request, run=self.holder.nonce))
         try:
             os.kill(self.holder.pid, ASK)
         except (PermissionError, ProcessLookupError) as error:

@@ -16,8 +16,8 @@ from headgate.model.failure import Failure, FailureKind
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
-from headgate.model.origin import Place
-from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Observer, PipelineState
+from headgate.model.places import Place
+from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Continuation, Observer, PipelineState
 from headgate.protocol.checkpoints import coordinator
 from headgate.protocol.checkpoints.coordinator import SavepointOrder
 from headgate.protocol.checkpoints.savepoints import ONE_END
@@ -302,9 +302,7 @@ class Supervision:
         if begun.restored is not None:
             before, now = begun.restored.parallelism, definition.plan.parallelism
             moved = "" if before == now else f", which parallelism {before} wrote, at parallelism {now}"
-            self._observer.on_note(
-                f"generation {begun.generation} continues from checkpoint {begun.restored.checkpoint}{moved}"
-            )
+            self._observer.on_note(Continuation(begun.generation, begun.restored.checkpoint, moved))
         if self._is_drain_wanted:  # E9
             self.live.drain(self._ordered_for_the_end())
         elif begun.restored is not None and begun.restored.is_draining:

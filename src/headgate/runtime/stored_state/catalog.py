@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from headgate.codec.snapshot import LISTS_PREFIX, UNION_PREFIX
 from headgate.errors import UsageError
 from headgate.model.manifest import SnapshotPart
+from headgate.model.state_identity import StateIdentity
 from headgate.runtime.checkpoints.snapshots import place_of
 from headgate.runtime.stored_state.decoding import Decoded, decoded
 from headgate.runtime.stored_state.pieces import Piece, operators_of, pieces_of
@@ -66,8 +67,8 @@ class PartReader:
         """
         place = self._checkpoint.place
         where = place_of(f"{place.url.rstrip('/')}/{place.prefix}", piece.part)
-        text = self._checkpoint.manifest.state_texts.get(operator, "")
-        return decoded(piece, self._read(piece), text, where)
+        identity = StateIdentity(self._checkpoint.manifest.state_texts.get(operator, ""))
+        return decoded(piece, self._read(piece), identity, where)
 
     def _read(self, piece: Piece) -> memoryview:
         if piece.committable is not None and piece.committable.stored is None:

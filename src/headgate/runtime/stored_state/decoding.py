@@ -18,6 +18,7 @@ from headgate.codec.loop_log import LogHeader, decode_log
 from headgate.codec.snapshot import POSITIONS_PREFIX, ROUNDS_PREFIX, decode_sections
 from headgate.connectors.readable import committable_text, position_text
 from headgate.errors import CorruptionError
+from headgate.model.state_identity import StateIdentity
 from headgate.protocol.loops.part import RoundProgress
 from headgate.runtime.stored_state.pieces import COMMITTABLES, LOG_SECTIONS, Piece
 from headgate.runtime.stored_state.shapes import SUBTASK, Kind, Shape, shape_of
@@ -49,7 +50,7 @@ class Decoded:
     batches: Iterator[pa.RecordBatch]
 
 
-def decoded(piece: Piece, data: memoryview, text: str, where: str) -> Decoded:
+def decoded(piece: Piece, data: memoryview, identity: StateIdentity, where: str) -> Decoded:
     """Return the rows of ``piece``, which is in ``data``, the verified bytes of its part.
 
     Args:
@@ -69,28 +70,28 @@ def decoded(piece: Piece, data: memoryview, text: str, where: str) -> Decoded:
     if piece.prefix == COMMITTABLES:
         return _plain(Kind.COMMITTABLES, _COMMITTABLES, [_output_row(piece, bytes(data))])
     if piece.prefix == POSITIONS_PREFIX:
-        return _plain(Kind.POSITIONS, _POSITIONS, _position_rows(data, text, where))
+        return _plain(Kind.POSITIONS, _POSITIONS, _position_rows(data, identity, where))
     if piece.prefix == ROUNDS_PREFIX:
         return _plain(Kind.ROUNDS, _ROUNDS, [asdict(_unpacked(data, RoundProgress, where))])
     if data[: len(_ARROW_START)] == _ARROW_START:
-        return _arrow(piece, data, text, where)
+        return _arrow(piece, data, identity, where)
     return _log(data, where) or _facts(data) or _plain(Kind.BYTES, _BYTES, [{"data": bytes(data)}])
 
 
-def _arrow(piece: Piece, data: memoryview, text: str, where: str) -> Decoded:
+def _arrow(piece: Piece, data: memoryview, identity: StateIdentity, where: str) -> Decoded:
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             schema, batches = reader.schema, list(reader)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(where, 0, "an Arrow stream", str(error)) from error
     name = piece.path[-1] if piece.path else ""
-    shape = shape_of(text, piece.prefix, name, schema)
+    shape = shape_of(identity, piece.prefix, name, schema)
     if shape.kind is not Kind.IN_FLIGHT or FROM_SUBTASK in schema.names:
         return Decoded(shape, iter(batches))
     columns = (pa.repeat(pa.scalar(piece.sender, pa.int32()), batch.num_rows) for batch in batches)
     sent = [b.append_column(_RECORDED_IN_FLIGHT, column) for b, column in zip(batches, columns, strict=True)]
     schema = schema.append(_RECORDED_IN_FLIGHT)
-    return Decoded(shape_of(text, piece.prefix, name, schema), iter(sent))
+    return Decoded(shape_of(identity, piece.prefix, name, schema), iter(sent))
 
 
 def _log(data: memoryview, where: str) -> Decoded | None:
@@ -123,10 +124,10 @@ def _facts(data: memoryview) -> Decoded | None:
     return _plain(Kind.FACTS, _FACTS, rows)
 
 
-def _position_rows(data: memoryview, text: str, where: str) -> list[Mapping[str, Any]]:
+def _position_rows(data: memoryview, identity: StateIdentity, where: str) -> list[Mapping[str, Any]]:
     found = _unpacked(data, dict[str, bytes], where)
     return [
-        {"split": split, "position": position, "text": position_text(text, split, position)}
+        {"split": split, "position": position, "text": position_text(identity, split, position)}
         for split, position in found.items()
     ]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Claim, Manifest, SnapshotPart
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.protocol.checkpoints.recovery import Damage, ObservedLog, candidates
 from headgate.runtime.checkpoints.named import NamedLog, named_log, savepoint_at
 from headgate.runtime.checkpoints.snapshots import read_part, storage_at

@@ -1,20 +1,21 @@
 """What the columns of a stored state mean: which are the key, and what they are called for people.
 
-Pure functions over what a manifest says of an operator (its ``state_text``) and the schema of a section. What a text
-does not tell is shown as it is stored. Rules RS5, RS6 and RS15 of docs/spec/reading-state.md, TL9 of docs/spec/ttl.md.
-Counterparts: ``state.descriptors`` and ``operators.windows.plan``, which make the texts.
+Pure functions over the identity of an operator's state and the schema of a section. What an identity does not tell is
+shown as it is stored. Rules RS5, RS6 and RS15 of docs/spec/reading-state.md, TL9 of docs/spec/ttl.md.
+Counterpart: ``model.state_identity``, which reads the texts.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import pyarrow as pa
 
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, UNION_PREFIX
+from headgate.model.state_identity import Form, StateIdentity
+from headgate.state.descriptors import StateKind
 from headgate.state.timers import TIME_COLUMN, TIMERS, TimeKind
 from headgate.state.ttl import has_expiry
 
@@ -61,6 +62,9 @@ OF_TIMERS = {
     f"{TIMERS}.{TimeKind.PROCESSING_TIME.value}": Kind.PROCESSING_TIME_TIMERS,
 }
 """The states that are timers, by the names of their sections."""
+
+_KINDS = {Form.REDUCE: Kind.REDUCE, Form.WINDOW_RECORDS: Kind.WINDOW_RECORDS}
+"""Whose keys are among their own columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +119,11 @@ class Shape:
         return pa.schema([*self.shown, *(field for field in more if field.name not in self.shown.names)])
 
 
-def shape_of(text: str, prefix: str, name: str, schema: pa.Schema) -> Shape:
-    """Return the shape of an Arrow section ``name`` that an operator with ``state_text`` wrote.
+def shape_of(identity: StateIdentity, prefix: str, name: str, schema: pa.Schema) -> Shape:
+    """Return the shape of an Arrow section ``name`` of a state.
 
     Args:
-        text: of the operator.
+        identity: of the operator's state.
         prefix: of the part: state, lists, union or in-flight.
         name: of the section.
         schema: of the section.
@@ -128,32 +132,28 @@ def shape_of(text: str, prefix: str, name: str, schema: pa.Schema) -> Shape:
     if prefix != STATE_PREFIX:
         kinds = {LISTS_PREFIX: Kind.OPERATOR_LIST, UNION_PREFIX: Kind.OPERATOR_UNION, IN_FLIGHT_PREFIX: Kind.IN_FLIGHT}
         return Shape(kinds[prefix], schema, (), names)
-    if text.startswith("keyed state(keys "):
-        return _declared(text, name, schema)
-    if text.startswith("reduce(keys "):
-        return Shape(Kind.REDUCE, schema, _listed(text, "reduce(keys ", schema), names)
-    if text.startswith("window-buffer("):
-        return Shape(Kind.WINDOW_RECORDS, schema, _listed(text, "; keys ", schema), names)
-    if text.startswith("window-merge(") and WINDOW in names:
-        return _merged(text, schema)
+    form = identity.form
+    if form is Form.KEYED:
+        return _declared(identity, name, schema)
+    if form in _KINDS:
+        return Shape(_KINDS[form], schema, identity.keys_among({f.name: str(f.type) for f in schema}), names)
+    if form is Form.WINDOW_RESULTS and WINDOW in names:
+        return _merged(identity, schema)
     return Shape(Kind.RECORDS, schema, (), names)
 
 
-def _declared(text: str, name: str, schema: pa.Schema) -> Shape:
+def _declared(identity: StateIdentity, name: str, schema: pa.Schema) -> Shape:
     """Return the shape of a state that a process function declared (ST3), or of its timers (RS15): keys by position."""
     stored = tuple(n for i, n in enumerate(schema.names) if n == f"key{i}" and n not in (MAP_KEY, "value"))
-    types = [re.escape(str(schema.field(key).type)) for key in stored]
-    pattern = ", ".join(f"(.+?): {dtype}" for dtype in types)
-    found = re.match(rf"keyed state\(keys {pattern}; (?:(?:value|list|map) |timers\)$)", text, re.DOTALL)
+    named = identity.key_names([str(schema.field(key).type) for key in stored])
     rest = tuple(schema.names[len(stored) :])
-    is_clear = found is not None and not any(": " in name or "; " in name for name in found.groups())
     kind = OF_TIMERS.get(name) if rest == (TIME_COLUMN,) else None  # an earlier version let users take the name
     taken = (*rest, *([TIME] if kind is not None else [EXPIRES] if has_expiry(schema) else []))
-    keys = _apart(stored, found.groups(), taken) if found is not None and is_clear else stored
+    keys = _apart(stored, named, taken) if named else stored
     if kind is not None:
         return Shape(kind, schema, stored, (*keys, *rest))
-    declared = text.partition("; operator state(")[0]
-    kind = Kind.MAP if MAP_KEY in rest else Kind.LIST if f"; list {name}: " in declared else Kind.VALUE
+    is_list = identity.declares(StateKind.LIST.value, name)
+    kind = Kind.MAP if MAP_KEY in rest else Kind.LIST if is_list else Kind.VALUE
     return Shape(kind, schema, stored, (*keys, *rest))
 
 
@@ -163,37 +163,11 @@ def _apart(stored: Sequence[str], named: Sequence[str], others: Sequence[str]) -
     return tuple(position if name in taken else name for position, name in zip(stored, named, strict=True))
 
 
-def _merged(text: str, schema: pa.Schema) -> Shape:
+def _merged(identity: StateIdentity, schema: pa.Schema) -> Shape:
     """Return the shape of what windows have merged: the key, the window, and accumulators (RS6)."""
     keys = tuple(schema.names[: schema.get_field_index(WINDOW)])
     shown = [name.removeprefix("__") if name in (ROWS,) or name.startswith(PARTIAL) else name for name in schema.names]
     of_windows = {WINDOW_START, WINDOW_END, "window"}
     is_clear = len({*shown}) == len(shown) and not of_windows & {*shown}
-    size = re.match(r"window-merge\(tumbling (\d+) ms on ", text)
     names = tuple(shown) if is_clear else tuple(schema.names)
-    return Shape(Kind.WINDOW_RESULTS, schema, keys, names, int(size.group(1)) if size and is_clear else 0)
-
-
-def _listed(text: str, start: str, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the key columns that ``text`` lists behind ``start``: columns of ``schema``, with their types or not.
-
-    Nothing if that can be read in two ways, because names may hold what stands between names: rows must never be
-    chosen by a wrong key.
-    """
-    at = text.find(start)
-    found = set() if at < 0 else {names for names in _names_at(text[at + len(start) :], schema) if _differ(names)}
-    return found.pop() if len(found) == 1 else ()
-
-
-def _names_at(text: str, schema: pa.Schema) -> Iterator[tuple[str, ...]]:
-    """Yield every way to read ``text``, up to a semicolon, as names."""
-    for field in schema:
-        for name in (f"{field.name}: {field.type}", field.name):
-            if text.startswith(f"{name}; "):
-                yield (field.name,)
-            if text.startswith(f"{name}, "):
-                yield from ((field.name, *more) for more in _names_at(text[len(name) + 2 :], schema))
-
-
-def _differ(names: Sequence[str]) -> bool:
-    return len({*names}) == len(names)
+    return Shape(Kind.WINDOW_RESULTS, schema, keys, names, identity.window_ms if is_clear else 0)

@@ -19,7 +19,7 @@ from headgate.errors import CorruptionError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import MAIN, Node, Role
 from headgate.model.ids import ChannelIndex, CheckpointId, Generation, SubtaskId, VertexId, WorkerIndex
-from headgate.model.origin import Place
+from headgate.model.places import Place
 from headgate.model.plan import Plan, PlanEdge, Vertex
 from headgate.operators.base import Operator, OperatorContext, OperatorSpec, RestoredState
 from headgate.operators.checkpointed.exploring import own_copy_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from headgate.codec.messages import AlignmentMetrics, Metrics
+from headgate.codec.messages import AlignmentMetrics, MetricsReport
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.metrics import (
     BUSY,
@@ -66,7 +66,7 @@ class WorkerMetrics:
 
     def message(
         self, generation: Generation, busy: float, runners: Sequence[SubtaskRunner], exchange: ExchangeMetrics
-    ) -> Metrics:
+    ) -> MetricsReport:
         """Return the report."""
         alignments, self._alignments = self._alignments, []
         samples = [
@@ -79,7 +79,7 @@ class WorkerMetrics:
             for link in runner.chain.links:
                 samples += _of_node(link, runner.chain.totals[link.node.name])
         loops = [runner.progress() for runner in runners if isinstance(runner, LoopHeadRunner)]
-        return Metrics(generation, samples, alignments, loops)
+        return MetricsReport(generation, samples, alignments, loops)
 
 
 def _of_node(link: Link, totals: NodeTotals) -> Iterator[Sample]:

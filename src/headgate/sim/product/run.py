@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from headgate.connectors.files.commit import committed_files
 from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import Progress, RunResult
+from headgate.model.progress import Continuation, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.wire.spill import SpillBudget
 from headgate.sim.machine.disk import Disk, SimStorage
@@ -51,7 +51,6 @@ DRIVERS_AFTER_HEAL_MAX = 6
 LATE_MS = 1_000
 """When nothing fails any more, what was put before and lands late has landed after so much virtual time."""
 
-_CONTINUES = re.compile(r"generation (\d+) continues from checkpoint (\d+)")
 _BUG = re.compile(r"\b(Assertion|Attribute|Index|Key|Type|Value|ZeroDivision)Error\b|ProtocolViolation")
 """What no user should ever read."""
 _NEEDS_PARALLELISM = re.compile(r"can only be restored at parallelism (\d+)")
@@ -86,9 +85,8 @@ class Watcher:
     def on_note(self, text: str) -> None:
         """See ``Observer``."""
         self._tell(text)
-        found = _CONTINUES.match(text)
-        if found is not None:
-            self._run.history.on_restored(int(found.group(1)), int(found.group(2)))
+        if isinstance(text, Continuation):
+            self._run.history.on_restored(text.generation, text.checkpoint)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
         """See ``Observer``."""

@@ -28,7 +28,7 @@ from headgate.model.ids import Generation
 from headgate.model.progress import RunResult
 from headgate.protocol.supervision import keeper, standby
 from headgate.protocol.supervision.events import Begin
-from headgate.protocol.supervision.keeper import Keeper, Wish
+from headgate.protocol.supervision.keeper import Command, Keeper
 from headgate.protocol.supervision.standby import Standby
 from headgate.runtime.driver.lookout import Lookout
 from headgate.runtime.driver.succession import Succession, succeeding
@@ -144,10 +144,11 @@ class StandbyRun(Run):
         if living:
             self._wishes -= 1
             asked = self._chance.choice(living)
-            drain = [Wish.DRAIN] if self.faults.has(Fault.DRAIN) else []
-            wish = self._chance.choice([Wish.CHECKPOINT, Wish.CHECKPOINT, Wish.STOP, Wish.INTERRUPT, *drain])
-            self.world.tell("user", f"asks {asked.name} to {wish.value}")
-            asked.events.put(keeper.Wished(wish))
+            commands = [Command.CHECKPOINT, Command.CHECKPOINT, Command.STOP, Command.INTERRUPT]
+            drain = [Command.DRAIN] if self.faults.has(Fault.DRAIN) else []
+            command = self._chance.choice([*commands, *drain])
+            self.world.tell("user", f"asks {asked.name} to {command.value}")
+            asked.events.put(keeper.CommandReceived(command))
         self.world.at(self._chance.randint(100, 4_000), self._ask_a_keeper)
 
     def _heal(self) -> None:
@@ -198,32 +199,32 @@ class StandbyRun(Run):
                     case keeper.StartChild():
                         self._start_child(site, effect.after)
                     case keeper.Tell():
-                        self._tell(site, effect.wish)
+                        self._tell(site, effect.command)
                     case keeper.ArmDelay():
                         due_ms = self.world.now_ms + effect.after_ms
                     case keeper.ReportRestart():
                         self.restarts_count += 1
-                    case keeper.End():
+                    case keeper.ExitWith():
                         site.process.end(effect.code)
             try:
                 event = site.events.get(timeout=None if due_ms is None else max(due_ms - self.world.now_ms, 0) / 1_000)
             except queue.Empty:
                 due_ms, event = None, keeper.DelayOver()
 
-    def _tell(self, site: Site, wish: Wish) -> None:
+    def _tell(self, site: Site, command: Command) -> None:
         """As a signal: a standby ends by it; a driver that does not take it yet dies of it (KR6)."""
         child = site.child
         if child is None or not child.process.is_alive:
             return
         if child.driver is not None:
-            calls = {Wish.DRAIN: child.driver.drain, Wish.CHECKPOINT: child.driver.take_checkpoint}
-            call = calls.get(wish, child.driver.stop)
+            calls = {Command.DRAIN: child.driver.drain, Command.CHECKPOINT: child.driver.take_checkpoint}
+            call = calls.get(command, child.driver.stop)
 
             def signal() -> None:
                 call()
 
             self.tasks.spawn(child.process, signal, "signal")
-        elif wish in (Wish.STOP, Wish.INTERRUPT):
+        elif command in (Command.STOP, Command.INTERRUPT):
             child.process.end(0 if site.is_waiting else -15)
 
     def _start_child(self, site: Site, after: Generation | None) -> None:

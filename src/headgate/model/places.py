@@ -1,4 +1,4 @@
-"""Where a pipeline was restored from, if somebody named a savepoint or a checkpoint (docs/spec/savepoints.md)."""
+"""Where files of checkpoints are, and what a pipeline was restored from by name (docs/spec/savepoints.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RestoredFrom:
     """What was restored by name. Every later checkpoint of the pipeline says so, too (SV24).
 
     Attributes:
