@@ -56,7 +56,7 @@ def renamed_files_are_not_looked_for() -> AbstractContextManager[None]:
 
 def a_rotated_file_is_a_new_one() -> AbstractContextManager[None]:
     def consider(self: Any, path: str, number: Any) -> None:
-        if self._owns(path, number):
+        if self._share.owns(path, number):
             self.files[path] = self._file(path, files_position(path))
 
     return patched(FileTable, "_consider", consider)

@@ -27,6 +27,7 @@ from headgate.operators.process.timed import TimedOperator
 from headgate.operators.process.timers import OperatorTime, Timers
 from headgate.protocol.checkpoints import recovery
 from headgate.runtime.worker.chain import Chain
+from headgate.state import backend
 from headgate.state.ipc import decode_batches
 from headgate.state.key_index import TextIndex
 from headgate.state.memory import by_column, rows
@@ -86,16 +87,14 @@ def timers_fire_before_their_time() -> Patch:
 
 
 def every_subtask_restores_all_timers() -> Patch:
-    def everywhere(original: Any) -> Callable[..., Any]:
-        def restored(sections: Any, section: Any, path: str, owner: Any) -> Any:
-            if section.name.startswith(TIMERS):
-                return decode_batches(sections[section.name], section.schema, path)
-            return original(sections, section, path, owner)
+    original = backend.restored_batches
 
-        return restored
+    def restored(sections: Any, section: Any, path: str, owner: Any) -> Any:
+        if section.name.startswith(TIMERS):
+            return decode_batches(sections[section.name], section.schema, path)
+        return original(sections, section, path, owner)
 
-    modules = (rows, by_column)
-    return all_of(*(patched(m, "restored_batches", everywhere(m.restored_batches)) for m in modules))  # type: ignore[attr-defined]
+    return patched(backend, "restored_batches", restored)
 
 
 def deleted_timers_stay() -> Patch:

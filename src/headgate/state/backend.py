@@ -22,11 +22,12 @@ from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots
 from headgate.state.ownership import owned_rows
 from headgate.state.slot_array import Mask
-from headgate.state.timers import ColumnTimers, RowTimers, TimersByKind
+from headgate.state.timers import ColumnTimers, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
 from headgate.state.ttl import StateTime, as_declared, other_form
 from headgate.state.window_rows import MergedRows
 
 Taken = TypeVar("Taken", covariant=True)
+Held = TypeVar("Held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +307,16 @@ def restored_batches(
         owned = owned_rows(batch, section.key_names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
         if owned.num_rows:
             yield owned
+
+
+def restored_timers(
+    sections: Mapping[str, memoryview], keys: KeyColumns, held: Mapping[TimeKind, Held], path: str, owner: Ownership
+) -> Iterator[tuple[Held, pa.RecordBatch]]:
+    """Yield, of a former subtask's snapshot that has any, the timers that ``owner`` owns, and what is to hold them."""
+    if TimersMeta.found_in(sections, path) is not None:
+        for kind, timers in held.items():
+            for batch in restored_batches(sections, timer_section(keys, kind), path, owner):
+                yield timers, batch
 
 
 def restored_states(

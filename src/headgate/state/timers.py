@@ -6,18 +6,17 @@ hold them. Times are milliseconds since 1970.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
-from headgate.errors import CorruptionError
 from headgate.state.descriptors import KeyColumns, Section
 from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots
+from headgate.state.meta import MetaSection
 
 RESERVED_PREFIX = "headgate."
 """No state of a user's has such a name."""
@@ -30,7 +29,7 @@ TIME_COLUMN = "time_ms"
 DATES_MS = range(-62_135_596_800_000, 253_402_300_800_000)
 """Times that a ``datetime`` can be: the years 1 to 9999."""
 
-_VERSION = 1
+_META = MetaSection(TIMERS, "timers")
 
 
 class TimeKind(Enum):
@@ -103,7 +102,7 @@ class TimersMeta:
 
     def encode(self) -> bytes:
         """Return it as a section."""
-        return json.dumps({"version": _VERSION, "ms": self.processing_time_ms, "has_ended": self.has_ended}).encode()
+        return _META.encode(ms=self.processing_time_ms, has_ended=self.has_ended)
 
     @staticmethod
     def found_in(sections: Mapping[str, memoryview], path: str) -> TimersMeta | None:
@@ -112,12 +111,8 @@ class TimersMeta:
         Raises:
             CorruptionError: it is of a version that is not known here.
         """
-        if TIMERS not in sections:
-            return None
-        found = json.loads(bytes(sections[TIMERS]))
-        if found["version"] != _VERSION:
-            raise CorruptionError(path, 0, f"timers of version {_VERSION}", f"version {found['version']}")
-        return TimersMeta(found["ms"], found["has_ended"])
+        found = _META.found_in(sections, path)
+        return None if found is None else TimersMeta(found["ms"], found["has_ended"])
 
 
 @dataclass
@@ -131,6 +126,18 @@ class TimersByKind(Generic[View]):
     def of(self, kind: TimeKind) -> View:
         """Return those of one kind."""
         return self.event_time if kind is TimeKind.EVENT_TIME else self.processing_time
+
+
+def timers_of_each_kind(make: Callable[[], View]) -> dict[TimeKind, View]:
+    """Return what ``make`` makes for the timers of each kind."""
+    return {kind: make() for kind in TimeKind}
+
+
+def shown_timers(held: Mapping[TimeKind, View]) -> TimersByKind[View] | None:
+    """Return the timers that a new backend holds, as it shows them; None: its operator has none."""
+    if not held:
+        return None
+    return TimersByKind(held[TimeKind.EVENT_TIME], held[TimeKind.PROCESSING_TIME], TimersMeta(0, False))
 
 
 def timer_section(keys: KeyColumns, kind: TimeKind) -> Section:

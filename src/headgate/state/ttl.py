@@ -6,15 +6,15 @@ Counterparts: backends, which keep beside each value, element and entry when it 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
 
-from headgate.errors import CorruptionError, UsageError
+from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
+from headgate.state.meta import MetaSection
 
 EXPIRES_COLUMN = "expires_ms"
 """The last column of the section of a state with a TTL: from this processing time on there is no such row (TL6)."""
@@ -27,7 +27,7 @@ TTL_SECTION = "headgate.ttl"
 
 _EXPIRES = pa.field(EXPIRES_COLUMN, pa.int64())
 _DURATION_MS_MAX = 1_000 * 365 * 86_400_000
-_VERSION = 1
+_META = MetaSection(TTL_SECTION, "expiry")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class TtlMeta:
 
     def encode(self) -> bytes:
         """Return it as a section."""
-        return json.dumps({"version": _VERSION, "ms": self.processing_time_ms}).encode()
+        return _META.encode(ms=self.processing_time_ms)
 
     @staticmethod
     def found_in(sections: Mapping[str, memoryview], path: str) -> TtlMeta | None:
@@ -92,12 +92,8 @@ class TtlMeta:
         Raises:
             CorruptionError: it is of a version that is not known here.
         """
-        if TTL_SECTION not in sections:
-            return None
-        found = json.loads(bytes(sections[TTL_SECTION]))
-        if found["version"] != _VERSION:
-            raise CorruptionError(path, 0, f"expiry of version {_VERSION}", f"version {found['version']}")
-        return TtlMeta(found["ms"])
+        found = _META.found_in(sections, path)
+        return None if found is None else TtlMeta(found["ms"])
 
 
 def has_expiry(schema: pa.Schema) -> bool:

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.connectors.files.test_rotation import Following, append
+from tests.connectors.files.test_rotation import Following, append, assert_each_once, rotate, source_of
 
 from headgate.connectors.files.position import FilePosition, OlderFile
 from headgate.connectors.files.series import OlderFiles, seen_at
-from headgate.connectors.files.source import TextFiles
 from headgate.connectors.files.system import LOCAL, FileSystem, LocalFiles
 from headgate.errors import CorruptionError, StorageError, UsageError
 
@@ -67,26 +66,8 @@ def once(when: dict[str, Callable[[str], object]], name: str, act: Callable[[], 
     when[name] = acting
 
 
-def source_of(paths: object, system: FileSystem, *, follow: bool = True) -> TextFiles:
-    kind = type("Files", (TextFiles,), {"system": system})
-    made = kind(paths, follow=follow, poll_interval="1ms", discovery_interval=0)
-    assert isinstance(made, TextFiles)
-    return made
-
-
 def following(paths: object, system: FileSystem = LOCAL, parallelism: int = 2) -> Following:
-    made = Following.__new__(Following)
-    made.source, made.found, made.bad, made.seconds = source_of(paths, system), [], [], 0.0
-    made.start(parallelism, None)
-    return made
-
-
-def rotate(log: Path, *, count: int = 9) -> None:
-    """As ``logrotate`` with ``nocreate`` does."""
-    for old in range(count, 0, -1):
-        if Path(f"{log}.{old}").exists():
-            Path(f"{log}.{old}").rename(f"{log}.{old + 1}")
-    log.rename(f"{log}.1")
+    return Following(paths, parallelism, system=system)
 
 
 def compress(path: Path) -> None:
@@ -378,6 +359,17 @@ def dates(log: Path, number: int) -> None:
 SCHEMES = [numbers_down, numbers_up, dates]
 
 
+def following_after_rotations(log: Path, scheme: Callable[[Path, int], None]) -> Following:
+    """Follow a file that was rotated three times before; its first line was read."""
+    for number in range(1, 4):
+        append(log, f"long ago {number}")
+        scheme(log, number)
+    append(log, "1")
+    reading = following(log)
+    assert reading.poll() == ["1"]
+    return reading
+
+
 @pytest.mark.parametrize("is_restarted", [False, True])
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("order", ["falling", "rising", "equal"])
@@ -385,12 +377,7 @@ def test_what_was_rotated_away_unseen_is_read_whatever_dates_and_numbers_say(
     tmp_path: Path, scheme: Callable[[Path, int], None], order: str, is_restarted: bool
 ) -> None:  # N49
     log = tmp_path / "app.log"
-    for number in range(1, 4):
-        append(log, f"long ago {number}")
-        scheme(log, number)
-    append(log, "1")
-    reading = following(log)
-    assert reading.poll() == ["1"]
+    reading = following_after_rotations(log, scheme)
     for number in range(4, 8):
         append(log, f"{number}")
         scheme(log, number)
@@ -412,12 +399,7 @@ def test_what_lay_beside_a_followed_file_before_is_no_input(
     tmp_path: Path, scheme: Callable[[Path, int], None], is_restarted: bool
 ) -> None:  # N49
     log = tmp_path / "app.log"
-    for number in range(1, 4):
-        append(log, f"long ago {number}")
-        scheme(log, number)
-    append(log, "1")
-    reading = following(log)
-    assert reading.poll() == ["1"]
+    reading = following_after_rotations(log, scheme)
     for number in range(4, 7):
         for path in tmp_path.glob("app.log?*"):
             if "long ago" in path.read_text():
@@ -661,5 +643,4 @@ def test_any_history_delivers_every_line_once_while_the_world_changes_between_an
     rate = 0.0
     while reading.poll(20):
         pass
-    assert sorted(int(line.split()[1]) for line in reading.found) == list(range(written))
-    assert reading.bad == []
+    assert_each_once(reading, written)

@@ -23,12 +23,18 @@ from headgate.connectors.files.system import LOCAL, FileSystem
 from headgate.errors import CorruptionError, UsageError
 
 
+def source_of(paths: object, system: FileSystem, *, follow: bool = True) -> TextFiles:
+    kind = type("Files", (TextFiles,), {"system": system})
+    made = kind(paths, follow=follow, poll_interval="1ms", discovery_interval=0)
+    assert isinstance(made, TextFiles)
+    return made
+
+
 class Following:
     """All subtasks of a source that follows files, with a clock of their own; may be started again at any time."""
 
     def __init__(self, paths: object, parallelism: int = 2, *, follow: bool = True, system: FileSystem = LOCAL) -> None:
-        kind = type("Files", (TextFiles,), {"system": system})
-        self.source = kind(paths, follow=follow, poll_interval="1ms", discovery_interval=0)
+        self.source = source_of(paths, system, follow=follow)
         self.found: list[str] = []
         self.bad: list[dict[str, object]] = []
         self.seconds = 0.0
@@ -71,6 +77,20 @@ class Following:
 def append(path: Path, *lines: str) -> None:
     with path.open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
+
+
+def rotate(log: Path, *, count: int = 9) -> None:
+    """As ``logrotate`` with ``nocreate`` does."""
+    for old in range(count, 0, -1):
+        if Path(f"{log}.{old}").exists():
+            Path(f"{log}.{old}").rename(f"{log}.{old + 1}")
+    log.rename(f"{log}.1")
+
+
+def assert_each_once(following: Following, written: int) -> None:
+    """Every line, which ends with its number, was found once."""
+    assert sorted(int(line.split()[1]) for line in following.found) == list(range(written))
+    assert following.bad == []
 
 
 @pytest.fixture(params=["app.log", "app.log*", ""])
@@ -306,17 +326,13 @@ def test_any_history_of_rotations_and_restarts_delivers_every_line_once(tmp_path
                 append(log, f"{log.name} {written}")
                 written += 1
         elif action < 0.7 and log.exists():
-            for old in range(30, 0, -1):
-                if Path(f"{log}.{old}").exists():
-                    Path(f"{log}.{old}").rename(f"{log}.{old + 1}")
-            log.rename(f"{log}.1")
+            rotate(log, count=30)
         elif action < 0.8:
             following.restart(dice.randint(1, 3))
         else:
             following.poll(dice.randint(1, 3))
     following.poll(300)
-    assert sorted(int(line.split()[1]) for line in following.found) == list(range(written))
-    assert following.bad == []
+    assert_each_once(following, written)
 
 
 # -- fixed lists ----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from headgate.connectors.files import table as file_table
 from headgate.connectors.files.lines import LineFile
 from headgate.connectors.files.position import FilePosition
 from headgate.connectors.files.series import OlderFiles
+from headgate.connectors.files.share import Share
 from headgate.connectors.files.source import FileReader
 from headgate.connectors.files.system import inode_of
 from headgate.connectors.files.table import FileTable
@@ -30,7 +31,7 @@ def renamed_files_are_not_looked_for() -> AbstractContextManager[None]:  # N18
 def a_renamed_file_is_a_new_one() -> AbstractContextManager[None]:  # N18
     def consider(self: Any, path: str, number: Any) -> None:
         inode = self._inode_of(path)
-        if inode is not None and self._owns(path, number):
+        if inode is not None and self._share.owns(path, number):
             self.files[path] = self._file(path, FilePosition(inode=inode))
 
     return patched(FileTable, "_consider", consider)
@@ -125,11 +126,11 @@ def who_is_gone_is_known_by_its_inode() -> AbstractContextManager[None]:  # N19,
         call(self, *arguments, **options)
         self._others.files = _Unknowing()
 
-    return around(FileTable, "__init__", init)
+    return around(Share, "__init__", init)
 
 
 def whoever_has_the_inode_was_renamed() -> AbstractContextManager[None]:  # N19
-    return patched(FileTable, "_is_of_another", lambda self, before, path: False)
+    return patched(Share, "is_of_another", lambda self, before, path: False)
 
 
 ALL: dict[Mutant, int] = {

@@ -1,23 +1,23 @@
 """The files of one subtask: which there are, where they are now, and which of them are new.
 
-Counterparts: ``files.FileReader``, which reads them; ``rotation``, which finds renamed ones. Source: rules N1, N2 and
-N18–N21 and N48–N50 of docs/spec/connectors.md. Every decision follows from names, inodes and content, and from the
-positions, which all subtasks are given: nothing has to be agreed upon.
+Counterparts: ``files.FileReader``, which reads them; ``share``, which says whose a file is; ``rotation``, which finds
+renamed ones. Source: rules N18, N19, N21 and N48–N50 of docs/spec/connectors.md. Every decision follows from names,
+inodes and content, and from the positions, which all subtasks are given: nothing has to be agreed upon.
 """
 
 from __future__ import annotations
 
-import glob
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from headgate.connectors.base import SourceContext, owner_of_split
+from headgate.connectors.base import SourceContext
 from headgate.connectors.files.lines import FileMovedError, LineFile
-from headgate.connectors.files.listing import FileSelection, numbered, owner_of_file, series_of
+from headgate.connectors.files.listing import FileSelection, numbered, series_of
 from headgate.connectors.files.position import FilePosition
-from headgate.connectors.files.rotation import Others, SeenFile, renamed_to, was_compressed
+from headgate.connectors.files.rotation import renamed_to, was_compressed
 from headgate.connectors.files.series import Found, OlderFiles
+from headgate.connectors.files.share import Share
 from headgate.connectors.files.system import inode_of
 from headgate.errors import UsageError
 
@@ -32,18 +32,14 @@ class FileTable:
         self.files: dict[str, LineFile] = {}
         self.losses: list[LineFile] = []
         """Files that were replaced unseen: what was appended last may be missing (N21)."""
-        self._context = context
         self._selection = selection
         self._follow = follow
         self._line_bytes_max = line_bytes_max
         self._system = selection.system
-        self._others = Others(system=self._system)
+        self._share = Share(context, selection, follow=follow)
         self._older = OlderFiles(self._system)
         self._settled: dict[str, LineFile] = {}
         """By series, the file for which everything that was rotated away before it has been dealt with (N49)."""
-        given = [root for root in selection.roots if not glob.has_magic(root)] if follow else []
-        self._given = {root for root in given if not self._system.is_directory(root)}
-        """Files that were given one by one; some may be missing just now."""
         self._awaited: dict[str, int] = {}
         """In how many looks in a row something was missing or could not be read, by path."""
 
@@ -60,16 +56,12 @@ class FileTable:
         own = {}
         for path, position in known.items():
             number = numbers.get(path)
-            if self._owns(path, number):
+            if self._share.owns(path, number):
                 own[path] = self._file(path, replace(position, number=number, older=None, is_settled=False))
                 if position.older is not None:
                     self._older.restore(series_of(path), position.older)
-            elif position.inode and not (position.is_finished and position.inode in self._others.files):
-                # one that is gone says nothing of who has its inode now (N19)
-                is_unread = position.offset == 0
-                self._others.files[position.inode] = SeenFile(
-                    path, position.head_bytes, position.head_digest, self._system, is_unread
-                )
+            elif position.inode and not (position.is_finished and self._share.knows(position.inode)):
+                self._share.note_position(path, position)  # one that is gone says nothing of its inode (N19)
         beside = self._beside(own, files)
         renamed = self._place(list(own.values()))
         settled = {series_of(path) for path, position in known.items() if position.is_settled}
@@ -119,23 +111,11 @@ class FileTable:
         """
 
         def is_free(path: str) -> bool:
-            if not file.has_fingerprint and self._is_of_another(file.path, path):
+            if not file.has_fingerprint and self._share.is_of_another(file.path, path):
                 return False
             return path not in self.files or bool(file.inode and self.files[path].inode != file.inode)
 
         return is_free
-
-    def _is_of_others(self, path: str, inode: int) -> bool:
-        """Whether the file at ``path`` is one of another subtask's that was renamed (N20)."""
-        seen = self._others.files.get(inode)
-        if seen is not None and seen.is_unread and self._is_of_another(seen.path, path):
-            return False  # nor does its owner take it for that
-        return self._others.has(path, inode)
-
-    def _is_of_another(self, before: str, path: str) -> bool:
-        """Whether ``path`` belongs to another log that was given by its name than ``before`` did."""
-        series = series_of(path)
-        return series != series_of(before) and series in self._given
 
     def _is_in_place(self, file: LineFile) -> bool:
         inode = self._inode_of(file.path)
@@ -171,7 +151,7 @@ class FileTable:
             elif file is None:
                 self._consider(path, None)
         present = {self._inode_of(path) for path in listed}
-        self._others.files = {inode: seen for inode, seen in self._others.files.items() if inode in present}
+        self._share.forget_all_but(present)
         self._add_missed(beside, before)
         known = {id(file) for file in before.values()}
         return [file for file in self.files.values() if id(file) not in known]
@@ -186,7 +166,7 @@ class FileTable:
         missing = {path for path in sorted(unfinished.intersection(self._awaited)) if self._inode_of(path) is None}
         self._awaited = {path: self._awaited.get(path, 0) + 1 for path in {*unreadable, *missing}}
         for path in unreadable:
-            if self._awaited[path] >= LOOKS_MAX and self._owns(path, None):
+            if self._awaited[path] >= LOOKS_MAX and self._share.owns(path, None):
                 raise self._selection.cannot_read(path)
 
     def _reappeared(self, file: LineFile) -> None:
@@ -202,9 +182,9 @@ class FileTable:
         inode = self._inode_of(path)
         if inode is None and self._follow:
             return
-        if not self._owns(path, number):
+        if not self._share.owns(path, number):
             if inode is not None:
-                self._others.note(path, inode)
+                self._share.note(path, inode)
             return
         if inode is None or not self._is_known(path, inode):
             self.files[path] = self._file(path, FilePosition(inode=inode or 0, number=number))
@@ -220,7 +200,7 @@ class FileTable:
                     self._rename(file, path)
                     return True
         # If it was renamed on while it was looked at, the next look tells (N50).
-        return self._is_of_others(path, inode) or self._inode_of(path) != inode
+        return self._share.is_of_others(path, inode) or self._inode_of(path) != inode
 
     def relocate(self, file: LineFile, moved: FileMovedError) -> bool:
         """Find ``file``, which is not at its path any more; afterwards it has another one, or has finished.
@@ -281,8 +261,8 @@ class FileTable:
         if not self._follow:
             return {}
         shown = self._selection.shows_all_beside
-        paths = {path for path in {*known, *listed, *self._given} if not shown(path)}
-        return self._older.beside({series_of(path) for path in paths if self._owns(path, None)}, listed)
+        paths = {path for path in {*known, *listed, *self._share.given} if not shown(path)}
+        return self._older.beside({series_of(path) for path in paths if self._share.owns(path, None)}, listed)
 
     def _add_missed(self, beside: Mapping[str, Found], before: Mapping[str, LineFile]) -> None:
         """Add what was rotated away unseen. ``beside`` was listed after the files of ``before`` were noticed.
@@ -324,7 +304,7 @@ class FileTable:
             )
 
         def is_free(path: str, inode: int) -> bool:
-            return path not in taken and not is_known(path, inode) and not self._is_of_others(path, inode)
+            return path not in taken and not is_known(path, inode) and not self._share.is_of_others(path, inode)
 
         return {series: [each for each in found if is_free(*each)] for series, found in beside.items()}
 
@@ -355,13 +335,6 @@ class FileTable:
         """Whether ``path`` has a name that rotation makes: nobody is expected to write there any more."""
         key = self._selection.key(path)
         return series_of(key) != key
-
-    def _owns(self, path: str, number: int | None) -> bool:
-        parallelism = self._context.parallelism
-        if self._follow:
-            return owner_of_file(self._selection.key(path), parallelism) == self._context.subtask_index
-        assert number is not None
-        return owner_of_split(number, parallelism) == self._context.subtask_index
 
     def _file(self, path: str, position: FilePosition) -> LineFile:
         return LineFile(path, position, self._follow, self._line_bytes_max, self._system)

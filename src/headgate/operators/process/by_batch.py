@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import polars as pl
 import pyarrow as pa
@@ -19,14 +19,14 @@ from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import key_columns, owner_of
 from headgate.operators.process.batch_states import BatchCursor, BatchStateHandle, BatchStates, Keys
 from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
-from headgate.operators.process.by_row import opened
 from headgate.operators.process.declaring import Declarations
+from headgate.operators.process.spec import StatefulFunction, StatefulSpec, opened
 from headgate.operators.process.timed import TimedOperator
-from headgate.operators.schemas import SchemaLike, as_schema, batch_of, frame_of
+from headgate.operators.schemas import SchemaLike, batch_of, frame_of
 from headgate.operators.types import schema_text
 from headgate.operators.user_function import UserFunctionError, batch_error, copied, user_traceback
 from headgate.state.backend import ColumnBackend, Ownership
-from headgate.state.descriptors import KeyColumns, StateDescriptor, state_identity
+from headgate.state.descriptors import KeyColumns
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.ownership import owned_rows
@@ -127,35 +127,14 @@ class BatchProcessFunction:
 
 
 @dataclass(frozen=True)
-class BatchProcessSpec:
+class BatchProcessSpec(StatefulSpec[BatchProcessFunction]):
     """Call a vectorised function with state. Made by ``batch_process_spec``, which learns ``descriptors``."""
 
-    keys: tuple[str, ...]
-    function: BatchProcessFunction
-    schema: pa.Schema
-    descriptors: tuple[StateDescriptor, ...]
+    form: ClassVar[type[StatefulFunction]] = BatchProcessFunction
 
     def build(self) -> Operator:
         """See ``OperatorSpec``."""
         return BatchProcessOperator(self)
-
-    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
-        """Return the schema of the results.
-
-        Raises:
-            UsageError: the key is not in the input, or the function's ``schema`` has an unknown type.
-        """
-        check_keys(node, schema, self.keys)
-        return schema if self.function.schema is None else as_schema(node, self.function.schema)
-
-    @property
-    def has_timers(self) -> bool:
-        """Whether the function wants to be told of timers."""
-        return type(self.function).on_timer is not BatchProcessFunction.on_timer
-
-    def state_text(self) -> str:
-        """See ``catalog.state_text``."""
-        return state_identity(key_columns(self.schema, self.keys), self.descriptors, has_timers=self.has_timers)
 
 
 def batch_process_spec(

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from headgate.errors import UsageError
 from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import key_columns
@@ -20,15 +19,14 @@ from headgate.operators.process.cursor import Cursor, NoKey
 from headgate.operators.process.declaring import Declarations
 from headgate.operators.process.functions import ProcessContext, ProcessFunction
 from headgate.operators.process.row_states import RowStates
+from headgate.operators.process.spec import StatefulFunction, StatefulSpec, opened
 from headgate.operators.process.timed import TimedOperator
 from headgate.operators.process.timers import Timer, Timers
 from headgate.operators.row_functions import divert_refused
 from headgate.operators.rows import Row, RowWriter, paused_gc, rows_of
-from headgate.operators.schemas import as_schema
 from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.user_function import UserFunctionError, copied, shortened, user_error, user_traceback
 from headgate.state.backend import RowBackend
-from headgate.state.descriptors import StateDescriptor, state_identity
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.timers import TimeKind
@@ -42,46 +40,14 @@ TIMERS_PER_TURN = 8_192
 
 
 @dataclass(frozen=True)
-class ProcessSpec:
+class ProcessSpec(StatefulSpec[ProcessFunction]):
     """Call a function with state for each key. Made by ``row_process_spec``, which learns ``descriptors``."""
 
-    keys: tuple[str, ...]
-    function: ProcessFunction
-    schema: pa.Schema
-    descriptors: tuple[StateDescriptor, ...]
+    form: ClassVar[type[StatefulFunction]] = ProcessFunction
 
     def build(self) -> Operator:
         """See ``OperatorSpec``."""
         return ProcessOperator(self)
-
-    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
-        """Return the schema of the results.
-
-        Raises:
-            UsageError: the key is not in the input, or the function's ``schema`` has an unknown type.
-        """
-        check_keys(node, schema, self.keys)
-        return schema if self.function.schema is None else as_schema(node, self.function.schema)
-
-    @property
-    def has_timers(self) -> bool:
-        """Whether the function wants to be told of timers."""
-        return type(self.function).on_timer is not ProcessFunction.on_timer
-
-    def state_text(self) -> str:
-        """See ``catalog.state_text``."""
-        return state_identity(key_columns(self.schema, self.keys), self.descriptors, has_timers=self.has_timers)
-
-
-def opened(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:
-    """Call the function's ``open``; return what it declared."""
-    try:
-        function.open(states)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise UserFunctionError(node, "open()", user_traceback(error)) from None
-    return states.close()
 
 
 def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction, schema: pa.Schema) -> ProcessSpec:

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Sequence
 import pyarrow as pa
 
 import headgate as hg
-from headgate.connectors.base import SourceBatch, SourceContext, SourceReader, owner_of_split
+from headgate.connectors.base import SourceBatch, SourceContext, SourceReader
 from headgate.sim.machine.database import Database, Session, Unreachable
 from headgate.sim.machine.feed import Feed
 from headgate.sim.product.records import Row
-from headgate.sim.product.source import POSITION, SCHEMA, Pace
+from headgate.sim.product.source import SCHEMA, Pace, PacedReader, positions_of
 
 
 class PreparingSink(hg.TwoPhaseSink[Session]):
@@ -118,32 +118,23 @@ class FeedSource:
 
     def open(self, context: SourceContext) -> SourceReader:
         """See ``Source``."""
-        mine = [n for i, n in enumerate(self._names) if owner_of_split(i, context.parallelism) == context.subtask_index]
-        found = context.positions or {}
-        positions = {name: POSITION.unpack(found[name])[0] if name in found else 0 for name in mine}
+        positions = positions_of(self._names, context)
         kind = _AcknowledgingReader if self._acknowledges else _FeedReader
         return kind(self._feed, positions, self._pace, self._now_ms)
 
 
-class _FeedReader:
-    """Takes from its parts in turn; after each batch it rests for a while."""
+class _FeedReader(PacedReader):
+    """Reads its parts of the feed."""
 
     def __init__(self, feed: Feed[Row], positions: dict[str, int], pace: Pace, now_ms: Callable[[], int]) -> None:
-        self._feed, self._at, self._pace, self._now_ms = feed, positions, pace, now_ms
-        self._ended: set[str] = set()
-        self._turns = 0
-        self._rests_until_ms = 0
-
-    def splits(self) -> Sequence[str]:
-        return [name for name in self._at if name not in self._ended]
+        super().__init__(positions, pace, now_ms)
+        self._feed = feed
 
     def poll(self) -> SourceBatch | None:
         names = self.splits()
         if self.wakeup_ms() or not names:
             return None
-        self._rests_until_ms = self._now_ms() + self._pace.pause_ms
-        self._turns += 1
-        name = names[self._turns % len(names)]
+        name = self._take_turn(names)
         rows, is_end = self._feed.read(name, self._at[name], self._pace.batch_rows)
         if not rows and not is_end:
             return None
@@ -151,18 +142,6 @@ class _FeedReader:
         if is_end:
             self._ended.add(name)
         return SourceBatch(name, pa.RecordBatch.from_pylist([dict(row) for row in rows], SCHEMA), None, is_end)
-
-    def is_finished(self) -> bool:
-        return len(self._ended) == len(self._at)
-
-    def positions(self) -> dict[str, bytes]:
-        return {name: POSITION.pack(at) for name, at in self._at.items()}
-
-    def wakeup_ms(self) -> int:
-        return max(self._rests_until_ms - self._now_ms(), 0)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class _AcknowledgingReader(_FeedReader, hg.CheckpointedFunction, hg.CheckpointListener):

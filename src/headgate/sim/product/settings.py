@@ -120,6 +120,7 @@ class Settings:
             on_damaged_checkpoint=self.on_damaged,
             loop_memory_bytes=self.loop_memory_bytes,
         )
+        self._add_hooks(p)
         sources = [
             p.source(self._source(splits, i, now_ms, trouble), name=f"source{i}") for i, splits in enumerate(listed)
         ]
@@ -128,6 +129,9 @@ class Settings:
             for i, source in enumerate(sources):
                 self.outside.watch(source, i)
         return p
+
+    def _add_hooks(self, p: hg.Pipeline) -> None:
+        """Add hooks of the coordinator; an ordinary pipeline has none."""
 
     def _source(
         self, listed: Splits, index: int, now_ms: Callable[[], int], trouble: Callable[[], bool]

@@ -33,6 +33,48 @@ class Pace:
     idle_ms: int = 0
 
 
+def positions_of(names: Sequence[str], context: SourceContext) -> dict[str, int]:
+    """Return where to go on in each of these splits that is this subtask's."""
+    found = context.positions or {}
+    mine = [name for i, name in enumerate(names) if owner_of_split(i, context.parallelism) == context.subtask_index]
+    return {name: POSITION.unpack(found[name])[0] if name in found else 0 for name in mine}
+
+
+class PacedReader:
+    """Takes from its splits in turn; after each batch it has nothing for a while. How it reads is its subclasses'."""
+
+    def __init__(self, positions: dict[str, int], pace: Pace, now_ms: Callable[[], int]) -> None:
+        self._at, self._pace, self._now_ms = positions, pace, now_ms
+        self._ended: set[str] = set()
+        self._turns = 0
+        self._rests_until_ms = 0
+
+    def splits(self) -> Sequence[str]:
+        """See ``SourceReader``."""
+        return [name for name in self._at if name not in self._ended]
+
+    def _take_turn(self, names: Sequence[str]) -> str:
+        """Return which of these splits is next, and rest afterwards."""
+        self._rests_until_ms = self._now_ms() + self._pace.pause_ms
+        self._turns += 1
+        return names[self._turns % len(names)]
+
+    def is_finished(self) -> bool:
+        """See ``SourceReader``."""
+        return len(self._ended) == len(self._at)
+
+    def positions(self) -> dict[str, bytes]:
+        """See ``SourceReader``."""
+        return {name: POSITION.pack(at) for name, at in self._at.items()}
+
+    def wakeup_ms(self) -> int:
+        """See ``SourceReader``."""
+        return max(self._rests_until_ms - self._now_ms(), 0)
+
+    def close(self) -> None:
+        """See ``SourceReader``: nothing is open."""
+
+
 class PacedSplits:
     """Rows by split. What the driver lists is what is read, as with files (N1)."""
 
@@ -62,37 +104,27 @@ class PacedSplits:
 
     def open(self, context: SourceContext) -> SourceReader:
         """See ``Source``."""
-        mine = {
-            name: batch
-            for index, (name, batch) in enumerate(self._splits.items())
-            if owner_of_split(index, context.parallelism) == context.subtask_index
-        }
-        return _PacedReader(mine, context.positions or {}, self._pace, self._now_ms, self._trouble)
+        return _SplitsReader(
+            self._splits, positions_of(list(self._splits), context), self._pace, self._now_ms, self._trouble
+        )
 
 
-class _PacedReader:
-    """Takes from its splits in turn; after each batch it has nothing for a while."""
+class _SplitsReader(PacedReader):
+    """Reads rows; an empty split ends late."""
 
     def __init__(
         self,
         splits: Mapping[str, pa.RecordBatch],
-        positions: Mapping[str, bytes],
+        positions: dict[str, int],
         pace: Pace,
         now_ms: Callable[[], int],
         trouble: Callable[[], bool],
     ) -> None:
+        super().__init__(positions, pace, now_ms)
         self._trouble = trouble
         self._splits = splits
-        self._pace = pace
-        self._now_ms = now_ms
         self._opened_ms = now_ms()
-        self._rests_until_ms = 0
-        self._next = {name: POSITION.unpack(positions[name])[0] if name in positions else 0 for name in splits}
-        self._ended = {name for name in splits if splits[name].num_rows and self._next[name] >= splits[name].num_rows}
-        self._turns = 0
-
-    def splits(self) -> Sequence[str]:
-        return [name for name in self._splits if name not in self._ended]
+        self._ended = {name for name, at in positions.items() if splits[name].num_rows and at >= splits[name].num_rows}
 
     def poll(self) -> SourceBatch | None:
         open_splits = self.splits()
@@ -100,26 +132,12 @@ class _PacedReader:
             return None
         if self._trouble():
             raise RuntimeError("trouble of the user's own")
-        self._rests_until_ms = self._now_ms() + self._pace.pause_ms
-        self._turns += 1
-        name = open_splits[self._turns % len(open_splits)]
+        name = self._take_turn(open_splits)
         batch = self._splits[name]
         if not batch.num_rows and self._now_ms() < self._opened_ms + self._pace.idle_ms:
             return None
-        start = self._next[name]
-        self._next[name] = end = min(start + self._pace.batch_rows, batch.num_rows)
+        start = self._at[name]
+        self._at[name] = end = min(start + self._pace.batch_rows, batch.num_rows)
         if end == batch.num_rows:
             self._ended.add(name)
         return SourceBatch(name, batch.slice(start, end - start), None, name in self._ended)
-
-    def is_finished(self) -> bool:
-        return len(self._ended) == len(self._splits)
-
-    def positions(self) -> dict[str, bytes]:
-        return {name: POSITION.pack(at) for name, at in self._next.items()}
-
-    def wakeup_ms(self) -> int:
-        return max(self._rests_until_ms - self._now_ms(), 0)
-
-    def close(self) -> None:
-        """Nothing is open."""

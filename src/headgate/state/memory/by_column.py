@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.backend import ListColumns, MapColumns, Ownership, ValueColumns, restored_batches, restored_states
+from headgate.state.backend import ListColumns, MapColumns, Ownership, ValueColumns, restored_states, restored_timers
 from headgate.state.columns import FrozenRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.key_hash import Hashes, hash_columns
@@ -24,7 +24,7 @@ from headgate.state.memory.expiry import Sweep
 from headgate.state.memory.lists import MemoryLists
 from headgate.state.memory.maps import MemoryMaps
 from headgate.state.memory.values import MemoryValues
-from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, TimersMeta, timer_section
+from headgate.state.timers import TIMERS, ColumnTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
 from headgate.state.ttl import TTL, TTL_SECTION, StateTime, TtlMeta
 
 Expiring: TypeAlias = ExpiringValues | ExpiringLists | ExpiringMaps
@@ -75,10 +75,8 @@ class MemoryColumnBackend:
         self._index = make_key_index(keys.types)
         self.time = StateTime()
         self._states: dict[StateDescriptor, State] = {d: self._made(d) for d in descriptors}
-        event_time, processing_time = MemoryColumnTimers(self._hashes), MemoryColumnTimers(self._hashes)
-        self.timers = TimersByKind(event_time, processing_time, TimersMeta(0, False)) if has_timers else None
-        held = {TimeKind.EVENT_TIME: event_time, TimeKind.PROCESSING_TIME: processing_time}
-        self._timers = held if has_timers else {}
+        self._timers = timers_of_each_kind(lambda: MemoryColumnTimers(self._hashes)) if has_timers else {}
+        self.timers = shown_timers(self._timers)
         self._expiring = [state for state in self._states.values() if isinstance(state, Expiring)]
         self._sweep = Sweep()
         self._renumber_at = _RENUMBER_MIN
@@ -194,11 +192,9 @@ class MemoryColumnBackend:
             for batch in restored_states(sections, section_of(self._keys, descriptor), path, owner):
                 slots = self._index.slots(batch.columns[:width])
                 state.restore(slots, batch.columns[width:])
-        if TimersMeta.found_in(sections, path) is not None:
-            for kind, timers in self._timers.items():
-                for batch in restored_batches(sections, timer_section(self._keys, kind), path, owner):
-                    times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
-                    timers.register(self._index.slots(batch.columns[:width]), times_ms)
+        for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
+            times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
+            timers.register(self._index.slots(batch.columns[:width]), times_ms)
 
     def end_restore(self) -> None:
         """See ``TimedBackend``."""

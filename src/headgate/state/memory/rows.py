@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.state.backend import Ownership, restored_batches, restored_states
+from headgate.state.backend import Ownership, restored_states, restored_timers
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, StateKind, section_of
 from headgate.state.expiring_rows import live_objects
 from headgate.state.keyed import KeyedState, Rows
@@ -20,7 +20,15 @@ from headgate.state.memory.cells import FrozenCells, MemoryCells
 from headgate.state.memory.expiring_cells import ExpiringCells
 from headgate.state.memory.row_timers import MemoryRowTimers, timer_batches, timers_count
 from headgate.state.row_values import conversion, python_values
-from headgate.state.timers import TIMERS, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
+from headgate.state.timers import (
+    TIMERS,
+    RowTimers,
+    TimersByKind,
+    TimersMeta,
+    shown_timers,
+    timer_section,
+    timers_of_each_kind,
+)
 from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION, StateTime, TtlMeta
 
 _ENCODE_KEYS = 16_384
@@ -75,10 +83,8 @@ class MemoryRowBackend:
         self.time = StateTime()
         self._cells = {descriptor: self._made(descriptor) for descriptor in descriptors}
         self._expiring = [cells for cells in self._cells.values() if isinstance(cells, ExpiringCells)]
-        event_time, processing_time = MemoryRowTimers(keys), MemoryRowTimers(keys)
-        self.timers = TimersByKind(event_time, processing_time, TimersMeta(0, False)) if has_timers else None
-        held = {TimeKind.EVENT_TIME: event_time, TimeKind.PROCESSING_TIME: processing_time}
-        self._timers = held if has_timers else {}
+        self._timers = timers_of_each_kind(lambda: MemoryRowTimers(keys)) if has_timers else {}
+        self.timers = shown_timers(self._timers)
 
     def _made(self, descriptor: StateDescriptor) -> MemoryCells:
         return MemoryCells() if descriptor.ttl is None else ExpiringCells(descriptor.kind, descriptor.ttl, self.time)
@@ -116,12 +122,10 @@ class MemoryRowBackend:
         for descriptor, cells in self._cells.items():
             for batch in restored_states(sections, section_of(self._keys, descriptor), path, owner):
                 _add_rows(cells, descriptor, batch, len(self._keys.names))
-        if TimersMeta.found_in(sections, path) is not None:
-            for kind, timers in self._timers.items():
-                for batch in restored_batches(sections, timer_section(self._keys, kind), path, owner):
-                    times_ms = batch.columns[-1].to_pylist()
-                    for key, time_ms in zip(_keys_of(batch, len(self._keys.names)), times_ms, strict=True):
-                        timers.register(key, time_ms)
+        for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
+            times_ms = batch.columns[-1].to_pylist()
+            for key, time_ms in zip(_keys_of(batch, len(self._keys.names)), times_ms, strict=True):
+                timers.register(key, time_ms)
 
     def end_restore(self) -> None:
         """See ``TimedBackend``."""

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.backend import Ownership, restored_batches, restored_states
+from headgate.state.backend import Ownership, restored_states, restored_timers
 from headgate.state.columns import FrozenRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.frozen import FrozenState
@@ -28,7 +28,7 @@ from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
 from headgate.state.rocksdb.tables import tables_of
 from headgate.state.slot_array import SlotArray
-from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, TimersMeta, timer_section
+from headgate.state.timers import TIMERS, ColumnTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
 from headgate.state.ttl import StateTime
 
 CHANGES_MAX = 32_768
@@ -86,10 +86,8 @@ class RocksColumnBackend:
         """The turn in which each slot was last asked for."""
         self._turn = 0
         self._give_up_at = 0
-        event_time, processing_time = _Timers(self), _Timers(self)
-        self.timers = TimersByKind(event_time, processing_time, TimersMeta(0, False)) if has_timers else None
-        held = {TimeKind.EVENT_TIME: event_time, TimeKind.PROCESSING_TIME: processing_time}
-        self._timers = held if has_timers else {}
+        self._timers = timers_of_each_kind(lambda: _Timers(self)) if has_timers else {}
+        self.timers = shown_timers(self._timers)
 
     def _keys_count(self) -> int:
         return len(self._index)
@@ -242,11 +240,9 @@ class RocksColumnBackend:
             for batch in restored_states(sections, state.table.section, path, owner):
                 restore_rows(state.table, self._place.database, self._keys, self._max_parallelism, batch)
                 self._outside[descriptor] += batch.num_rows
-        if TimersMeta.found_in(sections, path) is not None:
-            for kind, timers in self._timers.items():
-                for batch in restored_batches(sections, timer_section(self._keys, kind), path, owner):
-                    times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
-                    timers.register(self._index.slots(batch.columns[:width]), times_ms)
+        for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
+            times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
+            timers.register(self._index.slots(batch.columns[:width]), times_ms)
 
 
 def _section_rows(keys: FrozenKeys, section: Section, frozen: FrozenRows) -> tuple[Section, Sequence[pa.RecordBatch]]:

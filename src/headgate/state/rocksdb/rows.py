@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.state.backend import Ownership, restored_batches, restored_states
+from headgate.state.backend import Ownership, restored_batches, restored_states, restored_timers
 from headgate.state.descriptors import KeyColumns, StateDescriptor
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays, timer_batches, timers_count
@@ -21,7 +21,7 @@ from headgate.state.rocksdb.scanning import distinct_keys
 from headgate.state.rocksdb.stored import StoredObjects, stored_objects
 from headgate.state.rocksdb.tables import Table, tables_of
 from headgate.state.row_values import python_values
-from headgate.state.timers import TIMERS, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
+from headgate.state.timers import TIMERS, RowTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
 from headgate.state.ttl import StateTime
 
 CHANGES_MAX = 16_384
@@ -126,10 +126,8 @@ class RocksRowBackend:
         tables = tables_of(keys, descriptors)
         self._objects = CachedObjects(place, keys, max_parallelism, list(tables.values()))
         self._cells = dict(zip(tables, self._objects.cells, strict=True))
-        event_time, processing_time = MemoryRowTimers(keys), MemoryRowTimers(keys)
-        self.timers = TimersByKind(event_time, processing_time, TimersMeta(0, False)) if has_timers else None
-        held = {TimeKind.EVENT_TIME: event_time, TimeKind.PROCESSING_TIME: processing_time}
-        self._timers = held if has_timers else {}
+        self._timers = timers_of_each_kind(lambda: MemoryRowTimers(keys)) if has_timers else {}
+        self.timers = shown_timers(self._timers)
 
     def cells(self, descriptor: StateDescriptor) -> RocksCells:
         """See ``RowBackend``."""
@@ -177,11 +175,9 @@ class RocksRowBackend:
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
         self._objects.restore(sections, path, owner)
-        if TimersMeta.found_in(sections, path) is not None:
-            for kind, timers in self._timers.items():
-                for batch in restored_batches(sections, timer_section(self._keys, kind), path, owner):
-                    for key, time_ms in zip(keys_of(batch.columns[:-1]), batch.columns[-1].to_pylist(), strict=True):
-                        timers.register(key, time_ms)
+        for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
+            for key, time_ms in zip(keys_of(batch.columns[:-1]), batch.columns[-1].to_pylist(), strict=True):
+                timers.register(key, time_ms)
 
 
 def keys_of(columns: Sequence[pa.Array]) -> list[Any]:

@@ -1,0 +1,84 @@
+"""What both forms of process functions are to the catalogue: keys, a function, and what it declared (ST1).
+
+Counterparts: ``by_row`` and ``by_batch``, which call the function; ``declaring``, through which it declares its state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+
+from headgate.errors import UsageError
+from headgate.operators.base import Operator
+from headgate.operators.key_check import check_keys
+from headgate.operators.keyed import key_columns
+from headgate.operators.process.declaring import Declarations
+from headgate.operators.schemas import SchemaLike, as_schema
+from headgate.operators.user_function import UserFunctionError, user_traceback
+from headgate.state.descriptors import StateDescriptor, state_identity
+
+
+class StatefulFunction(Protocol):
+    """What is common to both forms."""
+
+    schema: SchemaLike | None
+
+    def on_timer(self, timer: Any, context: Any, /) -> Any:
+        """Called when timers fire."""
+
+
+Function = TypeVar("Function", bound=StatefulFunction)
+
+
+@dataclass(frozen=True)
+class StatefulSpec(ABC, Generic[Function]):
+    """Call a function with state for each key.
+
+    Attributes:
+        schema: of the input.
+        descriptors: of the states that the function declares.
+    """
+
+    form: ClassVar[type[StatefulFunction]]
+    """The class that users derive such functions from."""
+
+    keys: tuple[str, ...]
+    function: Function
+    schema: pa.Schema
+    descriptors: tuple[StateDescriptor, ...]
+
+    @abstractmethod
+    def build(self) -> Operator:
+        """See ``OperatorSpec``."""
+
+    def output_schema(self, schema: pa.Schema, node: str) -> pa.Schema:
+        """Return the schema of the results.
+
+        Raises:
+            UsageError: the key is not in the input, or the function's ``schema`` has an unknown type.
+        """
+        check_keys(node, schema, self.keys)
+        return schema if self.function.schema is None else as_schema(node, self.function.schema)
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether the function wants to be told of timers."""
+        return type(self.function).on_timer is not self.form.on_timer
+
+    def state_text(self) -> str:
+        """See ``catalog.state_text``."""
+        return state_identity(key_columns(self.schema, self.keys), self.descriptors, has_timers=self.has_timers)
+
+
+def opened(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:
+    """Call the function's ``open``; return what it declared."""
+    try:
+        function.open(states)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UserFunctionError(node, "open()", user_traceback(error)) from None
+    return states.close()
