@@ -121,7 +121,8 @@ class _Subtask:
         mine = own_copy_of(NODE, source)  # HL2
         self.reader: AnyReader = mine.open(context)
         self.rows: list[Row] = []
-        self._objects: list[object] = [self.reader] if mine is self.reader else [mine, self.reader]  # HL4
+        objects: list[object] = [mine, self.reader]  # HL4
+        self._objects = objects[1:] if objects[0] is objects[1] else objects
         self._lists = OperatorLists(NODE, context.subtask_index, context.parallelism)
         former = len(begin.lists)
         self._lists.take(
