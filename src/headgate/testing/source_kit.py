@@ -1,19 +1,22 @@
 """Conformance kit for bounded sources: any restart, at any parallelism, delivers what followed.
 
-Counterpart: ``connectors.base.Source``. Source: docs/spec/connectors.md N1, N3; EI33; faults F2 and F23.
+Counterparts: ``connectors.base.Source``, ``source_crashes``. Source: docs/spec/connectors.md N1, N3; KT1, KT2; EI33;
+faults F2 and F23.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headgate.connectors.base import Source, SourceContext
+from headgate.connectors.base import SourceContext
 from headgate.connectors.hooks import CoordinatorHook, HookContext, HookedSource
-from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, InducedSource, Polled
+from headgate.connectors.induced import AnyReader, CheckpointMarker, InducedReader, Polled
+from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import NO_GENERATION
+from headgate.testing.source_crashes import check_crashes
+from headgate.testing.source_lives import AnySource, SourceCheckpoint, SourceLife, check_same
 
 POLLS_MAX = 100_000
 """A bounded source that has not ended after so many polls never will."""
@@ -25,64 +28,85 @@ RESTARTS_MAX = 40
 """Restart points tried for each parallelism; evenly spread when there are more polls."""
 
 
-def check_source(source: Source | InducedSource, parallelisms: Sequence[int] = (1, 2, 3)) -> list[dict[str, Any]]:
+def check_source(
+    source: AnySource | Callable[[], AnySource], parallelisms: Sequence[int] = (1, 2, 3)
+) -> list[dict[str, Any]]:
     """Read a bounded source with and without restarts; return its records.
 
     Afterwards: the records are the same multiset for every parallelism and every restart. If the source brings a hook
     along, which puts markers into it, each restart begins behind the marker of a checkpoint, and the hook stays reset.
+    Whoever listens is told how checkpoints end.
+
+    Args:
+        source: has an end. If reading changes something outside, such as a broker that forgets what was acknowledged:
+            a function that makes it, each time with the same records outside.
+        parallelisms: numbers of subtasks. Checkpoints of each are gone on with at each.
 
     Raises:
         AssertionError: they are not, or a rule of ``SourceReader`` is broken.
+        UsageError: a source that listens was given itself, not a function that makes it.
     """
-    schema = source.schema()
-    expected, polls = _run(source, 1, lambda _: False, POLLS_MAX)
-    assert source.schema().equals(schema), "schema() changed between two calls"
-    hook = source.coordinator_hook() if isinstance(source, HookedSource) else None
+    fresh = _maker(source)
+    first = fresh()
+    if source is first and _is_listening(first):
+        raise UsageError(
+            "the source hears of checkpoints, and what it does then outside is there in the next run, too; give "
+            "check_source() a function that makes the source, each time with the same records outside"
+        )
+    schema = first.schema()
+    expected, polls = _run(first, 1, lambda _: False, POLLS_MAX)
+    assert first.schema().equals(schema), "schema() changed between two calls"
+    hook = first.coordinator_hook() if isinstance(first, HookedSource) else None
     if hook is not None:
         for parallelism in parallelisms:
-            check_markers(source, hook, parallelism, polls, expected)
+            check_markers(first, hook, parallelism, polls, expected)
     for parallelism in parallelisms:
-        polls_max = 100 + polls * parallelism * POLLS_FACTOR
+        polls_max = _polls_max(polls, parallelism)
         step = max(1, polls // RESTARTS_MAX)
         for restart in range(0, polls + 1, step):
-            found, _ = _run(source, parallelism, lambda poll, at=restart: poll == at, polls_max)  # type: ignore[misc]
-            _same(found, expected, f"parallelism {parallelism}, restart after poll {restart}")
-        found, _ = _run(source, parallelism, lambda _: True, polls_max)
-        _same(found, expected, f"parallelism {parallelism}, restart after every poll")
+            found, _ = _run(fresh(), parallelism, lambda poll, at=restart: poll == at, polls_max)  # type: ignore[misc]
+            check_same(found, expected, f"parallelism {parallelism}, restart after poll {restart}")
+        found, _ = _run(fresh(), parallelism, lambda _: True, polls_max)
+        check_same(found, expected, f"parallelism {parallelism}, restart after every poll")
+    check_crashes(fresh, parallelisms, polls, lambda parallelism: _polls_max(polls, parallelism), expected)
     return expected
 
 
+def _maker(source: AnySource | Callable[[], AnySource]) -> Callable[[], AnySource]:
+    """A class is a function that makes a source, too, though it has ``open``."""
+    if callable(source) and not hasattr(type(source), "open"):
+        return source
+    return lambda: source  # type: ignore[return-value]
+
+
+def _polls_max(polls: int, parallelism: int) -> int:
+    return 100 + polls * parallelism * POLLS_FACTOR
+
+
+def _is_listening(source: AnySource) -> bool:
+    life = SourceLife(source, NO_GENERATION, 1, SourceCheckpoint())
+    life.close()
+    return life.is_listening
+
+
 def _run(
-    source: Source | InducedSource, parallelism: int, restarts_after: Callable[[int], bool], polls_max: int
+    source: AnySource, parallelism: int, restarts_after: Callable[[int], bool], polls_max: int
 ) -> tuple[list[dict[str, Any]], int]:
     """Read with ``parallelism`` readers in turn; replace all of them where ``restarts_after`` says so."""
-    rows: list[dict[str, Any]] = []
-    readers = _open(source, parallelism, None)
+    life = SourceLife(source, NO_GENERATION, parallelism, SourceCheckpoint())
     for poll in range(polls_max):
-        if all(reader.is_finished() for reader in readers):
-            return rows, poll
-        reader = readers[poll % parallelism]
-        owned = set(reader.splits())
-        batch: Polled = None if reader.is_finished() else reader.poll()
-        if isinstance(batch, CheckpointMarker):
-            raise AssertionError(f"the reader met {batch}, and no checkpoint was triggered")
-        if batch is not None:
-            assert batch.split in owned, f"batch of split {batch.split}, which is not among splits() {sorted(owned)}"
-            assert batch.batch.schema.equals(source.schema()), f"batch has schema {batch.batch.schema}"
-            assert not batch.is_split_finished or batch.split not in reader.splits(), "a finished split is in splits()"
-            rows += batch.batch.to_pylist()
+        if life.is_finished:
+            return life.rows, poll
+        life.poll(poll % parallelism)
         if restarts_after(poll):
-            positions: dict[str, bytes] = {}
-            for each in readers:
-                assert not positions.keys() & each.positions().keys(), "two subtasks own one split"
-                positions |= each.positions()
-                each.close()
-            readers = _open(source, parallelism, positions)
+            done = life.checkpoint(poll + 1, is_polled=False)
+            life.close()
+            life = SourceLife(source, NO_GENERATION, parallelism, done)
     raise AssertionError(f"the source had not ended after {polls_max} polls")
 
 
 def check_markers(
-    source: Source | InducedSource, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
+    source: AnySource, hook: CoordinatorHook, parallelism: int, polls: int, expected: list[dict[str, Any]]
 ) -> None:
     """Take checkpoint after checkpoint, each behind other numbers of polls; behind every one a generation begins.
 
@@ -109,7 +133,7 @@ def check_markers(
             break
     assert cut is not None
     assert cut.is_finished, f"the source had not ended after {polls + RESTARTS_MAX} checkpoints"
-    _same(rows, expected, f"parallelism {parallelism}, restart behind every marker")
+    check_same(rows, expected, f"parallelism {parallelism}, restart behind every marker")
     hook.reset()
     hook.close()
 
@@ -172,7 +196,7 @@ class _Cut:
 
 
 def _open(
-    source: Source | InducedSource,
+    source: AnySource,
     parallelism: int,
     positions: dict[str, bytes] | None,
     generation: Generation = NO_GENERATION,
@@ -181,10 +205,3 @@ def _open(
         SourceContext("kit", "source", index, parallelism, positions, generation) for index in range(parallelism)
     ]
     return [source.open(context) for context in contexts]
-
-
-def _same(found: list[dict[str, Any]], expected: list[dict[str, Any]], when: str) -> None:
-    found_counts, expected_counts = (Counter(repr(sorted(row.items())) for row in rows) for rows in (found, expected))
-    lost, extra = expected_counts - found_counts, found_counts - expected_counts
-    assert not lost, f"{when}: lost {list(lost.items())[:3]}"
-    assert not extra, f"{when}: delivered again {list(extra.items())[:3]}"

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from headgate.testing.sinks.target import Target
+from headgate.testing.sinks.target import Target, not_said
 from headgate.testing.sinks.world import Checkpoint, SinkLife, World, denial_of
 
 
-def check_lost_prepared(target: Target) -> None:
+def check_lost_prepared(target: Target) -> str | None:
     """B13, K5: the target lost what a completed checkpoint counts on: the commit raises instead of going on."""
     if target.lose_prepared is None:
-        return
+        return not_said("lose_prepared")
     world, life, done = _lost(target, "the target lost what was prepared")
     assert denial_of(lambda: life.commit(done), world.story), f"{world.story}: the commit reported success"
+    return None
 
 
-def check_lost_prepared_in_recovery(target: Target) -> None:
+def check_lost_prepared_in_recovery(target: Target) -> str | None:
     """B13, K5: the same, found by the next generations, each of which is told so."""
     if target.lose_prepared is None:
-        return
+        return not_said("lose_prepared")
     world, _, _ = _lost(target, "the target lost what was prepared, and the pipeline was started again")
     for _ in range(2):
         assert denial_of(lambda: world.start(1), world.story), f"{world.story}: the recovery reported success"
+    return None
 
 
 def _lost(target: Target, story: str) -> tuple[World, SinkLife, Checkpoint]:
@@ -34,10 +36,10 @@ def _lost(target: Target, story: str) -> tuple[World, SinkLife, Checkpoint]:
     return world, life, done
 
 
-def check_taken_away(target: Target) -> None:
+def check_taken_away(target: Target) -> str | None:
     """D5: a consumer takes committed output away; commits that are repeated then neither fail nor bring it back."""
     if target.take is None:
-        return
+        return not_said("take")
     world = World(target, 4, "a consumer took committed output away")
     life = world.start(2)
     life.finish()
@@ -57,3 +59,4 @@ def check_taken_away(target: Target) -> None:
     life.commit(after)
     found = sorted(int(row["number"]) for row in target.read())
     assert found == list(range(done.position, after.position)), f"{world.story}: later output is {found}"
+    return None

@@ -134,12 +134,12 @@ def check_rewound(target: Target) -> None:
     world.check_end(2)
 
 
-def check_forgetting(target: Target) -> None:
+def check_forgetting(target: Target) -> str | None:
     """K20: the target forgets what no retained checkpoint promises; what one promises is known for ever."""
     world = World(target, 5, "the target forgot what nobody promises")
     life = world.start(2)
     if not isinstance(life.committer, ForgettingCommitter):
-        return
+        return "the committer is no ForgettingCommitter"
     life.finish()
     for _ in range(3):
         world.advance(life)
@@ -152,3 +152,4 @@ def check_forgetting(target: Target) -> None:
         world.check_visible(retained.shown, "after a restart")
         life.finish()
     world.check_end(1)
+    return None

@@ -11,7 +11,7 @@ from enum import Enum
 
 from headgate.connectors.base import transaction_timeout_ms
 from headgate.errors import FencedError
-from headgate.testing.sinks.target import Target
+from headgate.testing.sinks.target import Target, not_said
 from headgate.testing.sinks.world import Checkpoint, SinkLife, World, denial_of
 
 FOR_EVER_MS = 400 * 24 * 3600 * 1000
@@ -34,18 +34,19 @@ MAY_BE_DENIED = (Moment.OPEN, Moment.CARRIED, Moment.PROMISED, Moment.PROMISED_A
 """Where something that a completed checkpoint counts on can be gone."""
 
 
-def check_outages(fresh: Callable[[], Target]) -> None:
-    """Every moment, away for a little less than the target waits, and for longer; not at all if it has no clock."""
+def check_outages(fresh: Callable[[], Target]) -> str | None:
+    """Every moment, away for a little less than the target waits, and for longer; why not if it has no clock (KT3)."""
     for moment in Moment:
         target = fresh()
         if target.advance_clock is None:
-            return
+            return not_said("advance_clock")
         limit_ms = transaction_timeout_ms(target.sink)
         if limit_ms is None:
             check_outage(target, moment, FOR_EVER_MS, may_deny=False)
         else:
             check_outage(target, moment, limit_ms - 1, may_deny=False)
             check_outage(fresh(), moment, 2 * limit_ms + 1, may_deny=moment in MAY_BE_DENIED)
+    return None
 
 
 def check_outage(target: Target, moment: Moment, away_ms: int, *, may_deny: bool) -> None:

@@ -15,12 +15,14 @@ from headgate.testing.sinks.rivals import expect_fenced
 from headgate.testing.sinks.target import NODE, PIPELINE, Target
 from headgate.testing.sinks.world import World
 
+NOT_OWNED = "the sink is no OwnedSink"
 
-def check_owner(target: Target) -> None:
+
+def check_owner(target: Target) -> str | None:
     """LV2, LV3: a target that remembers lives knows nobody at first, then the first one that comes, across restarts."""
     sink = target.sink
     if not isinstance(sink, OwnedSink):
-        return
+        return NOT_OWNED
     first, second = Life("first", "/first", "kit", 1), Life("second", "/second", "kit", 2)
     assert sink.owner(PIPELINE, NODE) == Owner(), "a fresh target knows an owner"
     assert sink.own(PIPELINE, NODE, first) == Owner(first), "a fresh target does not take the life that comes"
@@ -30,13 +32,14 @@ def check_owner(target: Target) -> None:
     known = sink.owner(PIPELINE, NODE)
     assert (known.life, known.generation) == (first, 1), f"a target remembers {known}"
     assert sink.owner(PIPELINE, "another") == Owner(), "another sink has the same owner"
+    return None
 
 
-def check_start_over(target: Target) -> None:
+def check_start_over(target: Target) -> str | None:
     """LV2 to LV4: the checkpoints were removed, or others of that name are elsewhere: all numbers begin anew."""
     sink = target.sink
     if not isinstance(sink, OwnedSink):
-        return
+        return NOT_OWNED
     first, second = Life("first", "/first", "kit", 1), Life("second", "/second", "kit", 2)
     sink.own(PIPELINE, NODE, first)
     world = World(target, 5, "the pipeline was started over")
@@ -46,7 +49,7 @@ def check_start_over(target: Target) -> None:
     found = sink.owner(PIPELINE, NODE)
     assert lives.objection(second, found, Generation(1)) is lives.Objection.OTHER_LIFE, f"a target remembers {found}"
     if not isinstance(sink, RememberingSink):
-        return
+        return "how it goes on: the sink is no TwoPhaseSink or LedgerSink"
     mine = Fence(owner_of(PIPELINE, NODE), int(found.generation), encode_life(second).decode())
     expect_fenced(lambda: sink.claim(mine), "of another life claimed the target, in the step that looks whose it is,")
     assert sink.owner(PIPELINE, NODE) == found, "a target remembers a claim that it refused"
@@ -64,3 +67,4 @@ def check_start_over(target: Target) -> None:
     over.commit(over.prepare(CheckpointId(1)))
     counts = sorted(Counter(int(row["number"]) for row in target.read()).items())
     assert counts == [(n, 2) for n in range(5)], f"{world.story}: records and how often each is visible: {counts}"
+    return None

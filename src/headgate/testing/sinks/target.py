@@ -21,6 +21,11 @@ NODE = "sink"
 HasFailed: TypeAlias = Callable[[], bool]
 
 
+def not_said(name: str) -> str:
+    """Return why a step is left out that needs ``Target(name=…)`` (KT3)."""
+    return f"Target({name}=...) is not given"
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """One fresh, empty target.
