@@ -158,7 +158,9 @@ def test_every_state_that_can_be_frozen_is_in_the_conformance_test() -> None:
     stateful = {c for c in operators - bases if c.freeze is not Operator.freeze}
     assert {type(live.operator) for live in lives if hasattr(live, "operator")} == stateful
     assert {type(live.spec) for live in holders} | {LoopHeadSpec} == {
-        one for one in specs if one is not StatefulSpec and one.__module__.startswith("headgate.operators")
+        one
+        for one in specs
+        if one is not StatefulSpec and not isabstract(one) and one.__module__.startswith("headgate.operators")
     }
     functions = [getattr(live.spec, "function", None) for live in holders]
     assert {f.kind for f in functions if isinstance(f, ByRow)} == set(StateKind)

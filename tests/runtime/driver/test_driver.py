@@ -79,7 +79,7 @@ class Played:
                 self.submitted.get_nowait()[3](None)
             except queue.Empty:
                 break
-        self.driver.supervision.job_ended(self.driver.supervision.machine._submission, None)
+        self.driver.supervision.job_ended(self.driver.supervision.machine.job.submission, None)
         self.driver.join()
 
 

@@ -34,6 +34,11 @@ class SparkJob:
         self._cancels_count = 0
 
     @property
+    def submission(self) -> int:
+        """The number of the last one; 0: none."""
+        return self._submission
+
+    @property
     def is_running(self) -> bool:
         """Whether it has been submitted and has not ended."""
         return self._is_running
