@@ -19,6 +19,7 @@ from tests.mutants.harness import Mutant, assert_caught, patched
 from headgate.api import pipeline as pipelines
 from headgate.codec import log_entry
 from headgate.connectors.custom import ledger, two_phase
+from headgate.connectors.custom.fence import OutputName
 from headgate.connectors.custom.output import LedgerOutput
 from headgate.connectors.custom.pieces import PieceBuffer
 from headgate.model.manifest import Committable
@@ -150,6 +151,61 @@ def targets_that_end_transactions_are_not_asked() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def what_retained_checkpoints_promise_is_forgotten() -> Iterator[None]:
+    """CS24, K20."""
+    forget = two_phase._ForgettingCommitter.forget_all_but
+    with patched(
+        two_phase._ForgettingCommitter, "forget_all_but", lambda self, before, promised: forget(self, before, [])
+    ):
+        yield
+
+
+@contextmanager
+def what_was_committed_meanwhile_is_forgotten() -> Iterator[None]:
+    """CS24: a checkpoint completed after somebody looked what is promised."""
+
+    def is_over(self: Any, name: str, before: Any, kept: set[str]) -> bool:
+        return name not in kept and self._is_mine(name)
+
+    with patched(two_phase._ForgettingCommitter, "_is_over", is_over):
+        yield
+
+
+@contextmanager
+def only_what_this_generation_committed_is_forgotten() -> Iterator[None]:
+    """CS24: what others left stays for ever."""
+
+    def is_over(self: Any, name: str, before: Any, kept: set[str]) -> bool:
+        return name not in kept and self._checkpoints.get(name, before) < before
+
+    with patched(two_phase._ForgettingCommitter, "_is_over", is_over):
+        yield
+
+
+@contextmanager
+def what_other_sinks_committed_is_forgotten() -> Iterator[None]:
+    """CS2, CS24."""
+
+    def is_over(self: Any, name: str, before: Any, kept: set[str]) -> bool:
+        found = OutputName.parse(name)
+        return name not in kept and found is not None and found.generation < self._fence.generation
+
+    with patched(two_phase._ForgettingCommitter, "_is_over", is_over):
+        yield
+
+
+@contextmanager
+def half_of_what_forgetting_takes_is_taken_for_none() -> Iterator[None]:
+    """CS24."""
+    with patched(two_phase, "can_forget", lambda sink: False):
+        yield
+
+
+def half(path: Path) -> None:
+    sinks.test_a_sink_with_half_of_what_forgetting_takes_is_told_so(path, sinks.ForgetsOnly, "forget", "committed")
+
+
 def in_pieces(test: Any) -> Any:
     def run(path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -198,6 +254,24 @@ CASES = [
             possible.hg.Checkpointing(), "may take"
         ),
     ),
+    (
+        what_retained_checkpoints_promise_is_forgotten,
+        sinks.test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises,
+    ),
+    (
+        what_was_committed_meanwhile_is_forgotten,
+        sinks.test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises,
+    ),
+    (
+        what_was_committed_meanwhile_is_forgotten,
+        sinks.test_what_an_heir_has_committed_is_not_forgotten_by_whom_it_replaced,
+    ),
+    (
+        only_what_this_generation_committed_is_forgotten,
+        sinks.test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises,
+    ),
+    (what_other_sinks_committed_is_forgotten, sinks.test_other_sinks_at_the_target_forget_for_themselves),
+    (half_of_what_forgetting_takes_is_taken_for_none, half),
     (permits_are_not_looked_at, lambda path: sinks.test_output_beyond_the_permit_is_refused(path, SqliteSink)),
 ]
 

@@ -19,7 +19,7 @@ from headgate.model.manifest import Committable, Manifest
 from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery
-from headgate.protocol.checkpoints.commit import CommitPermit, forgettable
+from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
@@ -267,7 +267,7 @@ def _forget(
     if before is None:
         return
     try:
-        retrying(lambda: commits.forget(before), around)
+        retrying(lambda: commits.forget(before, promised_by(observed)), around)
     except FencedError:
         raise
     except Exception as error:  # of a user's sink, too: the next start tries again

@@ -16,6 +16,7 @@ from headgate.connectors.base import (
     Committer,
     ForgettingCommitter,
     MakingSink,
+    NamingCommitter,
     PiecewiseCommitter,
     Sink,
     TidyingCommitter,
@@ -122,11 +123,18 @@ class SinkCommits:
             expected = f"{stored.size_bytes} bytes of prepared output"
             raise CorruptionError(error.path, 0, expected, "no file") from error
 
-    def forget(self, before: CheckpointId) -> None:
-        """Let targets forget outcomes of checkpoints below ``before``, for which nobody can ask any more (K20)."""
-        for committer in self._committers.values():
+    def forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
+        """Let targets forget outcomes for which nobody can ask any more (K20).
+
+        Args:
+            before: no retained checkpoint asks for anything of those below.
+            promised: all that they ask for.
+        """
+        for name, committer in self._committers.items():
             if isinstance(committer, ForgettingCommitter):
                 committer.forget(before)
+            if isinstance(committer, NamingCommitter):
+                committer.forget_all_but(before, [self._with_payload(c) for c in promised if c.sink == name])
 
     def close(self) -> None:
         """Release resources of every target."""
