@@ -1,8 +1,8 @@
 """``TwoPhaseSink``: sinks of users whose targets can prepare a transaction.
 
-Rules CS1–CS7, CS9, CS23 and CS24 of docs/spec/connectors.md. The user says how the target begins, writes, prepares, commits and
-aborts one transaction; names, pending output, recovery and other parallelism are done here. Modelled on Flink's
-``TwoPhaseCommitSinkFunction``, but the driver commits.
+Rules CS1–CS7, CS9, CS23 and CS24 of docs/spec/connectors.md. The user says how the target begins, writes, prepares,
+commits and aborts one transaction; names, pending output, recovery and other parallelism are done here. Modelled on
+Flink's ``TwoPhaseCommitSinkFunction``, but the driver commits.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
     """Derive from it for a target in which output can be durable and invisible at once.
 
     ``begin``, ``write``, ``prepare`` and ``close`` are called in the workers, ``claim``, ``claimed``, ``prepared``,
-    ``commit``, ``abort``, ``committed`` and ``forget`` in the driver. Each may be called again after it raised, and after it succeeded and the
-    process died before that was known. Instances travel to the workers: what cannot, such as a connection, belongs into
-    ``begin``.
+    ``commit``, ``abort``, ``committed`` and ``forget`` in the driver. Each may be called again after it raised, and
+    after it succeeded and the process died before that was known. Instances travel to the workers: what cannot, such as
+    a connection, belongs into ``begin``.
 
     Attributes:
         transient_errors: what ``prepare`` and the calls in the driver raise when another try may help. All else, and
