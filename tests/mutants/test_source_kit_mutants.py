@@ -88,4 +88,9 @@ def generations_begin_at_the_newest_checkpoint() -> Iterator[None]:
 
 def test_a_kit_that_never_goes_back_behind_the_newest_marker_is_caught() -> None:
     refused = kits.test_the_kit_refuses_sources_that_set_their_barrier_wrongly
-    assert_caught(generations_begin_at_the_newest_checkpoint, refused, "newest", "restart behind every marker: lost")
+    assert_caught(
+        generations_begin_at_the_newest_checkpoint,
+        refused,
+        "newest",
+        "parallelism 1, restart behind every marker: lost",
+    )
