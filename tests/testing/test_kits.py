@@ -239,8 +239,10 @@ class Marked:
 
     def open(self, context: SourceContext) -> MarkedReader:
         mine = [name for i, name in enumerate(self.items) if i % context.parallelism == context.subtask_index]
-        positions = {name: b"%d" % at for name, at in self.at.items()} if self.problem == "newest" else None
-        return MarkedReader(self, mine, positions or context.positions or {})
+        positions = context.positions
+        if positions and self.problem == "newest":  # wherever it has ever been
+            positions = {name: b"%d" % at for name, at in self.at.items()}
+        return MarkedReader(self, mine, positions or {})
 
 
 class MarkedReader:
