@@ -16,6 +16,8 @@ import tests.connectors.custom.test_own_sinks as sinks
 from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from tests.mutants.harness import Mutant, assert_caught, patched
 
+import headgate as hg
+from headgate.api import guarantees
 from headgate.api import pipeline as pipelines
 from headgate.codec import log_entry
 from headgate.connectors.custom import ledger, two_phase
@@ -147,7 +149,7 @@ def pieces_are_in_a_manifest_of_version_2() -> Iterator[None]:
 @contextmanager
 def targets_that_end_transactions_are_not_asked() -> Iterator[None]:
     """CS9."""
-    with patched(pipelines, "check_transactions", lambda graph, checkpoints: None):
+    with patched(pipelines, "check_transactions", lambda graph, checkpoints, restart: None):
         yield
 
 
@@ -206,6 +208,20 @@ def half(path: Path) -> None:
     sinks.test_a_sink_with_half_of_what_forgetting_takes_is_told_so(path, sinks.ForgetsOnly, "forget", "committed")
 
 
+@contextmanager
+def restarts_take_no_time() -> Iterator[None]:
+    """CS9."""
+    with patched(guarantees, "longest_outage_ms", lambda strategy: 0):
+        yield
+
+
+@contextmanager
+def whoever_comes_may_write() -> Iterator[None]:
+    """LV8."""
+    with patched(pipelines, "check_owners", lambda graph: None):
+        yield
+
+
 def in_pieces(test: Any) -> Any:
     def run(path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -251,9 +267,14 @@ CASES = [
     (
         targets_that_end_transactions_are_not_asked,
         lambda _: possible.test_a_target_that_may_end_what_a_checkpoint_still_needs_is_refused(
-            possible.hg.Checkpointing(), "may take"
+            possible.hg.Checkpointing(), "and a restart behind it may take"
         ),
     ),
+    (
+        restarts_take_no_time,
+        lambda _: possible.test_restarts_and_takeovers_count_against_what_a_target_waits(hg.FixedDelay(), None),
+    ),
+    (whoever_comes_may_write, lambda _: possible.test_a_sink_that_cannot_say_whose_its_target_is_is_refused()),
     (
         what_retained_checkpoints_promise_is_forgotten,
         sinks.test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises,

@@ -23,7 +23,14 @@ from headgate.api.config import (
     Restart,
 )
 from headgate.api.describe import describe_plan
-from headgate.api.guarantees import check_guarantee, check_overtaking, check_retention, check_transactions, policy_for
+from headgate.api.guarantees import (
+    check_guarantee,
+    check_overtaking,
+    check_owners,
+    check_retention,
+    check_transactions,
+    policy_for,
+)
 from headgate.api.not_yet import not_there_yet, refuse_lists, refuse_unheard
 from headgate.api.option_checks import byte_count, checked_bad_records, checked_damage_policy, instance, whole
 from headgate.api.preparing import (
@@ -210,7 +217,8 @@ class Pipeline:
         if checkpoints.alignment_timeout_ms is not None:
             check_overtaking(graph)
         check_retention(graph, checkpoints, self._hooks.values())
-        check_transactions(graph, checkpoints)
+        check_transactions(graph, checkpoints, self._restart)
+        check_owners(graph)
         config = PipelineConfig(
             name=self.name,
             parallelism=self._checked_parallelism(subtasks),
