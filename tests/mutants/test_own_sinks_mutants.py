@@ -13,6 +13,7 @@ import tests.api.test_possible_guarantees as possible
 import tests.codec.test_log_entry as entries
 import tests.connectors.custom.test_ledger_pieces as pieces
 import tests.connectors.custom.test_own_sinks as sinks
+import tests.runtime.driver.test_sink_commits as commits
 from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from tests.mutants.harness import Mutant, assert_caught, patched
 
@@ -24,8 +25,11 @@ from headgate.connectors.custom import ledger, two_phase
 from headgate.connectors.custom.fence import OutputName
 from headgate.connectors.custom.output import LedgerOutput
 from headgate.connectors.custom.pieces import PieceBuffer
+from headgate.errors import HeadgateError, OutputDenied, StorageError
 from headgate.model.manifest import Committable
+from headgate.runtime.checkpoints.losses import Losses
 from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.runtime.driver import sink_commits
 from headgate.testing.sinks.kills import KillPoint, check_kill
 from headgate.testing.sinks.rivals import check_stale_generation
 
@@ -204,6 +208,40 @@ def half_of_what_forgetting_takes_is_taken_for_none() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def all_is_lost_with_what_is_denied() -> Iterator[None]:
+    """K26."""
+
+    def commit(self: Any, committer: Any, permit: Any, committables: Any) -> None:
+        try:
+            committer.commit(permit, committables)
+        except sink_commits.GONE as error:
+            if self._lose is None:
+                raise
+            for committable in committables:
+                self._lose(committable, str(error))
+
+    with patched(sink_commits.SinkCommits, "_commit", commit):
+        yield
+
+
+@contextmanager
+def what_is_refused_is_lost() -> Iterator[None]:
+    """K26."""
+    with patched(sink_commits, "GONE", (HeadgateError,)):
+        yield
+
+
+@contextmanager
+def losses_are_told_and_not_recorded() -> Iterator[None]:
+    """K26."""
+    with patched(Losses, "_recorded", lambda self, lost, why, wall_ms: ""):
+        yield
+
+
+NOT_ALLOWED = StorageError("put", "f", "not allowed", is_transient=False)
+
+
 def half(path: Path) -> None:
     sinks.test_a_sink_with_half_of_what_forgetting_takes_is_told_so(path, sinks.ForgetsOnly, "forget", "committed")
 
@@ -293,6 +331,15 @@ CASES = [
     ),
     (what_other_sinks_committed_is_forgotten, sinks.test_other_sinks_at_the_target_forget_for_themselves),
     (half_of_what_forgetting_takes_is_taken_for_none, half),
+    (
+        all_is_lost_with_what_is_denied,
+        lambda path: commits.test_what_a_target_denies_is_lost_alone_if_its_user_said_so(path, hg.UsageError("gone")),
+    ),
+    (
+        what_is_refused_is_lost,
+        lambda path: commits.test_what_a_target_refuses_otherwise_is_not_lost(path, NOT_ALLOWED, OutputDenied),
+    ),
+    (losses_are_told_and_not_recorded, lambda _: commits.test_a_loss_is_recorded_once_and_told_each_time()),
     (permits_are_not_looked_at, lambda path: sinks.test_output_beyond_the_permit_is_refused(path, SqliteSink)),
 ]
 

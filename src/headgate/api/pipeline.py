@@ -32,7 +32,14 @@ from headgate.api.guarantees import (
     policy_for,
 )
 from headgate.api.not_yet import not_there_yet, refuse_lists, refuse_unheard
-from headgate.api.option_checks import byte_count, checked_bad_records, checked_damage_policy, instance, whole
+from headgate.api.option_checks import (
+    byte_count,
+    checked_bad_records,
+    checked_damage_policy,
+    checked_denial_policy,
+    instance,
+    whole,
+)
 from headgate.api.preparing import (
     announce,
     capture,
@@ -91,6 +98,7 @@ class Pipeline:
         bad_records: BadRecords | None = None,
         max_parallelism: int = MAX_PARALLELISM_DEFAULT,
         on_damaged_checkpoint: str | None = None,
+        on_denied_output: str = "fail",
         state: StateChoice | None = None,
         state_backend: str = "memory",
         loop_memory_bytes: int = LOOP_MEMORY_BYTES,
@@ -109,6 +117,8 @@ class Pipeline:
             on_damaged_checkpoint: "previous" restores the one before a damaged checkpoint, which repeats output that
                 was committed since; "fail" does not start. Default: "fail" if a sink is transactional (all but
                 ``Discard`` and ``Print``), else "previous".
+            on_denied_output: "fail" (default) stops when a target says that output is gone which a completed checkpoint
+                promised; "lose" goes on without it, says so, counts it and records it beside the checkpoints.
             state: where keyed state is kept: ``Memory()`` (default) or ``RocksDB()``; each start may choose anew.
             state_backend: "memory"; an older name of what ``state`` says.
             loop_memory_bytes: what the loops of one worker keep in memory of the records that circulate; beyond it
@@ -128,6 +138,7 @@ class Pipeline:
         ).to_config()
         self._bad_records = checked_bad_records(bad_records or Fail())
         self._on_damaged = None if on_damaged_checkpoint is None else checked_damage_policy(on_damaged_checkpoint)
+        self._on_denied = checked_denial_policy(on_denied_output)
         if state_backend != "memory":
             raise UsageError(
                 f"state_backend={state_backend!r} is not known: give state=headgate.Memory() or "
@@ -227,6 +238,7 @@ class Pipeline:
             checkpoints=checkpoints,
             restart=self._restart,
             on_damaged=self._on_damaged or policy_for(graph, mode),
+            on_denied=self._on_denied,
             runtime=self._runtime,
             security=self._security,
             state=self._state,
