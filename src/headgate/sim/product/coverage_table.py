@@ -30,7 +30,6 @@ THIN = {
     "runtime/wire/tls.py": "certificates",
     "runtime/wire/tls_streams.py": "OpenSSL",
     "runtime/driver/pipeline_lock.py": "a lock of the file system",
-    "runtime/checkpoints/losses.py": "what is lost on purpose: seeds lose nothing",
     "runtime/driver/stopping.py": "signals between processes",
     "runtime/driver/asking.py": "files by which processes of one machine ask each other, and their ids",
     "store/catalogue/database.py": "connections to SQLite's file",
