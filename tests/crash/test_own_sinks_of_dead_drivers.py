@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 from examples.sqlite_sink import connect
 
-from crash.processes import STARTED_S, STEP_S, TESTS, Life, environment
+from crash.processes import STARTED_S, TESTS, Life, environment
 from crash.results import assert_clean
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1800)]
 
 Spec = Callable[..., dict[str, Any]]
 Launch = Callable[..., Life]
 ROWS = 16_000
 KILLS = 4
+START_S = 3 * STARTED_S
+"""Five JVMs start in a row, beside whatever else runs."""
+
 PATH = os.pathsep.join([environment()["PYTHONPATH"], str(TESTS.parent)])
 """The sinks are in a module of the user's."""
 
@@ -46,15 +49,15 @@ def test_own_sinks_have_every_record_once_whenever_the_driver_is_killed(
     for number in range(KILLS):
         life = launch(what, PYTHONPATH=PATH)
         if number != 1:  # and one of them dies while it begins
-            life.running()
+            life.wait("a start", lambda e: e["event"] == "running", START_S)
             life.checkpoint(dice.randint(0, 2))
         else:
-            life.wait("a sign of life", lambda e: True, STARTED_S)
+            life.wait("a sign of life", lambda e: True, START_S)
         threading.Event().wait(dice.uniform(0.0, 0.6))  # the fault's time: not a wait for anything
         life.child.kill()
         life.child.assert_gone()
     life = launch(what, PYTHONPATH=PATH)
-    assert life.result(2 * STEP_S)["is_finished"]
+    assert life.result(START_S)["is_finished"]
     assert life.child.exit_code() == 0
     assert_exactly_once(tmp_path)
 
@@ -67,10 +70,10 @@ def test_own_sinks_have_every_record_once_wherever_in_a_commit_the_driver_is_kil
     points = ";".join(f"{point}:{count}:{markers[point]}" for point, count in POINTS.items())
     for _ in POINTS:
         life = launch(what, PYTHONPATH=PATH, HEADGATE_KILL_AT=points)
-        assert life.child.exit_code(2 * STEP_S) == -9, life.child.tale("it was not killed")
+        assert life.child.exit_code(START_S) == -9, life.child.tale("it was not killed")
         life.child.assert_gone()
     life = launch(what, PYTHONPATH=PATH)
-    assert life.result(2 * STEP_S)["is_finished"]
+    assert life.result(START_S)["is_finished"]
     assert life.child.exit_code() == 0
     assert [point for point, marker in markers.items() if not marker.exists()] == []
     assert_exactly_once(tmp_path)
