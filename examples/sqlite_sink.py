@@ -112,6 +112,16 @@ class SqliteSink(SqliteTarget, hg.TwoPhaseSink[sqlite3.Connection]):
             refuse_if_replaced(target, fence)
             target.execute("delete from waiting where name = ?", [name])
 
+    def committed(self, owner: str) -> Iterable[str]:
+        """Return what is in the ledger, ours and that of others."""
+        with connect(self.path) as target:
+            return [name for (name,) in target.execute("select name from ledger")]
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Keep the ledger small."""
+        with connect(self.path) as target:
+            target.executemany("delete from ledger where name = ?", [[name] for name in names])
+
     def close(self, transaction: sqlite3.Connection) -> None:
         """Free the memory."""
         transaction.close()

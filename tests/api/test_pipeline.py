@@ -31,6 +31,7 @@ def test_the_definition_holds_configuration_graph_plan_and_schemas(tmp_path: Pat
         checkpointing=hg.Checkpointing(interval="500ms", dir=tmp_path, retained=5),
         restart=hg.FixedDelay(attempts=2, delay="3s"),
         on_damaged_checkpoint="fail",
+        on_denied_output="lose",
     )
     definition = pipeline.definition()
     assert definition.config == model.PipelineConfig(
@@ -41,6 +42,7 @@ def test_the_definition_holds_configuration_graph_plan_and_schemas(tmp_path: Pat
         checkpoints=model.CheckpointConfig(interval_ms=500, retained=5),
         restart=model.FixedDelay(2, 3_000),
         on_damaged=model.DamagedCheckpoint.FAIL,
+        on_denied=model.DeniedOutput.LOSE,
     )
     assert definition.plan.parallelism == 3
     main = {MAIN: pa.schema([("n", pa.int64())])}
@@ -115,6 +117,7 @@ def test_an_object_stores_url_stays_as_it_is() -> None:
         ({"checkpointing": "1s"}, "checkpointing= must be headgate.Checkpointing"),
         ({"bad_records": hg.Discard()}, r"bad_records= must be headgate.Fail\(...\) or headgate.DeadLetter"),
         ({"on_damaged_checkpoint": "ignore"}, "must be 'previous' or 'fail'"),
+        ({"on_denied_output": "ignore"}, "on_denied_output must be 'fail' or 'lose', not 'ignore'"),
         ({"state_backend": "rocksdb"}, r"give state=headgate.Memory\(\) or state=headgate.RocksDB"),
         ({"state": "rocksdb"}, r"state= must be headgate.Memory\(...\) or headgate.RocksDB\(...\), not 'rocksdb'"),
         ({"state": hg.RocksDB(memory="much")}, "memory of RocksDB must be a size such as '64MB'"),

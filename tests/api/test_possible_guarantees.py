@@ -174,22 +174,29 @@ class Ends(hg.TwoPhaseSink[None]):
     def abort(self, name: str, fence: hg.Fence) -> None: ...
 
 
+QUICKLY = hg.FixedDelay(delay="10s")
+"""As long as a takeover."""
+
+
 @pytest.mark.parametrize(
     ("checkpointing", "found"),
     [
-        (hg.Checkpointing(interval="10s", timeout="49s"), None),
-        (hg.Checkpointing(interval="10s", timeout="50s"), "may take 60000 ms"),
-        (hg.Checkpointing(interval="10s", timeout="45s", min_pause="10s"), "may take 65000 ms"),
+        (hg.Checkpointing(interval="10s", timeout="39s"), None),
+        (hg.Checkpointing(interval="10s", timeout="40s"), "and a restart behind it may take 60000 ms"),
+        (hg.Checkpointing(interval="10s", timeout="35s", min_pause="10s"), "and a restart behind it may take 65000 ms"),
         (hg.Checkpointing(interval="10s", timeout="10s", tolerable_failures=1), None),
-        (hg.Checkpointing(interval="10s", timeout="10s", tolerable_failures=2), "may take 60000 ms"),
-        (hg.Checkpointing(), "may take 601000 ms"),
+        (
+            hg.Checkpointing(interval="10s", timeout="10s", tolerable_failures=2),
+            "and a restart behind it may take 70000 ms",
+        ),
+        (hg.Checkpointing(), "and a restart behind it may take 611000 ms"),
         (hg.Checkpointing(interval=None, timeout="1s"), "has no interval"),
     ],
 )
 def test_a_target_that_may_end_what_a_checkpoint_still_needs_is_refused(
     checkpointing: hg.Checkpointing, found: str | None
 ) -> None:  # CS9
-    pipeline = hg.Pipeline("p", checkpointing=checkpointing)
+    pipeline = hg.Pipeline("p", checkpointing=checkpointing, restart=QUICKLY)
     pipeline.source(hg.Generator(rows=1)).sink(Ends(), name="out")
     if found is None:
         pipeline.definition()
@@ -198,3 +205,74 @@ def test_a_target_that_may_end_what_a_checkpoint_still_needs_is_refused(
         hg.UsageError, match=rf"sink 'out' writes .* after 60000 ms, and a checkpoint {found}: output would be lost"
     ):
         pipeline.definition()
+
+
+@pytest.mark.parametrize(
+    ("restart", "needed_ms"),
+    [
+        (hg.NoRestart(), None),
+        (hg.FixedDelay(), None),
+        (hg.FixedDelay(delay="29s"), None),
+        (hg.FixedDelay(delay="30s"), 60_000),
+        (hg.FailureRate(delay="40s"), 70_000),
+        (hg.ExponentialDelay(maximum="25s"), None),
+        (hg.ExponentialDelay(maximum="28s"), 60_800),
+        (hg.ExponentialDelay(), 96_000),
+    ],
+    ids=repr,
+)
+def test_restarts_and_takeovers_count_against_what_a_target_waits(
+    restart: hg.RestartStrategy, needed_ms: int | None
+) -> None:  # CS9
+    def made(timeout: str) -> hg.Pipeline:
+        pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(interval="10s", timeout=timeout), restart=restart)
+        pipeline.source(hg.Generator(rows=1)).sink(Ends(), name="out")
+        return pipeline
+
+    if needed_ms is None:
+        made("20s").definition()
+    else:
+        with pytest.raises(hg.UsageError, match=f"a restart behind it may take {needed_ms} ms"):
+            made("20s").definition()
+    with pytest.raises(hg.UsageError, match="a restart behind it may take"):
+        made("40s").definition()  # whatever the strategy is, a driver may die, and another one takes over
+
+
+class Unowned:
+    """A sink that a user wrote from nothing, and that keeps what it writes."""
+
+    def check(self, schema: Any) -> None: ...
+
+    def open(self, context: Any) -> Any: ...
+
+    def open_committer(self, pipeline: str, node: str, generation: Any) -> Any: ...
+
+
+class Owned(Unowned):
+    def owner(self, pipeline: str, node: str) -> Any: ...
+
+    def own(self, pipeline: str, node: str, life: Any) -> Any: ...
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        return "drop the table"
+
+
+class AtOnce(Unowned):
+    is_transactional = False
+
+
+def test_a_sink_that_cannot_say_whose_its_target_is_is_refused() -> None:  # LV8
+    def made(sink: Any, **options: Any) -> hg.Pipeline:
+        pipeline = hg.Pipeline("p", **options)
+        pipeline.source(hg.FromRows([{"n": 1}])).sink(sink, name="out")
+        return pipeline
+
+    with pytest.raises(
+        hg.UsageError, match=r"sink 'out': Unowned cannot say .* owner, own and how_to_forget"
+    ) as refused:
+        made(Unowned()).definition()
+    assert "\n" not in str(refused.value)
+    for sink in (Owned(), AtOnce()):
+        made(sink).definition()
+    with pytest.raises(hg.UsageError, match="Unowned cannot say"):
+        made(hg.Discard(), bad_records=hg.DeadLetter(Unowned())).definition()

@@ -377,7 +377,21 @@ def publishing(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def own_sinks(spec: dict[str, Any]) -> Pipeline:
+    """The two sinks of the guide, in one database: even numbers are prepared there, odd ones come from a ledger."""
+    from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
+
+    path = str(Path(spec["root"]) / "numbers.db")
+    pipeline = make(spec)
+    rows = pipeline.source(generator(spec["rows"], spec["rate"]))
+    numbers = rows.select(number="id", text=pl.col("id").cast(pl.String))
+    numbers.filter(pl.col("number") % 2 == 0).sink(SqliteSink(path), name="even")
+    numbers.filter(pl.col("number") % 2 == 1).sink(SqliteLedgerSink(path), name="odd")
+    return pipeline
+
+
 BUILDERS = {
+    "own_sinks": own_sinks,
     "publishing": publishing,
     "listed-files": listed_files,
     "every_operator": every_operator,

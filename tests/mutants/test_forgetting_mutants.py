@@ -14,7 +14,7 @@ from tests.runtime.driver import test_forgetting as forgetting
 from headgate.errors import StorageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
-from headgate.protocol.checkpoints.commit import promised_from
+from headgate.protocol.checkpoints.commit import promised_by, promised_from
 from headgate.protocol.checkpoints.recovery import ObservedLog
 from headgate.runtime.driver import claims
 
@@ -35,7 +35,7 @@ def a_target_that_cannot_forget_ends_the_start() -> AbstractContextManager[None]
     def forget(commits: Any, observed: ObservedLog, around: Any, note: Any) -> None:
         before = claims.forgettable(observed)
         if before is not None:
-            commits.forget(before)
+            commits.forget(before, promised_by(observed))
 
     return patched(claims, "_forget", forget)
 

@@ -13,16 +13,23 @@ import tests.api.test_possible_guarantees as possible
 import tests.codec.test_log_entry as entries
 import tests.connectors.custom.test_ledger_pieces as pieces
 import tests.connectors.custom.test_own_sinks as sinks
+import tests.runtime.driver.test_sink_commits as commits
 from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from tests.mutants.harness import Mutant, assert_caught, patched
 
+import headgate as hg
+from headgate.api import guarantees
 from headgate.api import pipeline as pipelines
 from headgate.codec import log_entry
 from headgate.connectors.custom import ledger, two_phase
+from headgate.connectors.custom.fence import OutputName
 from headgate.connectors.custom.output import LedgerOutput
 from headgate.connectors.custom.pieces import PieceBuffer
+from headgate.errors import HeadgateError, OutputDenied, StorageError
 from headgate.model.manifest import Committable
+from headgate.runtime.checkpoints.losses import Losses
 from headgate.runtime.checkpoints.uploads import SnapshotWriter
+from headgate.runtime.driver import sink_commits
 from headgate.testing.sinks.kills import KillPoint, check_kill
 from headgate.testing.sinks.rivals import check_stale_generation
 
@@ -146,7 +153,110 @@ def pieces_are_in_a_manifest_of_version_2() -> Iterator[None]:
 @contextmanager
 def targets_that_end_transactions_are_not_asked() -> Iterator[None]:
     """CS9."""
-    with patched(pipelines, "check_transactions", lambda graph, checkpoints: None):
+    with patched(pipelines, "check_transactions", lambda graph, checkpoints, restart: None):
+        yield
+
+
+@contextmanager
+def what_retained_checkpoints_promise_is_forgotten() -> Iterator[None]:
+    """CS24, K20."""
+    forget = two_phase._ForgettingCommitter.forget_all_but
+    with patched(
+        two_phase._ForgettingCommitter, "forget_all_but", lambda self, before, promised: forget(self, before, [])
+    ):
+        yield
+
+
+@contextmanager
+def what_was_committed_meanwhile_is_forgotten() -> Iterator[None]:
+    """CS24: a checkpoint completed after somebody looked what is promised."""
+
+    def is_over(self: Any, name: str, before: Any, kept: set[str]) -> bool:
+        return name not in kept and self._is_mine(name)
+
+    with patched(two_phase._ForgettingCommitter, "_is_over", is_over):
+        yield
+
+
+@contextmanager
+def only_what_this_generation_committed_is_forgotten() -> Iterator[None]:
+    """CS24: what others left stays for ever."""
+
+    def is_over(self: Any, name: str, before: Any, kept: set[str]) -> bool:
+        return name not in kept and self._checkpoints.get(name, before) < before
+
+    with patched(two_phase._ForgettingCommitter, "_is_over", is_over):
+        yield
+
+
+@contextmanager
+def what_other_sinks_committed_is_forgotten() -> Iterator[None]:
+    """CS2, CS24."""
+
+    def is_over(self: Any, name: str, before: Any, kept: set[str]) -> bool:
+        found = OutputName.parse(name)
+        return name not in kept and found is not None and found.generation < self._fence.generation
+
+    with patched(two_phase._ForgettingCommitter, "_is_over", is_over):
+        yield
+
+
+@contextmanager
+def half_of_what_forgetting_takes_is_taken_for_none() -> Iterator[None]:
+    """CS24."""
+    with patched(two_phase, "can_forget", lambda sink: False):
+        yield
+
+
+@contextmanager
+def all_is_lost_with_what_is_denied() -> Iterator[None]:
+    """K26."""
+
+    def commit(self: Any, committer: Any, permit: Any, committables: Any) -> None:
+        try:
+            committer.commit(permit, committables)
+        except sink_commits.GONE as error:
+            if self._lose is None:
+                raise
+            for committable in committables:
+                self._lose(committable, str(error))
+
+    with patched(sink_commits.SinkCommits, "_commit", commit):
+        yield
+
+
+@contextmanager
+def what_is_refused_is_lost() -> Iterator[None]:
+    """K26."""
+    with patched(sink_commits, "GONE", (HeadgateError,)):
+        yield
+
+
+@contextmanager
+def losses_are_told_and_not_recorded() -> Iterator[None]:
+    """K26."""
+    with patched(Losses, "_recorded", lambda self, lost, why, wall_ms: ""):
+        yield
+
+
+NOT_ALLOWED = StorageError("put", "f", "not allowed", is_transient=False)
+
+
+def half(path: Path) -> None:
+    sinks.test_a_sink_with_half_of_what_forgetting_takes_is_told_so(path, sinks.ForgetsOnly, "forget", "committed")
+
+
+@contextmanager
+def restarts_take_no_time() -> Iterator[None]:
+    """CS9."""
+    with patched(guarantees, "longest_outage_ms", lambda strategy: 0):
+        yield
+
+
+@contextmanager
+def whoever_comes_may_write() -> Iterator[None]:
+    """LV8."""
+    with patched(pipelines, "check_owners", lambda graph: None):
         yield
 
 
@@ -195,9 +305,41 @@ CASES = [
     (
         targets_that_end_transactions_are_not_asked,
         lambda _: possible.test_a_target_that_may_end_what_a_checkpoint_still_needs_is_refused(
-            possible.hg.Checkpointing(), "may take"
+            possible.hg.Checkpointing(), "and a restart behind it may take"
         ),
     ),
+    (
+        restarts_take_no_time,
+        lambda _: possible.test_restarts_and_takeovers_count_against_what_a_target_waits(hg.FixedDelay(), None),
+    ),
+    (whoever_comes_may_write, lambda _: possible.test_a_sink_that_cannot_say_whose_its_target_is_is_refused()),
+    (
+        what_retained_checkpoints_promise_is_forgotten,
+        sinks.test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises,
+    ),
+    (
+        what_was_committed_meanwhile_is_forgotten,
+        sinks.test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises,
+    ),
+    (
+        what_was_committed_meanwhile_is_forgotten,
+        sinks.test_what_an_heir_has_committed_is_not_forgotten_by_whom_it_replaced,
+    ),
+    (
+        only_what_this_generation_committed_is_forgotten,
+        sinks.test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises,
+    ),
+    (what_other_sinks_committed_is_forgotten, sinks.test_other_sinks_at_the_target_forget_for_themselves),
+    (half_of_what_forgetting_takes_is_taken_for_none, half),
+    (
+        all_is_lost_with_what_is_denied,
+        lambda path: commits.test_what_a_target_denies_is_lost_alone_if_its_user_said_so(path, hg.UsageError("gone")),
+    ),
+    (
+        what_is_refused_is_lost,
+        lambda path: commits.test_what_a_target_refuses_otherwise_is_not_lost(path, NOT_ALLOWED, OutputDenied),
+    ),
+    (losses_are_told_and_not_recorded, lambda _: commits.test_a_loss_is_recorded_once_and_told_each_time()),
     (permits_are_not_looked_at, lambda path: sinks.test_output_beyond_the_permit_is_refused(path, SqliteSink)),
 ]
 

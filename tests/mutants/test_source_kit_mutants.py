@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import tests.testing.test_kits as kits
 import tests.testing.test_source_crashes as crashes
 from tests.mutants.harness import Mutant, assert_caught, patched
 
+from headgate.testing import source_kit
 from headgate.testing.source_crashes import SourceRun
 from headgate.testing.source_lives import SourceLife
 
@@ -75,3 +77,20 @@ def test_a_kit_that_lets_early_acknowledgements_pass_is_caught(mutant: Mutant, a
 @pytest.mark.parametrize("problem", ["begins anew", "passes over"])
 def test_a_kit_that_never_rescales_is_caught(problem: str) -> None:
     assert_caught(the_parallelism_stays, RESCALED, problem, "")
+
+
+@contextmanager
+def generations_begin_at_the_newest_checkpoint() -> Iterator[None]:
+    """KT4."""
+    with patched(source_kit, "BACK_EVERY", 1_000_000):
+        yield
+
+
+def test_a_kit_that_never_goes_back_behind_the_newest_marker_is_caught() -> None:
+    refused = kits.test_the_kit_refuses_sources_that_set_their_barrier_wrongly
+    assert_caught(
+        generations_begin_at_the_newest_checkpoint,
+        refused,
+        "newest",
+        "parallelism 1, restart behind every marker: lost",
+    )

@@ -23,9 +23,9 @@ cloudpickle.register_pickle_by_value(sqlite_sink)
 ROWS = 4_000
 
 
-def numbering(root: Path, parallelism: int, sink: Any) -> PipelineDefinition:
+def numbering(root: Path, parallelism: int, sink: Any, **options: Any) -> PipelineDefinition:
     """A pipeline that gives each number to ``sink``."""
-    pipeline = pipeline_at(root, parallelism=parallelism)
+    pipeline = pipeline_at(root, parallelism=parallelism, **options)
     numbers = hg.Generator(
         columns={"number": hg.RowNumber()}, rows=ROWS, rows_per_second=4_000, splits=3, batch_rows=50
     )
@@ -98,3 +98,35 @@ def test_an_outage_that_is_too_long_stops_the_pipeline_each_time_and_says_what_i
         assert again.restarts == []
     with connect(target) as connection:
         assert connection.execute("select count(*) from numbers").fetchone() == (0,)
+
+
+def test_a_pipeline_goes_on_without_what_is_gone_if_its_user_says_so(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # K26
+    """Half of what was promised is gone; the other half of the same checkpoint is not."""
+    target = str(tmp_path / "target.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(Expiring, "commit", unreachable)
+        run = start(numbering(tmp_path, 2, Expiring(target)))
+        run.wait_checkpoints(2)
+        run.driver.cancel(retain=True)
+        run.result()
+    with connect(target) as connection:
+        promised = connection.execute("select name, count(*) from waiting group by name order by name").fetchall()
+        gone = [name for name, _ in promised[::2]]
+        numbers = [
+            n for name in gone for (n,) in connection.execute("select number from waiting where name = ?", [name])
+        ]
+        connection.executemany("delete from waiting where name = ?", [[name] for name in gone])
+    again = start(numbering(tmp_path, 2, Expiring(target), on_denied_output="lose"))
+    assert again.result().is_finished
+    with connect(target) as connection:
+        found = [n for (n,) in connection.execute("select number from numbers order by number")]
+    lost = set(range(ROWS)) - set(found)
+    assert len(found) == len(set(found))
+    assert lost, "something that a checkpoint promised was gone"
+    assert lost <= set(numbers), "and nothing else is lost"
+    told = [note for note in again.notes if note.startswith("LOST: ")]
+    records = list((tmp_path / "checkpoints").glob("p/lost/*.json"))
+    assert len(records) == len(told) == again.driver.progress.lost_outputs
+    assert all("is neither prepared nor committed" in note and "sink 'out'" in note for note in told)

@@ -99,6 +99,16 @@ class StagedSink(hg.TwoPhaseSink[str]):
         self.place.drop(name)
 
 
+class ForgettingSink(StagedSink):
+    """One that also forgets what nobody asks for."""
+
+    def committed(self, owner: str) -> Iterable[str]:
+        return sorted(self.place.ledger)
+
+    def forget(self, names: Sequence[str]) -> None:
+        self.place.ledger -= set(names)
+
+
 class StagedLedger(hg.LedgerSink):
     """A ledger, done right: its target ends nothing, because nothing is open there."""
 

@@ -239,7 +239,10 @@ class Marked:
 
     def open(self, context: SourceContext) -> MarkedReader:
         mine = [name for i, name in enumerate(self.items) if i % context.parallelism == context.subtask_index]
-        return MarkedReader(self, mine, context.positions or {})
+        positions = context.positions
+        if positions and self.problem == "newest":  # wherever it has ever been
+            positions = {name: b"%d" % at for name, at in self.at.items()}
+        return MarkedReader(self, mine, positions or {})
 
 
 class MarkedReader:
@@ -291,6 +294,13 @@ def test_the_kit_reads_a_source_that_sets_its_own_barrier() -> None:  # EI33
     assert len(check_source(Marked())) == 29
 
 
+def test_that_a_source_has_no_markers_is_said(capsys: pytest.CaptureFixture[str]) -> None:  # KT4
+    check_source(FromRows([{"n": 1}]))
+    assert capsys.readouterr().out == "left out: markers: the source brings no hook\n"
+    check_source(Marked())
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
@@ -298,6 +308,7 @@ def test_the_kit_reads_a_source_that_sets_its_own_barrier() -> None:  # EI33
         ("wrong id", "was met, and 2 was to be"),
         ("in front", "was to be"),
         ("moves", r"read_on\(\) moved the positions"),
+        ("newest", "parallelism 1, restart behind every marker: lost"),  # KT4: it knows one place to go on
     ],
 )
 def test_the_kit_refuses_sources_that_set_their_barrier_wrongly(problem: str, message: str) -> None:  # EI33

@@ -10,7 +10,7 @@ from tests.testing.staged import StagedSink, at
 
 from headgate.testing import Target, check_sink
 
-NEVER_FORGETS = "forgetting: the committer is no ForgettingCommitter"
+NEVER_FORGETS = "forgetting: the sink has nothing that forgets"
 SAYS_LITTLE = [
     "the order of the output: Target(is_ordered=...) is not given",
     "what is left behind: Target(leftovers=...) is not given",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.testing.staged import StagedLedger, StagedSink, at, number_of
+from tests.testing.staged import ForgettingSink, StagedLedger, StagedSink, at, number_of
 
 import headgate as hg
 from headgate.connectors.custom.fence import OutputName
@@ -95,6 +95,37 @@ class ForgetsTooMuch(StagedLedger):
         super().forget(owner, before + 1)
 
 
+class ForgetsAll(ForgettingSink):
+    """CS24: forgets what retained checkpoints promise, too."""
+
+    def forget(self, names: Sequence[str]) -> None:
+        mine = names[0].partition("-")[0]
+        self.place.ledger = {name for name in self.place.ledger if not name.startswith(f"{mine}-")}
+
+
+class ForgetsForOthers(ForgettingSink):
+    """CS24: forgets what another sink of the target promises."""
+
+    def forget(self, names: Sequence[str]) -> None:
+        numbers = {name.partition("-")[2] for name in names}
+        self.place.ledger = {name for name in self.place.ledger if name.partition("-")[2] not in numbers}
+
+
+class ForgetsNothing(ForgettingSink):
+    """CS24: says that it forgot."""
+
+    def forget(self, names: Sequence[str]) -> None:
+        pass
+
+
+class ForgetsOnce(ForgettingSink):
+    """CS24: is lost when what it is to forget is forgotten."""
+
+    def forget(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.place.ledger.remove(name)
+
+
 class OneForAll(StagedSink):
     """B4: a number is committed as soon as one subtask's output of it is."""
 
@@ -174,6 +205,9 @@ def in_flight(target: Target) -> None:
         (TakesEveryName, check_neighbours),
         (LooksIntoNoLedger, in_flight),
         (ForgetsTooMuch, check_forgetting),
+        (ForgetsAll, check_forgetting),
+        (ForgetsForOthers, check_forgetting),
+        (ForgetsNothing, check_forgetting),
         (OneForAll, killed_between_commits),
         (NotFenced, check_stale_generation),
         (CommitsWhatever, check_stale_generation),
@@ -181,10 +215,16 @@ def in_flight(target: Target) -> None:
     ],
 )
 def test_each_scenario_finds_its_sink(kind: Any, check: Callable[[Target], None]) -> None:
-    # B1, B3, B4, B5, B7, B9, B14, B17, B18, B19, B21, B25
+    # B1, B3, B4, B5, B7, B9, B14, B17, B18, B19, B21, B25, CS24
     check(at(kind.__mro__[1], limit_ms=None))
     with pytest.raises((AssertionError, hg.HeadgateError)):
         check(at(kind, limit_ms=None))
+
+
+def test_a_sink_that_cannot_be_told_twice_to_forget_is_caught() -> None:  # CS24
+    with pytest.raises(KeyError):
+        check_forgetting(at(ForgetsOnce, limit_ms=None))
+    check_interruptions(lambda: at(ForgettingSink, limit_ms=None))
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headgate.connectors.base import transaction_timeout_ms
+from headgate.connectors.base import OwnedSink, transaction_timeout_ms
 from headgate.errors import UsageError
-from headgate.model.config import CheckpointConfig, DamagedCheckpoint
+from headgate.model.config import CheckpointConfig, DamagedCheckpoint, RestartStrategy
 from headgate.model.definition import HookSpec
 from headgate.model.graph import Graph, Role
 from headgate.model.options import Guarantee
 from headgate.operators import catalog
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.operators.loop_head import LoopHeadSpec
+from headgate.protocol.supervision.restart import longest_outage_ms
 
 
 def check_overtaking(graph: Graph) -> None:
@@ -77,29 +78,45 @@ def check_retention(graph: Graph, checkpoints: CheckpointConfig, hooks: Iterable
         )
 
 
-def check_transactions(graph: Graph, checkpoints: CheckpointConfig) -> None:
+def check_transactions(graph: Graph, checkpoints: CheckpointConfig, restart: RestartStrategy) -> None:
     """Refuse a sink whose target may end a transaction before checkpoints that go well have committed it (CS9).
 
     It is open for an interval, then prepared until the checkpoint is completed, or one that follows it: each failure
-    that is tolerated leaves it to the next.
+    that is tolerated leaves it to the next. Then a worker or the driver may fail, and the next generation commits it.
+
+    Raises:
+        UsageError
+    """
+    outage_ms = longest_outage_ms(restart)
+    each_ms = checkpoints.interval_ms + checkpoints.min_pause_ms + checkpoints.timeout_ms
+    needed_ms = each_ms * (1 + checkpoints.tolerable_failures) + outage_ms
+    for node in graph.nodes:
+        timeout_ms = transaction_timeout_ms(node.spec) if node.role is Role.SINK else None
+        if timeout_ms is None or (checkpoints.interval_ms and timeout_ms > needed_ms):
+            continue
+        may = f"and a restart behind it may take {needed_ms} ms" if checkpoints.interval_ms else "has no interval"
+        raise UsageError(
+            f"sink '{node.name}' writes to a target that ends transactions after {timeout_ms} ms, and a checkpoint "
+            f"{may}: output would be lost; give Checkpointing a shorter interval, timeout and pause, and fewer "
+            f"tolerable failures, restart sooner than after {outage_ms} ms if that is more than a standby takes, or "
+            "have the target wait for longer"
+        )
+
+
+def check_owners(graph: Graph) -> None:
+    """Refuse a sink that cannot say whose its target is (LV8).
 
     Raises:
         UsageError
     """
     for node in graph.nodes:
-        timeout_ms = transaction_timeout_ms(node.spec) if node.role is Role.SINK else None
-        if timeout_ms is None:
-            continue
-        each_ms = checkpoints.interval_ms + checkpoints.min_pause_ms + checkpoints.timeout_ms
-        needed_ms = each_ms * (1 + checkpoints.tolerable_failures)
-        if checkpoints.interval_ms and timeout_ms > needed_ms:
-            continue
-        may = f"may take {needed_ms} ms" if checkpoints.interval_ms else "has no interval"
-        raise UsageError(
-            f"sink '{node.name}' writes to a target that ends transactions after {timeout_ms} ms, and a checkpoint "
-            f"{may}: output would be lost; give Checkpointing a shorter interval, timeout and pause, and fewer "
-            "tolerable failures, or have the target wait for longer"
-        )
+        if node.role is Role.SINK and is_transactional(node.spec) and not isinstance(node.spec, OwnedSink):
+            raise UsageError(
+                f"sink '{node.name}': {type(node.spec).__name__} cannot say which pipeline its target belongs to, and "
+                "one that starts over would lose or repeat output there; derive it from headgate.TwoPhaseSink or "
+                "headgate.LedgerSink, or give it the methods owner, own and how_to_forget of "
+                "connectors.base.OwnedSink; one that writes at once, and may repeat it, says is_transactional = False"
+            )
 
 
 def _is_listening(hook: object) -> bool:
@@ -110,5 +127,10 @@ def _is_listening(hook: object) -> bool:
 def policy_for(graph: Graph, mode: Guarantee) -> DamagedCheckpoint:
     """Return what happens to a damaged checkpoint when nobody said (R52): output is not repeated unasked."""
     sinks = [node.spec for node in graph.nodes if node.role is Role.SINK]
-    matters = mode is Guarantee.AT_MOST_ONCE or any(getattr(sink, "is_transactional", True) for sink in sinks)
+    matters = mode is Guarantee.AT_MOST_ONCE or any(is_transactional(sink) for sink in sinks)
     return DamagedCheckpoint.FAIL if matters else DamagedCheckpoint.PREVIOUS
+
+
+def is_transactional(sink: object) -> bool:
+    """Return whether what a sink shows is that of completed checkpoints; it is, unless it says otherwise."""
+    return bool(getattr(sink, "is_transactional", True))

@@ -9,7 +9,7 @@ from typing import Any
 
 from headgate.api.config import BadRecords, DeadLetter, Fail
 from headgate.errors import UsageError
-from headgate.model.config import DamagedCheckpoint
+from headgate.model.config import DamagedCheckpoint, DeniedOutput
 from headgate.operators import bad_records
 from headgate.operators.types import canonical_schema
 
@@ -73,3 +73,15 @@ def checked_damage_policy(policy: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(policy)
     except ValueError:
         raise UsageError(f"on_damaged_checkpoint must be 'previous' or 'fail', not {policy!r}") from None
+
+
+def checked_denial_policy(policy: str) -> DeniedOutput:
+    """Return what ``policy`` says.
+
+    Raises:
+        UsageError
+    """
+    try:
+        return DeniedOutput(policy)
+    except ValueError:
+        raise UsageError(f"on_denied_output must be 'fail' or 'lose', not {policy!r}") from None

@@ -23,9 +23,23 @@ from headgate.api.config import (
     Restart,
 )
 from headgate.api.describe import describe_plan
-from headgate.api.guarantees import check_guarantee, check_overtaking, check_retention, check_transactions, policy_for
+from headgate.api.guarantees import (
+    check_guarantee,
+    check_overtaking,
+    check_owners,
+    check_retention,
+    check_transactions,
+    policy_for,
+)
 from headgate.api.not_yet import not_there_yet, refuse_lists, refuse_unheard
-from headgate.api.option_checks import byte_count, checked_bad_records, checked_damage_policy, instance, whole
+from headgate.api.option_checks import (
+    byte_count,
+    checked_bad_records,
+    checked_damage_policy,
+    checked_denial_policy,
+    instance,
+    whole,
+)
 from headgate.api.preparing import (
     announce,
     capture,
@@ -84,6 +98,7 @@ class Pipeline:
         bad_records: BadRecords | None = None,
         max_parallelism: int = MAX_PARALLELISM_DEFAULT,
         on_damaged_checkpoint: str | None = None,
+        on_denied_output: str = "fail",
         state: StateChoice | None = None,
         state_backend: str = "memory",
         loop_memory_bytes: int = LOOP_MEMORY_BYTES,
@@ -102,6 +117,8 @@ class Pipeline:
             on_damaged_checkpoint: "previous" restores the one before a damaged checkpoint, which repeats output that
                 was committed since; "fail" does not start. Default: "fail" if a sink is transactional (all but
                 ``Discard`` and ``Print``), else "previous".
+            on_denied_output: "fail" (default) stops when a target says that output is gone which a completed checkpoint
+                promised; "lose" goes on without it, says so, counts it and records it beside the checkpoints.
             state: where keyed state is kept: ``Memory()`` (default) or ``RocksDB()``; each start may choose anew.
             state_backend: "memory"; an older name of what ``state`` says.
             loop_memory_bytes: what the loops of one worker keep in memory of the records that circulate; beyond it
@@ -121,6 +138,7 @@ class Pipeline:
         ).to_config()
         self._bad_records = checked_bad_records(bad_records or Fail())
         self._on_damaged = None if on_damaged_checkpoint is None else checked_damage_policy(on_damaged_checkpoint)
+        self._on_denied = checked_denial_policy(on_denied_output)
         if state_backend != "memory":
             raise UsageError(
                 f"state_backend={state_backend!r} is not known: give state=headgate.Memory() or "
@@ -210,7 +228,8 @@ class Pipeline:
         if checkpoints.alignment_timeout_ms is not None:
             check_overtaking(graph)
         check_retention(graph, checkpoints, self._hooks.values())
-        check_transactions(graph, checkpoints)
+        check_transactions(graph, checkpoints, self._restart)
+        check_owners(graph)
         config = PipelineConfig(
             name=self.name,
             parallelism=self._checked_parallelism(subtasks),
@@ -219,6 +238,7 @@ class Pipeline:
             checkpoints=checkpoints,
             restart=self._restart,
             on_damaged=self._on_damaged or policy_for(graph, mode),
+            on_denied=self._on_denied,
             runtime=self._runtime,
             security=self._security,
             state=self._state,

@@ -203,6 +203,8 @@ def summary_text(progress: Progress) -> str:
         parts.append(f"{count_text(progress.late_records)} late")
     if progress.bad_records:
         parts.append(f"{count_text(progress.bad_records)} bad")
+    if progress.lost_outputs:
+        parts.append(f"{count_text(progress.lost_outputs)} outputs lost")
     return " · ".join(parts)
 
 

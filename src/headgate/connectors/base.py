@@ -294,6 +294,18 @@ class ForgettingCommitter(Committer, Protocol):
 
 
 @runtime_checkable
+class NamingCommitter(Committer, Protocol):
+    """A committer whose target remembers outcomes under names that say no checkpoint. Optional."""
+
+    def forget_all_but(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
+        """As ``ForgettingCommitter.forget``; ``promised``: what retained checkpoints name, which stays (K20).
+
+        Raises:
+            StorageError, FencedError
+        """
+
+
+@runtime_checkable
 class TidyingCommitter(Committer, Protocol):
     """A committer whose ``recover`` also removes what nobody needs any more. Optional.
 

@@ -144,6 +144,13 @@ class DamagedCheckpoint(Enum):
     FAIL = "fail"
 
 
+class DeniedOutput(Enum):
+    """What to do when a target denies output that a completed checkpoint promised (K5, K26)."""
+
+    FAIL = "fail"
+    LOSE = "lose"
+
+
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?b?)\s*", re.IGNORECASE)
 _SIZE_SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
@@ -234,6 +241,7 @@ class PipelineConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     restart: RestartStrategy = field(default_factory=ExponentialDelay)
     on_damaged: DamagedCheckpoint = DamagedCheckpoint.PREVIOUS
+    on_denied: DeniedOutput = DeniedOutput.FAIL
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
     start: StartConfig = field(default_factory=StartConfig)

@@ -115,6 +115,7 @@ class Progress:
         busy: share of the time in which the busiest worker was not idle, 0 to 1.
         late_records: records dropped because their window was closed already.
         bad_records: records diverted.
+        lost_outputs: pieces of output that a target denied and the pipeline went on without, in all its runs (K26).
     """
 
     state: PipelineState
@@ -129,6 +130,7 @@ class Progress:
     bad_records: int = 0
     uptime_ms: int = 0
     loops: tuple[LoopProgress, ...] = ()
+    lost_outputs: int = 0
 
 
 class Continuation(str):

@@ -179,6 +179,84 @@ def test_a_ledger_forgets_what_nobody_asks_for(tmp_path: Path) -> None:  # CS6
     assert [row["number"] for row in rows_in(sink.path)] == [1, 2, 3]
 
 
+def ledger_of(path: str) -> list[str]:
+    with connect(path) as target:
+        return sorted(name for (name,) in target.execute("select name from ledger"))
+
+
+def numbers_of(names: list[str]) -> list[tuple[int, int]]:
+    """Generation and number of each."""
+    parts = [OutputName.parse(name) for name in names]
+    return sorted((part.generation, part.number) for part in parts if part is not None)
+
+
+def committed_one_by_one(sink: Any, generation: int, *checkpoints: int) -> tuple[Any, list[Committable]]:
+    """A generation that commits a transaction with each checkpoint."""
+    writer = sink.open(context(generation=generation))
+    begun = committer(sink, generation, [])
+    outputs = []
+    for checkpoint in checkpoints:
+        writer.write(batch(checkpoint))
+        payload = writer.seal(CheckpointId(checkpoint)).prepare()
+        outputs.append(Committable("out", CheckpointId(checkpoint), 0, Generation(generation), payload))
+        begun.commit(permit(checkpoint, generation), outputs[-1:])
+    return begun, outputs
+
+
+def test_a_sink_of_two_phases_forgets_what_no_retained_checkpoint_promises(tmp_path: Path) -> None:  # CS24, K20
+    sink = SqliteSink(str(tmp_path / "t.db"))
+    _, former = committed_one_by_one(sink, 1, 1, 2, 3)
+    begun, mine = committed_one_by_one(sink, 2, 4, 5, 6)
+    begun.forget_all_but(CheckpointId(3), [former[2], *mine[:1]])
+    assert numbers_of(ledger_of(sink.path)) == [(1, 3), (2, 1), (2, 2), (2, 3)], "5 and 6 completed meanwhile"
+    begun.forget_all_but(CheckpointId(6), mine[2:])
+    begun.forget_all_but(CheckpointId(6), mine[2:])
+    assert numbers_of(ledger_of(sink.path)) == [(2, 3)]
+    begun.commit(permit(6, 2), mine[2:])
+    assert [row["number"] for row in rows_in(sink.path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_an_heir_has_committed_is_not_forgotten_by_whom_it_replaced(tmp_path: Path) -> None:  # CS24
+    """The dead driver completed a checkpoint after it had looked what is promised; its heir committed that."""
+    sink = SqliteSink(str(tmp_path / "t.db"))
+    old, outputs = committed_one_by_one(sink, 1, 1, 2)
+    late = prepared(sink, 3, 3, subtask=1)
+    heir = committer(sink, 2, [outputs[1], late])
+    heir.commit(permit(3, 2), [outputs[1], late])
+    prepared_by_heir = prepared(sink, 4, 4, generation=2)
+    heir.commit(permit(4, 2), [prepared_by_heir])
+    old.forget_all_but(CheckpointId(2), outputs[1:])
+    assert numbers_of(ledger_of(sink.path)) == [(1, 1), (1, 2), (2, 1)]
+    committer(sink, 3, [outputs[1], late]).commit(permit(3, 3), [outputs[1], late])
+
+
+def test_other_sinks_at_the_target_forget_for_themselves(tmp_path: Path) -> None:  # CS2, CS24
+    sink = SqliteSink(str(tmp_path / "t.db"))
+    committed_one_by_one(sink, 1, 1)
+    another = sink.open_committer("p", "out2", Generation(5))
+    another.recover([])
+    another.forget_all_but(CheckpointId(9), [])
+    assert len(ledger_of(sink.path)) == 1
+
+
+class ListsOnly(SqliteSink):
+    forget = hg.TwoPhaseSink.forget  # type: ignore[assignment]
+
+
+class ForgetsOnly(SqliteSink):
+    committed = hg.TwoPhaseSink.committed  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(
+    ("kind", "there", "missing"), [(ListsOnly, "committed", "forget"), (ForgetsOnly, "forget", "committed")]
+)
+def test_a_sink_with_half_of_what_forgetting_takes_is_told_so(
+    tmp_path: Path, kind: Kind, there: str, missing: str
+) -> None:  # CS24
+    with pytest.raises(hg.UsageError, match=f"{kind.__name__} has a method {there}, but not {missing}"):  # type: ignore[attr-defined]
+        kind(str(tmp_path / "t.db")).open_committer("p", "out", Generation(1))
+
+
 def test_names_say_what_they_are_and_nothing_else_is_one() -> None:  # CS2
     name = OutputName("p:out", 7, 2, 12)
     assert str(name) == "p:out-0000000007-00002-0000000012"

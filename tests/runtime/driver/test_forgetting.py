@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 from tests.protocol.checkpoints.test_recovery import TORN, claim, log
 from tests.runtime.checkpoints.writing import write_snapshot
+from tests.testing.staged import ForgettingSink
+from tests.testing.staged import Place as Target
 
 import headgate as hg
 from headgate.connectors.base import SinkContext
@@ -116,6 +118,58 @@ def test_what_cannot_be_read_or_is_lost_may_ask_for_anything(  # K20
     manifest = Manifest(CheckpointId(7), Generation(1), 1, 128, ())
     found = {at: manifest if isinstance(entry, str) else entry for at, entry in entries.items()}
     assert forgettable(log(found, hint=hint)) == expected
+
+
+class Outcomes(ForgettingSink):
+    """A sink with two phases, which a user wrote."""
+
+    transaction_timeout = None
+    error: Exception | None = None
+
+    def forget(self, names: Sequence[str]) -> None:
+        if self.error is not None:
+            raise self.error
+        super().forget(names)
+
+
+@pytest.mark.parametrize("retained", [1, 3])
+def test_runs_of_one_checkpoint_each_leave_few_outcomes_of_a_users_sink(tmp_path: Path, retained: int) -> None:
+    # K25, CS24
+    target = Target(limit_ms=None)
+    place = Place(tmp_path / "checkpoints", Outcomes(target))
+    for _ in range(RUNS):
+        place.run(retained=retained)
+    assert len(target.shown) == RUNS
+    assert len(target.ledger) <= retained + 1
+    place.begin()
+    assert place.notes == []
+
+
+def test_a_users_sink_that_cannot_forget_is_told_again_and_fails_nothing(tmp_path: Path) -> None:  # K25, CS24
+    target = Target(limit_ms=None)
+    sink = Outcomes(target)
+    place = Place(tmp_path / "checkpoints", sink)
+    sink.error = TypeError("what is that?")
+    for _ in range(3):
+        place.run()
+    assert [note.partition(":")[0] for note in place.notes] == [
+        f"could not let the sinks forget what was decided before checkpoint {n}" for n in (2,)
+    ]
+    assert len(target.ledger) == 3
+    sink.error = None
+    place.run()
+    assert len(target.ledger) == 2, "that of the retained checkpoint, and what it was run for"
+
+
+def test_nothing_of_a_users_sink_is_forgotten_while_a_checkpoint_is_damaged(tmp_path: Path) -> None:  # K20, CS24
+    target = Target(limit_ms=None)
+    place = Place(tmp_path / "checkpoints", Outcomes(target))
+    for _ in range(3):
+        place.run(retained=3)
+    oldest = next(path for path in place.storage.list("p/log") if b"checkpoint" in place.storage.get(path))
+    place.storage.put(oldest, [b"torn"])
+    place.begin()
+    assert len(target.ledger) == 3
 
 
 class Forgetful(hg.Discard):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputD
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.runtime.checkpoints.losses import Losses
 from headgate.runtime.driver.sink_commits import SinkCommits
+from headgate.storage.memory import MemoryStorage
 
 PERMIT = CommitPermit(CheckpointId(6), Generation(1))
 
@@ -128,6 +131,82 @@ def test_what_may_be_cured_and_what_was_replaced_is_told_as_it_is(tmp_path: Path
         commits.commit(PERMIT, [output(6)])
     with pytest.raises(type(error)):
         commits.recover(None, [])
+
+
+class DenyingSink(RecordedSink):
+    """Has lost the output of some checkpoints; as a target with transactions it commits all or nothing."""
+
+    def __init__(self, gone: set[int], error: HeadgateError) -> None:
+        super().__init__(None)
+        self.gone, self.denial = gone, error
+
+    def commit(self, permit: Any, committables: Any) -> None:
+        if any(c.checkpoint in self.gone for c in committables):
+            raise self.denial
+        super().commit(permit, committables)
+
+
+def losing(root: Path, sink: Any, lose: Any) -> SinkCommits:
+    found = commits_to(root, sink)
+    found._lose = lose
+    return found
+
+
+@pytest.mark.parametrize("error", [CorruptionError("f", 0, "a", "b"), UsageError("neither prepared nor committed")])
+def test_what_a_target_denies_is_lost_alone_if_its_user_said_so(tmp_path: Path, error: HeadgateError) -> None:  # K26
+    sink, lost = DenyingSink({4, 6}, error), []
+    commits = losing(tmp_path, sink, lambda committable, why: lost.append((committable.checkpoint, why)))
+    commits.commit(PERMIT, [output(6), output(5), output(4), output(3)])
+    assert sink.calls == [(3,), (5,)], "what is there is committed, in order"
+    assert lost == [(4, str(error)), (6, str(error))]
+    with pytest.raises(OutputDenied):
+        losing(tmp_path, sink, None).commit(PERMIT, [output(6), output(5)])
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (StorageError("put", "f", "not allowed", is_transient=False), OutputDenied),
+        (StorageError("put", "f", "busy"), StorageError),
+        (FencedError("p", 1, 2), FencedError),
+    ],
+)
+def test_what_a_target_refuses_otherwise_is_not_lost(
+    tmp_path: Path, error: HeadgateError, raised: type[HeadgateError]
+) -> None:  # K26
+    lost: list[Any] = []
+    with pytest.raises(raised):
+        losing(tmp_path, DenyingSink({4}, error), lambda *said: lost.append(said)).commit(PERMIT, [output(4)])
+    assert lost == []
+
+
+def test_a_loss_that_cannot_be_recorded_is_not_passed_over(tmp_path: Path) -> None:  # K26
+    def lose(committable: Committable, why: str) -> None:
+        raise StorageError("put", "lost", "disk full")
+
+    with pytest.raises(StorageError, match="disk full"):
+        losing(tmp_path, DenyingSink({4}, UsageError("gone")), lose).commit(PERMIT, [output(4)])
+
+
+def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26
+    storage, notes = MemoryStorage(), []
+    losses = Losses(storage, "p")
+    for _ in range(2):
+        losses.losing(lambda: 17, notes.append)(output(4), "it expired")
+    losses.losing(lambda: 18, notes.append)(output(5, subtask=2), "it expired")
+    assert losses.count == 2
+    heir = Losses(storage, "p")
+    heir.look()
+    assert heir.count == 2
+    first = storage.list("p/lost/")[0]
+    assert json.loads(storage.get(first)) == {
+        "sink": "out0", "checkpoint": 4, "subtask": 0, "generation": 1, "why": "it expired", "wall_ms": 17
+    }  # fmt: skip
+    assert len(notes) == 3
+    assert notes[0].startswith(
+        "LOST: output of checkpoint 4, subtask 0 of sink 'out0', which its target denies: it exp"
+    )
+    assert first in notes[0]
 
 
 def test_output_for_a_sink_that_is_gone_is_refused(tmp_path: Path) -> None:

@@ -116,6 +116,13 @@ def a_ledger_forgets_what_may_still_be_asked_for() -> AbstractContextManager[Non
     return around(ledger._Committer, "forget", lambda call, self, before: call(self, CheckpointId(before + 1_000)))
 
 
+def two_phases_forget_what_may_still_be_asked_for() -> AbstractContextManager[None]:  # CS24, K20
+    def forget(call: Any, self: Any, before: CheckpointId, promised: Any) -> None:
+        call(self, CheckpointId(before + 1_000), [])
+
+    return around(two_phase._ForgettingCommitter, "forget_all_but", forget)
+
+
 def a_ledger_is_not_asked() -> AbstractContextManager[None]:  # CS6
     """Harmless: see ``HARMLESS``."""
     return patched(PublishingSink, "published", lambda self, names: set())
@@ -167,6 +174,7 @@ ALL: dict[Mutant, int] = {
     a_ledger_publishes_the_first_of_several: 8,
     the_newest_is_committed_first: 36,
     a_ledger_forgets_what_may_still_be_asked_for: 13,
+    two_phases_forget_what_may_still_be_asked_for: 8,
     what_may_pass_is_final: 18,
 }
 """Each with a seed that finds it."""

@@ -1,8 +1,8 @@
 """``TwoPhaseSink``: sinks of users whose targets can prepare a transaction.
 
-Rules CS1–CS7 and CS9 of docs/spec/connectors.md. The user says how the target begins, writes, prepares, commits and
-aborts one transaction; names, pending output, recovery and other parallelism are done here. Modelled on Flink's
-``TwoPhaseCommitSinkFunction``, but the driver commits.
+Rules CS1–CS7, CS9, CS23 and CS24 of docs/spec/connectors.md. The user says how the target begins, writes, prepares,
+commits and aborts one transaction; names, pending output, recovery and other parallelism are done here. Modelled on
+Flink's ``TwoPhaseCommitSinkFunction``, but the driver commits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 from headgate.connectors.base import SinkContext
 from headgate.connectors.custom.fence import Fence, OutputName, in_order, owner_of, transient
 from headgate.connectors.custom.owned import RememberingSink, with_life
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, UsageError
 from headgate.model.config import Duration
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
@@ -32,9 +32,9 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
     """Derive from it for a target in which output can be durable and invisible at once.
 
     ``begin``, ``write``, ``prepare`` and ``close`` are called in the workers, ``claim``, ``claimed``, ``prepared``,
-    ``commit`` and ``abort`` in the driver. Each may be called again after it raised, and after it succeeded and the
-    process died before that was known. Instances travel to the workers: what cannot, such as a connection, belongs into
-    ``begin``.
+    ``commit``, ``abort``, ``committed`` and ``forget`` in the driver. Each may be called again after it raised, and
+    after it succeeded and the process died before that was known. Instances travel to the workers: what cannot, such as
+    a connection, belongs into ``begin``.
 
     Attributes:
         transient_errors: what ``prepare`` and the calls in the driver raise when another try may help. All else, and
@@ -82,6 +82,19 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
             FencedError: a newer generation claimed the target, and may keep it; nothing is removed then.
         """
 
+    def committed(self, owner: str) -> Iterable[str]:
+        """Return the names that ``commit`` has the target remember for ``owner``. Override it together with ``forget``.
+
+        Default: none, so that what the target remembers grows with every checkpoint.
+        """
+        return ()
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Forget that these were committed, and nothing else: no checkpoint that is kept asks for them (CS24).
+
+        Best effort: what raises fails nothing, and comes again. Some of ``names`` may be forgotten already.
+        """
+
     def close(self, transaction: Open) -> None:
         """Release an open transaction that is abandoned, or was prepared. Default: nothing."""
 
@@ -99,8 +112,30 @@ class TwoPhaseSink(RememberingSink, Generic[Open]):
         return _Writer(self, context)
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> _Committer:
-        """See ``connectors.base.Sink``."""
-        return _Committer(self, Fence(owner_of(pipeline, node), int(generation)))
+        """See ``connectors.base.Sink``.
+
+        Raises:
+            UsageError: only one of ``committed`` and ``forget`` is there.
+        """
+        kind = _ForgettingCommitter if can_forget(self) else _Committer
+        return kind(self, Fence(owner_of(pipeline, node), int(generation)))
+
+
+def can_forget(sink: TwoPhaseSink[Any]) -> bool:
+    """Return whether the target of ``sink`` can be told to forget what was committed.
+
+    Raises:
+        UsageError: only one of the two methods that it takes is there.
+    """
+    kind = type(sink)
+    lists, forgets = kind.committed is not TwoPhaseSink.committed, kind.forget is not TwoPhaseSink.forget
+    if lists is not forgets:
+        there, missing = ("committed", "forget") if lists else ("forget", "committed")
+        raise UsageError(
+            f"{kind.__name__} has a method {there}, but not {missing}, and would never forget a transaction: give it "
+            "both, committed(self, owner) to list what the target remembers, forget(self, names) to remove some of it"
+        )
+    return lists
 
 
 class _Writer(Generic[Open]):
@@ -202,6 +237,37 @@ class _Committer:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class _ForgettingCommitter(_Committer):
+    """Has the target forget names, which say no checkpoint (CS24)."""
+
+    def __init__(self, sink: TwoPhaseSink[Any], fence: Fence) -> None:
+        super().__init__(sink, fence)
+        self._checkpoints: dict[str, CheckpointId] = {}
+        """Of what this generation commits; it has prepared more, which an heir may have committed."""
+
+    def commit(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """See ``Committer``."""
+        self._checkpoints |= {_name_of(committable): committable.checkpoint for committable in committables}
+        super().commit(permit, committables)
+
+    def forget_all_but(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
+        """See ``NamingCommitter``."""
+        kept = {_name_of(committable) for committable in promised}
+        with transient(self._sink.transient_errors, "forget", self._fence.owner):
+            names = [name for name in self._sink.committed(self._fence.owner) if self._is_over(name, before, kept)]
+            if names:
+                self._sink.forget(sorted(names))
+        self._checkpoints = {name: at for name, at in self._checkpoints.items() if at >= before}
+
+    def _is_over(self, name: str, before: CheckpointId, kept: set[str]) -> bool:
+        """Whether nobody asks for ``name``: what former generations left is in ``kept``, or asked for no more."""
+        if name in kept or not self._is_mine(name):
+            return False
+        found = OutputName.parse(name)
+        is_former = found is not None and found.generation < self._fence.generation
+        return is_former or self._checkpoints.get(name, before) < before
 
 
 def _name_of(committable: Committable) -> str:

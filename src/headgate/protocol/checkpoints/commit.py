@@ -55,6 +55,12 @@ def forgettable(log: ObservedLog) -> CheckpointId | None:
     return promised_from(content for content in contents if isinstance(content, Manifest))
 
 
+def promised_by(log: ObservedLog) -> tuple[Committable, ...]:
+    """Return all that the manifests in ``log`` name: what is asked for again if one of them is restored (K20)."""
+    manifests = [entry.content for entry in log.entries if isinstance(entry.content, Manifest)]
+    return tuple(dict.fromkeys(c for manifest in manifests for c in manifest.committables))
+
+
 class Precommit:
     """What one subtask has prepared and does not yet know to be covered by a completed checkpoint (K3).
 

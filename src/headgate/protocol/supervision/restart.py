@@ -84,6 +84,24 @@ class RestartPolicy:
         return self._limited(strategy.attempts, round(delay - spread + 2 * spread * jitter))
 
 
+TAKEOVER_MS = 10_000
+"""A standby is to run the pipeline again within so much time (docs/spec/standby.md)."""
+
+
+def longest_outage_ms(strategy: RestartStrategy) -> int:
+    """Return how long nothing may be committed behind one failure, of a worker or of the driver (CS9)."""
+    match strategy:
+        case NoRestart():
+            delay_ms = 0
+        case FixedDelay() | FailureRate():
+            delay_ms = strategy.delay_ms
+        case ExponentialDelay():
+            delay_ms = round(max(strategy.initial_ms, strategy.max_ms) * (1 + strategy.jitter))
+        case _:
+            assert_never(strategy)
+    return max(delay_ms, TAKEOVER_MS)
+
+
 class Restarts:
     """The failures of one run: which of them end it, and after which another generation is begun."""
 

@@ -39,6 +39,7 @@ from headgate.protocol.checkpoints.recovery import (
 from headgate.protocol.checkpoints.replacement import replaced_by
 from headgate.runtime.checkpoints.entries import LogEntries
 from headgate.runtime.checkpoints.life import LifeObjects
+from headgate.runtime.checkpoints.losses import Losses
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive
 
@@ -74,6 +75,7 @@ class CheckpointLog:
         self._entries = LogEntries(storage, pipeline)
         self._lives = LifeObjects(storage, pipeline)
         self.files = SnapshotFiles(storage, pipeline)
+        self.losses = Losses(storage, pipeline)
         """Of the snapshots that manifests refer to."""
         self._next_sequence = 0
         self._generation = Generation(0)

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError
+from headgate.model.config import DeniedOutput
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
@@ -19,7 +20,7 @@ from headgate.model.manifest import Committable, Manifest
 from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery
-from headgate.protocol.checkpoints.commit import CommitPermit, forgettable
+from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
@@ -84,7 +85,7 @@ def begin_generation(
         check_fit(restored, definition)
         for text in recovery.changes(restored, definition):
             note(text)
-    commits = recovered_sinks(definition, log, claimed.next.generation, restored, around)
+    commits = recovered_sinks(definition, log, claimed.next.generation, restored, around, note)
     with _closed_on_failure(commits):
         retained = recovery.retained(claimed.log, restored)
         log.restored(retained)
@@ -163,6 +164,7 @@ def recovered_sinks(
     generation: Generation,
     restored: Manifest | None,
     around: Surroundings,
+    note: Callable[[str], None],
 ) -> SinkCommits:
     """Fence the sinks for ``generation``, abort what ``restored`` does not promise and commit what it does (K6).
 
@@ -172,7 +174,11 @@ def recovered_sinks(
     """
     retrying(lambda: make_targets(definition), around)
     place = None if restored is None else restored.place
-    commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place))
+    lose = None
+    if definition.config.on_denied is DeniedOutput.LOSE:
+        retrying(log.losses.look, around)
+        lose = log.losses.losing(around.wall_ms, note)
+    commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place), lose)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
     keep = () if restored is None else _promised(restored, definition)  # R18: whatever the parallelism was
     with _closed_on_failure(commits):
@@ -267,7 +273,7 @@ def _forget(
     if before is None:
         return
     try:
-        retrying(lambda: commits.forget(before), around)
+        retrying(lambda: commits.forget(before, promised_by(observed)), around)
     except FencedError:
         raise
     except Exception as error:  # of a user's sink, too: the next start tries again

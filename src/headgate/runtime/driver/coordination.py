@@ -7,7 +7,7 @@ back as events.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, assert_never
 
@@ -17,14 +17,14 @@ from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageErr
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, WorkerIndex
-from headgate.model.manifest import Manifest
+from headgate.model.manifest import Committable, Manifest
 from headgate.model.options import CheckpointOptions
 from headgate.model.places import Place
 from headgate.model.progress import CheckpointProgress, PendingCheckpoint
 from headgate.model.savepoint import Savepoint
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.checkpoints import coordinator as machine
-from headgate.protocol.checkpoints.commit import Commit, forgettable
+from headgate.protocol.checkpoints.commit import Commit, forgettable, promised_by
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
@@ -391,15 +391,16 @@ class Coordination:
         self._drops_count += 1
         if self._drops_count % DROPS_BETWEEN_FORGETTING != 0:
             return
-        before = forgettable(self._log.observe())
+        observed = self._log.observe()
+        before = forgettable(observed)
         if before is not None:
-            self._pools.commit.submit(self._quietly, lambda: self._forget(before))
+            self._pools.commit.submit(self._quietly, lambda: self._forget(before, promised_by(observed)))
 
     # -- in the commit thread -------------------------------------------------------------------------------------
 
-    def _forget(self, before: CheckpointId) -> None:
+    def _forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
         if not self._is_closed:
-            self._begun.commits.forget(before)
+            self._begun.commits.forget(before, promised)
 
     def _commit(self, effect: Commit) -> None:
         checkpoint = effect.permit.checkpoint

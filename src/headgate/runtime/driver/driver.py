@@ -234,7 +234,8 @@ class Driver:
         live, machine = supervision.live, supervision.machine
         pending: PendingCheckpoint | None = None if live is None else live.coordination.pending_checkpoint()
         generation = machine.generation or supervision.last_generation or Generation(0)
-        self._latest = self.book.snapshot(supervision.state, generation, machine.restarts_count, pending)
+        found = self.book.snapshot(supervision.state, generation, machine.restarts_count, pending)
+        self._latest = replace(found, lost_outputs=self._log.losses.count)
         self._observer.on_progress(self._latest)
 
     def _on_finish(self, effect: events.Finish) -> None:

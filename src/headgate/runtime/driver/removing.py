@@ -37,7 +37,7 @@ def remove_checkpoints(
         Whether no checkpoint can be restored any more.
     """
     try:
-        settled = _settled(definition, log, succession, around)
+        settled = _settled(definition, log, succession, note, around)
     except (Exception, SystemExit) as error:  # what a sink raises must not keep the run from its end
         note(f"the checkpoints are kept: {_said(error)}")
         return False
@@ -51,7 +51,11 @@ def remove_checkpoints(
 
 
 def _settled(
-    definition: PipelineDefinition, log: CheckpointLog, succession: Succession, around: Surroundings
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    succession: Succession,
+    note: Callable[[str], None],
+    around: Surroundings,
 ) -> NextClaim | None:
     """Leave nothing that was promised behind; return the claim that did so, None if there is nothing to give up.
 
@@ -67,7 +71,7 @@ def _settled(
     _check_whole(choice)
     if restored is not None:
         claims.check_fit(restored, definition)
-    claims.recovered_sinks(definition, log, claimed.next.generation, restored, around).close()
+    claims.recovered_sinks(definition, log, claimed.next.generation, restored, around, note).close()
     if restored is None:
         return None
     _check_nobody_needs(log, claimed.log)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeAlias, cast
 
 from headgate import fault_points
 from headgate.connectors.base import (
     Committer,
     ForgettingCommitter,
     MakingSink,
+    NamingCommitter,
     PiecewiseCommitter,
     Sink,
     TidyingCommitter,
@@ -30,19 +31,35 @@ from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.storage.base import NotFound
 
+GONE = (CorruptionError, UsageError)
+"""How targets say that output is not there any more. What they refuse for lack of rights, say, is there (K26)."""
+
+Lose: TypeAlias = Callable[[Committable, str], None]
+"""Is told of output that is gone, and why."""
+
 
 class SinkCommits:
     """Committers by sink node."""
 
     def __init__(
-        self, definition: PipelineDefinition, generation: Generation, read: Callable[[SnapshotPart], memoryview]
+        self,
+        definition: PipelineDefinition,
+        generation: Generation,
+        read: Callable[[SnapshotPart], memoryview],
+        lose: Lose | None = None,
     ) -> None:
-        """Open them; ``read`` reads what a manifest refers to (SF9).
+        """Open them.
+
+        Args:
+            definition: the pipeline with its sinks.
+            generation: who they are opened for.
+            read: reads what a manifest refers to (SF9).
+            lose: is told of output that its target denies, and that is gone; None: that stops the pipeline (K26).
 
         Raises:
             UsageError: one can never be opened (K5).
         """
-        self._read = read
+        self._read, self._lose = read, lose
         self._committers: dict[str, Committer] = {}
         for node in definition.graph.nodes:
             if node.role is Role.SINK:
@@ -106,7 +123,22 @@ class SinkCommits:
             if mine:
                 fault_points.reach("in-commit")
                 with _denials(name, permit.checkpoint):
-                    committer.commit(permit, [self._with_payload(c) for c in mine])
+                    self._commit(committer, permit, mine)
+
+    def _commit(self, committer: Committer, permit: CommitPermit, committables: Sequence[Committable]) -> None:
+        """Commit all at once; if the target denies that, one by one, and lose those that are gone (K26)."""
+        try:
+            committer.commit(permit, [self._with_payload(c) for c in committables])
+        except GONE:
+            if self._lose is None:
+                raise
+        else:
+            return
+        for committable in committables:
+            try:
+                committer.commit(permit, [self._with_payload(committable)])
+            except GONE as error:
+                self._lose(committable, str(error))
 
     def _with_payload(self, committable: Committable) -> Committable:
         """Return ``committable`` as its sink prepared it."""
@@ -122,11 +154,18 @@ class SinkCommits:
             expected = f"{stored.size_bytes} bytes of prepared output"
             raise CorruptionError(error.path, 0, expected, "no file") from error
 
-    def forget(self, before: CheckpointId) -> None:
-        """Let targets forget outcomes of checkpoints below ``before``, for which nobody can ask any more (K20)."""
-        for committer in self._committers.values():
+    def forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
+        """Let targets forget outcomes for which nobody can ask any more (K20).
+
+        Args:
+            before: no retained checkpoint asks for anything of those below.
+            promised: all that they ask for.
+        """
+        for name, committer in self._committers.items():
             if isinstance(committer, ForgettingCommitter):
                 committer.forget(before)
+            if isinstance(committer, NamingCommitter):
+                committer.forget_all_but(before, [self._with_payload(c) for c in promised if c.sink == name])
 
     def close(self) -> None:
         """Release resources of every target."""

@@ -91,9 +91,12 @@ class Database:
         self.visible: dict[str, list[Committed]] = {}
         """By owner, in the order in which it became visible."""
         self.ledger: set[str] = set()
-        """Names that were published and not forgotten; those of committed transactions never are."""
+        """Names that were published and not forgotten."""
         self.forgotten_count = 0
+        self.remembered: set[str] = set()
+        """Names that were committed and not forgotten."""
         self._decided: set[str] = set()
+        """Names that were committed: whatever a call that timed out has prepared late is dropped."""
         self.aborted_count = 0
         """Names that were prepared and aborted."""
         self.refused_count = 0
@@ -125,6 +128,14 @@ class Database:
             UsageError: one is neither prepared nor committed.
         """
         self._call(lambda: self._commit(names, fence), may_land_late=True)
+
+    def committed(self) -> list[str]:
+        """Return the names of all that was committed and not forgotten, whosever it is."""
+        return self._call(lambda: sorted(self.remembered))
+
+    def forget_committed(self, names: Sequence[str]) -> None:
+        """Forget that these were committed."""
+        self._call(lambda: self._forget_committed(names), may_land_late=True)
 
     def abort(self, name: str, fence: Fence) -> None:
         """Forget what is prepared or open under a name."""
@@ -192,12 +203,13 @@ class Database:
 
     def _commit(self, names: Sequence[str], fence: Fence) -> None:
         fence.refuse_if_replaced_by(self.owners.get(fence.owner))
-        fresh = [name for name in dict.fromkeys(names) if name not in self._decided]
+        fresh = [name for name in dict.fromkeys(names) if name not in self.remembered]
         for name in fresh:
             if name not in self.prepared:
                 raise UsageError(f"{name} is neither prepared nor committed")
         for name in fresh:
             self.visible.setdefault(fence.owner, []).append(Committed(name, self.prepared.pop(name)))
+        self.remembered.update(fresh)
         self._decided.update(fresh)
         if fresh:
             self._watch(fence.owner, fresh, fence.generation)
@@ -220,6 +232,10 @@ class Database:
             self.ledger.add(name)
             self.visible.setdefault(fence.owner, []).append(Committed(name, tuple(rows)))
             self._watch(fence.owner, [name], fence.generation)
+
+    def _forget_committed(self, names: Sequence[str]) -> None:
+        self.forgotten_count += len(self.remembered & set(names))
+        self.remembered -= set(names)
 
     def _forget(self, is_old: Callable[[str], bool]) -> None:
         old = {name for name in self.ledger if is_old(name)}

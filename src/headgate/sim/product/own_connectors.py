@@ -61,6 +61,14 @@ class PreparingSink(hg.TwoPhaseSink[Session]):
         """See ``TwoPhaseSink``."""
         self._database.abort(name, fence)
 
+    def committed(self, owner: str) -> Iterable[str]:
+        """See ``TwoPhaseSink``: ours, and that of others."""
+        return self._database.committed()
+
+    def forget(self, names: Sequence[str]) -> None:
+        """See ``TwoPhaseSink``."""
+        self._database.forget_committed(names)
+
     def close(self, transaction: Session) -> None:
         """See ``TwoPhaseSink``."""
         self._database.close(transaction)

@@ -16,7 +16,7 @@ from headgate.connectors.base import MakingSink
 from headgate.connectors.custom.fence import Fence
 from headgate.connectors.custom.ledger import LedgerSink
 from headgate.connectors.custom.output import LedgerOutput
-from headgate.connectors.custom.two_phase import TwoPhaseSink
+from headgate.connectors.custom.two_phase import TwoPhaseSink, can_forget
 from headgate.errors import StorageError
 from headgate.testing.sinks.target import SCHEMA, HasFailed, Target
 
@@ -60,7 +60,8 @@ def failing_target(target: Target) -> Target:
     if isinstance(target.sink, MakingSink):
         target.sink.make_target(SCHEMA)  # the sink that wraps it makes none
     if isinstance(target.sink, TwoPhaseSink):
-        return replace(target, sink=_FailingTwoPhaseSink(target.sink, failure), failing=failure.armed)
+        kind = _FailingForgettingSink if can_forget(target.sink) else _FailingTwoPhaseSink
+        return replace(target, sink=kind(target.sink, failure), failing=failure.armed)
     if isinstance(target.sink, LedgerSink):
         return replace(target, sink=_FailingLedgerSink(target.sink, failure), failing=failure.armed)
     return target
@@ -99,6 +100,16 @@ class _FailingTwoPhaseSink(TwoPhaseSink[Any]):
 
     def close(self, transaction: Any) -> None:
         self._inner.close(transaction)
+
+
+class _FailingForgettingSink(_FailingTwoPhaseSink):
+    """Fails while its target is told to forget, too."""
+
+    def committed(self, owner: str) -> Iterable[str]:
+        return self._failure.during(lambda: list(self._inner.committed(owner)))
+
+    def forget(self, names: Sequence[str]) -> None:
+        self._failure.during(lambda: self._inner.forget(names))
 
 
 class _FailingLedgerSink(LedgerSink):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from headgate.connectors.base import ForgettingCommitter
+from headgate.connectors.custom.fence import OutputName, owner_of
+from headgate.connectors.custom.two_phase import TwoPhaseSink
 from headgate.protocol.checkpoints.commit import CommitPermit
-from headgate.testing.sinks.target import Target
+from headgate.testing.sinks.rivals import NEIGHBOURS
+from headgate.testing.sinks.target import NODE, PIPELINE, Target
 from headgate.testing.sinks.world import World
 
 PARALLELISMS = (1, 2, 3, 2, 5, 3, 5, 6, 5, 2, 1)
@@ -135,21 +137,49 @@ def check_rewound(target: Target) -> None:
 
 
 def check_forgetting(target: Target) -> str | None:
-    """K20: the target forgets what no retained checkpoint promises; what one promises is known for ever."""
+    """K20, CS24: the target forgets what no retained checkpoint promises; what one promises is known for ever."""
     world = World(target, 5, "the target forgot what nobody promises")
-    life = world.start(2)
-    if not isinstance(life.committer, ForgettingCommitter):
-        return "the committer is no ForgettingCommitter"
+    neighbour = World(target, 5, "another sink forgot what nobody promises", name=NEIGHBOURS[0])
+    life, beside = world.start(2), neighbour.start(2)
+    if not life.can_forget:
+        return "the sink has nothing that forgets"
+    beside.finish()
+    neighbour.advance(beside)
     life.finish()
     for _ in range(3):
         world.advance(life)
-        retained = world.completed
+        retained = [world.completed]
+        world.advance(life)
+        retained.append(world.completed)
+        known = _remembered(target)
         for _ in range(2):
-            life.committer.forget(retained.checkpoint)
-        life.commit(retained)
-        world.check_visible(retained.shown, "after a repeated commit of the retained checkpoint")
+            life.forget(retained)
+        _check_forgotten(world, known, sum(len(one.committables) for one in retained))
+        for one in retained:
+            life.commit(one)
+        world.check_visible(retained[-1].shown, "after repeated commits of the retained checkpoints")
+        beside.commit(neighbour.completed)
+        neighbour.check_visible(neighbour.completed.shown, "after a repeated commit of another sink")
         life = world.start(2)
-        world.check_visible(retained.shown, "after a restart")
+        world.check_visible(world.completed.shown, "after a restart")
         life.finish()
     world.check_end(1)
     return None
+
+
+def _remembered(target: Target) -> set[str]:
+    """Return the committed names of ours that the sink lists."""
+    if not isinstance(target.sink, TwoPhaseSink):
+        return set()
+    owner = owner_of(PIPELINE, NODE)
+    parsed = {name: OutputName.parse(name) for name in target.sink.committed(owner)}
+    return {name for name, parts in parsed.items() if parts is not None and parts.owner == owner}
+
+
+def _check_forgotten(world: World, known: set[str], promised: int) -> None:
+    """CS24: of what was ``known`` no more is left than is ``promised``; to be told again changes nothing."""
+    sink, left = world.target.sink, _remembered(world.target)
+    assert len(left) <= promised, f"{world.story}: it was told to forget, and remembers {sorted(left)[:3]}"
+    if isinstance(sink, TwoPhaseSink) and known > left:
+        sink.forget(sorted(known - left))
+        assert _remembered(world.target) == left, f"{world.story}: told again, it forgot something else"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from headgate.errors import StorageError
 from headgate.testing.sinks.failing import failing_target
 from headgate.testing.sinks.target import Target, not_said
-from headgate.testing.sinks.world import World
+from headgate.testing.sinks.world import World, again
 
 CALLS_MAX = 1_000
 """A scenario that has not come to its end after so many calls at the target never will."""
@@ -50,6 +50,7 @@ def check_interruption(target: Target, number: int, *, is_after: bool, is_killed
         world.complete(done)
         life.commit(done)
         world.check_visible(done.shown, "after the commit")
+        again(lambda: life.forget([done]))
         world.complete(world.prepare(life))
         world.prepare(life)  # leftovers
         _recover(world, is_killed)

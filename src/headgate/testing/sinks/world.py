@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from headgate.connectors.base import (
     Committer,
+    ForgettingCommitter,
     HoldingWriter,
     MakingSink,
+    NamingCommitter,
     PiecewiseCommitter,
     PiecewiseTransaction,
     SealedTransaction,
@@ -177,6 +179,21 @@ class SinkLife:
         for _ in range(self._calls):
             again(lambda: self.committer.commit(permit, done.committables))
         self.pending = [c for c in self.pending if c not in done.committables]
+
+    @property
+    def can_forget(self) -> bool:
+        """Whether the target can be told to forget outcomes."""
+        return isinstance(self.committer, (ForgettingCommitter, NamingCommitter))
+
+    def forget(self, retained: Sequence[Checkpoint]) -> None:
+        """Let the target forget what none of ``retained`` promises (K20); do nothing if it cannot."""
+        promised = [c for one in retained for c in one.committables]
+        before = min([*(c.checkpoint for c in promised), *(one.checkpoint for one in retained)])
+        for _ in range(self._calls):
+            if isinstance(self.committer, ForgettingCommitter):
+                self.committer.forget(before)
+            if isinstance(self.committer, NamingCommitter):
+                self.committer.forget_all_but(before, promised)
 
     def close(self) -> None:
         """Release everything."""
