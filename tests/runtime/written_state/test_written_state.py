@@ -206,7 +206,7 @@ def test_rows_that_do_not_fit_are_refused_by_one_sentence(tmp_path: Path, name: 
 
 def test_other_wrong_uses_are_told(tmp_path: Path) -> None:  # WS1, WS2
     draft = hg.new_savepoint(pipeline(tmp_path), tmp_path / "new")
-    with pytest.raises(UsageError, match="no operator 'al' in pipeline 'p'; the operators are all, in, newest"):
+    with pytest.raises(UsageError, match="no operator 'al' in pipeline 'p'; the operators are all, in, newest$"):
         draft.with_state("al", "count", ROWS["count"])
     with pytest.raises(UsageError, match="state 'count' of operator 'all' is given twice"):
         draft.with_state("all", "count", ROWS["count"]).with_state("all", "count", ROWS["count"])

@@ -17,6 +17,7 @@ from headgate.model.state_identity import StateIdentity
 from headgate.operators.keyed import key_columns
 from headgate.operators.process.spec import StatefulSpec
 from headgate.operators.reduce import ACCUMULATORS, ReduceSpec
+from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.runtime.stored_state.shapes import Shape, shape_of
 from headgate.state.descriptors import Section, section_of
 from headgate.state.timers import TIMERS, TimeKind, TimersMeta, timer_section
@@ -43,6 +44,11 @@ class Declared:
     def is_source(self) -> bool:
         """Whether it reads input."""
         return self.node.role is Role.SOURCE
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it keeps anything of records; event time is none of that."""
+        return bool(self.node.state_text) and not self.is_source and not isinstance(self.node.spec, WithTimestampsSpec)
 
 
 def declared_in(definition: PipelineDefinition, now_ms: int) -> dict[str, Declared]:

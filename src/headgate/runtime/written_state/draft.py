@@ -127,7 +127,7 @@ class Draft:
     def begins_empty(self) -> tuple[str, ...]:
         """The operators of a new savepoint that have state, and that nobody gave any."""
         named = {operator for operator, _ in self.given}
-        stateful = [name for name, one in self.declared.items() if one.node.state_text and not one.is_source]
+        stateful = [name for name, one in self.declared.items() if one.has_rows]
         return () if self.base is not None else tuple(name for name in stateful if name not in named)
 
     def put(self, operator: str, state: str, rows: pa.Table, *, must_be_there: bool) -> None:
@@ -254,7 +254,8 @@ class Draft:
             of_base += [name for name in self.base.manifest.state_texts if name not in of_base]
             there = of_base if must_be_there else [*there, *of_base]
         if operator not in there:
-            listed = ", ".join(sorted({*there})) or "none"
+            stateless = {name for name, one in self.declared.items() if not one.has_rows and not one.is_source}
+            listed = ", ".join(sorted({*there} - stateless)) or "none"
             raise UsageError(f"there is no operator '{operator}' in {self._what()}; the operators are {listed}")
 
     def _what(self) -> str:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 import pyarrow as pa
 
+from headgate import fault_points
 from headgate.codec.snapshot import (
     FINISHED_PREFIX,
     IN_FLIGHT_PREFIX,
@@ -81,6 +82,7 @@ def write_savepoint(draft: Draft, url: str, now_ms: int) -> Written:
     try:
         manifest = _Writer(draft, resolved, storage, place).manifest(now_ms)
         savepoint = Savepoint(storage.draw_name(16), draft.pipeline, now_ms, place.prefix, manifest)
+        fault_points.reach("before-savepoint")
         directory.write(savepoint)
     except BaseException:
         with contextlib.suppress(Exception):
