@@ -260,6 +260,24 @@ def test_what_nobody_can_write_is_refused(tmp_path: Path) -> None:  # WS3
         edited.replace("node", "committables", FEW).write()
 
 
+@pytest.mark.parametrize(("name", "one"), [("held-by-a-file-sink", "records"), ("loop-log", "log")])
+def test_state_that_is_not_of_keys_alone_is_refused(tmp_path: Path, name: str, one: str) -> None:  # WS2
+    live = made(name)
+    written = Written(tmp_path)
+    written.complete(1, {"node": text_of(live)}, [state(live.freeze())])
+    rows = hg.read_state(written.path, "node", one)
+    with pytest.raises(UsageError, match="cannot be written from outside: it is of the kind '"):
+        hg.edit_savepoint(written.path, tmp_path / "new").replace("node", one, rows).write()
+
+
+def test_what_belongs_to_no_key_is_there_from_the_beginning(tmp_path: Path) -> None:  # WS2, TM6, TL6
+    hg.new_savepoint(pipeline(tmp_path, Timed()), tmp_path / "timed").write()
+    hg.new_savepoint(pipeline(tmp_path, Expiring()), tmp_path / "expiring").write()
+    timed, expiring = ({name for _, name in stored_in(tmp_path / one)} for one in ("timed", "expiring"))
+    assert timed >= {"headgate.timers", EVENT_TIMERS, "headgate.timers.processing_time", "count", "ids", "last"}
+    assert {"headgate.ttl", "seen"} <= expiring
+
+
 def test_output_that_a_checkpoint_promised_stays_promised(tmp_path: Path) -> None:  # WS10, SV26
     written = Written(tmp_path)
     to = LocalStorage(tmp_path)
