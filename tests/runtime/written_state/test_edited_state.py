@@ -19,7 +19,6 @@ from tests.runtime.stored_state.test_stored_state import text_of
 from tests.runtime.stored_state.written import Part, Written, output, state, tree
 from tests.runtime.written_state.test_written_state import (
     EVENT_TIMERS,
-    KEYS,
     ROWS,
     TIMES,
     Everything,
@@ -235,7 +234,7 @@ def stored_in(place: Path) -> dict[tuple[str, str], Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(UNWRITABLE)])
-def test_every_state_is_stored_as_it_was_when_it_is_written_back(name: str, tmp_path: Path) -> None:  # WS5
+def test_every_state_is_stored_as_it_was_when_it_is_written_back(tmp_path: Path, name: str) -> None:  # WS5
     live = made(name)
     written = Written(tmp_path)
     prefix = LISTS_PREFIX if name == "operator-lists" else STATE_PREFIX
@@ -331,13 +330,14 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:  # WS7, SV4
     assert tree(tmp_path / "one") == before
 
 
-def test_a_damaged_source_is_named_and_nothing_is_left(tmp_path: Path) -> None:  # WS7
-    program = pipeline(tmp_path)
-    texts = pl.DataFrame({"key": KEYS, "value": KEYS})
-    hg.new_savepoint(program, tmp_path / "one").with_state("all", "count", pl.concat([texts])).write()
-    damaged = next(path for path in (tmp_path / "one").rglob("*") if path.is_file())
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    with pytest.raises(CorruptionError):
+def test_a_damaged_source_is_named_and_nothing_is_left(tmp_path: Path) -> None:  # WS7, RS8
+    rows = pl.DataFrame({"key": range(40_000), "value": range(40_000)})
+    hg.new_savepoint(pipeline(tmp_path), tmp_path / "one").with_state("all", "count", rows).write()
+    damaged = next(path for path in (tmp_path / "one").rglob("all-1*") if path.is_file())
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(CorruptionError, match="all-1"):
         hg.edit_savepoint(tmp_path / "one", tmp_path / "two").drop("newest").write()
     assert not any(path.is_file() for path in (tmp_path / "two").rglob("*"))
 
@@ -386,13 +386,18 @@ def test_killed_half_way_there_is_nothing_to_read_and_a_second_try_works(
 
 
 def test_a_storage_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # WS7
-    def refuse(self: LocalStorage, *arguments: Any) -> None:
-        raise StorageError("write", "there", "no space left", is_transient=False)
+    put_if_absent = LocalStorage.put_if_absent
+
+    def refuse(self: LocalStorage, path: str, parts: Any) -> Any:
+        if path == "savepoint":
+            raise StorageError("write", path, "no space left", is_transient=False)
+        return put_if_absent(self, path, parts)
 
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "put_if_absent", refuse)
+        large = pl.DataFrame({"key": range(40_000), "value": range(40_000)})
         with pytest.raises(StorageError, match="no space left"):
-            full(tmp_path, tmp_path / "new")
+            hg.new_savepoint(pipeline(tmp_path), tmp_path / "new").with_state("all", "count", large).write()
     assert not any(path.is_file() for path in (tmp_path / "new").rglob("*"))
     full(tmp_path, tmp_path / "new")
 
