@@ -35,7 +35,10 @@ def test_rows_of_a_file_become_a_state(tmp_path: Path, end: str) -> None:  # WS1
     file = tmp_path / f"rows.{end}"
     {"parquet": FEW.write_parquet, "arrow": FEW.write_ipc, "jsonl": FEW.write_ndjson}[end](file)
     said = told("write", tmp_path / "one", "all", "count", file, "--to", tmp_path / "two")
-    assert said.splitlines() == [f"savepoint {tmp_path / 'two'} is complete", "state 'count' of operator 'all' has 2 rows"]
+    assert said.splitlines() == [
+        f"savepoint {tmp_path / 'two'} is complete",
+        "state 'count' of operator 'all' has 2 rows",
+    ]
     assert same(hg.read_state(tmp_path / "two", "all", "count"), FEW)
     assert same(hg.read_state(tmp_path / "two", "all", "ids"), ROWS["ids"])
     with pytest.raises(UsageError, match="there is a savepoint at"):

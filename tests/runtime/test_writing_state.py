@@ -106,7 +106,7 @@ def test_state_made_of_history_is_that_of_having_processed_it(
     counts = wanted.group_by("key").agg(n=pl.len().cast(pl.Int64)).sort("key").join(last, on="key", how="semi")
     assert last.rows() == counts.rows()
     firsts = found.sort("n").group_by("key", maintain_order=True).first()
-    of_key = {key: ids for key, ids in history.group_by("key", maintain_order=True).agg("id").rows()}
+    of_key = dict(history.group_by("key", maintain_order=True).agg("id").rows())
     assert {row["key"]: row["before"] for row in firsts.to_dicts()} == {
         key: of_key.get(key, [-1])[-1] for key in firsts["key"].to_list()
     }

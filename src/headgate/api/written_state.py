@@ -1,6 +1,6 @@
 """Savepoints from frames: state that is made of history, and state that is changed, without a run.
 
-What is written has the columns that ``read_state`` shows. Counterparts: ``runtime.written_state``, ``api.stored_state``.
+Rows have the columns that ``read_state`` shows. Counterparts: ``runtime.written_state``, ``api.stored_state``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a word means for which ``headgate state`` was called: a place, or a pipeline of the checkpoint directory (RS14)."""
+"""What a word means that ``headgate state`` is given: a place, or a pipeline of the checkpoint directory (RS14)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """``headgate state write`` and ``headgate state drop``: a savepoint that is another one with something changed.
 
-Writes nothing but the new savepoint (WS rules of docs/spec/writing-state.md). Counterparts: ``api.written_state``, which
+Writes nothing but the new savepoint (WS11 of docs/spec/writing-state.md). Counterparts: ``api.written_state``, which
 does the same for programs; ``cli.state``, which looks.
 """
 

@@ -21,7 +21,6 @@ from tests.runtime.written_state.test_written_state import (
     EVENT_TIMERS,
     ROWS,
     TIMES,
-    Everything,
     Expiring,
     Timed,
     full,
@@ -131,7 +130,9 @@ def test_a_pipeline_says_what_the_state_shall_be(tmp_path: Path) -> None:  # WS3
     program = pipeline(tmp_path, Fewer())
     edited = hg.edit_savepoint(tmp_path / "one", tmp_path / "no", pipeline=program)
     notes = pl.DataFrame({"key": [3], "value": ["three"]})
-    with pytest.raises(UsageError, match=r"has the state 'ids', which the pipeline does not declare any more; say drop"):
+    with pytest.raises(
+        UsageError, match=r"has the state 'ids', which the pipeline does not declare any more; say drop"
+    ):
         edited.replace("all", "note", notes).write()
     edited = hg.edit_savepoint(tmp_path / "one", tmp_path / "two", pipeline=program)
     edited.replace("all", "note", notes).drop("all", "ids").write()
@@ -162,7 +163,9 @@ def test_state_gets_another_key(tmp_path: Path) -> None:  # WS3
 def test_an_operator_is_added_to_a_savepoint(tmp_path: Path) -> None:  # WS3
     full(tmp_path, tmp_path / "one")
     program = pipeline(tmp_path)
-    program.source(hg.FromRows([{"key": 1}]), name="more").key_by("key").process(Without(), name="fresh").sink(hg.Discard())
+    program.source(hg.FromRows([{"key": 1}]), name="more").key_by("key").process(Without(), name="fresh").sink(
+        hg.Discard()
+    )
     edited = hg.edit_savepoint(tmp_path / "one", tmp_path / "two", pipeline=program).with_state("fresh", "count", FEW)
     with pytest.raises(UsageError, match="no operator 'fresh' in the savepoint"):
         edited.replace("fresh", "last", FEW)
@@ -319,9 +322,9 @@ def test_a_final_savepoint_has_input_again_if_its_positions_are_changed(tmp_path
 def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:  # WS7, SV4
     full(tmp_path, tmp_path / "one")
     before = tree(tmp_path / "one")
-    with pytest.raises(UsageError, match="there is a savepoint at .* already"):
+    with pytest.raises(UsageError, match=r"there is a savepoint at .* already"):
         full(tmp_path, tmp_path / "one")
-    with pytest.raises(UsageError, match="there is a savepoint at .* already"):
+    with pytest.raises(UsageError, match=r"there is a savepoint at .* already"):
         hg.edit_savepoint(tmp_path / "one", tmp_path / "one").replace("all", "count", FEW).write()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("mine")

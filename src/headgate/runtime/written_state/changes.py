@@ -193,8 +193,8 @@ class _Keyed:
         if is_same and any(stored.schema.equals(one) for one in (shape.schema, *forms)):
             return True
         raise UsageError(
-            f"state '{name}' of operator '{self.operator}' has the columns ({_text(stored)}), and the pipeline declares "
-            f"({_text(shape)}); give its rows anew, or say drop('{self.operator}', '{name}')"
+            f"state '{name}' of operator '{self.operator}' has the columns ({_text(stored)}), and the pipeline "
+            f"declares ({_text(shape)}); give its rows anew, or say drop('{self.operator}', '{name}')"
         )
 
     def _refuse_unwritable(self, name: str, shape: Shape) -> None:

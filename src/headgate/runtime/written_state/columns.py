@@ -221,5 +221,3 @@ def _in_order_of_expiry(rows: pa.RecordBatch, shape: Shape, what: str) -> pa.Rec
 
 def _frame(rows: pa.RecordBatch, names: Iterable[str]) -> pl.DataFrame:
     return pl.DataFrame({name: pl.from_arrow(rows.column(name)) for name in names})
-
-

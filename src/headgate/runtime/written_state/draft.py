@@ -1,4 +1,4 @@
-"""A savepoint that somebody puts together: what it begins with, and what shall be other (WS1–WS3).
+"""A savepoint that somebody puts together: what it begins with, and what shall be other (WS1, WS2, WS3).
 
 Collects wishes, checks each at once as far as it can be, and decides what becomes of every operator. Counterparts:
 ``changes``, which decides about one; ``writing``, which carries it all out; ``api.written_state``, which users call.

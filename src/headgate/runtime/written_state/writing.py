@@ -1,4 +1,4 @@
-"""Writes a savepoint that was put together: every part, then the file that makes it one (WS6–WS8).
+"""Writes a savepoint that was put together: every part, then the file that makes it one (WS6, WS7, WS8).
 
 The parts of a base are read with their checksums and written again, so that the savepoint is whole (SV1); those of
 changed operators are made anew, a subtask at a time. Counterparts: ``draft``, which says what it will be;
@@ -124,7 +124,7 @@ class _Writer:
             entries=entries,
             carried=tuple(self._copied(base, one) for one in former.carried if one.sink not in resolved.gone),
             state_texts=dict(resolved.texts),
-            is_final=former.is_final and not resolved.positions,  # a source has input again
+            is_final=former.is_final and not resolved.positions,  # WS9
             version=max(MANIFEST_VERSION, former.version),
             origin=None,
             follows=None,
@@ -235,10 +235,12 @@ class _Writer:
         return node in self._resolved.gone and f"{prefix}/" != IN_FLIGHT_PREFIX
 
     def _copied(self, base: Base, output: Committable) -> Committable:
-        """Return prepared output with its files copied: whoever restores it under the same name commits it (SV26)."""
+        """Return prepared output with its files copied: whoever restores it under the same name commits it (WS10)."""
         subtask = SubtaskId(VertexId(output.sink), output.subtask_index)
         stored = None if output.stored is None else self._copied_output(base, subtask, output.stored)
-        return replace(output, stored=stored, pieces=tuple(self._copied_output(base, subtask, p) for p in output.pieces))
+        return replace(
+            output, stored=stored, pieces=tuple(self._copied_output(base, subtask, p) for p in output.pieces)
+        )
 
     def _copied_output(self, base: Base, subtask: SubtaskId, part: SnapshotPart) -> SnapshotPart:
         self._outputs_count += 1
@@ -251,7 +253,9 @@ class _Writer:
     def _destination(self, subtask: SubtaskId) -> Destination:
         limits = CheckpointConfig() if self._draft.definition is None else self._draft.definition.config.checkpoints
         resolved = self._resolved
-        owned = key_groups_of_subtask(subtask.index % resolved.parallelism, resolved.max_parallelism, resolved.parallelism)
+        owned = key_groups_of_subtask(
+            subtask.index % resolved.parallelism, resolved.max_parallelism, resolved.parallelism
+        )
         keys = OwnedKeys(KeyGroups(owned.start, len(owned)), resolved.max_parallelism)
         return Destination(self._storage, self._place.prefix, self._generation, limits.inline_bytes_max, keys)
 
