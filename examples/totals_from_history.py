@@ -3,9 +3,9 @@
     python examples/totals_from_history.py                 # writes a savepoint, and runs from it
     headgate state show totals-from-history totals -n 5    # totals, history included
 
-A batch job knows what the pipeline would know if it had processed the history: the sum of each customer. That becomes the
-state of the operator "totals"; the pipeline goes on from there with new payments. Run again, it goes on from its own
-checkpoints, and the savepoint is not needed any more.
+A batch job knows what the pipeline would know if it had processed the history: the sum of each customer. That becomes
+the state of the operator "totals"; the pipeline goes on from there with new payments. Run again, it goes on from its
+own checkpoints, and the savepoint is not needed any more.
 """
 
 import os

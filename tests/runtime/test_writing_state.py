@@ -18,6 +18,7 @@ import headgate as hg
 from headgate.connectors.files.commit import read_committed
 from headgate.model.config import StartConfig
 from headgate.model.definition import PipelineDefinition
+from headgate.runtime.stored_state.places import find
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
 
@@ -136,3 +137,19 @@ def test_a_wrong_value_is_put_right_and_the_run_goes_on(start: Start, tmp_path: 
     counts = events(HISTORY).group_by("key").agg(value=pl.len().cast(pl.Int64))
     wanted = counts.with_columns(value=pl.col("value") + pl.when(pl.col("key") == key).then(1_000).otherwise(0))
     assert sorted(found.rows()) == sorted(wanted.rows()), "the rest goes on as if nothing had happened"
+
+
+def test_input_is_read_again_behind_a_checkpoint_that_was_final(start: Start, tmp_path: Path) -> None:  # WS9, WS10
+    definition = definition_of(telling(tmp_path, HISTORY), inline_bytes_max=0)
+    ended(start(definition))
+    own = tmp_path / "checkpoints" / "p"
+    newest = find(str(own)).manifest
+    assert (newest.is_final, bool(newest.committables)) == (True, True)
+    once = told(tmp_path, "told")
+    hg.edit_savepoint(own, tmp_path / "again").drop("in", "positions").write()
+    begins = StartConfig(str(tmp_path / "again"), newest.checkpoint)
+    ended(start(replace(definition, config=replace(definition.config, start=begins))))
+    twice = told(tmp_path, "told")
+    assert twice.height == 2 * once.height
+    counts = dict(events(HISTORY).group_by("key").agg(value=2 * pl.len().cast(pl.Int64)).rows())
+    assert dict(hg.read_state(own, "telling", "count").rows()) == counts

@@ -29,7 +29,7 @@ from tests.runtime.written_state.test_written_state import (
 )
 
 import headgate as hg
-from headgate.codec.snapshot import LISTS_PREFIX, STATE_PREFIX, decode_sections
+from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, decode_sections
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.manifest import Manifest, SnapshotPart
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
@@ -260,6 +260,19 @@ def test_what_nobody_can_write_is_refused(tmp_path: Path) -> None:  # WS3
     edited = hg.edit_savepoint(written.path, tmp_path / "no")
     with pytest.raises(UsageError, match="operator 'node' has no state 'committables'; it has none"):
         edited.replace("node", "committables", FEW).write()
+
+
+@pytest.mark.parametrize("name", ["with-timestamps", "loop-log", "held-by-a-file-sink", "in-flight", "window-buffer"])
+def test_what_nobody_names_stays_whatever_it_is(tmp_path: Path, name: str) -> None:  # WS3
+    live = made(name)
+    written = Written(tmp_path)
+    prefix = IN_FLIGHT_PREFIX if name == "in-flight" else STATE_PREFIX
+    written.complete(1, {"node": text_of(live)}, [state(live.freeze(), prefix=prefix)])
+    hg.edit_savepoint(written.path, tmp_path / "new").write()
+    assert stored_in(tmp_path / "new") == stored_in(written.path)
+    one, two = find(str(written.path)).manifest, find(str(tmp_path / "new")).manifest
+    described = [[(p.section, p.rows, p.key_groups, p.name) for e in m.entries for p in e.parts] for m in (one, two)]
+    assert described[0] == described[1]
 
 
 @pytest.mark.parametrize(("name", "one"), [("held-by-a-file-sink", "records"), ("loop-log", "log")])

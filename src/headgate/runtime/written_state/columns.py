@@ -177,7 +177,8 @@ def _windows(starts: pa.Array, window_ms: int, what: str) -> pa.Array:
 
 
 def _microseconds(moments: pa.Array) -> np.ndarray:
-    return moments.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    found: np.ndarray = moments.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _refuse_nothing(rows: pa.RecordBatch, shape: Shape, what: str) -> None:
