@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.operators.harness import BORN_MS, Harness
 from tests.runtime.checkpoints.frozen_cases import CASES, made, rows_of
 from tests.runtime.stored_state.test_stored_state import text_of
 from tests.runtime.stored_state.written import Part, Written, output, state, tree
@@ -29,9 +30,12 @@ from tests.runtime.written_state.test_written_state import (
 )
 
 import headgate as hg
+from headgate.clock import SYSTEM_CLOCK
 from headgate.codec.snapshot import IN_FLIGHT_PREFIX, LISTS_PREFIX, STATE_PREFIX, decode_sections
 from headgate.errors import CorruptionError, StorageError, UsageError
+from headgate.model.ids import NodeName
 from headgate.model.manifest import Manifest, SnapshotPart
+from headgate.operators.base import RestoredState
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.checkpoints.targets import write_output
 from headgate.runtime.stored_state.places import find
@@ -191,6 +195,33 @@ def test_timers_are_written_and_changed(tmp_path: Path) -> None:  # WS5
     assert texts == manifest_of(tmp_path / "one").state_texts, "timers are no part of the identity"
 
 
+def restored(place: Path, program: hg.Pipeline) -> Harness:
+    """Return the operator ``all`` in one subtask, with what the savepoint has of it."""
+    found = find(str(place))
+    parts = [part for entry in found.manifest.entries for part in entry.parts if part.section == "state/all"]
+    states = [RestoredState(i, len(parts), found.read(found.storage(), part)) for i, part in enumerate(parts)]
+    return Harness(cast(Any, program.definition().graph.node(NodeName("all")).spec), states)
+
+
+def test_timers_that_are_given_fire(tmp_path: Path) -> None:  # WS2, TM5
+    program = pipeline(tmp_path, Timed())
+    hg.new_savepoint(program, tmp_path / "one").with_state("all", EVENT_TIMERS, TIMES).write()
+    run = restored(tmp_path / "one", program)
+    run.operator.on_watermark(1_009)
+    assert [row["key"] for row in run.out.rows()] == list(range(10))
+
+
+def test_what_is_given_without_an_expiry_lives_for_its_ttl_from_the_restore(tmp_path: Path) -> None:  # WS5, TL7
+    program = pipeline(tmp_path, Expiring())
+    rows = pl.DataFrame({"key": [1, 2], "value": [5, 6]})
+    hg.new_savepoint(program, tmp_path / "one").with_state("all", "seen", rows).write()
+    run = restored(tmp_path / "one", program)
+    found = rows_of(decode_sections(run.snapshot().payload, "test")["seen"])
+    now_ms = max(BORN_MS + run.now_ms, SYSTEM_CLOCK.wall_ms())
+    assert [(row["key0"], row["value"]) for row in found] == [(1, 5), (2, 6)]
+    assert all(abs(row["expires_ms"] - now_ms - 7 * 86_400_000) < 60_000 for row in found)
+
+
 def test_expiries_are_kept_and_in_order(tmp_path: Path) -> None:  # WS5, TL3
     program = pipeline(tmp_path, Expiring())
     rows = pl.DataFrame({"key": [1, 1, 2], "value": [5, 6, 7]})
@@ -226,6 +257,13 @@ def test_what_earlier_versions_wrote_can_be_changed(tmp_path: Path, golden: str)
 
 
 UNWRITABLE = ("with-timestamps", "loop-log", "file-sink", "in-flight", "rocksdb")
+
+
+def bytes_in(place: Path) -> list[bytes]:
+    """Return the bytes of every part."""
+    found = find(str(place))
+    parts = [part for entry in found.manifest.entries for part in entry.parts]
+    return [bytes(found.read(found.storage(), part)) for part in parts]
 
 
 def stored_in(place: Path) -> dict[tuple[str, str], Any]:
@@ -269,7 +307,7 @@ def test_what_nobody_names_stays_whatever_it_is(tmp_path: Path, name: str) -> No
     prefix = IN_FLIGHT_PREFIX if name == "in-flight" else STATE_PREFIX
     written.complete(1, {"node": text_of(live)}, [state(live.freeze(), prefix=prefix)])
     hg.edit_savepoint(written.path, tmp_path / "new").write()
-    assert stored_in(tmp_path / "new") == stored_in(written.path)
+    assert bytes_in(tmp_path / "new") == bytes_in(written.path)
     one, two = find(str(written.path)).manifest, find(str(tmp_path / "new")).manifest
     described = [[(p.section, p.rows, p.key_groups, p.name) for e in m.entries for p in e.parts] for m in (one, two)]
     assert described[0] == described[1]

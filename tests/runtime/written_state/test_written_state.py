@@ -43,22 +43,8 @@ class Everything(hg.ProcessFunction):
 class Timed(Everything):
     """Is called by timers, too."""
 
-    def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> None:
-        pass
-
-
-class Fewer(hg.ProcessFunction):
-    """Has given up a list, and begins a text."""
-
-    schema = {"key": pa.int64()}
-
-    def open(self, state: hg.StateHandle) -> None:
-        self.count = state.value("count", pa.int64())
-        self.last = state.map("last", pa.string(), pa.int64())
-        self.note = state.value("note", pa.string())
-
-    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> None:
-        pass
+    def on_timer(self, timer: hg.Timer, context: hg.ProcessContext) -> Any:
+        yield {"key": context.key}
 
 
 class Expiring(hg.ProcessFunction):
