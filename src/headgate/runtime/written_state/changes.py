@@ -32,8 +32,8 @@ class Becomes:
 
     Attributes:
         shape: of the state afterwards.
-        given: the rows, as they are given; None: those that are there stay, if ``stays``.
-        stays: whether rows that are there stay.
+        given: all of its rows, as somebody gave them; None: nobody did.
+        stays: whether the rows that are there stay.
     """
 
     shape: Shape

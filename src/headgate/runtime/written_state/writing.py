@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -19,12 +18,10 @@ from headgate import fault_points
 from headgate.codec.snapshot import (
     FINISHED_PREFIX,
     IN_FLIGHT_PREFIX,
-    OF_ROWS,
     POSITIONS_PREFIX,
     STATE_PREFIX,
-    decode_sections,
 )
-from headgate.codec.state_rows import ARROW_START, stored_rows
+from headgate.codec.state_rows import ARROW_START
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.key_groups import key_groups_of_subtask
@@ -44,14 +41,13 @@ from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, wri
 from headgate.runtime.stored_state.shapes import Kind, Shape
 from headgate.runtime.written_state.changes import StateChange
 from headgate.runtime.written_state.draft import Base, Draft, Resolved
+from headgate.runtime.written_state.former import Sections, former_of, node_of, vertices_of
 from headgate.runtime.written_state.rows import SubtaskState
 from headgate.state.frozen import OwnedKeys
 from headgate.state.ipc import decode_batches
 from headgate.state.ttl import as_declared, other_form
 from headgate.storage.backends import open_storage
 from headgate.storage.base import Storage
-
-Sections: TypeAlias = Mapping[str, memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +131,7 @@ class _Writer:
     def _entries(self) -> list[SubtaskEntry]:
         """Write every subtask: those of the base, and those of chains that it does not have."""
         base = self._draft.base
-        of_base = {} if base is None else _vertices_of(base)
+        of_base = {} if base is None else vertices_of(base)
         changes: dict[VertexId, list[StateChange]] = {}
         for change in self._resolved.changes.values():
             changes.setdefault(self._vertex(of_base, change.operator), []).append(change)
@@ -172,23 +168,18 @@ class _Writer:
     def _rewritten(self, base: Base, entry: SubtaskEntry, changes: Sequence[StateChange]) -> SubtaskEntry:
         """Write the snapshot of a subtask again, with what is changed in it."""
         subtask, target = entry.subtask, self._target(entry.subtask)
-        changed, former = {change.section for change in changes}, _Former()
-        for part in entry.parts:
-            if part.section == BUNDLE:
-                former.take_bundle(decode_sections(base.read(part), base.where(part)), base.where(part))
-            elif part.section in changed:
-                former.take(part.section, decode_sections(base.read(part), base.where(part)))
-        kept = {section: data for section, data in former.small.items() if not self._is_gone(section)}
-        target.put_bundle(self._positioned(kept, subtask))
-        for section, data in former.whole.items():
-            if section not in changed and not self._is_gone(section):
-                node = section.partition("/")[2]
-                inner = decode_sections(data, section)
-                target.put(section, [data], {node: stored_rows(inner, section)})
+        changed = {change.section for change in changes}
+        former = former_of(base, entry, changed)
+        small = {section: data for section, data in former.small.items() if not self._is_gone(section)}
+        target.put_bundle(self._positioned(small, subtask))
+        for section, data, rows in former.bundled:
+            if not self._is_gone(section):
+                target.put(section, [data], rows)
         for part in entry.parts:
             if part.section not in (BUNDLE, *changed) and not self._is_gone(part.section):
                 target.put(part.section, [base.read(part)], part.rows, part.key_groups, part.name)
-        self._put_changed(target, subtask, changes, former.parts)
+        known = {section: parts for section, parts in former.changed.items() if not self._is_gone(section)}
+        self._put_changed(target, subtask, changes, known)
         outputs = tuple(self._copied(base, c) for c in entry.committables if c.sink not in self._resolved.gone)
         return replace(entry, parts=target.finish(), committables=outputs)
 
@@ -231,8 +222,9 @@ class _Writer:
         return found
 
     def _is_gone(self, section: str) -> bool:
-        prefix, _, node = section.partition("/")
-        return node in self._resolved.gone and f"{prefix}/" != IN_FLIGHT_PREFIX
+        """Whether it goes with its operator; what was on its way to one, or whether it had ended, is of its chain."""
+        is_of_chain = section.startswith((IN_FLIGHT_PREFIX, FINISHED_PREFIX))
+        return not is_of_chain and node_of(section) in self._resolved.gone
 
     def _copied(self, base: Base, output: Committable) -> Committable:
         """Return prepared output with its files copied: whoever restores it under the same name commits it (WS10)."""
@@ -260,41 +252,7 @@ class _Writer:
         return Destination(self._storage, self._place.prefix, self._generation, limits.inline_bytes_max, keys)
 
 
-class _Former:
-    """What one subtask had: sections that are small, whole states beside them, and parts of states by section."""
-
-    def __init__(self) -> None:
-        self.small: dict[str, bytes] = {}
-        self.whole: dict[str, memoryview] = {}
-        self.parts: dict[str, list[Sections]] = {}
-
-    def take_bundle(self, sections: Sections, where: str) -> None:
-        """Take a bundle; that of version 1 has states in it (SF2)."""
-        for section, data in sections.items():
-            if section.startswith(OF_ROWS):
-                self.whole[section] = data
-                self.take(section, decode_sections(data, where))
-            else:
-                self.small[section] = bytes(data)
-
-    def take(self, section: str, sections: Sections) -> None:
-        """Take a part of a state."""
-        self.parts.setdefault(section, []).append(sections)
-
-
 def _decoded(data: memoryview, shape: Shape, where: str) -> list[pa.RecordBatch]:
     """Return rows that stay, in the columns that they will have."""
     forms = [other_form(shape.schema)] if shape.kind in (Kind.VALUE, Kind.LIST, Kind.MAP) else []
     return [as_declared(batch, shape.schema) for batch in decode_batches(data, shape.schema, where, *forms)]
-
-
-def _vertices_of(base: Base) -> dict[str, VertexId]:
-    """Return the chain that each operator of a checkpoint was in."""
-    found: dict[str, VertexId] = {}
-    for entry in base.manifest.entries:
-        if entry.subtask.index != 0:
-            continue
-        for part in entry.parts:
-            sections = decode_sections(base.read(part), base.where(part)) if part.section == BUNDLE else [part.section]
-            found |= {section.partition("/")[2]: entry.subtask.vertex for section in sections}
-    return found

@@ -1,0 +1,78 @@
+"""What the subtasks of a checkpoint had, as far as it is taken apart to be written again.
+
+Everything is read with its checksums (WS8). Counterpart: ``writing``, which puts it together; other parts it copies as
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from headgate.codec.snapshot import OF_ROWS, decode_sections
+from headgate.codec.state_rows import stored_rows
+from headgate.model.ids import VertexId
+from headgate.model.manifest import BUNDLE, Rows, SubtaskEntry
+from headgate.runtime.written_state.draft import Base
+
+Sections: TypeAlias = Mapping[str, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """What one subtask had.
+
+    Attributes:
+        small: sections of its bundle that are no states.
+        bundled: states that are in its bundle and stay, with their rows: in version 1 they all are (SF2).
+        changed: the parts of the sections that change.
+    """
+
+    small: dict[str, bytes] = field(default_factory=dict)
+    bundled: list[tuple[str, memoryview, Rows]] = field(default_factory=list)
+    changed: dict[str, list[Sections]] = field(default_factory=dict)
+
+
+def former_of(base: Base, entry: SubtaskEntry, changed: Collection[str]) -> Former:
+    """Return what a subtask had, of which the sections ``changed`` change.
+
+    Raises:
+        CorruptionError, StorageError
+    """
+    former = Former()
+    for part in entry.parts:
+        if part.section != BUNDLE and part.section not in changed:
+            continue
+        where, data = base.where(part), base.read(part)
+        sections = decode_sections(data, where) if part.section == BUNDLE else {part.section: data}
+        for section, inner in sections.items():
+            if section in changed:
+                former.changed.setdefault(section, []).append(decode_sections(inner, where))
+            elif section.startswith(OF_ROWS):
+                rows = stored_rows(decode_sections(inner, where), where)
+                former.bundled.append((section, inner, {node_of(section): rows}))
+            else:
+                former.small[section] = bytes(inner)
+    return former
+
+
+def vertices_of(base: Base) -> dict[str, VertexId]:
+    """Return the chain that each operator of a checkpoint was in.
+
+    Raises:
+        CorruptionError, StorageError
+    """
+    found: dict[str, VertexId] = {}
+    for entry in base.manifest.entries:
+        if entry.subtask.index != 0:
+            continue
+        for part in entry.parts:
+            sections = decode_sections(base.read(part), base.where(part)) if part.section == BUNDLE else [part.section]
+            found |= {node_of(section): entry.subtask.vertex for section in sections}
+    return found
+
+
+def node_of(section: str) -> str:
+    """Return the operator that a section of a snapshot is of."""
+    return section.partition("/")[2]
