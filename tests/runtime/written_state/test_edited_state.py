@@ -164,6 +164,17 @@ def test_state_gets_another_key(tmp_path: Path) -> None:  # WS3
     assert (where["_key_group"] * 3 // 128).cast(pl.Int32).equals(where["_subtask"])
 
 
+def test_an_operator_begins_anew_with_other_rows(tmp_path: Path) -> None:  # WS3
+    full(tmp_path, tmp_path / "one")
+    program = pipeline(tmp_path, Fewer())
+    edited = hg.edit_savepoint(tmp_path / "one", tmp_path / "two", pipeline=program).drop("all").drop("all", "ids")
+    edited.with_state("all", "count", FEW).write()
+    found = {name: rows for (operator, name), rows in everything(tmp_path / "two").items() if operator == "all"}
+    assert {name: rows.height for name, rows in found.items()} == {"count": 2, "last": 0, "note": 0}
+    assert same(found["count"], FEW)
+    assert manifest_of(tmp_path / "two").state_texts == program.definition().plan.state_texts()
+
+
 def test_an_operator_is_added_to_a_savepoint(tmp_path: Path) -> None:  # WS3
     full(tmp_path, tmp_path / "one")
     program = pipeline(tmp_path)
@@ -368,6 +379,8 @@ def test_a_final_savepoint_has_input_again_if_its_positions_are_changed(tmp_path
     edited = hg.edit_savepoint(tmp_path / "one", tmp_path / "three", pipeline=program)
     edited.with_state("in", "positions", positions).write()
     assert not manifest_of(tmp_path / "three").is_final
+    hg.edit_savepoint(tmp_path / "one", tmp_path / "four").drop("in").write()
+    assert not manifest_of(tmp_path / "four").is_final
 
 
 def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:  # WS7, SV4

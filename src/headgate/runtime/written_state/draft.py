@@ -192,6 +192,7 @@ class Draft:
         is_source = self._is_source(operator)
         rows = {name: table for name, table in wishes.rows.items() if not (is_source and name == POSITIONS)}
         dropped = [name for name in sorted(wishes.dropped) if not (is_source and name == POSITIONS)]
+        dropped = [] if wishes.is_gone else dropped
         if not rows and not dropped:
             return []
         stored = [] if self.base is None or wishes.is_gone else self.base.states(operator)

@@ -120,7 +120,7 @@ class _Writer:
             entries=entries,
             carried=tuple(self._copied(base, one) for one in former.carried if one.sink not in resolved.gone),
             state_texts=dict(resolved.texts),
-            is_final=former.is_final and not resolved.positions,  # WS9
+            is_final=former.is_final and not resolved.positions and not resolved.gone,  # WS9
             version=max(MANIFEST_VERSION, former.version),
             origin=None,
             follows=None,
