@@ -85,7 +85,7 @@ def equal(one: Mapping[tuple[str, str], pl.DataFrame], other: Mapping[tuple[str,
     return one.keys() == other.keys() and all(frame.equals(other[name]) for name, frame in one.items())
 
 
-def test_what_is_replaced_is_other_and_nothing_else(tmp_path: Path) -> None:  # WS3
+def test_what_is_replaced_is_other_and_nothing_else(tmp_path: Path) -> None:  # WS3, WS8
     full(tmp_path, tmp_path / "one")
     before, files = everything(tmp_path / "one"), tree(tmp_path / "one")
     written = hg.edit_savepoint(tmp_path / "one", tmp_path / "two").replace("all", "count", FEW).write()
@@ -397,7 +397,7 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path) -> None:  # WS7, SV4
     assert tree(tmp_path / "one") == before
 
 
-def test_a_damaged_source_is_named_and_nothing_is_left(tmp_path: Path) -> None:  # WS7, RS8
+def test_a_damaged_source_is_named_and_nothing_is_left(tmp_path: Path) -> None:  # WS7, WS8
     rows = pl.DataFrame({"key": range(40_000), "value": range(40_000)})
     hg.new_savepoint(pipeline(tmp_path), tmp_path / "one").with_state("all", "count", rows).write()
     damaged = next(path for path in (tmp_path / "one").rglob("all-1*") if path.is_file())
