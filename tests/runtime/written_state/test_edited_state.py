@@ -334,6 +334,24 @@ def test_state_that_is_not_of_keys_alone_is_refused(tmp_path: Path, name: str, o
         hg.edit_savepoint(written.path, tmp_path / "new").replace("node", one, rows).write()
 
 
+def test_state_in_a_form_of_its_backend_is_not_mixed_with_rows(tmp_path: Path) -> None:  # WS3
+    full(tmp_path, tmp_path / "one")
+    directory = SavepointDirectory(str(tmp_path / "one"))
+    savepoint = directory.read()
+    entries = [
+        replace(e, parts=tuple(replace(p, section=p.section.replace("state/all", "files/all")) for p in e.parts))
+        for e in savepoint.manifest.entries
+    ]
+    mixed = [
+        replace(e, parts=(*e.parts, *former.parts))
+        for e, former in zip(entries, savepoint.manifest.entries, strict=True)
+    ]
+    (tmp_path / "one" / "savepoint").unlink()
+    directory.write(replace(savepoint, manifest=replace(savepoint.manifest, entries=tuple(mixed))))
+    with pytest.raises(UsageError, match="'all' is stored there in its backend's own form; take a savepoint"):
+        hg.edit_savepoint(tmp_path / "one", tmp_path / "two").replace("all", "count", FEW).write()
+
+
 def test_what_belongs_to_no_key_is_there_from_the_beginning(tmp_path: Path) -> None:  # WS2, TM6, TL6
     hg.new_savepoint(pipeline(tmp_path, Timed()), tmp_path / "timed").write()
     hg.new_savepoint(pipeline(tmp_path, Expiring()), tmp_path / "expiring").write()

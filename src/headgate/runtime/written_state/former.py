@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from headgate.codec.snapshot import OF_ROWS, decode_sections
+from headgate.codec.snapshot import FINISHED_PREFIX, OF_ROWS, POSITIONS_PREFIX, ROUNDS_PREFIX, decode_sections
 from headgate.codec.state_rows import stored_rows
+from headgate.errors import UsageError
 from headgate.model.ids import VertexId
 from headgate.model.manifest import BUNDLE, Rows, SubtaskEntry
 from headgate.runtime.written_state.draft import Base
@@ -38,10 +39,12 @@ def former_of(base: Base, entry: SubtaskEntry, changed: Collection[str]) -> Form
     """Return what a subtask had, of which the sections ``changed`` change.
 
     Raises:
+        UsageError: an operator that changes has state in another form.
         CorruptionError, StorageError
     """
     former = Former()
     for part in entry.parts:
+        _refuse_other_forms(part.section, changed)
         if part.section != BUNDLE and part.section not in changed:
             continue
         where, data = base.where(part), base.read(part)
@@ -55,6 +58,16 @@ def former_of(base: Base, entry: SubtaskEntry, changed: Collection[str]) -> Form
             else:
                 former.small[section] = bytes(inner)
     return former
+
+
+def _refuse_other_forms(section: str, changed: Collection[str]) -> None:
+    """State of an operator that changes must be in the sections that are taken apart: no other form of it may stay."""
+    is_known = section == BUNDLE or section.startswith((*OF_ROWS, POSITIONS_PREFIX, ROUNDS_PREFIX, FINISHED_PREFIX))
+    if not is_known and node_of(section) in {node_of(one) for one in changed}:
+        raise UsageError(
+            f"the state of operator '{node_of(section)}' is stored there in its backend's own form; take a savepoint "
+            "of the pipeline, and change that"
+        )
 
 
 def vertices_of(base: Base) -> dict[str, VertexId]:
