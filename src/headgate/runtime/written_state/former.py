@@ -6,15 +6,15 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from headgate.codec.snapshot import FINISHED_PREFIX, OF_ROWS, POSITIONS_PREFIX, ROUNDS_PREFIX, decode_sections
-from headgate.codec.state_rows import stored_rows
 from headgate.errors import UsageError
 from headgate.model.ids import VertexId
-from headgate.model.manifest import BUNDLE, Rows, SubtaskEntry
+from headgate.model.manifest import BUNDLE, SubtaskEntry
 from headgate.runtime.written_state.draft import Base
 
 Sections: TypeAlias = Mapping[str, memoryview]
@@ -26,12 +26,12 @@ class Former:
 
     Attributes:
         small: sections of its bundle that are no states.
-        bundled: states that are in its bundle and stay, with their rows: in version 1 they all are (SF2).
+        others: what reads states that stay, but in parts of their own: in version 1 they are in the bundle (SF2).
         changed: the parts of the sections that change.
     """
 
     small: dict[str, bytes] = field(default_factory=dict)
-    bundled: list[tuple[str, memoryview, Rows]] = field(default_factory=list)
+    others: list[tuple[str, Callable[[], memoryview]]] = field(default_factory=list)
     changed: dict[str, list[Sections]] = field(default_factory=dict)
 
 
@@ -53,8 +53,7 @@ def former_of(base: Base, entry: SubtaskEntry, changed: Collection[str]) -> Form
             if section in changed:
                 former.changed.setdefault(section, []).append(decode_sections(inner, where))
             elif section.startswith(OF_ROWS):
-                rows = stored_rows(decode_sections(inner, where), where)
-                former.bundled.append((section, inner, {node_of(section): rows}))
+                former.others.append((section, partial(memoryview, inner)))
             else:
                 former.small[section] = bytes(inner)
     return former

@@ -20,8 +20,9 @@ from headgate.codec.snapshot import (
     IN_FLIGHT_PREFIX,
     POSITIONS_PREFIX,
     STATE_PREFIX,
+    decode_sections,
 )
-from headgate.codec.state_rows import ARROW_START
+from headgate.codec.state_rows import ARROW_START, stored_rows
 from headgate.model.config import CheckpointConfig
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
 from headgate.model.key_groups import key_groups_of_subtask
@@ -172,9 +173,10 @@ class _Writer:
         former = former_of(base, entry, changed)
         small = {section: data for section, data in former.small.items() if not self._is_gone(section)}
         target.put_bundle(self._positioned(small, subtask))
-        for section, data, rows in former.bundled:
+        for section, read in former.others:
             if not self._is_gone(section):
-                target.put(section, [data], rows)
+                data, where = read(), f"{section} of {subtask}"
+                target.put(section, [data], {node_of(section): stored_rows(decode_sections(data, where), where)})
         for part in entry.parts:
             if part.section not in (BUNDLE, *changed) and not self._is_gone(part.section):
                 target.put(part.section, [base.read(part)], part.rows, part.key_groups, part.name)
