@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeAlias
 
 from headgate.codec.snapshot import FINISHED_PREFIX, OF_ROWS, POSITIONS_PREFIX, ROUNDS_PREFIX, decode_sections
@@ -53,10 +52,14 @@ def former_of(base: Base, entry: SubtaskEntry, changed: Collection[str]) -> Form
             if section in changed:
                 former.changed.setdefault(section, []).append(decode_sections(inner, where))
             elif section.startswith(OF_ROWS):
-                former.others.append((section, partial(memoryview, inner)))
+                former.others.append((section, _returning(inner)))
             else:
                 former.small[section] = bytes(inner)
     return former
+
+
+def _returning(data: memoryview) -> Callable[[], memoryview]:
+    return lambda: data
 
 
 def _refuse_other_forms(section: str, changed: Collection[str]) -> None:
