@@ -49,6 +49,7 @@ SPECS = [
     "timers",
     "ttl",
     "reading-state",
+    "writing-state",
     "loops",
     "security",
     "watermarks",

@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from headgate.api.stored_state import read_state, read_state_batches, state_catalog
     from headgate.api.stream import KeyedStream, Stream, WindowedStream
     from headgate.api.windows import Session, Sliding, Tumbling
+    from headgate.api.written_state import (
+        EditedSavepoint,
+        NewSavepoint,
+        WrittenSavepoint,
+        edit_savepoint,
+        new_savepoint,
+    )
     from headgate.connectors.custom.fence import Fence
     from headgate.connectors.custom.ledger import LedgerSink, output_checkpoint
     from headgate.connectors.custom.output import LedgerOutput
@@ -97,6 +104,13 @@ _HOMES = {
     "headgate.api.stored_state": ("read_state", "read_state_batches", "state_catalog"),
     "headgate.api.stream": ("KeyedStream", "Stream", "WindowedStream"),
     "headgate.api.windows": ("Session", "Sliding", "Tumbling"),
+    "headgate.api.written_state": (
+        "EditedSavepoint",
+        "NewSavepoint",
+        "WrittenSavepoint",
+        "edit_savepoint",
+        "new_savepoint",
+    ),
     "headgate.connectors.files.source": ("JsonLines", "TextFiles"),
     "headgate.connectors.custom.fence": ("Fence",),
     "headgate.connectors.custom.ledger": ("LedgerSink", "output_checkpoint"),
@@ -160,6 +174,7 @@ __all__ = [
     "DataFrameSource",
     "DeadLetter",
     "Discard",
+    "EditedSavepoint",
     "ExponentialDelay",
     "Fail",
     "FailureRate",
@@ -180,6 +195,7 @@ __all__ = [
     "ListState",
     "MapState",
     "Memory",
+    "NewSavepoint",
     "NoRestart",
     "OperatorList",
     "ParquetFiles",
@@ -217,7 +233,10 @@ __all__ = [
     "UsageError",
     "ValueState",
     "WindowedStream",
+    "WrittenSavepoint",
     "__version__",
+    "edit_savepoint",
+    "new_savepoint",
     "output_checkpoint",
     "read_state",
     "read_state_batches",

@@ -1,13 +1,12 @@
 """``headgate state``: what the state in a checkpoint or savepoint is, and its rows.
 
 Looks only: it takes no lock, changes nothing, and may be used while the pipeline runs (RS14 of
-docs/spec/reading-state.md). Counterpart: ``runtime.stored_state``.
+docs/spec/reading-state.md). Counterparts: ``runtime.stored_state``; ``state_writing``, which writes savepoints.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,14 +22,15 @@ from rich.text import Text
 
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.api.stored_state import catalog_row
+from headgate.cli import state_writing
 from headgate.cli.options import DirOption
+from headgate.cli.state_places import located
 from headgate.cli.streams_text import text_lines
 from headgate.cli.text import count_text, size_text, time_text
 from headgate.errors import UsageError
 from headgate.runtime.stored_state.catalog import StoredState, main_of, state_named, states_of
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import batches_of, selection
-from headgate.storage.backends import absolute_location, local_directory
 from headgate.storage.base import Storage
 
 ROWS_DEFAULT = 20
@@ -42,6 +42,8 @@ COLUMNS_CHARS_MIN = 30
 """The names of a state's columns have so much room in a list, however narrow the terminal is."""
 
 app = typer.Typer(help="State in completed checkpoints and savepoints, without their pipeline.", no_args_is_help=True)
+app.command("write", epilog=state_writing.EXAMPLES)(state_writing.write)
+app.command("drop", epilog=state_writing.EXAMPLES)(state_writing.drop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ def show(
 
     Nothing is changed or locked, and a running pipeline is not disturbed. Everything that is read is verified.
     """
-    found = find(_location(path, directory), checkpoint)
+    found = find(located(path, directory), checkpoint)
     storage = found.storage()
     wanted = _Wanted(columns, where, key or (), limit)
     again = f"{path} OPERATOR STATE" + ("" if directory == CHECKPOINT_DIR_DEFAULT else f" --dir {directory}")
@@ -132,16 +134,6 @@ def show(
             _print_catalog(found, several, again, as_json=as_json)
             return
     _print_rows(found, storage, state_named(found, storage, operator, state), wanted, as_json=as_json)
-
-
-def _location(path: str, directory: str) -> str:
-    """Return where ``path`` is: what it says, unless it is a word that only means a pipeline in ``directory``."""
-    if not path or "/" in path or "\\" in path:
-        return path
-    here = local_directory(absolute_location(path))
-    if here is None or any(os.path.exists(here / name) for name in ("savepoint", "log")):
-        return path
-    return f"{absolute_location(directory).rstrip('/')}/{path}"
 
 
 def _print_catalog(found: StoredCheckpoint, states: Sequence[StoredState], again: str, *, as_json: bool) -> None:

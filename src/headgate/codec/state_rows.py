@@ -15,7 +15,7 @@ import pyarrow as pa
 from headgate.codec.loop_log import LOG_ROWS, log_rows
 from headgate.errors import CorruptionError
 
-_ARROW_START = b"\xff\xff\xff\xff"
+ARROW_START = b"\xff\xff\xff\xff"
 """Every Arrow stream begins so, and no JSON."""
 
 
@@ -44,7 +44,7 @@ def difference(recorded: Mapping[str, int], found: Mapping[str, int]) -> tuple[s
 
 
 def _rows_of(data: memoryview, path: str) -> int:
-    if data[:4] != _ARROW_START:
+    if data[:4] != ARROW_START:
         return _entries_of(data)
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:

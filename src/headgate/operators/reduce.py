@@ -26,6 +26,9 @@ from headgate.operators.user_function import UserFunctionError, shortened, user_
 from headgate.state.backend import Record, RecordBackend
 from headgate.state.descriptors import Section
 
+ACCUMULATORS = "accumulators"
+"""The section of its state."""
+
 
 @dataclass(frozen=True)
 class ReduceSpec:
@@ -75,7 +78,7 @@ class ReduceOperator(KeyedOperator):
         """See ``Operator``."""
         super().open(context, output)
         self.user_object = self._function = own_copy_of(context.node, self._function)
-        self._backend = context.states.records(Section("accumulators", self._schema, self._keys))
+        self._backend = context.states.records(Section(ACCUMULATORS, self._schema, self._keys))
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""

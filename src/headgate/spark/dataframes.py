@@ -44,6 +44,19 @@ def arrow_schema(dataframe: Any) -> pa.Schema:
         raise UsageError(f"the DataFrame has a column that Headgate does not carry: {error}") from error
 
 
+def collected(dataframe: Any) -> pa.Table:
+    """Return the rows of ``dataframe``, which come from its partitions as Arrow batches, in canonical types.
+
+    Raises:
+        UsageError: a column has a type that Headgate does not carry.
+        StorageError: Spark could not compute them.
+    """
+    schema = arrow_schema(dataframe)
+    with _spark_errors("collect", "a DataFrame"):
+        table = dataframe.toArrow()
+    return table.cast(schema)
+
+
 def is_captured(directory: str) -> bool:
     """Return whether ``directory`` holds all rows of a DataFrame."""
     return (Path(directory) / CAPTURED).exists()

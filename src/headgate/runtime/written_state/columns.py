@@ -1,0 +1,224 @@
+"""Rows that somebody gives, in the columns in which a state is stored: checked, or refused by one sentence (WS4, WS5).
+
+The inverse of ``stored_state.reading``: it takes the columns that reading shows. Pure functions over Arrow tables.
+Counterparts: ``draft``, which knows whose rows they are; ``rows``, which deals them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headgate.errors import UsageError
+from headgate.operators.types import canonical_type, schema_text
+from headgate.runtime.stored_state.shapes import (
+    EXPIRES,
+    KEY_GROUP,
+    MAP_KEY,
+    OF_TIMERS,
+    SUBTASK,
+    TIME,
+    WINDOW,
+    WINDOW_END,
+    WINDOW_START,
+    Kind,
+    Shape,
+)
+from headgate.state.timers import TIME_COLUMN
+from headgate.state.ttl import EXPIRES_COLUMN, NEVER_MS
+
+WRITABLE = (
+    Kind.VALUE,
+    Kind.LIST,
+    Kind.MAP,
+    Kind.EVENT_TIME_TIMERS,
+    Kind.PROCESSING_TIME_TIMERS,
+    Kind.REDUCE,
+    Kind.WINDOW_RESULTS,
+    Kind.WINDOW_RECORDS,
+    Kind.OPERATOR_LIST,
+    Kind.OPERATOR_UNION,
+    Kind.POSITIONS,
+)
+"""What rows can be given of."""
+
+_REPEATED = {
+    Kind.VALUE: (),
+    Kind.MAP: (MAP_KEY,),
+    Kind.REDUCE: (),
+    Kind.WINDOW_RESULTS: (WINDOW,),
+    Kind.EVENT_TIME_TIMERS: (TIME_COLUMN,),
+    Kind.PROCESSING_TIME_TIMERS: (TIME_COLUMN,),
+}
+"""Of these a key has one row, with each value of the further columns."""
+
+_DERIVED = (SUBTASK, KEY_GROUP)
+"""Reading tells them of any state; who writes need not say where a key is."""
+
+
+def stored_columns(given: pa.Table, shape: Shape, what: str) -> pa.RecordBatch:
+    """Return ``given`` as the state is stored.
+
+    Args:
+        given: has the columns that reading shows, in any order.
+        shape: of the state.
+        what: it is, for messages.
+
+    Raises:
+        UsageError: a column is missing or unknown, or a value cannot be stored.
+    """
+    _refuse_names(given, shape, what)
+    given = _canonical(given, what)
+    arrays = [_stored(given, shape, i, what) for i in range(len(shape.schema))]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=shape.schema)
+    _refuse_nothing(rows, shape, what)
+    _refuse_repeated(rows, shape, what)
+    return _in_order_of_expiry(rows, shape, what) if shape.expires else rows
+
+
+def subtask_of(given: pa.Table, parallelism: int) -> np.ndarray:
+    """Return which subtask gets each row of a state without a key: as it says, else the first one."""
+    if SUBTASK not in given.column_names:
+        return np.zeros(given.num_rows, np.int64)
+    found = given.column(SUBTASK).fill_null(0).to_numpy().astype(np.int64)
+    return np.where((found >= 0) & (found < parallelism), found, 0)
+
+
+def _canonical(given: pa.Table, what: str) -> pa.Table:
+    fields = [f if pa.types.is_null(f.type) else f.with_type(_canonical_type(f, what)) for f in given.schema]
+    try:
+        return given.cast(pa.schema([field.with_nullable(True) for field in fields]))
+    except pa.ArrowException as error:
+        raise UsageError(f"{what}: {error}") from None
+
+
+def _canonical_type(field: pa.Field, what: str) -> pa.DataType:
+    try:
+        return canonical_type(field.type)
+    except UsageError:
+        raise UsageError(f"{what}: column '{field.name}' cannot have the type {field.type}") from None
+
+
+def _refuse_names(given: pa.Table, shape: Shape, what: str) -> None:
+    names = given.column_names
+    optional = {*_DERIVED, *shape.all.names, *(["text"] if shape.kind is Kind.POSITIONS else [])}
+    needed = [name for name in shape.shown.names if name not in (SUBTASK, WINDOW_END, TIME, "text")]
+    if shape.kind in OF_TIMERS.values() and TIME in names and TIME_COLUMN not in names:
+        needed.remove(TIME_COLUMN)
+    missing = [name for name in needed if name not in names]
+    unknown = [name for name in names if name not in optional]
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    for problem, found in (("lack", missing), ("have an unknown column", unknown), ("have twice", twice)):
+        if found:
+            listed = ", ".join(found)
+            raise UsageError(f"{what} has the columns ({schema_text(shape.shown)}), but the rows {problem} {listed}")
+
+
+def _stored(given: pa.Table, shape: Shape, place: int, what: str) -> pa.Array:
+    """Return one stored column."""
+    field, name = shape.schema.field(place), shape.names[place] if place < len(shape.names) else ""
+    if shape.expires and field.name == EXPIRES_COLUMN:
+        return _expiries(given, what)
+    if shape.window_ms and field.name == WINDOW:
+        return _windows(_column(given, WINDOW_START, pa.timestamp("us"), what), shape.window_ms, what)
+    if field.name == TIME_COLUMN and name not in given.column_names:
+        times_us = _microseconds(_column(given, TIME, pa.timestamp("us"), what))
+        return pa.array(-(-times_us // 1_000), pa.int64())  # TM1: never early
+    return _column(given, name, field.type, what)
+
+
+def _column(given: pa.Table, name: str, dtype: pa.DataType, what: str) -> pa.Array:
+    column = given.column(name)
+    if not _may_become(column.type, dtype):
+        raise UsageError(f"{what}: column '{name}' is {dtype}, but the rows have {column.type}")
+    try:
+        cast = column.cast(dtype).combine_chunks()
+    except (pa.ArrowException, OverflowError) as error:
+        raise UsageError(f"{what}: column '{name}' is {dtype}, and the rows have {column.type}: {error}") from None
+    return pa.concat_arrays(cast.chunks) if isinstance(cast, pa.ChunkedArray) else cast
+
+
+def _may_become(given: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of a type can be those of another without meaning something else; each is checked beside that."""
+    if pa.types.is_null(given) or given.equals(wanted):
+        return True
+    if pa.types.is_integer(given):
+        return bool(pa.types.is_integer(wanted) or pa.types.is_floating(wanted))
+    if pa.types.is_large_list(given) and pa.types.is_large_list(wanted):
+        return _may_become(given.value_type, wanted.value_type)
+    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
+        pairs = list(zip(given, wanted, strict=False))
+        return len(given) == len(wanted) and all(a.name == b.name and _may_become(a.type, b.type) for a, b in pairs)
+    return bool(pa.types.is_floating(given) and pa.types.is_floating(wanted))
+
+
+def _expiries(given: pa.Table, what: str) -> pa.Array:
+    """Return until when rows live; without saying so until the TTL of the restore (TL7)."""
+    if EXPIRES not in given.column_names:
+        return pa.repeat(pa.scalar(NEVER_MS), given.num_rows)
+    moments = _column(given, EXPIRES, pa.timestamp("us"), what)
+    expiries = np.where(moments.is_null().to_numpy(zero_copy_only=False), NEVER_MS, _microseconds(moments) // 1_000)
+    return pa.array(expiries, pa.int64())
+
+
+def _windows(starts: pa.Array, window_ms: int, what: str) -> pa.Array:
+    """Return the numbers of windows that begin at ``starts``."""
+    if starts.null_count:
+        raise UsageError(f"{what}: column '{WINDOW_START}' has a null")
+    numbers, rest = np.divmod(_microseconds(starts), window_ms * 1_000)
+    if rest.any():
+        wrong = starts[int(np.flatnonzero(rest)[0])].as_py()
+        raise UsageError(f"{what}: no window of {window_ms} ms begins at {wrong}")
+    return pa.array(numbers, pa.int64())
+
+
+def _microseconds(moments: pa.Array) -> np.ndarray:
+    found: np.ndarray = moments.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _refuse_nothing(rows: pa.RecordBatch, shape: Shape, what: str) -> None:
+    """Nothing stored is null, and no key is NaN (ST6, OP6); what records have beside their key may be."""
+    if shape.kind in (Kind.REDUCE, Kind.WINDOW_RECORDS, Kind.WINDOW_RESULTS):
+        checked: Sequence[str] = shape.keys
+    else:
+        checked = [name for name in rows.schema.names if name != "text"]
+    for name in checked:
+        column, shown = rows.column(name), shape.names[rows.schema.get_field_index(name)]
+        if column.null_count:
+            raise UsageError(f"{what}: column '{shown}' has a null, which is never stored")
+        if name in shape.keys and pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+            raise UsageError(f"{what}: column '{shown}' has a NaN, which is no key")
+
+
+def _refuse_repeated(rows: pa.RecordBatch, shape: Shape, what: str) -> None:
+    """A key has one value, and one entry for each key of its map."""
+    if shape.kind not in _REPEATED:
+        return
+    names = [*shape.keys, *(name for name in _REPEATED[shape.kind] if name in rows.schema.names)]
+    twice = _frame(rows, names).is_duplicated()
+    if twice.any():
+        first = rows.slice(int(twice.arg_true()[0]), 1).select(names).to_pylist()[0]
+        shown = {shape.names[rows.schema.get_field_index(name)]: value for name, value in first.items()}
+        raise UsageError(f"{what}: the rows have {shown} more than once")
+
+
+def _in_order_of_expiry(rows: pa.RecordBatch, shape: Shape, what: str) -> pa.RecordBatch:
+    """Return rows as a snapshot has them: nothing of a key expires before what is in front of it (TL3)."""
+    last = pl.col(EXPIRES_COLUMN)
+    frame = _frame(rows, [*shape.keys, EXPIRES_COLUMN])
+    by_key = frame.select((last < last.shift(1)).over(list(shape.keys)).any()).item()
+    if not by_key or shape.kind is Kind.VALUE:
+        return rows
+    if shape.kind is Kind.LIST:
+        raise UsageError(f"{what}: an element of a list cannot expire before those in front of it; sort by {EXPIRES}")
+    order = np.argsort(rows.column(EXPIRES_COLUMN).to_numpy(), kind="stable")
+    return rows.take(pa.array(order))
+
+
+def _frame(rows: pa.RecordBatch, names: Iterable[str]) -> pl.DataFrame:
+    return pl.DataFrame({name: pl.from_arrow(rows.column(name)) for name in names})

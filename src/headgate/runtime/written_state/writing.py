@@ -1,0 +1,260 @@
+"""Writes a savepoint that was put together: every part, then the file that makes it one (WS6, WS7, WS8).
+
+The parts of a base are read with their checksums and written again, so that the savepoint is whole (SV1); those of
+changed operators are made anew, a subtask at a time. Counterparts: ``draft``, which says what it will be;
+``runtime.checkpoints.savepoints``, which keeps a place free of anything half written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import pyarrow as pa
+
+from headgate import fault_points
+from headgate.codec.snapshot import (
+    FINISHED_PREFIX,
+    IN_FLIGHT_PREFIX,
+    POSITIONS_PREFIX,
+    STATE_PREFIX,
+    decode_sections,
+)
+from headgate.codec.state_rows import ARROW_START, stored_rows
+from headgate.model.config import CheckpointConfig
+from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
+from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.manifest import (
+    BUNDLE,
+    MANIFEST_VERSION,
+    Committable,
+    KeyGroups,
+    Manifest,
+    SnapshotPart,
+    SubtaskEntry,
+)
+from headgate.model.places import Place
+from headgate.model.savepoint import Savepoint
+from headgate.runtime.checkpoints.savepoints import SavepointDirectory
+from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
+from headgate.runtime.stored_state.shapes import Kind, Shape
+from headgate.runtime.written_state.changes import StateChange
+from headgate.runtime.written_state.draft import Base, Draft, Resolved
+from headgate.runtime.written_state.former import Sections, former_of, node_of, vertices_of
+from headgate.runtime.written_state.rows import SubtaskState
+from headgate.state.frozen import OwnedKeys
+from headgate.state.ipc import decode_batches
+from headgate.state.ttl import as_declared, other_form
+from headgate.storage.backends import open_storage
+from headgate.storage.base import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A savepoint that was written.
+
+    Attributes:
+        savepoint: what it says about itself.
+        resolved: what was decided about each operator.
+    """
+
+    savepoint: Savepoint
+    resolved: Resolved
+
+
+def write_savepoint(draft: Draft, url: str, now_ms: int) -> Written:
+    """Write ``draft`` to ``url``, where nothing is yet; ``now_ms``: the date.
+
+    Raises:
+        UsageError: something is there, or a wish of the draft cannot be fulfilled.
+        CorruptionError: the base is damaged.
+        StorageError: there is no savepoint then, and what was written of it does no harm (SV4).
+    """
+    storage = open_storage(url)
+    directory = SavepointDirectory(url)
+    place = directory.place(storage.draw_name(8))
+    resolved = draft.resolved()
+    try:
+        manifest = _Writer(draft, resolved, storage, place).manifest(now_ms)
+        savepoint = Savepoint(storage.draw_name(16), draft.pipeline, now_ms, place.prefix, manifest)
+        fault_points.reach("before-savepoint")
+        directory.write(savepoint)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            directory.give_up(place)
+        raise
+    return Written(savepoint, resolved)
+
+
+class _Writer:
+    """Writes the parts of one savepoint."""
+
+    def __init__(self, draft: Draft, resolved: Resolved, storage: Storage, place: Place) -> None:
+        self._draft = draft
+        self._resolved = resolved
+        self._storage = storage
+        self._place = place
+        base = draft.base
+        self._checkpoint = CheckpointId(1) if base is None else base.manifest.checkpoint
+        self._generation = Generation(1) if base is None else base.manifest.generation
+        self._outputs_count = 0
+
+    def manifest(self, now_ms: int) -> Manifest:
+        """Write all parts; return what refers to them."""
+        base, resolved = self._draft.base, self._resolved
+        entries = tuple(self._entries())
+        if base is None:
+            return Manifest(
+                self._checkpoint,
+                self._generation,
+                resolved.parallelism,
+                resolved.max_parallelism,
+                entries,
+                state_texts=dict(resolved.texts),
+                trigger_wall_ms=now_ms,
+            )
+        former = base.manifest
+        return replace(
+            former,
+            entries=entries,
+            carried=tuple(self._copied(base, one) for one in former.carried if one.sink not in resolved.gone),
+            state_texts=dict(resolved.texts),
+            is_final=former.is_final and not resolved.positions and not resolved.gone,  # WS9
+            version=max(MANIFEST_VERSION, former.version),
+            origin=None,
+            follows=None,
+            log_start=0,
+            place=None,
+        )
+
+    def _entries(self) -> list[SubtaskEntry]:
+        """Write every subtask: those of the base, and those of chains that it does not have."""
+        base = self._draft.base
+        of_base = {} if base is None else vertices_of(base)
+        changes: dict[VertexId, list[StateChange]] = {}
+        for change in self._resolved.changes.values():
+            changes.setdefault(self._vertex(of_base, change.operator), []).append(change)
+        positions = {self._vertex(of_base, operator) for operator in self._resolved.positions}
+        former = () if base is None else base.manifest.entries
+        found = [self._rewritten(base, entry, changes.get(entry.subtask.vertex, ())) for entry in former if base]
+        begun = {**changes, **dict.fromkeys(positions, ())}.keys() - {entry.subtask.vertex for entry in former}
+        for vertex in self._begun_vertices(begun):
+            for index in range(self._resolved.parallelism):
+                found.append(self._begun(SubtaskId(vertex, index), changes.get(vertex, ())))
+        return found
+
+    def _vertex(self, of_base: Mapping[str, VertexId], operator: str) -> VertexId:
+        return of_base[operator] if operator in of_base else self._draft.declared[operator].vertex.id
+
+    def _begun_vertices(self, needed: Collection[VertexId]) -> list[VertexId]:
+        """Return the chains that begin: of a new savepoint all, as ever, else those that somebody gave something."""
+        definition = self._draft.definition
+        every = [] if definition is None else [vertex.id for vertex in definition.plan.vertices]
+        return every if self._draft.base is None else [vertex for vertex in every if vertex in needed]
+
+    def _begun(self, subtask: SubtaskId, changes: Sequence[StateChange]) -> SubtaskEntry:
+        """Write the snapshot of a subtask that has not run."""
+        assert self._draft.definition is not None
+        names = [str(node.name) for node in self._draft.definition.plan.vertex(subtask.vertex).nodes]
+        if self._draft.base is not None:
+            names = [change.operator for change in changes]
+        target = self._target(subtask)
+        small = {f"{FINISHED_PREFIX}{name}": b"\x00" for name in names}
+        target.put_bundle(self._positioned(small, subtask))
+        self._put_changed(target, subtask, changes, {})
+        return SubtaskEntry(subtask, target.finish())
+
+    def _rewritten(self, base: Base, entry: SubtaskEntry, changes: Sequence[StateChange]) -> SubtaskEntry:
+        """Write the snapshot of a subtask again, with what is changed in it."""
+        subtask, target = entry.subtask, self._target(entry.subtask)
+        changed = {change.section for change in changes}
+        former = former_of(base, entry, changed)
+        small = {section: data for section, data in former.small.items() if not self._is_gone(section)}
+        target.put_bundle(self._positioned(small, subtask))
+        for section, read in former.others:
+            if not self._is_gone(section):
+                data, where = read(), f"{section} of {subtask}"
+                target.put(section, [data], {node_of(section): stored_rows(decode_sections(data, where), where)})
+        for part in entry.parts:
+            if part.section not in (BUNDLE, *changed) and not self._is_gone(part.section):
+                target.put(part.section, [base.read(part)], part.rows, part.key_groups, part.name)
+        known = {section: parts for section, parts in former.changed.items() if not self._is_gone(section)}
+        self._put_changed(target, subtask, changes, known)
+        outputs = tuple(self._copied(base, c) for c in entry.committables if c.sink not in self._resolved.gone)
+        return replace(entry, parts=target.finish(), committables=outputs)
+
+    def _put_changed(
+        self,
+        target: SubtaskTarget,
+        subtask: SubtaskId,
+        changes: Sequence[StateChange],
+        former: Mapping[str, Sequence[Sections]],
+    ) -> None:
+        for change in changes:
+            state = self._state(change, subtask, former.get(change.section, ()))
+            frozen = state.frozen(has_keys=change.prefix == STATE_PREFIX)
+            target.put_state(change.operator, frozen, change.prefix)
+
+    def _state(self, change: StateChange, subtask: SubtaskId, former: Sequence[Sections]) -> SubtaskState:
+        """Return what one subtask has of a changed operator."""
+        found = []
+        for name, becomes in change.states.items():
+            section, where = change.stored(name), f"state '{name}' of {subtask}"
+            if becomes.given is not None:
+                batches = self._resolved.rows[change.section, name].of(subtask.index)
+            else:
+                stored = [sections[name] for sections in former if becomes.stays and name in sections]
+                batches = [batch for data in stored for batch in _decoded(data, becomes.shape, where)]
+            found.append((section, batches))
+        meta = dict(change.meta)
+        for sections in former:
+            meta |= {name: bytes(data) for name, data in sections.items() if data[:4] != ARROW_START}
+        return SubtaskState(found, meta)
+
+    def _positioned(self, small: Mapping[str, bytes], subtask: SubtaskId) -> dict[str, bytes]:
+        """Return small sections with the positions that were given; without any a source begins at its beginning."""
+        found = dict(small)
+        for operator, positions in self._resolved.positions.items():
+            section = f"{POSITIONS_PREFIX}{operator}"
+            found.pop(section, None)
+            if subtask.vertex == operator and subtask.index in positions:
+                found[section] = msgspec.msgpack.encode(dict(positions[subtask.index]))
+        return found
+
+    def _is_gone(self, section: str) -> bool:
+        """Whether it goes with its operator; what was on its way to one, or whether it had ended, is of its chain."""
+        is_of_chain = section.startswith((IN_FLIGHT_PREFIX, FINISHED_PREFIX))
+        return not is_of_chain and node_of(section) in self._resolved.gone
+
+    def _copied(self, base: Base, output: Committable) -> Committable:
+        """Return prepared output with its files copied: whoever restores it under the same name commits it (WS10)."""
+        subtask = SubtaskId(VertexId(output.sink), output.subtask_index)
+        stored = None if output.stored is None else self._copied_output(base, subtask, output.stored)
+        return replace(
+            output, stored=stored, pieces=tuple(self._copied_output(base, subtask, p) for p in output.pieces)
+        )
+
+    def _copied_output(self, base: Base, subtask: SubtaskId, part: SnapshotPart) -> SnapshotPart:
+        self._outputs_count += 1
+        payload = bytes(base.read(part))
+        return write_output(self._destination(subtask), subtask, self._checkpoint, self._outputs_count, payload)
+
+    def _target(self, subtask: SubtaskId) -> SubtaskTarget:
+        return SubtaskTarget(self._destination(subtask), subtask, self._checkpoint)
+
+    def _destination(self, subtask: SubtaskId) -> Destination:
+        limits = CheckpointConfig() if self._draft.definition is None else self._draft.definition.config.checkpoints
+        resolved = self._resolved
+        owned = key_groups_of_subtask(
+            subtask.index % resolved.parallelism, resolved.max_parallelism, resolved.parallelism
+        )
+        keys = OwnedKeys(KeyGroups(owned.start, len(owned)), resolved.max_parallelism)
+        return Destination(self._storage, self._place.prefix, self._generation, limits.inline_bytes_max, keys)
+
+
+def _decoded(data: memoryview, shape: Shape, where: str) -> list[pa.RecordBatch]:
+    """Return rows that stay, in the columns that they will have."""
+    forms = [other_form(shape.schema)] if shape.kind in (Kind.VALUE, Kind.LIST, Kind.MAP) else []
+    return [as_declared(batch, shape.schema) for batch in decode_batches(data, shape.schema, where, *forms)]
