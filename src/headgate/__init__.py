@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     )
     from headgate.operators.process.timers import Timer, Timers
     from headgate.spark.state_source import register_state_source
+    from headgate.state.evolution import Evolution
     from headgate.state.ttl import TTL
     from headgate.store.store import Store
 
@@ -136,6 +137,7 @@ _HOMES = {
     ),
     "headgate.operators.process.timers": ("Timer", "Timers"),
     "headgate.spark.state_source": ("register_state_source",),
+    "headgate.state.evolution": ("Evolution",),
     "headgate.state.ttl": ("TTL",),
     "headgate.store.store": ("Store",),
 }
@@ -160,6 +162,7 @@ __all__ = [
     "DataFrameSource",
     "DeadLetter",
     "Discard",
+    "Evolution",
     "ExponentialDelay",
     "Fail",
     "FailureRate",
