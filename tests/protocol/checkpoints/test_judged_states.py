@@ -123,8 +123,8 @@ def test_a_reduction_is_judged_as_a_record() -> None:  # EV1
     before = "reduce(keys k; columns k: int64, n: int32, old: large_string)"
     now = "reduce(keys k; columns k: int64, n: int64, new: large_string)"
     assert refusal(before, now).startswith(
-        "state 'accumulators' of operator 'totals' is struct<k: int64, n: int32, old: large_string> in checkpoint 7, but "
-        "is declared as struct<k: int64, n: int64, new: large_string> now: 'new' was added and has no default"
+        "state 'accumulators' of operator 'totals' is struct<k: int64, n: int32, old: large_string> in checkpoint 7, "
+        "but is declared as struct<k: int64, n: int64, new: large_string> now: 'new' was added and has no default"
     )
     assert len(changes(before, now, rules("accumulators", defaulted=frozenset({"new"})))) == 3
     assert len(changes(before, now, rules("accumulators", renamed=(("old", "new"),)))) == 2
