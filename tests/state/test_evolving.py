@@ -77,6 +77,17 @@ def test_any_values_become_what_python_makes_of_them(found: tuple[Change, Evolut
     assert again.to_pylist() == [change.then(value) for value in values]
 
 
+def test_nulls_stay_where_they_are_at_every_level() -> None:  # EV10
+    old = pa.struct([("gone", pa.int32()), ("in", pa.large_list(pa.struct([("a", pa.int32()), ("b", pa.int32())])))])
+    new = pa.struct([("in", pa.large_list(pa.struct([("b", pa.int64()), ("c", pa.int64())])))])
+    values = [None, {"gone": 1, "in": None}, {"gone": 1, "in": [None, {"a": 1, "b": 2}]}, {"gone": 1, "in": []}]
+    wanted = [None, {"in": None}, {"in": [None, {"b": 2, "c": 7}]}, {"in": []}]
+    for start in range(len(values)):
+        found = evolved_values(pa.array(values, old)[start:], new, Evolution({"in.c": 7}))
+        assert not isinstance(found, Misfit)
+        assert found.to_pylist() == wanted[start:]
+
+
 @given(changes())
 def test_a_type_is_read_as_arrow_writes_it(found: tuple[Change, Evolution]) -> None:  # EV1
     for dtype in (found[0].old, found[0].new):

@@ -174,13 +174,14 @@ def _of_structs(old: StructOf, new: StructOf, place: _Place) -> Conversion | Mis
         if isinstance(source, Misfit):
             return source
         if source is None:
-            found.append(FieldFrom(path, None))
+            found.append(FieldFrom(path, None))  # EV4
             continue
         inner = _conversion(before[source], dtype, place.inner(source, name))
         if isinstance(inner, Misfit):
             return inner
         found.append(FieldFrom(path, source, inner))
     used = [one.old for one in found]
+    # EV3: what nothing comes from is removed
     removed = tuple(path_of(place.old_path, name) for name in before if name not in used)
     is_same = used == list(before) and all(
         one.conversion == Kept() and one.old == name for one, (name, _) in zip(found, new.fields, strict=True)

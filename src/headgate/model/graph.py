@@ -74,8 +74,8 @@ class Node:
     spec: object
     schema_text: str = ""
     state_text: str = ""
-    """Identity of the node's state ("" = stateless): kind, key columns and types, aggregates. A restore
-    refuses a checkpoint whose text differs."""
+    """Identity of the node's state ("" = stateless): kind, key columns and types, aggregates. Of a checkpoint
+    whose text differs, a restore converts what it can, and refuses the rest (docs/spec/evolution.md)."""
     feedback: tuple[Edge, ...] = ()
     """Loop heads only: the edges that bring records back."""
     loops: tuple[NodeName, ...] = ()

@@ -57,7 +57,7 @@ def judged(operator: str, here: str, before: str, now: str, rules: OperatorRules
     old, new = parts_of(StateIdentity(before)), parts_of(StateIdentity(now))
     if isinstance(old, FunctionParts) and isinstance(new, FunctionParts):
         return _function(case, old, new, rules) or case.whole(before, now)
-    if isinstance(old, RecordParts) and isinstance(new, RecordParts) and old.head == new.head:
+    if isinstance(old, RecordParts) and isinstance(new, RecordParts) and old.head == new.head:  # EV9
         return _records(case, old, new, dict(rules.states).get(new.section, NO_RULES))
     return case.whole(before, now)
 
@@ -76,6 +76,7 @@ def _function(case: _Case, old: FunctionParts, new: FunctionParts, rules: Operat
     of_keys = _states(case, old.states, new.states, dict(rules.states), sorted(rules.forgotten))
     if of_keys.refusal is not None:
         return of_keys
+    # EV11: by the same rules
     of_lists = _states(case, old.lists, new.lists, dict(rules.lists), sorted(rules.forgotten_lists))
     if of_lists.refusal is not None:
         return of_lists
@@ -98,7 +99,7 @@ def _states(
         said = rules.get(state.name, NO_RULES)
         former = before.get(state.name) or before.get(said.renamed_from)
         if former is None:
-            if not said.starts_empty:
+            if not said.starts_empty:  # EV7
                 return _added(case, state)
             changes.append(f"state '{state.name}' of operator '{case.operator}' is new: it starts empty")
             continue
