@@ -10,7 +10,7 @@ import headgate
 NAMES = """
 BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchStateHandle BatchTimers BatchValueState
 CheckpointListener CheckpointedFunction Checkpointing Choice CoordinatorHook CorruptionError DataFrameSource DeadLetter
-Discard ExponentialDelay Fail FailureRate Fence FencedError FileSink FiredTimers FixedDelay FromRows Generator
+Discard Evolution ExponentialDelay Fail FailureRate Fence FencedError FileSink FiredTimers FixedDelay FromRows Generator
 HeadgateError HookContext JsonLines KeyedStream Keys LedgerOutput LedgerSink
 ListState MapState Memory NoRestart OperatorList ParquetFiles Pipeline PipelineFailed
 PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint
