@@ -148,7 +148,7 @@ def test_a_changed_program_goes_on_with_the_state_of_the_one_before(
         "operator 'rows': in state 'last', 'visits' is added",
         "state 'fresh' of operator 'rows' is new: it starts empty",
         "state 'useless' of operator 'rows' is left behind",
-        "sums.accumulators: 'place' is added",
+        "operator 'sums': in state 'accumulators', 'place' is added",
     ):
         assert text in said
     wanted = events(source).select("key", "id")

@@ -53,12 +53,14 @@ class RecordParts:
         head: all that must stay the same.
         section: what the state is called in snapshots.
         keys: names of the key's columns.
+        lists: those that the user's function has beside.
     """
 
     head: str
     section: str
     keys: tuple[str, ...]
     columns: StructOf
+    lists: tuple[DeclaredState, ...] = ()
 
 
 def parts_of(identity: StateIdentity) -> FunctionParts | RecordParts | None:
@@ -77,12 +79,19 @@ def parts_of(identity: StateIdentity) -> FunctionParts | RecordParts | None:
 
 
 def _function_parts(text: str) -> FunctionParts | None:
-    keyed, between, lists = text.partition(f"; {_LISTS}")
-    if not between and text.startswith(_LISTS):
-        keyed, lists = "", text.removeprefix(_LISTS)
+    keyed, lists = ("", _lists(text)) if text.startswith(_LISTS) else _beside(text)
     keys, states = _keyed(keyed) if keyed else ("", ())
-    found = _declared(lists.removesuffix(")").split("; ")) if lists else ()
-    return None if states is None or found is None else FunctionParts(keys, states, found)
+    return None if states is None or lists is None else FunctionParts(keys, states, lists)
+
+
+def _beside(text: str) -> tuple[str, tuple[DeclaredState, ...] | None]:
+    """Return what is in front of the lists, and these."""
+    own, _, lists = text.partition(f"; {_LISTS}")
+    return own, _lists(_LISTS + lists) if lists else ()
+
+
+def _lists(text: str) -> tuple[DeclaredState, ...] | None:
+    return _declared(text.removeprefix(_LISTS).removesuffix(")").split("; "))
 
 
 def _keyed(text: str) -> tuple[str, tuple[DeclaredState, ...] | None]:
@@ -112,12 +121,13 @@ def _state(text: str) -> DeclaredState | None:
 
 
 def _reduce_parts(text: str) -> RecordParts | None:
-    keys, _, columns = text.removeprefix(Form.REDUCE.value).partition("; columns ")
+    own, lists = _beside(text)
+    keys, _, columns = own.removeprefix(Form.REDUCE.value).partition("; columns ")
     found = read_columns(columns.removesuffix(")"))
     names = tuple(keys.split(", "))
-    if found is None or not {*names} <= {name for name, _ in found}:
+    if found is None or lists is None or not {*names} <= {name for name, _ in found}:
         return None
-    return RecordParts(f"{Form.REDUCE.value}{keys}", ACCUMULATORS, names, StructOf(found))
+    return RecordParts(f"{Form.REDUCE.value}{keys}", ACCUMULATORS, names, StructOf(found), lists)
 
 
 def _window_parts(text: str) -> RecordParts | None:

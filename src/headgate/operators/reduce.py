@@ -7,7 +7,7 @@ The function gets a copy of it, so that changing it in place harms neither state
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -41,7 +41,7 @@ class ReduceSpec:
     keys: tuple[str, ...]
     function: Callable[[Row, Row], Row]
     schema: pa.Schema
-    evolution: Evolution = NO_EVOLUTION
+    evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
 
     def build(self) -> Operator:
         """See ``OperatorSpec``."""

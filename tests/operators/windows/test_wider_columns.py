@@ -45,7 +45,10 @@ def test_records_of_open_windows_become_wider_ones() -> None:  # EV9, EV10
     old, new = windowed(pa.int32(), (*MEDIAN, pl.col("m").median())), windowed(pa.float64(), MEDIAN)
     assert StateIdentity(identity(pa.int32(), MEDIAN)).text.startswith("window-buffer(")
     assert found(catalog.state_text(old.window), catalog.state_text(new.window)) == Judged(
-        changes=("counts.records: int32 becomes double in 'n'", "counts.records: 'm' is removed")
+        changes=(
+            "operator 'counts': in state 'records', int32 becomes double in 'n'",
+            "operator 'counts': in state 'records', 'm' is removed",
+        )
     )
     run = Harness(old.window)
     rows = [{"key": 1, "ts": at * 1_000, "n": at, "m": 0} for at in (10, 20, 60)]

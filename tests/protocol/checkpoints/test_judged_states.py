@@ -128,6 +128,18 @@ def test_a_reduction_is_judged_as_a_record() -> None:  # EV1
     )
     assert len(changes(before, now, rules("accumulators", defaulted=frozenset({"new"})))) == 3
     assert len(changes(before, now, rules("accumulators", renamed=(("old", "new"),)))) == 2
+    beside = lists("list a: int32")
+    assert (
+        len(
+            changes(
+                f"{before}; {beside}",
+                f"{now}; {lists('list a: int64')}",
+                rules("accumulators", renamed=(("old", "new"),)),
+            )
+        )
+        == 3
+    )
+    assert "holds state 'a'" in refusal(f"{before}; {beside}", before)
     assert "reduce(keys k, n" in refusal(before, now.replace("keys k;", "keys k, n;"))
 
 

@@ -58,15 +58,16 @@ def judged(operator: str, here: str, before: str, now: str, rules: OperatorRules
     if isinstance(old, FunctionParts) and isinstance(new, FunctionParts):
         return _function(case, old, new, rules) or case.whole(before, now)
     if isinstance(old, RecordParts) and isinstance(new, RecordParts) and old.head == new.head:  # EV9
-        return _records(case, old, new, dict(rules.states).get(new.section, NO_RULES))
+        return _records(case, old, new, rules)
     return case.whole(before, now)
 
 
-def _records(case: _Case, old: RecordParts, new: RecordParts, rules: StateRules) -> Judged:
-    found = conversion_of(old.columns, new.columns, rules, fixed=new.keys)
+def _records(case: _Case, old: RecordParts, new: RecordParts, rules: OperatorRules) -> Judged:
+    found = conversion_of(old.columns, new.columns, dict(rules.states).get(new.section, NO_RULES), fixed=new.keys)
     if isinstance(found, Misfit):
         return case.of_type(new.section, old.columns, new.columns, found, "rename the operator to start it empty")
-    return Judged(changes=tuple(f"{case.operator}.{new.section}: {text}" for text in changes_in(found)))
+    changes = (f"operator '{case.operator}': in state '{new.section}', {text}" for text in changes_in(found))
+    return _beside(tuple(changes), _lists(case, old.lists, new.lists, rules))
 
 
 def _function(case: _Case, old: FunctionParts, new: FunctionParts, rules: OperatorRules) -> Judged | None:
@@ -76,13 +77,18 @@ def _function(case: _Case, old: FunctionParts, new: FunctionParts, rules: Operat
     of_keys = _states(case, old.states, new.states, dict(rules.states), sorted(rules.forgotten))
     if of_keys.refusal is not None:
         return of_keys
-    # EV11: by the same rules
-    of_lists = _states(case, old.lists, new.lists, dict(rules.lists), sorted(rules.forgotten_lists))
-    if of_lists.refusal is not None:
-        return of_lists
     if old.keys and not new.keys and not old.states:
         return None  # its timers would be lost
-    return Judged(changes=of_keys.changes + of_lists.changes)
+    return _beside(of_keys.changes, _lists(case, old.lists, new.lists, rules))
+
+
+def _lists(case: _Case, old: Sequence[DeclaredState], new: Sequence[DeclaredState], rules: OperatorRules) -> Judged:
+    """Return what becomes of lists that belong to no key: by the same rules (EV11)."""
+    return _states(case, old, new, dict(rules.lists), sorted(rules.forgotten_lists))
+
+
+def _beside(changes: tuple[str, ...], of_lists: Judged) -> Judged:
+    return of_lists if of_lists.refusal is not None else Judged(changes=changes + of_lists.changes)
 
 
 def _states(
