@@ -59,7 +59,7 @@ def restored(
     return {name: sorted(rows, key=lambda row: (row["key0"], row.get("map_key", 0))) for name, rows in found.items()}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(changes(), st.data())
 def test_any_values_become_what_python_makes_of_them(found: tuple[Change, Evolution], data: st.DataObject) -> None:
     change, evolution = found
@@ -98,7 +98,7 @@ def test_a_type_is_read_as_arrow_writes_it(found: tuple[Change, Evolution]) -> N
 @pytest.mark.parametrize("form", ["row", "column"])
 @pytest.mark.parametrize("backend", NAMES[:2])
 def test_every_kind_of_state_in_every_backend_at_another_parallelism(backend: str, form: str) -> None:  # EV10
-    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=8, suppress_health_check=list(HealthCheck))
     @given(changes(), st.data(), st.integers(1, 3))
     def run(found: tuple[Change, Evolution], data: st.DataObject, parallelism: int) -> None:
         change, evolution = found

@@ -128,11 +128,13 @@ def _state(case: _Case, old: DeclaredState, new: DeclaredState, rules: StateRule
         "leave the old one behind"
     )
     if old.kind != new.kind:
-        kinds = (f"a {one.kind} of {one.type}" for one in (old, new))
-        return case.of_type(new.name, *kinds, Misfit(f"a {old.kind} never becomes a {new.kind}"), otherwise)
+        before, now = (f"a {one.kind} of {one.type}" for one in (old, new))
+        misfit = Misfit(f"a {old.kind} never becomes a {new.kind}")
+        return case.of_type(new.name, before, now, misfit, otherwise)
     if old.key_type != new.key_type:  # EV6
-        maps = (f"a map from {one.key_type} to {one.type}" for one in (old, new))
-        return case.of_type(new.name, *maps, Misfit("the keys of a map never change their type"), otherwise)
+        before, now = (f"a map from {one.key_type} to {one.type}" for one in (old, new))
+        misfit = Misfit("the keys of a map never change their type")
+        return case.of_type(new.name, before, now, misfit, otherwise)
     found = conversion_of(old.type, new.type, rules)
     if isinstance(found, Misfit):
         return case.of_type(new.name, old.type, new.type, found, otherwise)
