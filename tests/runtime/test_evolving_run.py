@@ -24,7 +24,7 @@ from tests.runtime.test_process_results import events, generator, same
 
 import headgate as hg
 from headgate.connectors.files.commit import read_committed
-from headgate.model.config import MemoryState, RocksState, StateConfig
+from headgate.model.config import MemoryState, RocksState, StartConfig, StateConfig
 from headgate.model.definition import PipelineDefinition
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not import tests
@@ -184,12 +184,17 @@ def old_program(root: Path, function: hg.ProcessFunction) -> PipelineDefinition:
     return definition_of(pipeline)
 
 
-@pytest.mark.parametrize("directory", ["checkpoints_0_1", "checkpoints_1"])
+@pytest.mark.parametrize("directory", ["checkpoints_0_1", "checkpoints_1", "savepoint_1"])
 def test_a_changed_program_goes_on_from_a_checkpoint_of_an_earlier_version(
     start: Start, tmp_path: Path, directory: str
 ) -> None:  # EV1, EV5
-    shutil.copytree(GOLDEN / directory, tmp_path / "checkpoints")
-    run = start(old_program(tmp_path, Counted()))
+    definition = old_program(tmp_path, Counted())
+    if directory == "savepoint_1":
+        named = shutil.copytree(GOLDEN / directory, tmp_path / "named")
+        definition = replace(definition, config=replace(definition.config, start=StartConfig(str(named))))
+    else:
+        shutil.copytree(GOLDEN / directory, tmp_path / "checkpoints")
+    run = start(definition)
     assert run.result().is_finished
     counts = rows_of(*newest(tmp_path), "counts")
     assert counts["value"].sum() == events(OLD_SOURCE).height

@@ -192,6 +192,9 @@ STRUCT = pa.struct([("a", pa.int64()), ("in", pa.large_list(pa.struct([("b", pa.
         (Evolution(renamed={"a": "zip"}), "names the field 'zip', but"),
         (Evolution(renamed={"a": "in.b"}), "renamed from 'a', which is still a field of it"),
         (Evolution(renamed={"x": "a", "y": "a"}), "must name one old field for 'a'"),
+        (Evolution(renamed={"in.x": "a"}), "'a' renamed from 'in.x', a field of another struct"),
+        (Evolution(renamed={"x": "in.b"}), "'in.b' renamed from 'x', a field of another struct"),
+        (Evolution(renamed={"was": "in", "in.x": "in.b"}), "'in.b' renamed from 'in.x', a field of another struct"),
         (Evolution(defaults={"in.b": 1 << 40}), "the default 1099511627776 of field 'in.b' does not fit int32"),
         (Evolution(defaults={"a": "text"}), "the default 'text' of field 'a' does not fit int64"),
     ],
@@ -201,6 +204,7 @@ def test_an_evolution_that_does_not_fit_the_type_is_refused(evolution: Evolution
         evolution.check("state 'x'", STRUCT)
     assert problem in str(told.value)
     Evolution({"in.b": None, "a": 1}, {"in.old": "in.b"}).check("state 'x'", STRUCT)
+    Evolution(renamed={"was": "in", "was.x": "in.b"}).check("state 'x'", STRUCT)
 
 
 def test_what_is_no_evolution_is_refused() -> None:  # EV8

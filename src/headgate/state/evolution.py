@@ -67,10 +67,12 @@ class Evolution:
                     f"{where}: its Evolution has '{new}' renamed from '{old}', which is still a field of it; a "
                     "field is one or the other"
                 )
-            if old.rpartition(".")[2] == "" or list(self.renamed.values()).count(new) > 1:
+            if list(self.renamed.values()).count(new) > 1:
                 raise UsageError(
                     f"{where}: its Evolution must name one old field for '{new}', not {dict(self.renamed)}"
                 )
+            if old.rpartition(".")[0] != self._former_path(new.rpartition(".")[0]):
+                raise UsageError(f"{where}: its Evolution has '{new}' renamed from '{old}', a field of another struct")
         for path, value in self.defaults.items():
             found = field_type(dtype, path)
             try:
@@ -79,6 +81,14 @@ class Evolution:
                 raise UsageError(
                     f"{where}: the default {value!r} of field '{path}' does not fit {found} ({error})"
                 ) from None
+
+    def _former_path(self, path: str) -> str:
+        """Return the path that a field had, whose structs may have had other names too."""
+        former = next((old for old, new in self.renamed.items() if new == path), None)
+        if former is not None or not path:
+            return former or ""
+        parent, _, name = path.rpartition(".")
+        return path_of(self._former_path(parent), name)
 
 
 NO_EVOLUTION = Evolution()

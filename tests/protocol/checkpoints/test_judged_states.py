@@ -166,7 +166,10 @@ def test_what_cannot_be_read_is_never_converted(before: str) -> None:  # EV1
 
 def test_timers_alone_are_never_lost() -> None:  # TM6
     assert "this pipeline declares" in refusal(keyed("timers"), "")
-    assert changes(keyed("timers"), keyed("value n: int64"), rules("n", starts_empty=True))
+    empty = rules("n", starts_empty=True)
+    assert changes(keyed("timers"), keyed("value n: int64"), empty)
+    other = keyed("value n: int64", keys="user: int32")
+    assert "this pipeline declares" in refusal(keyed("timers"), other, empty), "timers of other keys"
 
 
 def test_an_operator_without_state_may_be_given_one_that_starts_empty() -> None:  # EV7

@@ -72,8 +72,8 @@ def _records(case: _Case, old: RecordParts, new: RecordParts, rules: OperatorRul
 
 def _function(case: _Case, old: FunctionParts, new: FunctionParts, rules: OperatorRules) -> Judged | None:
     """Return what becomes of a function's states; None: other keys, or nothing that a state could be compared with."""
-    if old.states and new.states and old.keys != new.keys:
-        return None  # EV6
+    if old.keys and new.keys and old.keys != new.keys:
+        return None  # EV6, of timers too
     of_keys = _states(case, old.states, new.states, dict(rules.states), sorted(rules.forgotten))
     if of_keys.refusal is not None:
         return of_keys
