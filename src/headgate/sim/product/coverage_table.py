@@ -63,7 +63,7 @@ NOT_YET = {
     "model/value_types.py": _CHANGED,
     "protocol/checkpoints/evolution.py": _CHANGED,
 }
-"""What no seed runs yet: rooms and files that are in the table, but not in the share that is judged: a gap that is known by name."""
+"""What no seed runs yet: rooms and files in the table, but not in the share that is judged. Gaps known by name."""
 
 BROKEN_RULES = (r"raise self\._violation", r"raise AssertionError", r"case _:\s*\n\s*assert_never\(.*")
 """Statements that run only when a machine's rule is broken: a seed that reached one would fail. They do not count."""
