@@ -401,9 +401,13 @@ def incompatibility(
 
 def _judged(name: str, here: str, before: str, now: str, rules: Mapping[str, OperatorRules]) -> Judged:
     """Return what becomes of the state of an operator whose identity may be another one now."""
-    if before == now or StateIdentity(now).adds_timers_to(StateIdentity(before)):  # TM6
+    if before == now or _adds_timers(before, now):
         return Judged()
     return judged(name, here, before, now, rules.get(name, NO_OPERATOR_RULES))
+
+
+def _adds_timers(before: str, now: str) -> bool:
+    return StateIdentity(now).adds_timers_to(StateIdentity(before))  # TM6
 
 
 def unclaimed_hook(manifest: Manifest, known: Collection[str]) -> str | None:
