@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     )
     from headgate.operators.process.timers import Timer, Timers
     from headgate.spark.state_source import register_state_source
+    from headgate.state.evolution import Evolution
     from headgate.state.ttl import TTL
     from headgate.store.store import Store
 
@@ -150,6 +151,7 @@ _HOMES = {
     ),
     "headgate.operators.process.timers": ("Timer", "Timers"),
     "headgate.spark.state_source": ("register_state_source",),
+    "headgate.state.evolution": ("Evolution",),
     "headgate.state.ttl": ("TTL",),
     "headgate.store.store": ("Store",),
 }
@@ -175,6 +177,7 @@ __all__ = [
     "DeadLetter",
     "Discard",
     "EditedSavepoint",
+    "Evolution",
     "ExponentialDelay",
     "Fail",
     "FailureRate",

@@ -10,9 +10,9 @@ import headgate
 NAMES = """
 BadRecord BatchContext BatchListState BatchMapState BatchProcessFunction BatchStateHandle BatchTimers BatchValueState
 CheckpointListener CheckpointedFunction Checkpointing Choice CoordinatorHook CorruptionError DataFrameSource DeadLetter
-Discard EditedSavepoint ExponentialDelay Fail FailureRate Fence FencedError FileSink FiredTimers FixedDelay FromRows
-Generator HeadgateError HookContext JsonLines KeyedStream Keys LedgerOutput LedgerSink
-ListState MapState Memory NewSavepoint NoRestart OperatorList ParquetFiles Pipeline PipelineFailed
+Discard EditedSavepoint Evolution ExponentialDelay Fail FailureRate Fence FencedError FileSink FiredTimers FixedDelay
+FromRows Generator HeadgateError HookContext JsonLines KeyedStream Keys LedgerOutput LedgerSink ListState MapState
+Memory NewSavepoint NoRestart OperatorList ParquetFiles Pipeline PipelineFailed
 PipelineHandle PipelineState Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint
 RestoreContext RocksDB RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store
 Stream StreamSink StreamSource TTL TextFiles Timer Timers Tumbling TwoPhaseSink Uniform UnionList UsageError ValueState

@@ -323,7 +323,7 @@ NAMED: list[tuple[Callable[[], Patch], Callable[..., None], tuple[Any, ...]]] = 
     (
         whoever_is_given_timers_had_none_of_their_state,
         test_recovery.test_a_function_without_state_may_be_given_timers_later,
-        ("",),
+        (test_recovery.ODD_NAME,),
     ),
     (
         whoever_is_given_anything_is_given_timers,

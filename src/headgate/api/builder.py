@@ -15,6 +15,7 @@ import pyarrow as pa
 from headgate.api.loop_checks import check_listener
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
+from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
 from headgate.operators import bad_records
@@ -100,6 +101,7 @@ class GraphBuilder:
         schema: pa.Schema,
         *,
         state_text: str = "",
+        state_rules: OperatorRules = NO_OPERATOR_RULES,
         refuses: bool = False,
         side_outputs: Mapping[OutputTag, pa.Schema] | None = None,
     ) -> NodeName:
@@ -113,7 +115,7 @@ class GraphBuilder:
         """
         entered = {loop for edge in edges for loop in self.loops_of(edge.upstream)} | {name}
         loops = tuple(loop for loop in self.bodies if loop in entered)
-        node = Node(name, role, edges, spec, schema_text(schema), state_text, loops=loops)
+        node = Node(name, role, edges, spec, schema_text(schema), state_text, loops=loops, state_rules=state_rules)
         check_listener(name, spec, loops, has_rounds=self._counts_rounds(node))
         self.nodes.append(node)
         self.outputs[name] = {MAIN: schema, **(side_outputs or {})}

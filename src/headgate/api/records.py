@@ -79,8 +79,10 @@ class Records:
     def _add(self, node: NodeName, spec: OperatorSpec, *, refuses: bool = False) -> pa.Schema:
         """Add an operator behind these records and return the schema of its output."""
         schema = catalog.output_schema(spec, self._schema, str(node))
-        text = catalog.state_text(spec, str(node))
-        self._pipeline._builder.add(node, Role.OPERATOR, self._edges, spec, schema, state_text=text, refuses=refuses)
+        text, rules = catalog.state_text(spec, str(node)), catalog.state_rules(spec, str(node))
+        self._pipeline._builder.add(
+            node, Role.OPERATOR, self._edges, spec, schema, state_text=text, state_rules=rules, refuses=refuses
+        )
         return schema
 
     def _time_column_in(self, schema: pa.Schema) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import polars as pl
+import pyarrow as pa
 
 from headgate.api.loops import Feedback, LoopOptions, Output, iterate
 from headgate.api.not_yet import not_there_yet, refuse_methods_to_come, refuse_unheard
@@ -31,6 +32,7 @@ from headgate.operators.reduce import ReduceSpec
 from headgate.operators.types import schema_text
 from headgate.operators.windows.choice import window_operators
 from headgate.operators.windows.plan import START_COLUMN, TumblingAggregate
+from headgate.state.evolution import NO_EVOLUTION, Evolution, checked
 
 
 class Stream(StatelessVerbs):
@@ -215,14 +217,18 @@ class KeyedStream(Records):
     def __repr__(self) -> str:
         return f"KeyedStream(by {', '.join(self._keys)}: {schema_text(self._schema)})"
 
-    def reduce(self, function: Callable[[Row, Row], Row], *, name: str | None = None) -> Stream:
+    def reduce(
+        self, function: Callable[[Row, Row], Row], *, name: str | None = None, evolution: Evolution = NO_EVOLUTION
+    ) -> Stream:
         """Combine the records of each key one by one: ``function(so far, record)`` returns the new "so far".
 
         Both are dicts with the columns of this stream, and so is the result. Emits it for every record; the first
-        record of a key is its first value. A result that does not fit the schema is a bad record.
+        record of a key is its first value. A result that does not fit the schema is a bad record. ``evolution`` says
+        what becomes of results that were kept when this stream had other columns.
         """
         node = self._pipeline._builder.claim_name("reduce", name)
-        spec = ReduceSpec(self._keys, function_of("reduce", function), self._schema)
+        checked(f"operator '{node}'", evolution, pa.struct(list(self._schema)))
+        spec = ReduceSpec(self._keys, function_of("reduce", function), self._schema, evolution)
         output = self._add(node, spec, refuses=True)
         return Stream(self._pipeline, (Edge(node),), output, self._time_column)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
+from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.ids import NodeName
 
 
@@ -73,12 +74,14 @@ class Node:
     spec: object
     schema_text: str = ""
     state_text: str = ""
-    """Identity of the node's state ("" = stateless): kind, key columns and types, aggregates. A restore
-    refuses a checkpoint whose text differs."""
+    """Identity of the node's state ("" = stateless): kind, key columns and types, aggregates. Of a checkpoint
+    whose text differs, a restore converts what it can, and refuses the rest (docs/spec/evolution.md)."""
     feedback: tuple[Edge, ...] = ()
     """Loop heads only: the edges that bring records back."""
     loops: tuple[NodeName, ...] = ()
     """The loops that this node is in, by the names of their heads, outermost first. A head is in its own loop."""
+    state_rules: OperatorRules = NO_OPERATOR_RULES
+    """What the user said about its state in older checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headgate.errors import UsageError
+from headgate.model.evolution import OperatorRules
 from headgate.model.graph import MAIN_INPUT, Graph, InputName, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import ChannelIndex, NodeName, SubtaskId, VertexId
 
@@ -149,6 +150,10 @@ class Plan:
             leaves = tuple(v for v in inside if v not in sending)
             found.append(LoopNest(name, tuple(heads), entrances, leaves))
         return tuple(found)
+
+    def state_rules(self) -> dict[str, OperatorRules]:
+        """Return what the user said about state in older checkpoints, of every node (docs/spec/evolution.md)."""
+        return {str(node.name): node.state_rules for vertex in self.vertices for node in vertex.nodes}
 
     def state_texts(self) -> dict[str, str]:
         """Return ``node name → state_text`` of every node (P4, C7: stored with each checkpoint)."""

@@ -1,9 +1,10 @@
-"""What identifies an operator's state in checkpoints: one text, written and read here and nowhere else (ST2, TM6).
+"""What identifies an operator's state in checkpoints: one text, written here and nowhere else (ST2, TM6).
 
-A manifest holds the text of every operator; state is restored only where the text is the same. Names of columns and
-states may hold whatever stands between names, so a text is never cut into parts: it is asked whether it reads as
-something, and where that can be in two ways, the answer is no. Counterparts: operators and sources, which say what is
-in a text; ``protocol.checkpoints.recovery`` and ``runtime.stored_state``, which ask.
+A manifest holds the text of every operator; state is restored where the text is the same, or can become the same
+(``model.identity_parts``). Names of columns and states may hold whatever stands between names, so here a text is never
+cut into parts: it is asked whether it reads as something, and where that can be in two ways, the answer is no.
+Counterparts: operators and sources, which say what is in a text; ``protocol.checkpoints.recovery`` and
+``runtime.stored_state``, which ask.
 """
 
 from __future__ import annotations

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol, cast, runtime_checkable
 
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.graph import MAIN, MAIN_INPUT, InputName, OutputTag
 from headgate.model.state_identity import StateIdentity
 from headgate.operators.base import OperatorSpec
-from headgate.operators.checkpointed.exploring import lists_text
+from headgate.operators.checkpointed.exploring import lists_rules, lists_text
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.operators.expressions import ExpressionsSpec, filter_spec, fuse, select_spec, with_columns_spec
 from headgate.operators.key_check import KeyCheckSpec
@@ -53,6 +55,7 @@ __all__ = [
     "output_schemas",
     "process_spec",
     "select_spec",
+    "state_rules",
     "state_text",
     "window_operators",
     "with_columns_spec",
@@ -84,6 +87,14 @@ class StatefulSpec(Protocol):
 
     def state_text(self) -> str:
         """Return the identity of the state: kind, keys and types, aggregates."""
+
+
+@runtime_checkable
+class EvolvingSpec(Protocol):
+    """A spec whose user may have said what becomes of older state."""
+
+    def state_rules(self) -> OperatorRules:
+        """Return what was said of each state."""
 
 
 def output_schemas(
@@ -133,6 +144,17 @@ def state_text(spec: OperatorSpec, node: str = "") -> str:
     """
     own = StateIdentity(spec.state_text() if isinstance(spec, StatefulSpec) else "")
     return own.beside(StateIdentity(lists_text(node, function_in(spec)))).text
+
+
+def state_rules(spec: OperatorSpec, node: str = "") -> OperatorRules:
+    """Return what the user said about state of operator ``node`` that an older program wrote (docs/spec/evolution.md).
+
+    Raises:
+        UsageError: its function declares wrong operator state.
+    """
+    own = spec.state_rules() if isinstance(spec, EvolvingSpec) else NO_OPERATOR_RULES
+    lists = lists_rules(node, function_in(spec))
+    return replace(own, lists=lists.lists, forgotten_lists=lists.forgotten_lists)
 
 
 def function_in(spec: object) -> object:

@@ -7,12 +7,14 @@ The function gets a copy of it, so that changing it in place harms neither state
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
+from headgate.model.evolution import OperatorRules
+from headgate.model.identity_parts import ACCUMULATORS
 from headgate.model.state_identity import StateIdentity
 from headgate.operators.base import Operator, OperatorContext, Output
 from headgate.operators.checkpointed.exploring import own_copy_of
@@ -25,6 +27,7 @@ from headgate.operators.unreadable import divert_unreadable
 from headgate.operators.user_function import UserFunctionError, shortened, user_error
 from headgate.state.backend import Record, RecordBackend
 from headgate.state.descriptors import Section
+from headgate.state.evolution import NO_EVOLUTION, Evolution
 
 ACCUMULATORS = "accumulators"
 """The section of its state."""
@@ -34,12 +37,14 @@ ACCUMULATORS = "accumulators"
 class ReduceSpec:
     """Combine the records of each key. ``function(accumulator, record)`` returns the new accumulator.
 
-    ``schema`` is the canonical schema of the input, which the accumulator has too.
+    ``schema`` is the canonical schema of the input, which the accumulator has too; ``evolution`` says what becomes of
+    accumulators that an older program wrote.
     """
 
     keys: tuple[str, ...]
     function: Callable[[Row, Row], Row]
     schema: pa.Schema
+    evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
 
     def build(self) -> Operator:
         """See ``OperatorSpec``."""
@@ -58,6 +63,10 @@ class ReduceSpec:
         """See ``catalog.state_text``."""
         return StateIdentity.of_reduce(self.keys, schema_text(self.schema)).text
 
+    def state_rules(self) -> OperatorRules:
+        """See ``catalog.state_rules``."""
+        return OperatorRules(((ACCUMULATORS, self.evolution.rules()),))
+
 
 class ReduceOperator(KeyedOperator):
     """Loads the accumulators of a batch's keys, goes through its records, and stores them again."""
@@ -67,6 +76,7 @@ class ReduceOperator(KeyedOperator):
     def __init__(self, spec: ReduceSpec) -> None:
         self._function = spec.function
         self._schema = spec.schema
+        self._evolution = spec.evolution
         self._keys = spec.keys
         self._names: list[str] = spec.schema.names
         self._nested: list[str] = [field.name for field in spec.schema if pa.types.is_nested(field.type)]
@@ -78,7 +88,7 @@ class ReduceOperator(KeyedOperator):
         """See ``Operator``."""
         super().open(context, output)
         self.user_object = self._function = own_copy_of(context.node, self._function)
-        self._backend = context.states.records(Section(ACCUMULATORS, self._schema, self._keys))
+        self._backend = context.states.records(Section(ACCUMULATORS, self._schema, self._keys, self._evolution))
 
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""

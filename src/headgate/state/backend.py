@@ -16,14 +16,15 @@ import pyarrow as pa
 
 from headgate.state.aggregate_table import Accumulator
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
+from headgate.state.evolving import evolving, section_data
 from headgate.state.frozen import FrozenState
-from headgate.state.ipc import decode_batches
+from headgate.state.ipc import decode_stream
 from headgate.state.key_hash import Words
 from headgate.state.key_index import Slots
 from headgate.state.ownership import owned_rows
 from headgate.state.slot_array import Mask
 from headgate.state.timers import ColumnTimers, RowTimers, TimeKind, TimersByKind, TimersMeta, timer_section
-from headgate.state.ttl import StateTime, as_declared, other_form
+from headgate.state.ttl import StateTime, as_declared, has_expiry, other_form
 from headgate.state.window_rows import MergedRows
 
 Taken = TypeVar("Taken", covariant=True)
@@ -300,13 +301,13 @@ def restored_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Read one section of a former subtask's snapshot; return the rows that ``owner`` owns (ST4).
 
+    Those of an older program are what this one declares (EV10).
+
     Raises:
         CorruptionError: it is not such a section.
+        UsageError: its rows cannot become what is declared.
     """
-    for batch in decode_batches(sections[section.name], section.schema, f"{path}, state '{section.name}'"):
-        owned = owned_rows(batch, section.key_names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
-        if owned.num_rows:
-            yield owned
+    yield from _restored(sections, section, path, owner)
 
 
 def restored_timers(
@@ -323,8 +324,20 @@ def restored_states(
     sections: Mapping[str, memoryview], section: Section, path: str, owner: Ownership
 ) -> Iterator[pa.RecordBatch]:
     """As ``restored_batches``, of a declared state, which may have been given a TTL since, or have lost it (TL7)."""
+    yield from _restored(sections, section, path, owner, of_any_form=True)
+
+
+def _restored(
+    sections: Mapping[str, memoryview], section: Section, path: str, owner: Ownership, *, of_any_form: bool = False
+) -> Iterator[pa.RecordBatch]:
+    data = section_data(sections, section, path)
+    if data is None:
+        return
     where = f"{path}, state '{section.name}'"
-    for batch in decode_batches(sections[section.name], section.schema, where, other_form(section.schema)):
+    found, batches = decode_stream(data, where)
+    form = other_form(found) if of_any_form and has_expiry(found) != has_expiry(section.schema) else found
+    evolve = evolving(form, section, where)
+    for batch in batches:
         owned = owned_rows(batch, section.key_names, owner.max_parallelism, owner.parallelism, owner.subtask_index)
         if owned.num_rows:
-            yield as_declared(owned, section.schema)
+            yield evolve(as_declared(owned, form))

@@ -8,12 +8,13 @@ of Headgate itself name the section that they want (``Section``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import pyarrow as pa
 
 from headgate.model.state_identity import StateIdentity, declared
+from headgate.state.evolution import NO_EVOLUTION, Evolution
 from headgate.state.ttl import TTL, with_expiry
 
 
@@ -32,6 +33,7 @@ class StateDescriptor:
     Attributes:
         key_type: of a map's own keys, None for other kinds.
         ttl: how long what is in it lives; None: until it is removed.
+        evolution: what becomes of it where an older program wrote it.
     """
 
     name: str
@@ -39,6 +41,7 @@ class StateDescriptor:
     type: pa.DataType
     key_type: pa.DataType | None = None
     ttl: TTL | None = None
+    evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
 
     def text(self) -> str:
         """Return the state's part of ``state_text``. The TTL is none: it may change between two runs (TL7)."""
@@ -71,16 +74,24 @@ def state_identity(keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a snapshot: an Arrow stream of ``schema``, with the key in the columns ``key_names``."""
+    """A part of a snapshot: an Arrow stream of ``schema``, with the key in the columns ``key_names``.
+
+    Attributes:
+        evolution: what becomes of rows that an older program wrote.
+        evolves: the column that it is about; "": the whole record.
+    """
 
     name: str
     schema: pa.Schema
     key_names: tuple[str, ...]
+    evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
+    evolves: str = ""
 
 
 def section_of(keys: KeyColumns, descriptor: StateDescriptor) -> Section:
     """Return the section of a declared state (ST3): the key, a map's own key, the value or element."""
-    return Section(descriptor.name, section_schema(keys, descriptor), tuple(keys.section_names))
+    schema, names = section_schema(keys, descriptor), tuple(keys.section_names)
+    return Section(descriptor.name, schema, names, descriptor.evolution, evolves="value")
 
 
 def section_schema(keys: KeyColumns, descriptor: StateDescriptor) -> pa.Schema:

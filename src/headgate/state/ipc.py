@@ -18,17 +18,26 @@ def encode_batches(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> list
     return [sink.getvalue()]
 
 
-def decode_batches(data: memoryview, schema: pa.Schema, path: str, *others: pa.Schema) -> list[pa.RecordBatch]:
+def decode_batches(data: memoryview, schema: pa.Schema, path: str) -> list[pa.RecordBatch]:
     """Return what ``encode_batches`` wrote, as views into ``data``.
 
     Raises:
-        CorruptionError: it is not such a stream, or its schema is neither ``schema`` nor one of ``others``.
+        CorruptionError: it is not such a stream, or its schema is another one.
+    """
+    found, batches = decode_stream(data, path)
+    if not found.equals(schema):
+        raise CorruptionError(path, 0, f"columns {schema.names}", f"columns {found.names} or other types")
+    return batches
+
+
+def decode_stream(data: memoryview, path: str) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+    """Return the schema and the batches that are in ``data``, as views into it.
+
+    Raises:
+        CorruptionError: it is not such a stream.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            found, batches = reader.schema, list(reader)
+            return reader.schema, list(reader)
     except (pa.ArrowException, OSError) as error:
         raise CorruptionError(path, 0, "an Arrow stream", str(error)) from error
-    if not any(found.equals(one) for one in (schema, *others)):
-        raise CorruptionError(path, 0, f"columns {schema.names}", f"columns {found.names} or other types")
-    return batches

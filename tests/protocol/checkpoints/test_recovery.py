@@ -281,7 +281,11 @@ def test_an_operator_that_gained_state_under_its_old_name_is_refused() -> None: 
     assert found is not None
 
 
-@pytest.mark.parametrize("others", ["", "operator state(list a: int64)"])
+ODD_NAME = "operator state(list odd; name: int64)"
+"""What stands between names is in this one: nobody can tell the lists, and yet timers may be added."""
+
+
+@pytest.mark.parametrize("others", ["", "operator state(list a: int64)", ODD_NAME])
 def test_a_function_without_state_may_be_given_timers_later(others: str) -> None:  # TM6
     keys = KeyColumns(("user", "part"), (pa.int64(), pa.large_string()))
     timers = "; ".join(text for text in (state_identity(keys, [], has_timers=True), others) if text)

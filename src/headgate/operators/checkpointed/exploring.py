@@ -7,6 +7,7 @@ from types import MethodType
 from typing import TypeVar
 
 from headgate.errors import UsageError
+from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener, RestoreContext
 from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.operators.user_function import HookError, copied, user_traceback
@@ -66,11 +67,26 @@ def lists_text(node: str, function: object) -> str:
         UsageError: a wrong declaration.
         HookError: its ``restore`` raised.
     """
+    lists = _declared(node, function)
+    return "" if lists is None else lists.text()
+
+
+def lists_rules(node: str, function: object) -> OperatorRules:
+    """Return what ``function`` says about its lists in older checkpoints, as ``lists_text`` learns them.
+
+    Raises:
+        UsageError, HookError
+    """
+    lists = _declared(node, function)
+    return NO_OPERATOR_RULES if lists is None else lists.rules()
+
+
+def _declared(node: str, function: object) -> OperatorLists | None:
     if not isinstance(function, CheckpointedFunction):
-        return ""
+        return None
     lists = OperatorLists(node)
     restored(copied(node, function), lists, is_restored=False)
-    return lists.text()
+    return lists
 
 
 def restored(function: CheckpointedFunction, lists: OperatorLists, *, is_restored: bool) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headgate.operators.checkpointed.lists import OperatorList, OperatorLists, UnionList
+from headgate.state.evolution import NO_EVOLUTION, Evolution
 
 
 class CheckpointListener:
@@ -49,16 +50,21 @@ class RestoreContext:
         self.parallelism = lists.parallelism
         self.is_restored = is_restored
 
-    def list(self, name: str, type: Any) -> OperatorList:
+    def list(self, name: str, type: Any, *, evolution: Evolution = NO_EVOLUTION) -> OperatorList:
         """Declare a list of elements of ``type`` (Arrow, Polars or Python), and return it with what it had.
 
-        At another parallelism the elements of all subtasks are dealt out in turn, each to one subtask.
+        At another parallelism the elements of all subtasks are dealt out in turn, each to one subtask. ``evolution``
+        says what becomes of elements that an older version of the program wrote.
         """
-        return self._lists.declare(name, type)
+        return self._lists.declare(name, type, evolution)
 
-    def union(self, name: str, type: Any) -> UnionList:
+    def union(self, name: str, type: Any, *, evolution: Evolution = NO_EVOLUTION) -> UnionList:
         """Declare a list whose elements every subtask gets to see after a restore, beside its own."""
-        return self._lists.declare_union(name, type)
+        return self._lists.declare_union(name, type, evolution)
+
+    def forget(self, name: str) -> None:
+        """Leave behind what older checkpoints have of the list ``name``, which is not declared any more."""
+        self._lists.forget(name)
 
 
 @dataclass(frozen=True, slots=True)

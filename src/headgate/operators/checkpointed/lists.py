@@ -14,9 +14,12 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError, UsageError
+from headgate.model.evolution import Misfit, OperatorRules
 from headgate.model.state_identity import StateIdentity, declared
 from headgate.operators.base import RestoredState
 from headgate.operators.schemas import as_schema
+from headgate.state.evolution import NO_EVOLUTION, Evolution, check_names, checked
+from headgate.state.evolving import evolved_values
 from headgate.state.frozen import FrozenState
 from headgate.state.row_values import Conversion, conversion, mismatch, python_values
 
@@ -25,11 +28,17 @@ _COLUMN = "value"
 
 @dataclass(frozen=True)
 class ListDescriptor:
-    """One declared list. ``is_union``: after a restore every subtask sees the elements of all."""
+    """One declared list.
+
+    Attributes:
+        is_union: after a restore every subtask sees the elements of all.
+        evolution: what becomes of elements that an older program wrote.
+    """
 
     name: str
     type: pa.DataType
     is_union: bool = False
+    evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
 
     def text(self) -> str:
         """Return its part of the identity of the operator's state."""
@@ -161,6 +170,7 @@ class OperatorLists:
     restored: dict[str, list[RestoredElements]] = field(default_factory=dict)
     formers_count: int = 0
     _declared: dict[str, tuple[ListDescriptor, OperatorList]] = field(default_factory=dict)
+    _forgotten: set[str] = field(default_factory=set)
     _is_closed: bool = False
 
     def take(self, states: Sequence[RestoredState]) -> None:
@@ -176,25 +186,39 @@ class OperatorLists:
                 found = RestoredElements(state.subtask_index, _decoded(data, path))
                 self.restored.setdefault(name, []).append(found)
 
-    def declare(self, name: str, type: Any) -> OperatorList:
+    def declare(self, name: str, type: Any, evolution: Evolution = NO_EVOLUTION) -> OperatorList:
         """See ``RestoreContext.list``."""
-        descriptor, values, own, _ = self._described(name, type, is_union=False)
+        descriptor, values, own, _ = self._described(name, type, evolution, is_union=False)
         return self._kept(descriptor, OperatorList(self.node, descriptor, own, values))
 
-    def declare_union(self, name: str, type: Any) -> UnionList:
+    def declare_union(self, name: str, type: Any, evolution: Evolution = NO_EVOLUTION) -> UnionList:
         """See ``RestoreContext.union``."""
-        descriptor, values, own, everybodys = self._described(name, type, is_union=True)
+        descriptor, values, own, everybodys = self._described(name, type, evolution, is_union=True)
         return self._kept(descriptor, UnionList(self.node, descriptor, own, values, everybodys))
+
+    def forget(self, name: str) -> None:
+        """See ``RestoreContext.forget``."""
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"operator '{self.node}': forget takes the name of a list, not {name!r}")
+        self._forgotten.add(name)
+
+    def rules(self) -> OperatorRules:
+        """Return what was said about lists in older checkpoints."""
+        said = tuple((name, descriptor.evolution.rules()) for name, (descriptor, _) in self._declared.items())
+        return OperatorRules(lists=said, forgotten_lists=frozenset(self._forgotten))
 
     def close(self) -> None:
         """End the declarations.
 
         Raises:
-            UsageError: the checkpoint has a list that was not declared (HL14).
+            UsageError: the checkpoint has a list that was not declared (HL14), or an old name is declared (EV8).
         """
         self._is_closed = True
+        evolutions = {name: descriptor.evolution for name, (descriptor, _) in self._declared.items()}
+        check_names(f"operator '{self.node}'", evolutions, self._forgotten)
+        former = {evolution.renamed_from for evolution in evolutions.values()}
         for name in self.restored:
-            if name not in self._declared:
+            if name not in self._declared and name not in self._forgotten and name not in former:
                 raise UsageError(
                     f"the restored checkpoint holds a list '{name}' of operator '{self.node}', which its function does "
                     "not declare any more; declare it again, or run under another pipeline name"
@@ -220,7 +244,7 @@ class OperatorLists:
         return made
 
     def _described(
-        self, name: str, type: Any, *, is_union: bool
+        self, name: str, type: Any, evolution: Evolution, *, is_union: bool
     ) -> tuple[ListDescriptor, Conversion, list[Any], list[Any]]:
         where = f"operator '{self.node}'"
         if self._is_closed:
@@ -233,22 +257,26 @@ class OperatorLists:
             dtype = as_schema(self.node, {name: type}).field(0).type
         except UsageError as error:
             raise UsageError(f"{where}: list '{name}': {error.message}") from None
-        descriptor, values = ListDescriptor(name, dtype, is_union), conversion(dtype)
+        checked(f"{where}: list '{name}'", evolution, dtype)
+        descriptor, values = ListDescriptor(name, dtype, is_union, evolution), conversion(dtype)
         own, everybodys = self._shares(descriptor, values)
         return descriptor, values, own, everybodys
 
     def _shares(self, descriptor: ListDescriptor, values: Conversion) -> tuple[list[Any], list[Any]]:
         """Return this subtask's elements, and those of all subtasks if they are known (HL12, HL13)."""
-        parts = sorted(self.restored.get(descriptor.name, []), key=lambda part: part.subtask_index)
+        former = descriptor.evolution.renamed_from or ""
+        restored = self.restored.get(descriptor.name) or self.restored.get(former, [])  # EV5
+        parts = sorted(restored, key=lambda part: part.subtask_index)
         by_former: list[tuple[int, list[Any]]] = []
         for part in parts:
-            if not part.elements.type.equals(descriptor.type):
+            elements = evolved_values(part.elements, descriptor.type, descriptor.evolution)
+            if isinstance(elements, Misfit):
                 raise UsageError(
                     f"list '{descriptor.name}' of operator '{self.node}' holds {part.elements.type} in the restored "
-                    f"checkpoint, but is declared as {descriptor.type} now; restore the old declaration, or give the "
-                    "list, the operator or the pipeline another name"
+                    f"checkpoint, but is declared as {descriptor.type} now: {elements.why}; restore the old "
+                    "declaration, or give the list, the operator or the pipeline another name"
                 )
-            by_former.append((part.subtask_index, [values.store(value) for value in python_values(part.elements)]))
+            by_former.append((part.subtask_index, [values.store(value) for value in python_values(elements)]))
         everybodys = [element for _, elements in by_former for element in elements]
         if self.formers_count == self.parallelism:
             return [e for index, elements in by_former if index == self.subtask_index for e in elements], everybodys

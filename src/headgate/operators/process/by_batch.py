@@ -150,7 +150,7 @@ def batch_process_spec(
     columns = key_columns(schema, keys)
     learning = Declarations(node, BatchStates(node, BatchCursor(), lambda d: MemoryStates().by_column(columns, [d])))
     descriptors = opened(node, copied(node, function), learning)
-    return BatchProcessSpec(keys, function, schema, descriptors)
+    return BatchProcessSpec(keys, function, schema, descriptors, learning.forgotten)
 
 
 class BatchProcessOperator(TimedOperator):

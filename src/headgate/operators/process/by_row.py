@@ -62,7 +62,7 @@ def row_process_spec(node: str, keys: tuple[str, ...], function: ProcessFunction
     handles = RowStates(node, Cursor(), lambda d: states.by_row(columns, [d]).cells(d), StateTime())
     learning = Declarations(node, handles)
     descriptors = opened(node, copied(node, function), learning)
-    return ProcessSpec(keys, function, schema, descriptors)
+    return ProcessSpec(keys, function, schema, descriptors, learning.forgotten)
 
 
 class ProcessOperator(TimedOperator):

@@ -12,6 +12,7 @@ import pyarrow as pa
 from headgate.errors import UsageError
 from headgate.operators.schemas import as_schema
 from headgate.state.descriptors import StateDescriptor, StateKind
+from headgate.state.evolution import NO_EVOLUTION, Evolution, check_names, checked
 from headgate.state.key_hash import is_key_type
 from headgate.state.timers import RESERVED_PREFIX
 from headgate.state.ttl import TTL
@@ -44,36 +45,59 @@ class Declarations(Generic[V, L, M]):
 
     Types are Arrow, Polars or Python types, as in a schema; structs and lists too. With ``ttl=TTL("7d")`` a value, each
     element of a list and each entry of a map lives for a while of processing time, and is then not there any more.
+    ``evolution=Evolution(...)`` says what becomes of state that an older version of the program wrote.
     """
 
     def __init__(self, node: str, maker: StateMaker[V, L, M]) -> None:
         """For Headgate only."""
         self._node = node
         self._descriptors: list[StateDescriptor] = []
+        self._forgotten: set[str] = set()
         self._is_closed = False
         self._maker = maker
 
-    def value(self, name: str, type: Any, *, ttl: TTL | None = None) -> V:
+    def value(self, name: str, type: Any, *, ttl: TTL | None = None, evolution: Evolution = NO_EVOLUTION) -> V:
         """Declare one value per key; ``ttl`` says how long it lives."""
-        return self._maker.value(self._declared(name, StateKind.VALUE, type, ttl))
+        return self._maker.value(self._declared(name, StateKind.VALUE, type, ttl, evolution))
 
-    def list(self, name: str, type: Any, *, ttl: TTL | None = None) -> L:
+    def list(self, name: str, type: Any, *, ttl: TTL | None = None, evolution: Evolution = NO_EVOLUTION) -> L:
         """Declare a list of elements per key; ``ttl`` says how long each element lives."""
-        return self._maker.list(self._declared(name, StateKind.LIST, type, ttl))
+        return self._maker.list(self._declared(name, StateKind.LIST, type, ttl, evolution))
 
-    def map(self, name: str, key_type: Any, type: Any, *, ttl: TTL | None = None) -> M:
+    def map(
+        self, name: str, key_type: Any, type: Any, *, ttl: TTL | None = None, evolution: Evolution = NO_EVOLUTION
+    ) -> M:
         """Declare a map per key, from ``key_type`` (as for keys: numbers, booleans, times, text) to ``type``.
 
         ``ttl`` says how long each entry lives.
         """
-        return self._maker.map(self._declared(name, StateKind.MAP, type, ttl, key_type))
+        return self._maker.map(self._declared(name, StateKind.MAP, type, ttl, evolution, key_type))
+
+    def forget(self, name: str) -> None:
+        """Leave behind what older checkpoints have of state ``name``, which is not declared any more."""
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"operator '{self._node}': forget takes the name of a state, not {name!r}")
+        self._forgotten.add(name)
 
     def close(self) -> tuple[StateDescriptor, ...]:
-        """End the declarations; for Headgate only."""
+        """End the declarations; for Headgate only.
+
+        Raises:
+            UsageError: a name that is said to be an old one, or to be forgotten, is declared.
+        """
         self._is_closed = True
+        evolutions = {descriptor.name: descriptor.evolution for descriptor in self._descriptors}
+        check_names(f"operator '{self._node}'", evolutions, self._forgotten)
         return tuple(self._descriptors)
 
-    def _declared(self, name: str, kind: StateKind, type: Any, ttl: Any, key_type: Any = None) -> StateDescriptor:
+    @property
+    def forgotten(self) -> frozenset[str]:
+        """What is left behind; for Headgate only."""
+        return frozenset(self._forgotten)
+
+    def _declared(
+        self, name: str, kind: StateKind, type: Any, ttl: Any, evolution: Any, key_type: Any = None
+    ) -> StateDescriptor:
         if self._is_closed:
             raise UsageError(f"operator '{self._node}': state '{name}' must be declared in open()")
         if not isinstance(name, str) or not name:
@@ -93,7 +117,9 @@ class Declarations(Generic[V, L, M]):
                 f"operator '{self._node}': the keys of map state '{name}' cannot be {own_key}; use numbers, booleans, "
                 "times, strings or binaries"
             )
-        descriptor = StateDescriptor(name, kind, self._type(name, type), own_key, ttl)
+        dtype = self._type(name, type)
+        checked(f"operator '{self._node}': state '{name}'", evolution, dtype)
+        descriptor = StateDescriptor(name, kind, dtype, own_key, ttl, evolution)
         self._descriptors.append(descriptor)
         return descriptor
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.model.evolution import OperatorRules
 from headgate.operators.base import Operator
 from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import key_columns
@@ -40,6 +41,7 @@ class StatefulSpec(ABC, Generic[Function]):
     Attributes:
         schema: of the input.
         descriptors: of the states that the function declares.
+        forgotten: states of older programs that it leaves behind.
     """
 
     form: ClassVar[type[StatefulFunction]]
@@ -49,6 +51,7 @@ class StatefulSpec(ABC, Generic[Function]):
     function: Function
     schema: pa.Schema
     descriptors: tuple[StateDescriptor, ...]
+    forgotten: frozenset[str] = frozenset()
 
     @abstractmethod
     def build(self) -> Operator:
@@ -71,6 +74,11 @@ class StatefulSpec(ABC, Generic[Function]):
     def state_text(self) -> str:
         """See ``catalog.state_text``."""
         return state_identity(key_columns(self.schema, self.keys), self.descriptors, has_timers=self.has_timers)
+
+    def state_rules(self) -> OperatorRules:
+        """See ``catalog.state_rules``."""
+        states = tuple((one.name, one.evolution.rules()) for one in self.descriptors)
+        return OperatorRules(states, forgotten=self.forgotten)
 
 
 def opened(node: str, function: Any, states: Declarations[Any, Any, Any]) -> tuple[StateDescriptor, ...]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 from headgate.model.config import DamagedCheckpoint
 from headgate.model.definition import PipelineDefinition
+from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Claim, LogEntry, Manifest
 from headgate.model.state_identity import StateIdentity
+from headgate.protocol.checkpoints.evolution import Judged, judged
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +337,7 @@ def incompatibility_with(manifest: Manifest, definition: PipelineDefinition) -> 
         definition.plan.max_parallelism,
         definition.config.start.allow_unclaimed_state,
         definition.derived_names,
+        definition.plan.state_rules(),
     )
 
 
@@ -343,6 +347,7 @@ def incompatibility(
     max_parallelism: int,
     unclaimed: Collection[str] = (),
     derived: Collection[str] = (),
+    rules: Mapping[str, OperatorRules] = MappingProxyType({}),
 ) -> str | None:
     """Return why the state of ``manifest`` does not fit a plan, as one sentence, or None if it fits (R12).
 
@@ -351,6 +356,7 @@ def incompatibility(
     Args:
         unclaimed: operators whose state may be left behind (SV30).
         derived: operators that the user gave no name (SV31).
+        rules: what the user said about state that an older program wrote (EV1).
     """
     here = f"checkpoint {manifest.checkpoint}"
     if manifest.max_parallelism != max_parallelism:
@@ -367,11 +373,10 @@ def incompatibility(
                 "back under this name, or run under another pipeline name to start without the old state, or, to leave "
                 f"its state behind, give allow_unclaimed_state=['{name}'] (headgate run --allow-unclaimed-state {name})"
             )
-        if text and state_texts[name] != text and not _adds_timers(text, state_texts[name]):
-            return (
-                f"the state of operator '{name}' in {here} is [{text}], but this pipeline declares "
-                f"[{state_texts[name]}]; restore the old definition, or rename the operator or the pipeline"
-            )
+        if text:
+            refusal = _judged(name, here, text, state_texts[name], rules).refusal
+            if refusal is not None:
+                return refusal
     for name, count in sorted(_held(manifest).items()):
         if name not in state_texts and name not in unclaimed:  # D15
             return (
@@ -380,7 +385,7 @@ def incompatibility(
                 f"up, give allow_unclaimed_state=['{name}'] (headgate run --allow-unclaimed-state {name})"
             )
     for name, text in sorted(state_texts.items()):
-        if text and manifest.state_texts.get(name) == "" and not _adds_timers("", text):
+        if text and manifest.state_texts.get(name) == "" and _judged(name, here, "", text, rules).refusal is not None:
             return (
                 f"operator '{name}' has state, and {here} holds none for it; starting it empty would lose what "
                 "it should have counted: run under another pipeline name to start from the beginning, or give it "
@@ -392,6 +397,13 @@ def incompatibility(
                 "(name=...) to start it empty: a name that is derived changes when operators are added before it"
             )
     return None
+
+
+def _judged(name: str, here: str, before: str, now: str, rules: Mapping[str, OperatorRules]) -> Judged:
+    """Return what becomes of the state of an operator whose identity may be another one now."""
+    if before == now or _adds_timers(before, now):
+        return Judged()
+    return judged(name, here, before, now, rules.get(name, NO_OPERATOR_RULES))
 
 
 def _adds_timers(before: str, now: str) -> bool:
@@ -416,6 +428,10 @@ def changes(manifest: Manifest, definition: PipelineDefinition) -> list[str]:
     state_texts = definition.plan.state_texts()
     new = [name for name, text in state_texts.items() if text and name not in manifest.state_texts]
     said = [f"operator '{name}' is new: it starts empty" for name in sorted(new)]
+    rules = definition.plan.state_rules()
+    for name, text in sorted(state_texts.items()):
+        if name in manifest.state_texts:
+            said += _judged(name, here, manifest.state_texts[name], text, rules).changes
     allowed = {name for name in definition.config.start.allow_unclaimed_state if name not in state_texts}
     held = _held(manifest)
     promised = {committable.sink for committable in manifest.committables}

@@ -54,11 +54,17 @@ ELSEWHERE = {
 }
 """What cannot run there either, and is in no room that is measured."""
 
+_CHANGED = "programs that are changed between two runs"
+
 NOT_YET = {
-    "state/rocksdb": "a native library on files of its own, which no seed runs yet",
-    "runtime/written_state": "savepoints from frames, which no seed writes yet",
+    "state/rocksdb": "a native library on files of its own",
+    "runtime/written_state": "savepoints from frames",
+    "model/evolution.py": _CHANGED,
+    "model/identity_parts.py": _CHANGED,
+    "model/value_types.py": _CHANGED,
+    "protocol/checkpoints/evolution.py": _CHANGED,
 }
-"""Rooms that are in the table, but not in the share that is judged: a gap that is known by name."""
+"""What no seed runs yet: rooms and files in the table, but not in the share that is judged. Gaps known by name."""
 
 BROKEN_RULES = (r"raise self\._violation", r"raise AssertionError", r"case _:\s*\n\s*assert_never\(.*")
 """Statements that run only when a machine's rule is broken: a seed that reached one would fail. They do not count."""
@@ -151,7 +157,7 @@ def _read(files: dict[str, dict[str, dict[str, int]]]) -> Iterator[tuple[str, Co
 def share(found: dict[str, Covered]) -> float:
     """Return which part of what is not thin was run, ``NOT_YET`` aside."""
     rest = _rest(found).items()
-    return _sum([covered for name, covered in rest if name.rsplit("/", 1)[0] not in NOT_YET]).share
+    return _sum([covered for name, covered in rest if not {name, name.rsplit("/", 1)[0]} & NOT_YET.keys()]).share
 
 
 def _rest(found: dict[str, Covered]) -> dict[str, Covered]:
