@@ -64,5 +64,7 @@ def time_column_of(keyed: Records, node: NodeName, output: pa.Schema, options: P
     if column is None:
         return keyed._time_column_in(output)
     if keyed._time_column is None:
-        raise UsageError(f"operator '{node}': event_time_column needs event times; call .with_timestamps(column) before")
+        raise UsageError(
+            f"operator '{node}': event_time_column needs event times; call .with_timestamps(column) before"
+        )
     return event_time(str(node), output, column).column

@@ -162,6 +162,16 @@ class KeyFunctionOperator(ProcessOperator):
         with paused_gc():
             self._call_keys(batch, self._function.process, results)
             self._emit(results)
+        self._fire_what_has_passed()
+
+    def _fire_what_has_passed(self) -> None:
+        """Timers that were registered for times before the watermark fire behind the batch, as in Spark (SX10)."""
+        watermark_ms, timers = self._key_context.watermark_ms, self._backend.timers
+        if self._kind is not TimeKind.EVENT_TIME or watermark_ms is None or timers is None:
+            return
+        due_ms = timers.event_time.next_ms()
+        if due_ms is not None and due_ms <= watermark_ms:
+            self._fire_event_time(watermark_ms, len(timers.event_time))
 
     def _begin(self) -> None:
         """A call begins; the very first one takes over the initial state (SX13)."""
@@ -267,4 +277,3 @@ class KeyFunctionOperator(ProcessOperator):
         function = getattr(self, "_function", None)
         if function is not None:
             function.close()
-

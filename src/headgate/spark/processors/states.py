@@ -112,7 +112,7 @@ class MapState:
 
     def keys(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the map's keys that there are now."""
-        return iter([self._keys.shown(key) for key in self._state.keys()])
+        return iter([self._keys.shown(key) for key, _ in self._state.items()])
 
     def values(self) -> Iterator[tuple[Any, ...]]:
         """Iterate over the values that there are now."""
@@ -164,19 +164,8 @@ class ProcessorHandle:
         )
 
     def registerTimer(self, expiryTimestampMs: int) -> None:
-        """Have ``handleExpiredTimer`` called for the key at this time.
-
-        Raises:
-            UsageError: event time has passed it.
-        """
-        context = self._with_timers()
-        passed_ms = context.watermark_ms
-        if self._kind is TimeKind.EVENT_TIME and passed_ms is not None and expiryTimestampMs <= passed_ms:
-            raise UsageError(
-                f"operator '{self._node}': a timer for {expiryTimestampMs} ms was registered, but event time has "
-                f"reached {passed_ms} ms; register timers for times after getCurrentWatermarkInMs()"
-            )
-        context.timers.register(expiryTimestampMs)
+        """Have ``handleExpiredTimer`` called for the key at this time; if it has passed, behind this batch."""
+        self._with_timers().timers.register(expiryTimestampMs)
 
     def deleteTimer(self, expiryTimestampMs: int) -> None:
         """Remove the key's timer of this time."""
@@ -200,7 +189,7 @@ class ProcessorHandle:
     def _with_timers(self) -> KeyContext:
         if self._kind is None:
             raise UsageError(
-                f"operator '{self._node}': there are no timers with time_mode=\"none\"; give \"eventTime\" or "
+                f'operator \'{self._node}\': there are no timers with time_mode="none"; give "eventTime" or '
                 '"processingTime"'
             )
         if self._context is None:
@@ -223,5 +212,3 @@ class ProcessorHandle:
                 f"at least 1, not {duration_ms!r}"
             )
         return TTL(f"{duration_ms}ms")
-
-

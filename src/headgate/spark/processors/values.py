@@ -1,6 +1,7 @@
-"""Between values as Spark's Python users have them and Headgate's: tuples and Rows, and dicts; numpy's scalars (SX5, SX8).
+"""Between values as Spark's Python users have them and Headgate's (SX5, SX6, SX8).
 
-Structs are dicts to Headgate and Rows to Spark. Times are UTC in both directions.
+Structs are dicts to Headgate, and tuples or Rows to Spark, where numpy's and pandas' scalars may be in them. Times
+are UTC in both directions.
 """
 
 from __future__ import annotations
