@@ -377,7 +377,15 @@ def publishing(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def processors(spec: dict[str, Any]) -> Pipeline:
+    """See ``processor_pipeline``, which needs PySpark's classes."""
+    from crash.processor_pipeline import processors
+
+    return processors(spec)
+
+
 BUILDERS = {
+    "processors": processors,
     "publishing": publishing,
     "listed-files": listed_files,
     "every_operator": every_operator,

@@ -139,6 +139,14 @@ class Stream(StatelessVerbs):
         """
         raise UsageError("process needs a key, because its state belongs to one; call key_by(...) first")
 
+    def transform_with_state(self, *args: object, **options: object) -> NoReturn:
+        """State belongs to keys: ``key_by(...).transform_with_state(...)``.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("transform_with_state needs a key, because its state belongs to one; call key_by(...) first")
+
     def side_output(self, *args: object, **options: object) -> NoReturn:
         """Side outputs are not there yet."""
         not_there_yet("a side output", "filter the stream once for each output")
@@ -281,7 +289,7 @@ class KeyedStream(Records):
         Args:
             processor: an instance; every subtask works on a copy.
             output_schema: of the results: a ``StructType``, DDL text, or a schema as elsewhere.
-            time_mode: "none", "processingTime" or "eventTime": what timers and TTLs go by.
+            time_mode: "none", "processingTime" or "eventTime": what timers go by. A TTL needs "processingTime".
             initial_state: rows that keys begin with, once: a DataFrame or table with the columns of the key.
             event_time_column: where the event time of the results is.
             name: of the operator.

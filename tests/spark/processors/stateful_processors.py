@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date, datetime
 from typing import Any
 
 import pandas as pd
@@ -35,7 +36,7 @@ class Sessions(StatefulProcessor):
         yield self.closed(key, "expired")
 
     def handleInitialState(self, key: Any, initialState: Row, timerValues: Any) -> None:
-        self.total.update((initialState.amount,))
+        self.add(initialState.amount)
 
     def record(self, key: Any, page: str, ms: int, amount: float) -> Iterator[Row]:
         last = self.last.get()
@@ -50,8 +51,11 @@ class Sessions(StatefulProcessor):
         self.pages.appendValue((page, ms))
         seen = self.counts.getValue((page,))
         self.counts.updateValue((page,), (1, (ms,)) if seen is None else (seen[0] + 1, seen[1]))
-        self.total.update(((self.total.get() or (0.0,))[0] + amount,))
+        self.add(amount)
         yield self.told(key, "seen")
+
+    def add(self, amount: Any) -> None:
+        self.total.update(((self.total.get() or (0.0,))[0] + amount,))
 
     def closed(self, key: Any, what: str) -> Row:
         told = self.told(key, what)
@@ -83,4 +87,29 @@ class SessionsInPandas(Sessions):
         yield pd.DataFrame([self.closed(key, "expired").asDict()])
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
-        self.total.update((initialState["amount"].sum(),))
+        self.add(initialState["amount"].sum())
+
+
+class Kinds(StatefulProcessor):
+    """Says once for each key what the values that it is given look like, nested ones too."""
+
+    COLUMNS = "i INT, d DOUBLE, s STRING, b BINARY, t TIMESTAMP, y DATE, l ARRAY<BIGINT>, r STRUCT<x: INT, z: STRING>"
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.value = handle.getValueState("value", self.COLUMNS)
+        self.list = handle.getListState("list", self.COLUMNS)
+        self.map = handle.getMapState("map", "a STRING, b INT", self.COLUMNS)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        times = timerValues.getCurrentProcessingTimeInMs(), timerValues.getCurrentWatermarkInMs()
+        value = (1, 2.5, "ü", b"\x01", datetime(2024, 5, 1, 12), date(2024, 5, 1), [1, 2], Row(x=1, z=None))
+        empty = [self.value.get(), list(self.list.get()), self.map.getValue(("k", 1)), list(self.map.keys())]
+        row = next(iter(rows))
+        if self.value.exists():
+            return
+        self.value.update(value)
+        self.list.put([value, (None,) * 8])
+        self.map.updateValue(("k", 1), value)
+        full = [self.value.get(), list(self.list.get()), self.map.getValue(("k", 1)), list(self.map.iterator())]
+        kinds = [[type(one).__name__ for one in (*found[:3], *found[3])] for found in (empty, full)]
+        yield Row(user=key[0], said=repr([type(key), key, times, empty, full, kinds, row]))

@@ -569,6 +569,19 @@ def test_keys_begin_with_the_initial_state_also_those_without_records(given: str
     assert said(run) == ["a@5 at 400", "a@100 at 400", "c@300 at 400"]
 
 
+def test_each_key_begins_in_one_subtask() -> None:  # SX13
+    def initial(self: Any, key: Any, row: Any, times: Any) -> None:
+        self.handle.registerTimer(int(row.amount))
+
+    begin = pl.DataFrame({"user": [str(n) for n in range(20)], "amount": range(1, 21)})
+    spec, found = spec_of(Saying(initial=initial, timer=fired), mode="eventTime", initial_state=begin), []
+    for index in range(2):
+        run = Harness(spec, subtask=(index, 2))
+        run.operator.on_watermark(400)
+        found += said(run)
+    assert sorted(found) == sorted(f"{n}@{n + 1} at 400" for n in range(20))
+
+
 @each
 def test_the_initial_state_is_taken_over_once_by_the_subtask_that_has_the_key(form: str) -> None:  # SX13
     spec = sessions(form, initial_state=pl.DataFrame(TOTALS))
@@ -577,7 +590,7 @@ def test_the_initial_state_is_taken_over_once_by_the_subtask_that_has_the_key(fo
     run = Harness(spec, taken)
     run.send(visits(("a", "p", 1), ("b", "p", 1), ("c", "p", 1)))
     assert [(row["user"], row["total"]) for row in run.out.rows()] == [
-        ("a", 106.0 if form == "pandas" else 6.0),  # a frame of two rows, or one row after the other
+        ("a", 106.0),
         ("b", 1.0),
         ("c", 301.0),
     ]
@@ -669,3 +682,18 @@ def test_event_time_goes_on_in_a_column_of_the_results() -> None:  # SX14
     unkeyed = hg.Pipeline("other").source(hg.FromRows([{"user": "a"}])).key_by("user")
     with pytest.raises(UsageError, match="event_time_column needs event times"):
         unkeyed.transform_with_state(Saying(), out, event_time_column="at")
+
+
+def test_where_a_processor_cannot_be_is_told() -> None:  # SX1
+    _, rows = made()
+    with pytest.raises(UsageError, match="transform_with_state needs a key"):
+        rows.transform_with_state(Sessions(), OUTPUT)
+    with pytest.raises(UsageError, match="Sessions.handleInputRows would never be called: a stateful processor of PySpark's is for transform_with_state"):
+        rows.key_by("user").process(Sessions())  # type: ignore[arg-type]
+
+    def body(loop: hg.KeyedStream) -> tuple[hg.Stream, hg.Stream]:
+        step = loop.transform_with_state(Saying(), "user STRING", time_mode="processingTime", name="step")
+        return step, step
+
+    with pytest.raises(UsageError, match="operator 'step' has a time mode, so it has timers, but is in loop 'trips'"):
+        rows.key_by("user").iterate(body, name="trips")

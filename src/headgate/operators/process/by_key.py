@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from headgate.operators.process.by_row import ProcessOperator
 from headgate.operators.process.cursor import Cursor, NoKey
 from headgate.operators.process.functions import StateHandle
 from headgate.operators.process.key_timers import KeyTimers
-from headgate.operators.process.spec import StatefulFunction, StatefulSpec
+from headgate.operators.process.spec import StatefulSpec
 from headgate.operators.process.timers import OperatorTime, Timer
 from headgate.operators.row_functions import divert_refused
 from headgate.operators.rows import Refused, paused_gc, rows_of
@@ -116,7 +116,6 @@ class KeyFunctionSpec(StatefulSpec[Any]):
             key.
     """
 
-    form: ClassVar[type[StatefulFunction]] = StatefulFunction
     kind: TimeKind | None = None
     time: EventTime | None = None
     initial: pa.RecordBatch | None = field(default=None, compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""A PySpark ``StatefulProcessor`` as a function by key, in both of its forms (SX3 to SX8, SX11).
+"""A PySpark ``StatefulProcessor`` as a function by key, in both of its forms: the same as under Spark (SX16).
 
 Counterparts: ``operators.process.by_key``, which calls it; ``spark.processors.states``, which the processor sees.
 """

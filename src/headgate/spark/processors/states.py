@@ -200,6 +200,7 @@ class ProcessorHandle:
         return arrow_schema_of(self._node, f"{what} of state '{name}'", given)
 
     def _ttl(self, name: str, duration_ms: int | None) -> TTL | None:
+        """Only with processing time, as in Spark (SX15)."""
         if duration_ms is None:
             return None
         if self._kind is not TimeKind.PROCESSING_TIME:
