@@ -26,6 +26,7 @@ KNOWN = {
     "shortest_paths.py",
     "silence_alerts.py",
     "sqlite_sink.py",
+    "stateful_processor.py",
     "windowed_counts.py",
 }
 

@@ -6,6 +6,7 @@ Run by ``test_side_by_side`` as a process of its own: prints one JSON object.
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -20,11 +21,11 @@ from headgate.spark.processors.ddl import struct_of
 from spark.processors.stateful_processors import GAP_MS, OUTPUT, Kinds, Sessions, SessionsInPandas
 
 SCHEMA = "user STRING, page STRING, ms BIGINT, amount DOUBLE"
-FILES, ROWS_PER_FILE = 4, 60
+FILES, ROWS_PER_FILE = 2, 100
 TEXTS = [
     SCHEMA,
     "a int not null, b: array<struct<c: date, `d e`: decimal(10,2)>> comment 'x', m map<string, tinyint>",
-    "`ü` varchar(5), t timestamp_ntz, u TIMESTAMP_LTZ, f REAL, n NUMERIC(3), l LONG, s SHORT, y BYTE, o BOOLEAN",
+    "`ü` binary, t timestamp_ntz, u TIMESTAMP_LTZ, f REAL, n NUMERIC(3), l LONG, s SHORT, y BYTE, o BOOLEAN",
 ]
 
 
@@ -40,12 +41,20 @@ def visits() -> list[list[dict[str, Any]]]:
     return [*files, [{"user": "flush", "page": "x", "ms": now + 10 * GAP_MS, "amount": 0.0}]]
 
 
-def streamed(spark: SparkSession, directory: Path, name: str, processor: Any, output: str, mode: str) -> DataFrame:
-    """Return what Structured Streaming makes of the files, one a micro-batch."""
-    source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(str(directory / "in"))
+def read_alike(text: str) -> bool:
+    """Whether both readings of DDL text have the same names, types and nulls."""
+    readings = (struct_of(text), StructType.fromDDL(text))
+    ours, sparks = ([(one.name, one.dataType, one.nullable) for one in found] for found in readings)
+    return ours == sparks
+
+
+def streamed(spark: SparkSession, directory: Path, name: str, processor: Any, output: str, mode: str) -> list[Any]:
+    """Return what Structured Streaming makes of the files, one a micro-batch; without times, of the first file."""
+    files = str(directory / "in" / ("*.json" if mode == "eventTime" else "0.json"))
+    source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(files)
     timed = source.withColumn("time", timestamp_millis("ms")).withWatermark("time", "0 seconds")
     grouped = (timed if mode == "eventTime" else source).groupBy("user")
-    verb = grouped.transformWithStateInPandas if "pandas" in name else grouped.transformWithState
+    verb = grouped.transformWithStateInPandas if name == "pandas" else grouped.transformWithState
     initial = totals(spark).groupBy("user") if mode == "eventTime" else None
     query = (
         verb(processor, output, "append", mode, initial)
@@ -55,7 +64,7 @@ def streamed(spark: SparkSession, directory: Path, name: str, processor: Any, ou
         .start(str(directory / name))
     )
     query.awaitTermination()
-    return spark.read.schema(output).parquet(str(directory / name))
+    return [list(row) for row in spark.read.schema(output).parquet(str(directory / name)).collect()]
 
 
 def totals(spark: SparkSession) -> DataFrame:
@@ -79,27 +88,28 @@ def comparable(rows: list[Any]) -> list[list[Any]]:
 def main(directory: Path) -> None:
     (directory / "in").mkdir()
     for number, rows in enumerate(visits()):
-        (directory / "in" / f"{number}.json").write_text("\n".join(json.dumps(row) for row in rows))
+        path = directory / "in" / f"{number}.json"
+        path.write_text("\n".join(json.dumps(row) for row in rows))
+        os.utime(path, (number + 1, number + 1))  # Spark reads files in the order of their times
     provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.python.authenticate.socketTimeout", "10m")  # a loaded machine starts Python slowly
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.stateStore.providerClass", provider)
         .getOrCreate()
     )
-    told: dict[str, Any] = {"ddl": [struct_of(text) == StructType.fromDDL(text) for text in TEXTS]}
-    kinds = "user STRING, said STRING"
+    told: dict[str, Any] = {"ddl": [read_alike(text) for text in TEXTS]}
     runs = [
         ("rows", Sessions(), OUTPUT, "eventTime"),
         ("pandas", SessionsInPandas(), OUTPUT, "eventTime"),
-        ("kinds", Kinds(), kinds, "none"),
+        ("kinds", Kinds(), "user STRING, said STRING", "none"),
     ]
-    for name, processor, output, mode in runs:
-        by_spark = [list(row) for row in streamed(spark, directory, name, processor, output, mode).collect()]
-        by_headgate = under_headgate(spark, name, processor, output, mode)
-        told[name] = {"spark": comparable(by_spark), "headgate": comparable(by_headgate)}
+    for run in runs:
+        found = {"spark": streamed(spark, directory, *run), "headgate": under_headgate(spark, *run)}
+        told[run[0]] = {engine: comparable(rows) for engine, rows in found.items()}
     print(json.dumps(told))
     spark.stop()
 

@@ -688,7 +688,10 @@ def test_where_a_processor_cannot_be_is_told() -> None:  # SX1
     _, rows = made()
     with pytest.raises(UsageError, match="transform_with_state needs a key"):
         rows.transform_with_state(Sessions(), OUTPUT)
-    with pytest.raises(UsageError, match="Sessions.handleInputRows would never be called: a stateful processor of PySpark's is for transform_with_state"):
+    with pytest.raises(
+        UsageError,
+        match="handleInputRows would never be called: a stateful processor of PySpark's is for transform_with_state",
+    ):
         rows.key_by("user").process(Sessions())  # type: ignore[arg-type]
 
     def body(loop: hg.KeyedStream) -> tuple[hg.Stream, hg.Stream]:
