@@ -50,7 +50,7 @@ def read_alike(text: str) -> bool:
 
 def streamed(spark: SparkSession, directory: Path, name: str, processor: Any, output: str, mode: str) -> list[Any]:
     """Return what Structured Streaming makes of the files, one a micro-batch; without times, of the first file."""
-    files = str(directory / "in" / ("*.json" if mode == "eventTime" else "0.json"))
+    files = str(directory / "in" / ("*.json" if mode == "eventTime" else "0*.json"))
     source = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(files)
     timed = source.withColumn("time", timestamp_millis("ms")).withWatermark("time", "0 seconds")
     grouped = (timed if mode == "eventTime" else source).groupBy("user")

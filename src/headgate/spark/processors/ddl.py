@@ -1,4 +1,4 @@
-"""Schemas as DDL text, read without a JVM: workers have none, and a driver that only defines a pipeline neither.
+"""Schemas as DDL text, read without a JVM: workers have none, nor has a driver that only defines a pipeline (SX3).
 
 Counterpart: Spark's own parser, ``StructType.fromDDL``. What it takes and this does not is refused, never guessed.
 """

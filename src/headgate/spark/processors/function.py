@@ -116,7 +116,7 @@ class FrameFunction(ProcessorFunction):
 
     def rows(self, batch: pa.RecordBatch) -> Callable[[Sequence[int]], Iterator[Any]]:
         """See ``KeyFunction``."""
-        whole = batch.to_pandas()
+        whole = batch.to_pandas(coerce_temporal_nanoseconds=True)  # as in Spark
 
         def frames(places: Sequence[int]) -> Iterator[pd.DataFrame]:
             return iter((whole.iloc[list(places)].reset_index(drop=True),))
