@@ -1,7 +1,5 @@
 """A stateful processor of PySpark's in a pipeline that tests run and break: timers, every kind of state, totals."""
 
-# ruff: noqa: N802, N803 - PySpark's names
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Stateful processors as users of Structured Streaming write them: nothing here knows Headgate."""
 
-# ruff: noqa: N802, N803 - PySpark's names
-
 from __future__ import annotations
 
 from collections.abc import Iterator

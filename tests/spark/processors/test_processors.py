@@ -3,8 +3,6 @@
 No JVM: the processors are PySpark's own classes, which need none.
 """
 
-# ruff: noqa: N802, N803 - PySpark's names
-
 from __future__ import annotations
 
 import random

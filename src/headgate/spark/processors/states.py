@@ -4,8 +4,6 @@ Each class has the methods of PySpark's class of that name in ``pyspark.sql.stre
 others. Counterparts: ``operators.process.functions``, which holds the state; ``operators.process.key_timers``.
 """
 
-# ruff: noqa: N802, N803 - PySpark's names
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
