@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import timestamp_millis
 from pyspark.sql.types import StructType
@@ -19,6 +20,9 @@ from pyspark.sql.types import StructType
 import headgate as hg
 from headgate.spark.processors.ddl import struct_of
 from spark.processors.stateful_processors import GAP_MS, OUTPUT, Kinds, Sessions, SessionsInPandas
+
+TRIES = 10
+"""Spark waits ten seconds for Python, whatever else the machine does; a query goes on where it was."""
 
 SCHEMA = "user STRING, page STRING, ms BIGINT, amount DOUBLE"
 FILES, ROWS_PER_FILE = 2, 100
@@ -56,14 +60,19 @@ def streamed(spark: SparkSession, directory: Path, name: str, processor: Any, ou
     grouped = (timed if mode == "eventTime" else source).groupBy("user")
     verb = grouped.transformWithStateInPandas if name == "pandas" else grouped.transformWithState
     initial = totals(spark).groupBy("user") if mode == "eventTime" else None
-    query = (
+    writer = (
         verb(processor, output, "append", mode, initial)
         .writeStream.format("parquet")
         .option("checkpointLocation", str(directory / f"{name}-checkpoints"))
         .trigger(availableNow=True)
-        .start(str(directory / name))
     )
-    query.awaitTermination()
+    for tries_left in reversed(range(TRIES)):
+        try:
+            writer.start(str(directory / name)).awaitTermination()
+            break
+        except StreamingQueryException as error:
+            if "Python worker failed to connect back" not in str(error) or not tries_left:
+                raise
     return [list(row) for row in spark.read.schema(output).parquet(str(directory / name)).collect()]
 
 
@@ -96,7 +105,6 @@ def main(directory: Path) -> None:
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.python.authenticate.socketTimeout", "10m")  # a loaded machine starts Python slowly
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.stateStore.providerClass", provider)
         .getOrCreate()
