@@ -48,6 +48,7 @@ SPECS = [
     "state",
     "timers",
     "ttl",
+    "processors",
     "reading-state",
     "writing-state",
     "loops",

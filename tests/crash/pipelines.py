@@ -390,8 +390,16 @@ def own_sinks(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def processors(spec: dict[str, Any]) -> Pipeline:
+    """See ``processor_pipeline``, which needs PySpark's classes."""
+    from crash.processor_pipeline import processors
+
+    return processors(spec)
+
+
 BUILDERS = {
     "own_sinks": own_sinks,
+    "processors": processors,
     "publishing": publishing,
     "listed-files": listed_files,
     "every_operator": every_operator,

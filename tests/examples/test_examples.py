@@ -26,6 +26,7 @@ KNOWN = {
     "shortest_paths.py",
     "silence_alerts.py",
     "sqlite_sink.py",
+    "stateful_processor.py",
     "totals_from_history.py",
     "windowed_counts.py",
 }

@@ -16,6 +16,7 @@ from headgate.model.graph import Node
 from headgate.model.ids import NodeName
 from headgate.operators.loop_head import LoopHeadSpec
 from headgate.operators.process.by_batch import BatchProcessFunction, BatchProcessSpec
+from headgate.operators.process.by_key import KeyFunctionSpec
 from headgate.operators.process.by_row import ProcessSpec
 from headgate.operators.process.functions import ProcessFunction
 from headgate.operators.types import schema_text
@@ -151,9 +152,10 @@ def check_listener(node: NodeName, spec: object, loops: tuple[NodeName, ...], ha
     Raises:
         UsageError: it is in no loop, rounds are not counted, or it is in an inner loop; or it has timers in a loop.
     """
-    if loops and isinstance(spec, ProcessSpec | BatchProcessSpec) and spec.has_timers:
+    if loops and isinstance(spec, ProcessSpec | BatchProcessSpec | KeyFunctionSpec) and spec.has_timers:
+        has = "a time mode, so it has timers" if isinstance(spec, KeyFunctionSpec) else "on_timer"
         raise UsageError(
-            f"operator '{node}' has on_timer, but is in loop '{loops[-1]}', which has ended when nothing goes round "
+            f"operator '{node}' has {has}, but is in loop '{loops[-1]}', which has ended when nothing goes round "
             "any more, so a timer may not send anything into it; use it in front of the loop or behind it"
         )  # TM11
     if not _listens(spec):

@@ -42,6 +42,7 @@ NAMES_TO_COME = {
 """Names of the package that people try, and what to do today."""
 
 METHODS_TO_COME = {
+    "handleInputRows": "a stateful processor of PySpark's is for transform_with_state or its twin with _in_pandas",
     "onTimer": "the method is called on_timer",
     "handleExpiredTimer": "timers of either kind call on_timer",
     "on_event_time": "timers of either kind call on_timer",

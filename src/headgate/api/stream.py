@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headgate.api.loops import Feedback, LoopOptions, Output, iterate
 from headgate.api.not_yet import not_there_yet, refuse_methods_to_come, refuse_unheard
+from headgate.api.processors import ProcessorOptions, processor_operator, time_column_of
 from headgate.api.records import Records, Row, expressions_of, function_of
 from headgate.api.results import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
 from headgate.api.stateless import StatelessVerbs
@@ -139,6 +140,14 @@ class Stream(StatelessVerbs):
             UsageError: always.
         """
         raise UsageError("process needs a key, because its state belongs to one; call key_by(...) first")
+
+    def transform_with_state(self, *args: object, **options: object) -> NoReturn:
+        """State belongs to keys: ``key_by(...).transform_with_state(...)``.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("transform_with_state needs a key, because its state belongs to one; call key_by(...) first")
 
     def side_output(self, *args: object, **options: object) -> NoReturn:
         """Side outputs are not there yet."""
@@ -270,6 +279,56 @@ class KeyedStream(Records):
         spec = catalog.process_spec(str(node), self._keys, function, self._schema)
         output = self._add(node, spec, refuses=True)
         return Stream(self._pipeline, (Edge(node),), output, self._time_column_in(output))
+
+    def transform_with_state(
+        self,
+        processor: Any,
+        output_schema: Any,
+        *,
+        time_mode: str = "none",
+        initial_state: Any = None,
+        event_time_column: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Process records with a ``StatefulProcessor`` of PySpark's that takes and yields Rows.
+
+        Args:
+            processor: an instance; every subtask works on a copy.
+            output_schema: of the results: a ``StructType``, DDL text, or a schema as elsewhere.
+            time_mode: "none", "processingTime" or "eventTime": what timers go by. A TTL needs "processingTime".
+            initial_state: rows that keys begin with, once: a DataFrame or table with the columns of the key.
+            event_time_column: where the event time of the results is.
+            name: of the operator.
+
+        Raises:
+            UsageError: something is wrong, or not supported.
+        """
+        options = ProcessorOptions(processor, output_schema, time_mode, initial_state, event_time_column, False)
+        return self._transformed("transform-with-state", name, options)
+
+    def transform_with_state_in_pandas(
+        self,
+        processor: Any,
+        output_schema: Any,
+        *,
+        time_mode: str = "none",
+        initial_state: Any = None,
+        event_time_column: str | None = None,
+        name: str | None = None,
+    ) -> Stream:
+        """Process records with a ``StatefulProcessor`` that takes and yields pandas frames.
+
+        Everything else is as with ``transform_with_state``.
+        """
+        options = ProcessorOptions(processor, output_schema, time_mode, initial_state, event_time_column, True)
+        return self._transformed("transform-with-state-in-pandas", name, options)
+
+    def _transformed(self, kind: str, name: str | None, options: ProcessorOptions) -> Stream:
+        node = self._pipeline._builder.claim_name(kind, name)
+        spec = processor_operator(self, node, options)
+        time_column = time_column_of(self, node, spec.function.schema, options)
+        output = self._add(node, spec, refuses=True)
+        return Stream(self._pipeline, (Edge(node),), output, time_column)
 
     def iterate(
         self,

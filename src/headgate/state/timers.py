@@ -6,7 +6,7 @@ hold them. Times are milliseconds since 1970.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
@@ -60,6 +60,9 @@ class RowTimers(Protocol):
         Returns:
             The time, and the keys in the order of their hashes; None if no timer is due.
         """
+
+    def all(self) -> Iterator[tuple[int, Any]]:
+        """Yield the time and key of every timer, in no particular order; change none meanwhile."""
 
 
 class ColumnTimers(Protocol):

@@ -105,6 +105,13 @@ class MemoryRowTimers:
             self._count -= len(taken)
         return time_ms, taken
 
+    def all(self) -> Iterator[tuple[int, Any]]:
+        """See ``RowTimers``."""
+        for time_ms in self.cells.keys():  # noqa: SIM118 - no dict
+            found = self.cells.get(time_ms)
+            for key in found if type(found) is dict else (found,):
+                yield time_ms, key
+
     def _forget(self, time_ms: int, keys_count: int) -> None:
         """Remove a time with its last keys; its place in the heap goes when it is met, or when there are too many."""
         self.cells.remove(time_ms)

@@ -1,0 +1,176 @@
+"""Between values as Spark's Python users have them and Headgate's (SX5, SX6, SX8).
+
+Structs are dicts to Headgate, and tuples or Rows to Spark, where numpy's and pandas' scalars may be in them. Times
+are UTC in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import Row, StructType
+
+from headgate.errors import UsageError
+from headgate.operators.schemas import as_schema
+from headgate.operators.types import canonical_schema
+from headgate.spark.processors.ddl import struct_of
+
+SparkSchema: TypeAlias = Any
+"""A ``StructType`` or DDL text."""
+
+Convert: TypeAlias = Callable[[Any], Any]
+
+
+def arrow_schema_of(node: str, what: str, given: SparkSchema) -> pa.Schema:
+    """Return a schema that a user gave as PySpark's, as DDL text or as Headgate's own, in canonical types.
+
+    Raises:
+        UsageError: it is none, or of a type that Headgate does not carry.
+    """
+    try:
+        found = struct_of(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise UsageError(f"operator '{node}': {what} '{given}' cannot be read: {error}") from None
+    if not isinstance(found, StructType):
+        return as_schema(node, found)
+    if not found.fields:
+        raise UsageError(f"operator '{node}': {what} has no columns")
+    try:
+        return canonical_schema(to_arrow_schema(found, timezone="UTC"))
+    except UsageError as error:
+        raise UsageError(f"operator '{node}': {what}: {error.message}") from None
+    except Exception as error:  # PySpark's own, of several trees
+        raise UsageError(f"operator '{node}': {what} has a type that Headgate does not carry: {error}") from None
+
+
+class Fields:
+    """The columns of a state or of results: between tuples or Rows and dicts."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.names: list[str] = list(schema.names)
+        self._plain = [plain(field.type) for field in schema]
+        self._shown = [shown(field.type) for field in schema]
+        self._row = Row(*self.names)
+
+    def dict_of(self, value: Any, *, by_name: bool = False) -> dict[str, Any]:
+        """Return what a user gave as a dict of plain values.
+
+        Args:
+            value: a tuple or list by position, or a dict.
+            by_name: a Row that has names counts as a dict, as with results.
+
+        Raises:
+            TypeError, ValueError: it does not fit.
+        """
+        if by_name and isinstance(value, Row) and hasattr(value, "__fields__"):
+            value = value.asDict()
+        if isinstance(value, Mapping):
+            unknown = [name for name in value if name not in self.names]
+            if unknown:
+                raise TypeError(f"there is no field {unknown[0]!r}; the fields are {self.names}")
+            value = [value.get(name) for name in self.names]
+        if not isinstance(value, tuple | list):
+            raise TypeError(f"a tuple of {self.names} is needed, not {type(value).__name__}")
+        if len(value) != len(self.names):
+            raise TypeError(f"a tuple of {self.names} is needed, but was given {len(value)} values")
+        return {name: convert(one) for name, convert, one in zip(self.names, self._plain, value, strict=True)}
+
+    def tuple_of(self, stored: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Return the values of a dict in the order of the fields."""
+        return tuple(
+            value if show is None or value is None else show(value)
+            for show, value in zip(self._shown, stored.values(), strict=True)
+        )
+
+    def row_of(self, values: Sequence[Any]) -> Row:
+        """Return a Row of values in the order of the fields."""
+        return self._row(
+            *(
+                value if show is None or value is None else show(value)
+                for show, value in zip(self._shown, values, strict=True)
+            )
+        )
+
+
+def plain(dtype: pa.DataType) -> Convert:
+    """Return what makes a value of ``dtype`` plain: dicts, lists, and scalars that are neither numpy's nor pandas'."""
+    if pa.types.is_struct(dtype):
+        fields = Fields(pa.schema(list(dtype)))
+        return lambda value: None if value is None else fields.dict_of(value)
+    if pa.types.is_large_list(dtype):
+        inner = plain(dtype.value_type)
+        return lambda value: None if value is None else [inner(one) for one in value]
+    return _scalar
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, bytearray):
+        return bytes(value)
+    for method in ("to_pydatetime", "to_pytimedelta"):  # pandas' times
+        if hasattr(value, method):
+            return getattr(value, method)() if value == value else None
+    return value
+
+
+def shown(dtype: pa.DataType) -> Convert | None:
+    """Return what makes Rows of structs within a value; None where there are none."""
+    if pa.types.is_struct(dtype):
+        fields = Fields(pa.schema(list(dtype)))
+        return lambda value: fields.row_of(list(value.values()))
+    if pa.types.is_large_list(dtype):
+        inner = shown(dtype.value_type)
+        if inner is not None:
+            return lambda value: [None if one is None else inner(one) for one in value]
+    return None
+
+
+class MapKeys:
+    """The keys of a map: tuples for users; for Headgate one value, or several packed into bytes (SX6)."""
+
+    def __init__(self, node: str, name: str, schema: pa.Schema) -> None:
+        """
+        Raises:
+            UsageError: several fields, and one of a type that cannot be packed.
+        """
+        self._fields = Fields(schema)
+        self._is_packed = len(schema) > 1
+        self.type: pa.DataType = pa.large_binary() if self._is_packed else schema.field(0).type
+        if not self._is_packed:
+            return
+        for one in schema:
+            if not _is_packable(one.type):
+                raise UsageError(
+                    f"operator '{node}': the keys of map state '{name}' have several fields, so field '{one.name}' "
+                    f"must be an integer, a boolean, text or binary, but is {one.type}"
+                )
+        self._conversions = [(one.type, pa.types.is_large_binary(one.type)) for one in schema]
+
+    def stored(self, key: Any) -> Any:
+        """Return a user's key as Headgate's.
+
+        Raises:
+            TypeError, ValueError: it does not fit, or has a null.
+        """
+        values = list(self._fields.dict_of(key).values())
+        if any(value is None for value in values):
+            raise ValueError("null cannot be a key")
+        if not self._is_packed:
+            return values[0]
+        checked = [pa.scalar(value, dtype).as_py() for value, (dtype, _) in zip(values, self._conversions, strict=True)]
+        return msgspec.msgpack.encode(checked)
+
+    def shown(self, stored: Any) -> tuple[Any, ...]:
+        """Return Headgate's key as the user's."""
+        return tuple(msgspec.msgpack.decode(stored)) if self._is_packed else (stored,)
+
+
+def _is_packable(dtype: pa.DataType) -> bool:
+    kinds = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_large_string, pa.types.is_large_binary)
+    return any(is_kind(dtype) for is_kind in kinds)
