@@ -190,6 +190,11 @@ class History:
                     found += sorted(names - shown)
         return found
 
+    def manifest(self, checkpoint: int) -> Manifest | None:
+        """Return a checkpoint that users were told of, or that only its log knows; None if there is none."""
+        found = [one.manifest for (written, _), one in self.written.items() if written == checkpoint]
+        return found[-1] if found else None
+
     def newest_generation(self) -> int:
         """Return the newest one that was claimed."""
         return max(self._owners, default=0)
