@@ -1,0 +1,25 @@
+"""Bugs planted in what a pipeline does that is another one than before; seeds of ``sim.product.changing`` find them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from tests.mutants.harness import patched
+
+from headgate.codec.snapshot_path import stored_file
+from headgate.model.manifest import Manifest
+from headgate.protocol.checkpoints import restoring_by_name
+
+FILES = Manifest.files.fget  # type: ignore[attr-defined]
+
+
+def a_start_that_is_repeated_goes_back_again() -> AbstractContextManager[None]:  # SV24
+    return patched(restoring_by_name, "_descends", lambda newest, life, named: False)
+
+
+def a_checkpoint_needs_only_what_was_written_for_it() -> AbstractContextManager[None]:  # SF4
+    def files(self: Manifest) -> frozenset[str]:
+        found = {path: stored_file(path) for path in FILES(self)}
+        return frozenset(path for path, of in found.items() if of is None or of.checkpoint == self.checkpoint)
+
+    return patched(Manifest, "files", property(files))
