@@ -132,5 +132,7 @@ def test_what_may_be_cured_and_what_was_replaced_is_told_as_it_is(tmp_path: Path
 
 def test_output_for_a_sink_that_is_gone_is_refused(tmp_path: Path) -> None:
     commits = commits_to(tmp_path, RecordedSink())
-    with pytest.raises(UsageError, match="output prepared for sink out7 cannot be committed"):
+    with pytest.raises(
+        UsageError, match=r"prepared for sink 'out7' cannot be committed.*allow_unclaimed_state=\['out7'\]"
+    ):
         commits.commit(PERMIT, [output(6, 7)])

@@ -11,14 +11,18 @@ from tests.mutants.test_guarantee_mutants import a_stop_skips_what_is_held, posi
 from tests.sim.product.mutants_of_changes import (
     a_checkpoint_needs_only_what_was_written_for_it,
     a_start_that_is_repeated_goes_back_again,
+    an_operator_without_a_name_starts_empty,
+    state_of_any_operator_that_is_gone_is_left_behind,
 )
 
 from headgate.model.options import Guarantee
 from headgate.sim.product.changing_back import GoingBackRun
+from headgate.sim.product.changing_code import SINK, ChangingCodeRun, EditedJudge
 from headgate.sim.product.changing_modes import ChangingModeRun, EpochsJudge
 
 MODES = (2, 4, 6)
-BACK = (1, 12)
+BACK = (1, 3)
+CODE = (4, 6, 9)
 
 
 def test_the_guarantee_of_a_pipeline_changes_between_two_starts() -> None:  # SM43
@@ -74,7 +78,7 @@ def test_a_user_goes_back_to_an_older_checkpoint_by_hand() -> None:  # SM44
 
 
 BACK_MUTANTS: dict[Mutant, int] = {
-    a_start_that_is_repeated_goes_back_again: 12,
+    a_start_that_is_repeated_goes_back_again: 3,
     a_checkpoint_needs_only_what_was_written_for_it: 1,
 }
 
@@ -83,3 +87,46 @@ BACK_MUTANTS: dict[Mutant, int] = {
 def test_a_planted_bug_of_going_back_is_found(mutant: Mutant, seed: int) -> None:  # SM44
     with mutant():
         assert GoingBackRun(seed, events_max=100_000).run() is not None
+
+
+def test_operators_with_state_come_and_go() -> None:  # SM46
+    refused: Counter[str] = Counter()
+    emptied = left = 0
+    for seed in CODE:
+        run = ChangingCodeRun(seed)
+        assert (seed, run.run()) == (seed, None)
+        refused += run.refused
+        emptied, left = emptied + len(run.judge.emptied), left + run.left_count
+    assert left > 1, "state was left behind"
+    assert emptied > 0, "an operator started empty behind it"
+    assert refused["left"], "users were told what they left behind"
+    assert refused["named"], "users were told to name what is new"
+
+
+BAD = [
+    ([(0, 1, 1, 0)], "one record is lost"),
+    ([(0, 1, 1, 0), (0, 2, 3, 0)], "a number is left out"),
+    ([(0, 1, 1, 0), (0, 2, 1, 0)], "a number comes twice"),
+    ([(0, 1, 1, 0), (0, 2, 1, 4)], "it starts empty, and nobody had left its state behind"),
+    ([(0, 1, 1, 0), (0, 1, 2, 0)], "a record comes twice"),
+]
+
+
+@pytest.mark.parametrize(("found", "why"), BAD)
+def test_what_an_operator_with_state_must_not_do_is_told(found: list[Any], why: str) -> None:  # SM46
+    wanted: Counter[Any] = Counter([(0, 1), (0, 2)])
+    judge = EditedJudge()
+    assert judge.problem(SINK, Counter(found), wanted, has_failed=True) is not None, why
+    assert judge.problem(SINK, Counter([(0, 1, 1, 0), (0, 2, 2, 0)]), wanted, has_failed=True) is None
+
+
+CODE_MUTANTS: dict[Mutant, int] = {
+    state_of_any_operator_that_is_gone_is_left_behind: 9,
+    an_operator_without_a_name_starts_empty: 4,
+}
+
+
+@pytest.mark.parametrize(("mutant", "seed"), CODE_MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_changed_code_is_found(mutant: Mutant, seed: int) -> None:  # SM46
+    with mutant():
+        assert ChangingCodeRun(seed, events_max=100_000).run() is not None

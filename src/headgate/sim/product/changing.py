@@ -1,5 +1,5 @@
-"""Pipelines that are another one at the next start: in their guarantee (SM43), or because
-their user goes back to an older checkpoint (SM44).
+"""Pipelines that are another one at the next start: in their guarantee (SM43), in their
+code (SM46), or because their user goes back to an older checkpoint (SM44).
 
 A seed draws what changes, and the rest as that kind of run does. Counterpart: ``savepoints``, where the place changes.
 """
@@ -10,10 +10,11 @@ import random
 from collections.abc import Callable
 
 from headgate.sim.product.changing_back import GoingBackRun
+from headgate.sim.product.changing_code import ChangingCodeRun
 from headgate.sim.product.changing_modes import ChangingModeRun
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 
-KINDS: tuple[Callable[..., Run], ...] = (ChangingModeRun, GoingBackRun)
+KINDS: tuple[Callable[..., Run], ...] = (ChangingModeRun, GoingBackRun, ChangingCodeRun)
 
 
 def drawn(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Run:

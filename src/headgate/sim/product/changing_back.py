@@ -18,8 +18,10 @@ from headgate.model.config import StartConfig
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
 from headgate.sim.machine.faults import Fault
+from headgate.sim.product.ends import Ends
 from headgate.sim.product.run import EVENTS_MAX, Run
 from headgate.sim.product.settings import CHECKPOINTS, NAME, ROOT
+from headgate.sim.product.source import Pace
 from headgate.sim.product.workloads import draw_splits
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.POWER_CUT, Fault.CANCEL, Fault.DRAIN)
@@ -28,7 +30,6 @@ WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.POWER_CUT, Fault.CANCEL
 SAFETY_MS = 2_500
 RETAINED = 3
 GOES_BACK_RATE = 0.6
-KILL_RATE = 0.3
 REPEATS_RATE = 0.6
 """How often a start repeats the command of the one before."""
 
@@ -52,24 +53,12 @@ class GoingBackRun(Run):
             settings.inputs = [draw_splits(self._chance, i, 2, rows_count) for i in range(len(settings.inputs))]
         self.history.retained = RETAINED
         self.faults.on = (self.faults.on - set(WITHOUT)) | {Fault.DRIVER_CRASH}
-        self._kills_left = 4
+        self._ends = Ends(self, self._chance, 5, least=2)
+        settings.pace = Pace(4, 20, idle_ms=100)
         self._safety_ms = SAFETY_MS
-        on_manifest = self.history.on_manifest
-        self.history.on_manifest = lambda manifest, files: self._on_manifest() or on_manifest(manifest, files)
         self.refused_count = self.repeated_count = 0
         self._must_go_on = False
         """Whether the command of the newest start has gone back before."""
-
-    def _on_manifest(self) -> None:
-        """A checkpoint is complete, and there are others to go back to: perhaps the driver dies."""
-        if len(self.history.standing) > 1 and self._kills_left and self._chance.random() < KILL_RATE:
-            self._kills_left -= 1
-            self.world.at(self._chance.randint(0, 15), self._kill)
-
-    def _kill(self) -> None:
-        for one in self.started:
-            if one.process.is_alive and not self.faults.is_healed:
-                one.process.kill()
 
     def start(self) -> None:
         """Start the pipeline, perhaps where it was some checkpoints ago."""
@@ -86,9 +75,9 @@ class GoingBackRun(Run):
 
     def _has_gone_back(self, newest: int) -> bool:
         """Whether the newest checkpoint descends from what the start names (SV24)."""
-        manifest, named = self.history.manifest(newest), self.settings.start.restore
+        manifest, start = self.history.manifest(newest), self.settings.start
         origin = None if manifest is None else manifest.origin
-        return origin is not None and origin.url == named
+        return origin is not None and origin.url == start.restore and start.go_back_behind != newest
 
     def _go_back(self, to: int, behind: int) -> None:
         self.world.tell("user", f"goes back behind checkpoint {behind} to {to}")
