@@ -211,5 +211,7 @@ def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26
 
 def test_output_for_a_sink_that_is_gone_is_refused(tmp_path: Path) -> None:
     commits = commits_to(tmp_path, RecordedSink())
-    with pytest.raises(UsageError, match="output prepared for sink out7 cannot be committed"):
+    with pytest.raises(
+        UsageError, match=r"prepared for sink 'out7' cannot be committed.*allow_unclaimed_state=\['out7'\]"
+    ):
         commits.commit(PERMIT, [output(6, 7)])

@@ -11,7 +11,7 @@ from headgate.sim.product.__main__ import KINDS
 SEEDS: dict[str, tuple[int, ...]] = {
     "plain": (3, 6),
     "streams": (7,),
-    "savepoints": (3,),  # a fault meets the probe of a place
+    "savepoints": (3, 43),  # a fault meets the probe of a place; a drain ends with one
     "followed": (6,),  # several series of rotated files are looked at
     "cancelling": (7,),  # where a pipeline was begun is told
 }

@@ -9,6 +9,7 @@ from tests.sim.product.mutants_of_savepoints import ALL
 from headgate.sim.product.savepoints import BeginningRun, SavepointRun, run_seed
 
 SMOKE = (3, 5, 6, 30)
+DRAINED = (25, 43)
 
 
 def test_savepoints_are_taken_and_restored() -> None:  # SM41
@@ -23,6 +24,18 @@ def test_savepoints_are_taken_and_restored() -> None:  # SM41
     assert taken > 3
     assert moved > 1
     assert begun > 1
+
+
+def test_a_drain_with_a_savepoint_is_the_end_of_everything() -> None:  # SM41
+    begun = 0
+    for seed in DRAINED:
+        first = SavepointRun(seed)
+        assert first.run() is None
+        assert [taken.savepoint.manifest.is_final for taken in first.drained] == [True]
+        assert first.kept is not None
+        begun += first.kept.manifest.is_final
+        assert BeginningRun(seed, first.kept).run() is None
+    assert begun > 0, "somebody began at the end of another pipeline"
 
 
 @pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", str(value)))

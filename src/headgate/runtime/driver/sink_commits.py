@@ -115,8 +115,7 @@ class SinkCommits:
         """
         unknown = {c.sink for c in committables} - set(self._committers)
         if unknown:
-            names = ", ".join(sorted(unknown))
-            raise UsageError(f"output prepared for sink {names} cannot be committed: the pipeline has no such sink")
+            raise UsageError(_no_such_sink(min(unknown)))
         ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
         for name, committer in self._committers.items():
             mine = [c for c in ordered if c.sink == name]
@@ -211,3 +210,12 @@ def _refuse_listening(name: str, sink: object, committer: object) -> None:
             f"the committer of sink '{name}' is a headgate.CheckpointListener, and would never be told: commit() "
             "says what is completed; let the sink or its writer listen"
         )
+
+
+def _no_such_sink(name: str) -> str:
+    """Say what to do about output of a sink that is gone (SV30)."""
+    return (
+        f"output prepared for sink '{name}' cannot be committed: the pipeline has no such sink; bring it back under "
+        f"this name, or, to give that output up, give allow_unclaimed_state=['{name}'] "
+        f"(headgate run --allow-unclaimed-state {name})"
+    )

@@ -11,7 +11,9 @@ from multiprocessing import Pool
 from pathlib import Path
 
 from headgate.sim.product import (
+    asking,
     cancelling,
+    changing,
     custom,
     expiring,
     followed,
@@ -35,6 +37,8 @@ KINDS: dict[str, Callable[..., Result]] = {
     "mixed": mixed.run_seed,
     "overtaking": overtaking.run_seed,
     "savepoints": savepoints.run_seed,
+    "changing": changing.run_seed,
+    "asking": asking.run_seed,
     "cancelling": cancelling.run_seed,
     "timers": timed.run_seed,
     "ttl": expiring.run_seed,
@@ -66,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mixed", action="store_true", help="such sources in other guarantees and beside savepoints")
     parser.add_argument("--overtaking", action="store_true", help="pipelines whose barriers overtake what waits")
     parser.add_argument("--savepoints", action="store_true", help="pipelines that are moved with savepoints")
+    parser.add_argument("--changing", action="store_true", help="pipelines that are another one at the next start")
+    parser.add_argument("--asking", action="store_true", help="pipelines whose users ask for checkpoints")
     parser.add_argument("--cancelling", action="store_true", help="pipelines that do not retain their checkpoints")
     parser.add_argument("--timers", action="store_true", help="pipelines whose functions have timers")
     parser.add_argument("--ttl", action="store_true", help="pipelines whose functions have state that expires")

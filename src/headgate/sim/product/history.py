@@ -55,6 +55,10 @@ class History:
     went_back: list[tuple[int, int]] = field(default_factory=list)
     """Generation, and the checkpoint that it restored behind others that were damaged."""
     damaged: set[int] = field(default_factory=set)
+    may_go_back: set[tuple[int, int]] = field(default_factory=set)
+    """Checkpoints that users go back to by hand, each with the newest one that they leave for it (SV25)."""
+    copies: dict[int, int] = field(default_factory=dict)
+    """Checkpoints that are in the log once more, under another id, because somebody went back to them."""
     given_up: dict[str, int] = field(default_factory=dict)
     """Entries of the log that gave up all checkpoints before them, and the newest of those (C72)."""
     finding: Violation | None = None
@@ -92,9 +96,10 @@ class History:
                 self._log_written(path, data)
         elif data is None and (found := _SNAPSHOT.match(path)):
             checkpoint = int(found.group(1))
-            newer = {other for other, _ in self.written if other > checkpoint}
-            if checkpoint in self.standing and len(newer) < self.retained:
-                self.fail("I4", f"{path} is removed, and checkpoint {checkpoint} may still be restored")
+            for needed in {checkpoint, self.copies.get(checkpoint, checkpoint)}.intersection(self.standing):
+                newer = {other for other, _ in self.written if other > needed}
+                if len(newer) < self.retained:
+                    self.fail("I4", f"{path} is removed, and checkpoint {needed} may still be restored")
 
     def _log_written(self, path: str, data: bytes) -> None:
         try:
@@ -107,8 +112,12 @@ class History:
             self._completed_at_claim.setdefault(entry.generation, tuple(self.standing))
             self._claimed(entry)
         else:
-            self._check_whole(entry)
             is_late = any(other.generation > entry.generation for other in self._log.values())
+            former = self._former(entry)
+            if former is None:
+                self._check_whole(entry)
+            elif not is_late:
+                self._went_back_to(former, entry)
             own: dict[str, frozenset[str]] = {}
             for sink, names in self.files_of(entry.committables).items():
                 promised = self._promised.setdefault(sink, set())
@@ -138,6 +147,24 @@ class History:
         self.given_up[path] = newest
         self.standing.clear()
 
+    def _former(self, manifest: Manifest) -> int | None:
+        """Return the older checkpoint of this pipeline that a start has written to the log once more (SV21)."""
+        origin = manifest.origin
+        old = None if origin is None or manifest.place is not None else self.manifest(origin.checkpoint)
+        moment = (manifest.trigger_wall_ms, manifest.duration_ms, manifest.entries)
+        if old is None or moment != (old.trigger_wall_ms, old.duration_ms, old.entries):
+            return None
+        return None if old.checkpoint == manifest.checkpoint else int(old.checkpoint)
+
+    def _went_back_to(self, former: int, manifest: Manifest) -> None:
+        """A start went back by hand: only to what was named, and only behind the newest checkpoint that was named."""
+        newest = max((checkpoint for (checkpoint, _), one in self.written.items() if not one.is_late), default=0)
+        if (former, newest) not in self.may_go_back:
+            self.fail("SV25", f"generation {manifest.generation} goes back from {newest} to {former}, and nobody asked")
+        self.went_back.append((manifest.generation, former))
+        self.copies[former] = manifest.checkpoint
+        self.standing = [*(one for one in self.standing if one <= former), manifest.checkpoint]
+
     def _check_whole(self, manifest: Manifest) -> None:
         """Every subtask is in it once, each with a snapshot that was written for it."""
         found: dict[str, list[int]] = {}
@@ -156,6 +183,7 @@ class History:
         """Something of a sink changed."""
         if path.startswith(f"{COMMITTED}/"):
             listed = self._listed.setdefault(sink, {})
+            known = frozenset().union(*listed.values())
             before = listed.pop(path, frozenset())
             if data is not None:
                 listed[path] = frozenset(file.name for file in decode_files(path, data))
@@ -164,6 +192,9 @@ class History:
                 self.fail("I2", f"{sink} withdraws {sorted(gone)}, which it listed in {path}")
             for name in sorted(listed.get(path, frozenset()) - self._promised.get(sink, set())):
                 self.fail("I1", f"{sink} commits {name}, which no completed checkpoint promises")
+            for name in sorted(listed.get(path, frozenset()) - known):
+                if self._is_aborted(name):
+                    self.fail("SV25", f"{sink} commits {name}, which somebody has gone back behind")
         elif _FILE.fullmatch(path):
             published = self._published.setdefault(sink, {}).get(path)
             if data is None and self._may_be_taken_back(sink, path):
@@ -178,7 +209,20 @@ class History:
         found = _FILE.fullmatch(name)
         assert found is not None
         is_listed = any(name in names for names in self._listed.get(sink, {}).values())
-        return not is_listed and any(checkpoint <= int(found.group(1)) for checkpoint in self.damaged)
+        sealed = int(found.group(1))
+        is_left = any(former < sealed for former in self.copies)  # SV25
+        return not is_listed and (is_left or any(checkpoint <= sealed for checkpoint in self.damaged))
+
+    def _is_aborted(self, name: str) -> bool:
+        """Whether somebody went back by hand behind the checkpoint of a file, and has completed others since."""
+        found = _FILE.fullmatch(name)
+        assert found is not None
+        sealed, generation = int(found.group(1)), int(found.group(2))
+        return any(
+            generation < newer and sealed > former and any(its >= newer for its in self.completed.values())
+            for newer, former in self.went_back
+            if former in self.copies
+        )
 
     def hidden_until(self, checkpoint: int) -> list[str]:
         """Return what completed checkpoints up to this one promised, and nobody can see yet."""
@@ -189,6 +233,11 @@ class History:
                     shown = frozenset().union(*self._listed.get(sink, {}).values())
                     found += sorted(names - shown)
         return found
+
+    def manifest(self, checkpoint: int) -> Manifest | None:
+        """Return a checkpoint that users were told of, or that only its log knows; None if there is none."""
+        found = [one.manifest for (written, _), one in self.written.items() if written == checkpoint]
+        return found[-1] if found else None
 
     def newest_generation(self) -> int:
         """Return the newest one that was claimed."""

@@ -44,11 +44,14 @@ class Judge:
     given: Counter[int] = field(default_factory=Counter)
     compares: bool = True
 
+    def given_in(self, mode: Guarantee) -> Counter[int]:
+        """Return where to count what a start with this mode gives to a user's function."""
+        return self.given
+
     def problem(self, sink: str, found: Records, wanted: Records, *, has_failed: bool) -> str | None:
         """Return what is wrong with a sink, or None. Without a failure nothing is allowed."""
-        twice = sorted(n for n, times in self.given.items() if times > 1)
-        if twice and self.mode is Guarantee.AT_MOST_ONCE:  # GM30
-            return f"gave a user's function twice: {twice[:4]}"
+        if (twice := self._given_twice()) and self.mode is Guarantee.AT_MOST_ONCE:
+            return twice
         if found == wanted:
             return None
         self.lost += (wanted - found).total()
@@ -56,6 +59,11 @@ class Judge:
         if not has_failed or self.mode is Guarantee.EXACTLY_ONCE:
             return f"nothing had failed, or {self.mode.value} allows nothing"
         return RULES[self.mode][sink](found, wanted) if self.compares else None
+
+    def _given_twice(self) -> str | None:
+        """At most once, a function is given no record twice (GM30)."""
+        twice = sorted(n for n, times in self.given.items() if times > 1)
+        return f"gave a user's function twice: {twice[:4]}" if twice else None
 
 
 @dataclass(frozen=True)
@@ -66,12 +74,14 @@ class Noted(Branches):
 
     def build(self, sources: Sequence[hg.Stream], sink_to: Callable[[str], Sink]) -> None:
         """See ``Job``."""
-        super().build([sources[0].filter(self._note, name="noted")], sink_to)
-
-    def _note(self, row: Row) -> bool:
         assert self.judge is not None
-        self.judge.given[row["n"]] += 1
-        return True
+        given = self.judge.given_in(self.judge.mode)
+
+        def note(row: Row) -> bool:
+            given[row["n"]] += 1
+            return True
+
+        super().build([sources[0].filter(note, name="noted")], sink_to)
 
 
 def _only(column: int, records: Records) -> dict[Values, list[int]]:

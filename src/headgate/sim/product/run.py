@@ -86,7 +86,7 @@ class Watcher:
         """See ``Observer``."""
         self._tell(text)
         if isinstance(text, Continuation):
-            self._run.history.on_restored(text.generation, text.checkpoint)
+            self._run.on_restored(self._started, text)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
         """See ``Observer``."""
@@ -264,6 +264,10 @@ class Run:
             self.history.fail("thread", said)
         self._heed(said)
         return error
+
+    def on_restored(self, started: Started, said: Continuation) -> None:
+        """A driver says what a generation continues from."""
+        self.history.on_restored(said.generation, said.checkpoint)
 
     def _is_over(self, result: RunResult) -> bool:
         """Whether nobody starts a pipeline again that ended so."""

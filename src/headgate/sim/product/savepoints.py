@@ -4,7 +4,9 @@ Three things are judged beside everything else. When there is a savepoint, all o
 everything it refers to is there (SV2, SV3). A pipeline that was stopped with one goes on from it in another checkpoint
 directory, in front of the same sinks, which had to be made to forget: exactly once, however often it is started with
 the same command (SV21, SV24). And whoever begins at any savepoint with empty sinks produces what the first pipeline
-had not committed at that moment, once (SV1). Everything drawn here comes from a generator of its own.
+had not committed at that moment, once (SV1). In some runs users drain with one, too: then it is of the final
+checkpoint, and whoever begins at it finds nothing left to do (SV10, E9). Everything drawn here comes from generators
+of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum
 
 import polars as pl
 
@@ -24,10 +27,12 @@ from headgate.connectors.files.layout import OWNERS
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import HeadgateError
 from headgate.model.config import StartConfig
+from headgate.model.manifest import Manifest
 from headgate.model.progress import CheckpointOutcome
 from headgate.model.savepoint import Savepoint
 from headgate.sim.machine.disk import Disk, Stored
 from headgate.sim.machine.faults import Fault
+from headgate.sim.machine.tasks import SimProcess
 from headgate.sim.product.history import History, sealed_by
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.settings import CHECKPOINTS, NAME, Settings
@@ -43,11 +48,23 @@ PLACES = "savepoint"
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.DRAIN)
 """Nobody goes back behind damage here: what is visible is then judged by what was completed."""
 
+DRAINS_RATE = 0.3
+"""In so many runs users drain with savepoints; nobody stops them without one there."""
+
+
+class Ends(Enum):
+    """What a savepoint is the end of."""
+
+    NOTHING = ""
+    STOP = "to stop with "
+    DRAIN = "to drain with "
+
 
 @dataclass(slots=True)
 class Kept:
     """A savepoint, and what the pipeline had committed in front of it."""
 
+    manifest: Manifest
     objects: dict[str, Stored]
     rows: Mapping[str, Counter[Values]]
 
@@ -74,11 +91,17 @@ class SavepointRun(Run):
         self._forgets = False
         self.taken: list[Taken] = []
         self.moves_count = 0
+        self.drained: list[Taken] = []
+        """Those that a drain ended with."""
+        self._drains = random.Random(f"drains of seed {seed}")
+        self.has_drains = self._drains.random() < DRAINS_RATE
+        self._stopped: set[SimProcess] = set()
+        """Drivers that were asked to stop with a savepoint, which wins over a drain (E10)."""
         self.kept: Kept | None = None
         settings = self.settings
         settings.hidden.clear()
         settings.grows = False
-        self.faults.on -= set(WITHOUT)
+        self.faults.on -= {*WITHOUT, *([Fault.STOP] if self.has_drains else [])}
         self.world.at(self._chance.randint(5, 100), self._ask)
 
     def _disk(self, name: str) -> Disk:
@@ -96,10 +119,15 @@ class SavepointRun(Run):
         newest, again_ms = self.started[-1], self._chance.randint(2, 20)
         if newest.driver is not None and newest.process.is_alive and newest.driver.running_generation is not None:
             self._count, again_ms = self._count + 1, self._chance.randint(20, 400)
-            url, ends = f"sim://{PLACES}{self._count}", self._chance.random() < 0.4
-            self.world.tell("user", f"wants a savepoint {'to end with ' if ends else ''}at {url}")
+            url, ends = f"sim://{PLACES}{self._count}", self._draw_end()
+            self.world.tell("user", f"wants a savepoint {ends.value}at {url}")
             self.tasks.spawn(newest.process, lambda: self._order(newest, url, ends), "savepoint")
         self.world.at(again_ms, self._ask)
+
+    def _draw_end(self) -> Ends:
+        if self._chance.random() >= 0.4:
+            return Ends.NOTHING
+        return Ends.DRAIN if self.has_drains and self._drains.random() < 0.5 else Ends.STOP
 
     def _check_disks(self) -> None:
         for name, disk in self.disks.items():
@@ -108,17 +136,22 @@ class SavepointRun(Run):
                 disk.objects = {path: stored for path, stored in disk.objects.items() if path not in past}
         super()._check_disks()
 
-    def _order(self, started: Started, url: str, ends: bool) -> None:
-        assert started.driver is not None
+    def _order(self, started: Started, url: str, ends: Ends) -> None:
+        driver = started.driver
+        assert driver is not None
+        if ends is Ends.STOP:
+            self._stopped.add(started.process)
         try:
-            driver = started.driver
-            asked = driver.end_with_savepoint(url, drain=False) if ends else driver.take_savepoint(url)
+            if ends is Ends.NOTHING:
+                asked = driver.take_savepoint(url)
+            else:
+                asked = driver.end_with_savepoint(url, drain=ends is Ends.DRAIN)
         except HeadgateError as problem:
             self.world.tell(started.process.name, str(problem))
             return
         asked.add_done_callback(lambda done: self._answered(started, url, ends, done))
 
-    def _answered(self, started: Started, url: str, ends: bool, done: Future[CheckpointOutcome]) -> None:
+    def _answered(self, started: Started, url: str, ends: Ends, done: Future[CheckpointOutcome]) -> None:
         outcome = done.result()
         self.world.tell(started.process.name, f"savepoint at {url}: {outcome.savepoint or outcome.reason}")
         if outcome.savepoint is None:
@@ -130,8 +163,16 @@ class SavepointRun(Run):
             return
         taken = Taken(url, decode_savepoint(objects["savepoint"], url), objects)
         self.taken.append(taken)
-        if ends:
+        if ends is not Ends.NOTHING:
             self._moves_to = taken
+        if ends is Ends.DRAIN:
+            self._drained(started, taken)
+
+    def _drained(self, started: Started, taken: Taken) -> None:
+        """A drain has ended with a savepoint: everything is behind it, unless somebody wanted to stop."""
+        self.drained.append(taken)
+        if not taken.savepoint.manifest.is_final and started.process not in self._stopped:
+            self.history.fail("SV10", f"the pipeline was drained, and {taken.url} is not of its final checkpoint")
 
     def _on_place(self, disk: Disk, path: str, data: bytes | None) -> None:
         """Something of a savepoint changed: when it becomes one, it is whole, and what is in front of it visible."""
@@ -195,7 +236,7 @@ class SavepointRun(Run):
             chosen = self._chance.choice(self.taken)
             checkpoint = chosen.savepoint.manifest.checkpoint
             rows = {sink: _rows_until(sink, columns, checkpoint) for sink, columns in self.settings.job.columns.items()}
-            self.kept = Kept(self.disks[chosen.url.removeprefix("sim://")].objects, rows)
+            self.kept = Kept(chosen.savepoint.manifest, self.disks[chosen.url.removeprefix("sim://")].objects, rows)
             if self.stored.is_drawn:
                 self.stored.look(chosen.url, chosen.savepoint.manifest)
         super()._verify()
@@ -206,7 +247,7 @@ class BeginningRun(Run):
 
     def __init__(self, seed: int, kept: Kept, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
         super().__init__(seed, is_traced=is_traced, is_plain=True, events_max=events_max)
-        self._rows = kept.rows
+        self._kept = kept
         chance = random.Random(f"beginning of seed {seed}")
         settings = self.settings
         settings.hidden.clear()
@@ -218,7 +259,7 @@ class BeginningRun(Run):
         disk.objects = dict(kept.objects)
 
     def _verify(self) -> None:
-        Both(self.settings, self.history, self.listed_at, self._rows).check()
+        Both(self.settings, self.history, self.listed_at, self._kept).check()
         self._is_verified = True
 
 
@@ -230,13 +271,16 @@ class Both(Verdict):
         settings: Settings,
         history: History,
         listed_at: Mapping[int, list[Splits]],
-        rows: Mapping[str, Counter[Values]],
+        kept: Kept,
     ) -> None:
         super().__init__(settings, history, listed_at)
-        self._rows = rows
+        self._kept = kept
 
     def _committed(self, sink: str, columns: tuple[str, ...]) -> Counter[Values]:
-        return super()._committed(sink, columns) + self._rows[sink]
+        found = super()._committed(sink, columns)
+        if found and self._kept.manifest.is_final:
+            raise Violation("E9", f"{sink} has {found.total()} records of a pipeline that began at the end of another")
+        return found + self._kept.rows[sink]
 
 
 def _rows_until(sink: str, columns: tuple[str, ...], checkpoint: int) -> Counter[Values]:
