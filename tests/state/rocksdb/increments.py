@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.restoring import read_restored, restored_by
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
 from headgate.state.backend import ContinuingBackend, Ownership
-from headgate.state.choice import WorkerStates, worker_states
+from headgate.state.choice import WorkerStates, _InMemory, worker_states
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.frozen import OwnedKeys
 from headgate.storage.memory import MemoryStorage
@@ -56,10 +57,12 @@ class Subtask:
 
     def put(self, keys: Any, version: int = 0) -> None:
         """Change keys."""
+        self.backend.expect([pa.array(keys, pa.int64())])
+        values, lists = self.backend.cells(VALUE), self.backend.cells(LIST)
         for key in keys:
             self.expected[key] = text(key, version)
-            self.backend.cells(VALUE).put(key, self.expected[key])
-            self.backend.cells(LIST).put(key, [key, version])
+            values.put(key, self.expected[key])
+            lists.put(key, [key, version])
         self.backend.absorb()
 
     def write(self, checkpoint: int, *, is_portable: bool = False) -> tuple[SnapshotPart, ...]:
@@ -94,8 +97,6 @@ class Subtask:
         room = self.worker._room  # type: ignore[attr-defined]
         for database in room._open:
             database.close()
-        import os
-
         os.close(room._own._lock)
         room._own = None
 
@@ -157,8 +158,12 @@ class Restored:
     def found(self) -> dict[int, str]:
         """What is there."""
         keys = self.backend.all_keys()
-        assert all(self.backend.cells(LIST).get(key)[0] == key for key in keys)
-        return {key: self.backend.cells(VALUE).get(key) for key in keys}
+        values, lists = self.backend.cells(VALUE), self.backend.cells(LIST)
+        if not isinstance(self.states, _InMemory):  # read together
+            values.fetch(keys)
+            lists.fetch(keys)
+        assert all(lists.get(key)[0] == key for key in keys)
+        return {key: values.get(key) for key in keys}
 
 
 IN_MEMORY = MemoryState()

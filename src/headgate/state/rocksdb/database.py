@@ -97,6 +97,8 @@ class Rows:
         """Give its files up. Idempotent, and never fails: nothing that is not in a checkpoint is needed again."""
         try:
             self._db.close()
+        except rocksdict.DbClosedError:
+            return
         except Exception as error:
             if not _is_of_the_library(error):
                 raise
