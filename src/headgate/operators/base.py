@@ -109,7 +109,7 @@ class RestoredState:
     is_exact: bool = True
     """False: it may hold what some channels brought from behind the barrier, and will bring again (GM20)."""
     files: StoredFiles | None = None
-    """The files of a database, of whose rows these are some. A backend that goes on with them needs no rows (RB11)."""
+    """The files of a database, of whose rows these are some. A backend that goes on with them needs no rows (RB21)."""
 
     @property
     def payload(self) -> memoryview:

@@ -55,7 +55,7 @@ class ContinuingBackend(StateBackend, Protocol):
     """A backend that can go on with the files of a former database."""
 
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
-        """Have what ``stored`` holds, if it is of the same states and of the keys that ``owner`` owns (RB11).
+        """Have what ``stored`` holds, if it is of the same states and of the keys that ``owner`` owns (RB21).
 
         Returns:
             Whether that is so; if not, nothing was done, and its rows are restored.

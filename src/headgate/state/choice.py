@@ -9,6 +9,8 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Protocol
 
+import pyarrow as pa
+
 from headgate.errors import UsageError
 from headgate.model.config import MemoryState, StateConfig
 from headgate.model.manifest import KeyGroups
@@ -52,7 +54,7 @@ def refuse_missing_library() -> None:
 
 
 def portable_rows(stored: StoredFiles, directory: str | None, groups: KeyGroups) -> list[Callable[[], memoryview]]:
-    """Return what reads the rows of the key groups ``groups`` from the files of a database, a part at a time (RB12).
+    """Return what reads the rows of the key groups ``groups`` from the files of a database, a part at a time (RB22).
 
     Args:
         stored: of a checkpoint.
@@ -66,6 +68,19 @@ def portable_rows(stored: StoredFiles, directory: str | None, groups: KeyGroups)
     from headgate.state.rocksdb import reopening
 
     return reopening.portable_rows(stored, directory, groups)
+
+
+def schema_in_files(stored: StoredFiles, state: str) -> pa.Schema:
+    """Return the columns of one state in the files of a database; the files are not read.
+
+    Raises:
+        CorruptionError: there is no such state.
+        UsageError: the library that is needed is not installed.
+    """
+    refuse_missing_library()
+    from headgate.state.rocksdb import reopening
+
+    return reopening.schema_of(stored, state)
 
 
 def worker_states(config: StateConfig, directory: str | None) -> WorkerStates:

@@ -23,6 +23,7 @@ from headgate.state.backend import ContinuingBackend, Ownership
 from headgate.state.choice import WorkerStates, _InMemory, worker_states
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.frozen import OwnedKeys
+from headgate.storage.base import Storage
 from headgate.storage.memory import MemoryStorage
 
 GROUPS = 128
@@ -41,9 +42,9 @@ def text(key: int, version: int = 0) -> str:
 class Subtask:
     """One subtask of a pipeline at parallelism 1."""
 
-    def __init__(self, root: Path, storage: MemoryStorage | None = None, generation: int = 1) -> None:
+    def __init__(self, root: Path, storage: Storage | None = None, generation: int = 1) -> None:
         self.root = root
-        self.storage = storage or MemoryStorage("increments")
+        self.storage: Storage = storage or MemoryStorage("increments")
         self.worker = worker_states(RocksState(64 << 20, str(root)), None)
         self.backend: Any = self.worker.of("sum", 0, GROUPS).by_row(KEYS, STATES)
         self.shared = SharedFiles()
@@ -116,7 +117,7 @@ def written_by(parts: tuple[SnapshotPart, ...], checkpoint: int) -> list[Snapsho
 
 
 def restored_states(
-    storage: MemoryStorage, manifest: Manifest, worker: int = 0, parallelism: int = 1, directory: Path | None = None
+    storage: Storage, manifest: Manifest, worker: int = 0, parallelism: int = 1, directory: Path | None = None
 ) -> list[RestoredState]:
     """Return what the operator of ``worker`` is given."""
     from tests.runtime.checkpoints.test_restoring import plan_of
@@ -133,7 +134,7 @@ class Restored:
 
     def __init__(
         self,
-        storage: MemoryStorage,
+        storage: Storage,
         manifest: Manifest,
         root: Path,
         *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from tests.state.rocksdb.increments import (
     written_by,
 )
 
+import headgate as hg
 from headgate.codec.log_entry import decode_log_entry, encode_log_entry
 from headgate.codec.snapshot import FILES_PREFIX, STATE_PREFIX
 from headgate.errors import CorruptionError, StorageError
@@ -27,6 +28,9 @@ from headgate.model.ids import CheckpointId
 from headgate.model.manifest import FILES_VERSION, SnapshotPart
 from headgate.state.rocksdb import increments as rocks_increments
 from headgate.state.rocksdb import reopening
+from headgate.state.rocksdb.frozen import FrozenDatabase
+from headgate.state.rocksdb.tables import Table
+from headgate.storage.backends import open_storage
 
 KEYS = 4_000
 
@@ -43,7 +47,7 @@ def paths(parts: tuple[SnapshotPart, ...]) -> set[str]:
     return {part.path for part in files_of(parts)}
 
 
-# RB10 SF15
+# RB20 SF15
 def test_a_checkpoint_writes_only_the_files_that_no_earlier_one_has(subtask: Subtask, tmp_path: Path) -> None:
     subtask.put(range(KEYS))
     first = subtask.checkpoint(1).entries[0].parts
@@ -61,13 +65,31 @@ def test_a_checkpoint_writes_only_the_files_that_no_earlier_one_has(subtask: Sub
     restored.states.close()
 
 
-# RB10
+# RB20
 def test_little_state_is_written_as_rows(subtask: Subtask) -> None:
     subtask.put(range(100))
     assert {part.section for part in subtask.write(1)} == {f"{STATE_PREFIX}sum"}
 
 
-# RB10 SV3
+# RB20
+def test_a_database_that_cannot_be_told_what_it_is_is_written_as_rows(
+    subtask: Subtask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Expiring(Table):
+        """As a table that is more than a description says."""
+
+    original = FrozenDatabase.__init__
+
+    def init(self: Any, place: Any, path: Any, tables: Any, *others: Any) -> None:
+        made = [Expiring(**{field.name: getattr(table, field.name) for field in fields(table)}) for table in tables]
+        original(self, place, path, made, *others)
+
+    subtask.put(range(KEYS))
+    monkeypatch.setattr(FrozenDatabase, "__init__", init)
+    assert {part.section for part in subtask.write(1)} == {f"{STATE_PREFIX}sum"}
+
+
+# RB20 SV3
 def test_a_savepoint_has_no_files_of_a_database(subtask: Subtask, tmp_path: Path) -> None:
     subtask.put(range(KEYS))
     subtask.checkpoint(1)
@@ -150,7 +172,7 @@ def test_a_database_that_was_filled_with_rows_shares_nothing_of_another(subtask:
     other.worker.close()
 
 
-# RB11 SF15
+# RB21 SF15
 def test_what_goes_on_with_files_shares_them(subtask: Subtask, tmp_path: Path) -> None:
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
@@ -168,7 +190,7 @@ def test_what_goes_on_with_files_shares_them(subtask: Subtask, tmp_path: Path) -
         one.close()
 
 
-# RB12
+# RB22
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("name", ["memory", "rocksdb"])
 def test_files_are_restored_at_any_parallelism_in_any_backend(
@@ -194,7 +216,7 @@ def test_files_are_restored_at_any_parallelism_in_any_backend(
     assert len(owned(0, parallelism)) == -(-GROUPS // parallelism) or parallelism == 3
 
 
-# RB11
+# RB21
 def test_other_states_take_the_rows(subtask: Subtask, tmp_path: Path) -> None:
     from tests.state.rocksdb import increments
 
@@ -225,7 +247,7 @@ def damaged(subtask: Subtask, how: str) -> str:
     return path.removeprefix("p/")
 
 
-# RB11 RB12 I4
+# RB21 RB22 I4
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_damaged_file_is_named_and_nothing_is_half_restored(
@@ -241,7 +263,7 @@ def test_a_damaged_file_is_named_and_nothing_is_half_restored(
     assert not list((tmp_path / "other").rglob("restored"))
 
 
-# RB11 RB12 U7
+# RB21 RB22 U7
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_rows_that_are_missing_are_named(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
     subtask.put(range(KEYS))
@@ -254,7 +276,7 @@ def test_rows_that_are_missing_are_named(subtask: Subtask, tmp_path: Path, paral
         Restored(subtask.storage, manifest_of(1, wrong), tmp_path / "other", parallelism=parallelism)
 
 
-# RB11
+# RB21
 def test_a_description_without_one_of_its_files_is_damage(subtask: Subtask, tmp_path: Path) -> None:
     subtask.put(range(KEYS))
     parts = subtask.checkpoint(1).entries[0].parts
@@ -293,7 +315,7 @@ class Counting:
         return {path for path in self.paths if ".f" in path}
 
 
-# RB11 RB3
+# RB21 RB3
 def test_what_a_killed_worker_left_is_used_and_then_goes(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +337,7 @@ def test_what_a_killed_worker_left_is_used_and_then_goes(
     restored.states.close()
 
 
-# RB11
+# RB21
 @pytest.mark.parametrize("how", ["missing", "truncated", "flipped"])
 def test_what_is_left_is_ignored_where_it_does_not_fit(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
@@ -342,7 +364,7 @@ def test_what_is_left_is_ignored_where_it_does_not_fit(
     restored.states.close()
 
 
-# RB11
+# RB21
 def test_only_the_last_snapshots_stay_on_the_disk(subtask: Subtask) -> None:
     subtask.put(range(KEYS))
     for number in range(1, 6):
@@ -353,7 +375,7 @@ def test_only_the_last_snapshots_stay_on_the_disk(subtask: Subtask) -> None:
     assert not subtask.root.exists() or not list(subtask.root.rglob("*"))
 
 
-# RB8 RB11
+# RB8 RB21
 def test_a_full_disk_while_restoring_is_one_sentence(
     subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,7 +394,7 @@ def test_a_full_disk_while_restoring_is_one_sentence(
     restored.states.close()
 
 
-# RB10 RB6
+# RB20 RB6
 @pytest.mark.parametrize("how", ["missing", "truncated"])
 def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Subtask, how: str) -> None:
     subtask.put(range(KEYS))
@@ -392,3 +414,27 @@ def test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint(subtask: Su
         with pytest.raises(CorruptionError, match=r"checkpoint-1"):
             subtask.write(1)
     assert not [path for path in subtask.storage.list("p") if FILES_PREFIX in path]
+
+
+# RS16
+def test_states_in_files_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reopening, "PART_BYTES", 500_000)
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    subtask = Subtask(tmp_path / "local", open_storage(str(root)))
+    subtask.claim()
+    subtask.put(range(KEYS))
+    subtask.checkpoint(1)
+    subtask.put(range(60), version=1)
+    subtask.checkpoint(2)
+    catalog = {row["state"]: row for row in hg.state_catalog(root / "p").to_dicts()}
+    assert {name: row["rows"] for name, row in catalog.items()} == {"value": KEYS, "list": 2 * KEYS}
+    assert sum(row["size_bytes"] for row in catalog.values()) > rocks_increments.SIZE_BYTES_MIN
+    rows = hg.read_state(root / "p", "sum", "value")
+    assert dict(rows.rows()) == subtask.expected
+    assert len(hg.read_state(root / "p", "sum", "list", keys=[17, 18])) == 4
+    file = next(path for path in root.rglob("*.f0"))
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(CorruptionError, match=file.name):
+        hg.read_state(root / "p", "sum", "value")
+    subtask.worker.close()

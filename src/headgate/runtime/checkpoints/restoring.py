@@ -148,7 +148,7 @@ class RestoredSnapshots:
         return [RestoredState(index, self._count, read, self._is_exact) for read in readers]
 
     def _rows_of_files(self, index: int, node: str) -> list[RestoredState]:
-        """Return the rows that a former subtask left in a database: a backend may go on with it instead (RB11)."""
+        """Return the rows that a former subtask left in a database: a backend may go on with it instead (RB21)."""
         stored = self._files.get((index, node))
         if stored is None:
             return []

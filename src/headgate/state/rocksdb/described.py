@@ -1,4 +1,4 @@
-"""What the files of a database in a checkpoint are: its tables, its keys, and its small files (RB10).
+"""What the files of a database in a checkpoint are: its tables, its keys, and its small files (RB20).
 
 Counterparts: ``increments`` writes it, ``reopening`` reads it. Large files are parts of their own; the small ones that
 change with every checkpoint are in here.
@@ -78,6 +78,16 @@ def decode_description(data: memoryview, where: str) -> Description:
         raise CorruptionError(where, 0, "what the files of a database are", str(error)) from error
     small = {name.removeprefix(_SMALL): bytes(file) for name, file in sections.items() if name.startswith(_SMALL)}
     return Description(tables, OwnedKeys(KeyGroups(first, count), max_parallelism), names, small)
+
+
+def is_told_by(tables: Sequence[object]) -> bool:
+    """Whether a description tells everything about ``tables``; other databases are written as rows."""
+    return all(isinstance(table, Table) and _copy(table) == table for table in tables)
+
+
+def _copy(table: Table) -> Table:
+    """Return what remains of a table in a description."""
+    return Table(table.number, table.section, table.kind, table.outer, table.dtype, is_record=table.is_record)
 
 
 def _table(table: Table) -> dict[str, object]:

@@ -24,7 +24,7 @@ from headgate.state.ipc import encode_batches
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.keyed import RANGE_BYTES_MIN, RANGES_MAX, Rows
 from headgate.state.rocksdb.database import Scanned
-from headgate.state.rocksdb.increments import is_worth_it, write_files
+from headgate.state.rocksdb.increments import may_be_files, write_files
 from headgate.state.rocksdb.layout import group_start, runs
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.tables import Table
@@ -81,9 +81,9 @@ class FrozenDatabase(FrozenState):
             return self._encoded(rows.scan(b"", None), self._beside.rows())[0]
 
     def _write(self, target: SnapshotTarget) -> None:
-        """Write the files of the database (RB10), or a part for each range of key groups (SF11)."""
+        """Write the files of the database (RB20), or a part for each range of key groups (SF11)."""
         keys, beside = target.keys, self._beside.rows()
-        if keys is not None and target.files is not None and is_worth_it(self._path):
+        if keys is not None and target.files is not None and may_be_files(self._path, list(self._tables.values())):
             self._write_files(target, target.files, beside)
             return
         with closing(self._database.opened(self._path)) as rows:

@@ -1,4 +1,4 @@
-"""A checkpoint of a database as its files: those that earlier checkpoints hold are referred to (RB10).
+"""A checkpoint of a database as its files: those that earlier checkpoints hold are referred to (RB20).
 
 Counterparts: ``protocol.checkpoints.sharing`` says which may be referred to, ``reopening`` opens them again. A file of
 RocksDB never changes under its name, within one database; that it is the same one is told by its size and checksum.
@@ -14,7 +14,7 @@ from headgate.errors import CorruptionError
 from headgate.model.manifest import SnapshotPart
 from headgate.state.frozen import OwnedKeys, SnapshotTarget
 from headgate.state.rocksdb.database import disk_error
-from headgate.state.rocksdb.described import Description
+from headgate.state.rocksdb.described import Description, is_told_by
 from headgate.state.rocksdb.tables import Table
 
 SIZE_BYTES_MIN = 1 << 20
@@ -28,9 +28,9 @@ _LEFT_OUT = (LARGE, ".log", "LOG", "LOCK", "IDENTITY")
 """Endings of what is in no description: nothing was logged (RB4), and who opens it makes the others."""
 
 
-def is_worth_it(checkpoint: Path) -> bool:
-    """Whether the files in ``checkpoint`` are large enough."""
-    return sum(path.stat().st_size for path in checkpoint.glob(f"*{LARGE}")) >= SIZE_BYTES_MIN
+def may_be_files(checkpoint: Path, tables: Sequence[object]) -> bool:
+    """Whether a checkpoint is written as its files: they are large enough, and can be told what they are."""
+    return is_told_by(tables) and sum(path.stat().st_size for path in checkpoint.glob(f"*{LARGE}")) >= SIZE_BYTES_MIN
 
 
 def write_files(

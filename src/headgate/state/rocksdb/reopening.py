@@ -1,4 +1,4 @@
-"""Opens the files of a database that a checkpoint holds: to go on with them, or to read their rows (RB11, RB12).
+"""Opens the files of a database that a checkpoint holds: to go on with them, or to read their rows (RB21, RB22).
 
 Counterpart: ``increments``, which wrote them. Files that are near, because a worker of this machine left them, are
 linked instead of fetched, if they are the same ones. Nothing is opened before every file is there and verified, and
@@ -17,6 +17,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import xxhash
 
 from headgate.codec.snapshot import Buffer
@@ -84,7 +85,7 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: Near) -
 
 
 def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
-    """Link ``path`` if it is what ``part`` says: what is near may be damaged, or of another database (RB11)."""
+    """Link ``path`` if it is what ``part`` says: what is near may be damaged, or of another database (RB21)."""
     try:
         if path.stat().st_size != part.size_bytes:
             return False
@@ -135,7 +136,7 @@ def rows_of(stored: StoredFiles) -> dict[str, int]:
 def go_on_with(
     place: LocalDatabase, stored: StoredFiles, tables: Sequence[Table], owner: Ownership
 ) -> dict[str, int] | None:
-    """Have in the empty database ``place`` what a checkpoint holds, if it is of the same states and keys (RB11).
+    """Have in the empty database ``place`` what a checkpoint holds, if it is of the same states and keys (RB21).
 
     Returns:
         How many rows each state has; None: it is of others, and nothing was done.
@@ -209,6 +210,18 @@ class PortableRows:
         check_rows(rows, description.tables, rows_of(self._stored), self._stored.where)
         self._tables = description.tables
         return rows
+
+
+def schema_of(stored: StoredFiles, state: str) -> pa.Schema:
+    """Return the columns of the rows of ``state``.
+
+    Raises:
+        CorruptionError
+    """
+    for table in describe(stored).tables:
+        if table.section.name == state:
+            return table.section.schema
+    raise CorruptionError(stored.where, 0, f"a table of state '{state}'", "none")
 
 
 def portable_rows(stored: StoredFiles, directory: str | None, groups: KeyGroups) -> list[Callable[[], memoryview]]:

@@ -1,7 +1,7 @@
 """Where the databases of one worker are: a directory of its own, which is gone when the worker is (RB3).
 
 Counterpart: ``state.choice``, through which a worker gets it. Two workers on one machine have two directories. What a
-worker left that was killed may serve the next ones: whoever restores takes what fits (RB11). It is removed by whichever
+worker left that was killed may serve the next ones: whoever restores takes what fits (RB21). It is removed by whichever
 worker of that machine first takes a snapshot: by then everybody has restored.
 """
 
@@ -80,7 +80,7 @@ class LocalDatabase:
         return path
 
     def keep(self, checkpoint: Path) -> None:
-        """Keep the files of a snapshot for whoever comes after this process (RB11); of older ones they go."""
+        """Keep the files of a snapshot for whoever comes after this process (RB21); of older ones they go."""
         self._kept.append(checkpoint)
         while len(self._kept) > _KEPT_MAX:
             shutil.rmtree(self._kept.pop(0), ignore_errors=True)
