@@ -21,7 +21,7 @@ from headgate.runtime.checkpoints.restoring import read_restored, restored_by
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget
 from headgate.state.backend import ContinuingBackend, Ownership
 from headgate.state.choice import WorkerStates, _InMemory, worker_states
-from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
+from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 from headgate.state.frozen import OwnedKeys
 from headgate.storage.base import Storage
 from headgate.storage.memory import MemoryStorage
@@ -104,7 +104,8 @@ class Subtask:
 
 def manifest_of(checkpoint: int, parts: tuple[SnapshotPart, ...], generation: int = 1) -> Manifest:
     entries = (SubtaskEntry(SUBTASK, parts),)
-    return Manifest(CheckpointId(checkpoint), Generation(generation), 1, GROUPS, entries)
+    texts = {"sum": state_identity(KEYS, STATES)}
+    return Manifest(CheckpointId(checkpoint), Generation(generation), 1, GROUPS, entries, state_texts=texts)
 
 
 def files_of(parts: tuple[SnapshotPart, ...]) -> list[SnapshotPart]:
@@ -163,7 +164,7 @@ class Restored:
         if not isinstance(self.states, _InMemory):  # read together
             values.fetch(keys)
             lists.fetch(keys)
-        assert all(lists.get(key)[0] == key for key in keys)
+        assert all(lists.get(key)[0] == key and len(lists.get(key)) == 2 for key in keys)
         return {key: values.get(key) for key in keys}
 
 
