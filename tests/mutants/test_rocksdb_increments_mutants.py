@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.protocol.checkpoints import test_sharing as sharing
 from tests.state.rocksdb import test_rocksdb_increments as increments
 from tests.state.rocksdb.increments import Subtask
 
@@ -102,12 +103,6 @@ def nothing_is_near() -> Iterator[None]:
 @contextmanager
 def every_snapshot_stays_on_the_disk() -> Iterator[None]:
     with patched(room, "_KEPT_MAX", 1_000):
-        yield
-
-
-@contextmanager
-def no_snapshot_stays_on_the_disk() -> Iterator[None]:
-    with patched(room, "_KEPT_MAX", 0):
         yield
 
 
@@ -229,7 +224,10 @@ def a_half_restored_directory_stays() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("mutant", "test"),
     [
-        (what_was_written_last_is_shared, increments.test_files_of_a_checkpoint_that_may_never_complete_are_written_again),
+        (
+            what_was_written_last_is_shared,
+            increments.test_files_of_a_checkpoint_that_may_never_complete_are_written_again,
+        ),
         (
             everything_that_was_ever_written_is_shared,
             increments.test_files_of_a_checkpoint_that_may_never_complete_are_written_again,
@@ -244,6 +242,18 @@ def a_half_restored_directory_stays() -> Iterator[None]:
 )
 def test_bugs_of_sharing_are_caught(mutant: Mutant, test: Any, subtask: Subtask) -> None:
     assert_caught(mutant, test, subtask)
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [what_was_written_last_is_shared, what_was_completed_last_is_shared, everything_that_was_ever_written_is_shared],
+)
+def test_some_story_finds_what_is_shared_wrongly(mutant: Mutant) -> None:
+    assert_caught(mutant, sharing.test_what_may_be_shared_is_in_whatever_may_be_the_newest)
+
+
+def test_a_story_in_which_nothing_is_shared_is_none() -> None:
+    assert_caught(nothing_is_shared, sharing.test_something_is_shared)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +276,6 @@ def test_bugs_of_files_are_caught(mutant: Mutant, test: Any, subtask: Subtask, t
     "mutant",
     [
         nothing_is_near,
-        no_snapshot_stays_on_the_disk,
         what_dead_workers_left_goes_at_once,
         what_dead_workers_left_stays,
     ],
@@ -274,8 +283,6 @@ def test_bugs_of_files_are_caught(mutant: Mutant, test: Any, subtask: Subtask, t
 def test_bugs_of_local_recovery_are_caught(
     mutant: Mutant, subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if mutant is no_snapshot_stays_on_the_disk:
-        pytest.skip("the files of the last checkpoint are still in the database")
     assert_caught(
         mutant, increments.test_what_a_killed_worker_left_is_used_and_then_goes, subtask, tmp_path, monkeypatch
     )

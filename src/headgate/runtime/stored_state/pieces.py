@@ -265,7 +265,15 @@ def _of_output(checkpoint: StoredCheckpoint, committable: Committable) -> Piece:
 
 def _named(section: str) -> tuple[str, str]:
     """Return the prefix of a section, and the operator that it names."""
-    prefixes = (STATE_PREFIX, FILES_PREFIX, LISTS_PREFIX, UNION_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX)
+    prefixes = (
+        STATE_PREFIX,
+        FILES_PREFIX,
+        LISTS_PREFIX,
+        UNION_PREFIX,
+        IN_FLIGHT_PREFIX,
+        POSITIONS_PREFIX,
+        ROUNDS_PREFIX,
+    )
     prefix = next((one for one in (*prefixes, FINISHED_PREFIX) if section.startswith(one)), "")
     return prefix, section.removeprefix(prefix)
 

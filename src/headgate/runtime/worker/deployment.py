@@ -135,9 +135,7 @@ class Deployment:
                 storage, pipeline = storage_at(place), place.prefix
             except NotFound as error:
                 raise CorruptionError(error.path, 0, "a savepoint, or checkpoints", "no directory") from error
-        restored = read_restored(
-            storage, pipeline, self._worker, plan, self._message.restored, self._local_directory
-        )
+        restored = read_restored(storage, pipeline, self._worker, plan, self._message.restored, self._local_directory)
         runners = [self._runner(vertex, restored) for vertex in plan.vertices]
         return list(reversed(runners))
 
