@@ -143,10 +143,14 @@ def test_a_local_disk_that_is_full_is_one_sentence_and_loses_nothing(tmp_path: P
     subtask.put(range(4_000))
     manifest = subtask.checkpoint(1)
     held = []
-    with pytest.raises(StorageError, match="no space is left on this disk; free some") as caught:
+
+    def fill() -> None:
         for number in range(2, 60):
             subtask.put(range(4_000), version=number)
             held.append(subtask.backend.freeze())
+
+    with pytest.raises(StorageError, match="no space is left on this disk; free some") as caught:
+        fill()
     assert str(small_disk) in str(caught.value)
     subtask.worker.close()
     restored = Restored(subtask.storage, manifest, tmp_path / "other")

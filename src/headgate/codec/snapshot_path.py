@@ -1,8 +1,9 @@
 """Names of the files that snapshots are written to: they say which upload wrote them, and nothing else (SF3).
 
 ``chk-<checkpoint>/<vertex>-<subtask>.g<generation>``, and ``.<number>`` behind it for the second file and those after
-it, ``.o<number>`` for prepared output, ``.f<number>`` for a file of a database. Counterparts: ``runtime.checkpoints.targets`` makes them,
-``runtime.checkpoints.snapshot_files`` lists them. What needs a file is told by manifests, never by its name.
+it, ``.o<number>`` for prepared output, ``.f<number>`` for a file of a database. Counterparts:
+``runtime.checkpoints.targets`` makes them, ``runtime.checkpoints.snapshot_files`` lists them. What needs a file is told
+by manifests, never by its name.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ RocksDB never changes under its name, within one database; that it is the same o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from headgate.state.rocksdb.tables import Table
 SIZE_BYTES_MIN = 1 << 20
 """A database whose files are smaller is written as rows: there is little to be saved, and any backend reads these."""
 
-Known: TypeAlias = MutableMapping[str, tuple[int, int]]
+Known: TypeAlias = dict[str, tuple[int, int]]
 """Size and checksum of files of one database, by name, as far as they were once read or written whole."""
 
 LARGE = ".sst"

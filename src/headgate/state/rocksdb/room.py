@@ -27,7 +27,7 @@ _CHANGED_SHARE = 4
 
 
 _KEPT_MAX = 2
-"""Of so many snapshots that were written as files, these are kept: one of them is most likely the newest completed one."""
+"""So many of the snapshots that were written as files are kept: most likely one of them is the newest completed one."""
 
 
 class LocalDatabase:
