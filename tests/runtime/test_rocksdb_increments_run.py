@@ -17,6 +17,7 @@ import pytest
 from pyspark import cloudpickle
 from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator, same
+from tests.runtime.test_unaligned import KilledAt
 
 import headgate as hg
 from headgate.codec.snapshot import FILES_PREFIX
@@ -110,6 +111,23 @@ def test_files_are_shared_exactly_once_over_kills_and_another_backend(start: Sta
     run.wait_checkpoints(1)
     run.kill(0)
     assert run.result().is_finished
+    check(tmp_path, source)
+
+
+# RB20 RB21 F1 F22
+def test_workers_that_die_while_they_write_and_restore_files_lose_nothing(start: Start, tmp_path: Path) -> None:
+    source = replace(generator(4_000, splits=None), rows_per_second=300)
+    killed = KilledAt(tmp_path, (("in-put", 8), ("after-snapshot-before-ack", 4), ("in-restore", 2), ("in-restore", 3)))
+    run = start(padded(tmp_path, source, 2, RocksState(32 << 20, str(tmp_path / "local"))), prepare=killed)
+    run.wait(lambda: not killed.missing(), "all have died")
+    run.wait_checkpoints(2)
+    assert shared(manifests(tmp_path)[-1])
+    assert run.result().is_finished
+    check(tmp_path, source)
+
+
+def check(tmp_path: Path, source: hg.Generator) -> None:
+    """Make sure that every record counted once."""
     rows = read_committed(str(tmp_path / "rows"))
     wanted = events(source).select("key", "id")
     same(rows.select("key", "id"), wanted)
