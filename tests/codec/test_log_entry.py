@@ -75,8 +75,8 @@ def test_a_claim_of_version_0_1_is_read() -> None:
 
 
 def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
-    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 6 ", 1)
-    with pytest.raises(CorruptionError, match="expected format version 5 or less, found 6"):
+    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 7 ", 1)
+    with pytest.raises(CorruptionError, match="expected format version 6 or less, found 7"):
         decode_log_entry(newer, "log/1")
 
 

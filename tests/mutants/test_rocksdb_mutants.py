@@ -31,7 +31,6 @@ from headgate.state.rocksdb.database import Rows
 from headgate.state.rocksdb.frozen import FrozenDatabase
 from headgate.state.rocksdb.rows import CachedObjects
 from headgate.state.rocksdb.stored import StoredLists, StoredMaps
-from headgate.storage import own_directory
 from headgate.storage.own_directory import OwnDirectory
 
 
@@ -105,7 +104,7 @@ def tables_have_the_order_of_declaration() -> Iterator[None]:
 
 @contextmanager
 def what_dead_workers_left_stays() -> Iterator[None]:
-    with patched(own_directory, "_remove_abandoned", lambda parent: None):
+    with patched(room, "remove_abandoned", lambda parent: None):
         yield
 
 
@@ -113,7 +112,7 @@ def what_dead_workers_left_stays() -> Iterator[None]:
 def everybody_may_look_into_the_directory() -> Iterator[None]:
     before = os.umask(0o022)
     try:
-        with patched(room, "OwnDirectory", lambda parent: OwnDirectory(parent, Access.UMASK)):
+        with patched(room, "OwnDirectory", lambda parent, **_: OwnDirectory(parent, Access.UMASK)):
             yield
     finally:
         os.umask(before)

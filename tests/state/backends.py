@@ -83,3 +83,12 @@ class Parts:
 
     def share(self, part: SnapshotPart) -> None:
         raise AssertionError("nothing is shared")
+
+    files = None
+    """Portable parts are wanted."""
+
+    def put_file(self, name: str, data: Any) -> SnapshotPart:
+        raise AssertionError("portable parts are wanted")
+
+    def describe_files(self, chunks: Iterable[Any], rows: Any) -> SnapshotPart:
+        raise AssertionError("portable parts are wanted")

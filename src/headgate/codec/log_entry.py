@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import xxhash
 
-from headgate.codec.snapshot import IN_FLIGHT_PREFIX
+from headgate.codec.snapshot import FILES_PREFIX, IN_FLIGHT_PREFIX
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import (
+    FILES_VERSION,
     IN_FLIGHT_VERSION,
     LATER_LIFE_VERSION,
     MANIFEST_VERSION,
@@ -32,7 +33,7 @@ from headgate.model.manifest import (
 )
 
 _MAGIC = b"headgate-log"
-_KNOWN = (1, MANIFEST_VERSION, IN_FLIGHT_VERSION, LATER_LIFE_VERSION, PIECES_VERSION)
+_KNOWN = (1, MANIFEST_VERSION, IN_FLIGHT_VERSION, LATER_LIFE_VERSION, PIECES_VERSION, FILES_VERSION)
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
 _WHERE_FROM = ("origin", "place")
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
@@ -47,12 +48,14 @@ def encode_log_entry(entry: LogEntry) -> bytes:
 
 
 def _version(entry: LogEntry) -> int:
-    """Return what a reader must know (UA18, LV7, SF14)."""
+    """Return what a reader must know (UA18, LV7, SF14, SF16)."""
+    parts = entry.parts if isinstance(entry, Manifest) else ()
+    if any(part.section.startswith(FILES_PREFIX) for part in parts):
+        return FILES_VERSION
     if isinstance(entry, Manifest) and any(committable.pieces for committable in entry.committables):
         return PIECES_VERSION
     if entry.life:
         return LATER_LIFE_VERSION
-    parts = entry.parts if isinstance(entry, Manifest) else ()
     has_records = any(part.section.startswith(IN_FLIGHT_PREFIX) for part in parts)
     return IN_FLIGHT_VERSION if has_records else MANIFEST_VERSION
 
@@ -130,7 +133,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
     if len(words) != 4 or words[0] != _MAGIC:
         raise CorruptionError(path, 0, "a checkpoint log entry", repr(data[:24]))
     if words[1] not in _VERSIONS:
-        expected = f"format version {PIECES_VERSION} or less"
+        expected = f"format version {FILES_VERSION} or less"
         raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[3] or words[2] not in _KINDS:

@@ -31,11 +31,13 @@ STATE_PREFIX = "state/"
 LISTS_PREFIX = "lists/"
 UNION_PREFIX = "union/"
 IN_FLIGHT_PREFIX = "in-flight/"
+FILES_PREFIX = "files/"
 """What the section of a node holds: the prefix stands before the node's name."""
 
 OF_ROWS = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, IN_FLIGHT_PREFIX)
 """Those whose rows are counted. Lists and unions are operator state: dealt out at a restore, or seen by everybody.
-Records in flight were on their way to the node when a barrier overtook them (UA17)."""
+Records in flight were on their way to the node when a barrier overtook them (UA17). Files of a database are not among
+them: only the backend that wrote them can count what they hold (SF15)."""
 
 _PREFIX = struct.Struct("<8sIIQ")
 _NAME = struct.Struct("<H")

@@ -1,8 +1,9 @@
 """Names of the files that snapshots are written to: they say which upload wrote them, and nothing else (SF3).
 
 ``chk-<checkpoint>/<vertex>-<subtask>.g<generation>``, and ``.<number>`` behind it for the second file and those after
-it, ``.o<number>`` for prepared output. Counterparts: ``runtime.checkpoints.targets`` makes them,
-``runtime.checkpoints.snapshot_files`` lists them. What needs a file is told by manifests, never by its name.
+it, ``.o<number>`` for prepared output, ``.f<number>`` for a file of a database. Counterparts:
+``runtime.checkpoints.targets`` makes them, ``runtime.checkpoints.snapshot_files`` lists them. What needs a file is told
+by manifests, never by its name.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ def snapshot_path(checkpoint: CheckpointId, subtask: SubtaskId, generation: Gene
 def output_path(checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation, number: int) -> str:
     """Return where a subtask writes the ``number``-th large payload that it has prepared."""
     return f"{_stem(checkpoint, subtask, generation)}.o{number}"
+
+
+def file_path(checkpoint: CheckpointId, subtask: SubtaskId, generation: Generation, number: int) -> str:
+    """Return where an upload writes the ``number``-th file that later checkpoints may share (SF15)."""
+    return f"{_stem(checkpoint, subtask, generation)}.f{number}"
 
 
 def stored_file(path: str) -> StoredFile | None:

@@ -25,6 +25,9 @@ LATER_LIFE_VERSION = 4
 PIECES_VERSION = 5
 """Of manifests that promise output in pieces: who does not know of them would delete their files (SF14)."""
 
+FILES_VERSION = 6
+"""Of manifests with files of a database: who does not know of them would restore without that state (SF16)."""
+
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""
 
@@ -47,6 +50,11 @@ class KeyGroups:
     def overlaps(self, other: KeyGroups) -> bool:
         """Whether any key group is in both."""
         return self.first < other.first + other.count and other.first < self.first + self.count
+
+    def common(self, other: KeyGroups) -> KeyGroups:
+        """Return the key groups that are in both; they overlap."""
+        first = max(self.first, other.first)
+        return KeyGroups(first, min(self.first + self.count, other.first + other.count) - first)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from headgate.clock import SYSTEM_CLOCK
 from headgate.model.graph import InputName, OutputTag
 from headgate.protocol.watermarks import Origin
 from headgate.state.backend import StateFactory
+from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.factory import MemoryStates
 
@@ -107,6 +108,8 @@ class RestoredState:
     source: memoryview | Callable[[], memoryview]
     is_exact: bool = True
     """False: it may hold what some channels brought from behind the barrier, and will bring again (GM20)."""
+    files: StoredFiles | None = None
+    """The files of a database, of whose rows these are some. A backend that goes on with them needs no rows (RB21)."""
 
     @property
     def payload(self) -> memoryview:

@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from headgate.codec.snapshot import decode_sections
 from headgate.operators.base import Operator, OperatorContext, RestoredState
-from headgate.state.backend import Ownership, StateBackend
+from headgate.state.backend import ContinuingBackend, Ownership, StateBackend
 from headgate.state.descriptors import KeyColumns
+from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
 
 
@@ -29,11 +30,19 @@ class KeyedOperator(Operator):
     def _restore_backend(self, states: Sequence[RestoredState]) -> Iterator[Mapping[str, memoryview]]:
         """Restore the backend part by part; yield the sections of each, which are not kept (SF10)."""
         owner = owner_of(self.context)
+        continued: set[int] = set()
         for state in states:
+            if state.files is not None and id(state.files) not in continued and self._goes_on_with(state.files, owner):
+                continued.add(id(state.files))
+            if id(state.files) in continued:
+                continue
             path = f"state of '{self.context.node}', subtask {state.subtask_index}"
             sections = decode_sections(state.payload, path)
             self._backend.restore(sections, path, owner)
             yield sections
+
+    def _goes_on_with(self, files: StoredFiles, owner: Ownership) -> bool:
+        return isinstance(self._backend, ContinuingBackend) and self._backend.go_on_with(files, owner)
 
     def freeze(self) -> FrozenState | None:
         """See ``Operator``."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
 from headgate.state.aggregate_table import Accumulator
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.evolving import evolving, section_data
+from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
 from headgate.state.ipc import decode_stream
 from headgate.state.key_hash import Words
@@ -48,6 +49,21 @@ class StateBackend(Protocol):
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """Add the state of the keys that ``owner`` owns from one former subtask's snapshot (ST4)."""
+
+
+@runtime_checkable
+class ContinuingBackend(StateBackend, Protocol):
+    """A backend that can go on with the files of a former database."""
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """Have what ``stored`` holds, if it is of the same states and of the keys that ``owner`` owns (RB21).
+
+        Returns:
+            Whether that is so; if not, nothing was done, and its rows are restored.
+
+        Raises:
+            CorruptionError, StorageError
+        """
 
 
 class TimedBackend(StateBackend, Protocol):

@@ -51,7 +51,32 @@ class SnapshotTarget(Protocol):
         """
 
     def share(self, part: SnapshotPart) -> None:
-        """Refer to a part that the checkpoint's base has, instead of writing it again (SF6)."""
+        """Refer to a part that may be shared, instead of writing it again (SF6, SF15)."""
+
+    @property
+    def files(self) -> Mapping[str, SnapshotPart] | None:
+        """Files of this state that may be shared, by name (SF15).
+
+        None: the state must be portable, in parts that every backend reads, as in a savepoint.
+        """
+
+    def put_file(self, name: str, data: Buffer) -> SnapshotPart:
+        """Write one file of a database, apart from everything else, so that it can go when nobody needs it.
+
+        Raises:
+            StorageError
+        """
+
+    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int]) -> SnapshotPart:
+        """Write what the files of this snapshot are.
+
+        Args:
+            chunks: for whoever opens them.
+            rows: of each state in them. Nobody else counts them before they are restored (U7).
+
+        Raises:
+            StorageError
+        """
 
 
 class FrozenState(ABC):

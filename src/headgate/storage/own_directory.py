@@ -23,14 +23,17 @@ _LOCK = ".lock"
 class OwnDirectory:
     """One directory of this process: ``path``."""
 
-    def __init__(self, parent: Path, access: Access = Access.OWNER) -> None:
+    def __init__(self, parent: Path, access: Access = Access.OWNER, *, keeps_abandoned: bool = False) -> None:
         """Make it in ``parent``, which is made if it is missing, and remove what dead processes left there.
+
+        ``keeps_abandoned``: not yet; somebody still looks at it, and calls ``remove_abandoned``.
 
         Raises:
             OSError
         """
         make_directories(parent, access)
-        _remove_abandoned(parent)
+        if not keeps_abandoned:
+            remove_abandoned(parent)
         self.path, self._lock = _locked(parent, access)
         make_directories(self.path, access_in(parent))
 
@@ -64,7 +67,8 @@ def _locked(parent: Path, access: Access) -> tuple[Path, int]:
         os.close(descriptor)
 
 
-def _remove_abandoned(parent: Path) -> None:
+def remove_abandoned(parent: Path) -> None:
+    """Remove the directories of processes that are dead. Nothing happens if somebody else does it meanwhile."""
     for lock in parent.glob(f"*{_LOCK}"):
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(lock, os.O_RDWR)

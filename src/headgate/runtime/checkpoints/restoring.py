@@ -18,6 +18,7 @@ import msgspec
 from headgate import fault_points
 from headgate.codec.messages import Restored
 from headgate.codec.snapshot import (
+    FILES_PREFIX,
     FINISHED_PREFIX,
     IN_FLIGHT_PREFIX,
     LISTS_PREFIX,
@@ -37,6 +38,8 @@ from headgate.operators.base import RestoredState
 from headgate.protocol.loops.part import NO_ROUNDS, RoundProgress
 from headgate.runtime.checkpoints.in_flight import RestoredPart
 from headgate.runtime.checkpoints.snapshots import read_part
+from headgate.state.choice import portable_rows
+from headgate.state.files import StoredFiles
 from headgate.storage.base import NotFound, Storage
 
 
@@ -91,6 +94,8 @@ class RestoredSnapshots:
         *,
         is_exact: bool = True,
         in_flight: Mapping[str, Sequence[RestoredPart]] | None = None,
+        files: Mapping[tuple[int, str], StoredFiles] | None = None,
+        directory: str | None = None,
     ) -> None:
         """Use ``read_restored``. ``count`` is the former parallelism (0: nothing to restore).
 
@@ -99,6 +104,8 @@ class RestoredSnapshots:
             parts: the other ones, still to be read.
             is_exact: none holds what came from behind the barrier (GM20).
             in_flight: records that were on their way, by the node that they were on their way to.
+            files: of databases, by former index and node.
+            directory: where they are put while their rows are read; None: the system's for temporary files.
         """
         self._worker = int(worker)
         self._is_moved = count != plan.parallelism or not is_exact
@@ -107,6 +114,9 @@ class RestoredSnapshots:
         self._parts = parts or {}
         self._is_exact = is_exact
         self._in_flight = in_flight or {}
+        self._files = files or {}
+        self._directory = directory
+        self._owned = owned_key_groups(plan, worker)
 
     def in_flight(self, vertex: Vertex) -> Sequence[RestoredPart]:
         """Return what was on its way to former subtasks of ``vertex``, as far as this worker was given it (UA14)."""
@@ -120,6 +130,7 @@ class RestoredSnapshots:
             if name in sections:
                 found.append(RestoredState(index, self._count, sections[name], self._is_exact))
             found += self._parts_of(index, name)
+            found += self._rows_of_files(index, node)
         return found
 
     def lists(self, node: str, vertex: Vertex) -> list[RestoredState]:
@@ -135,6 +146,16 @@ class RestoredSnapshots:
     def _parts_of(self, index: int, section: str) -> list[RestoredState]:
         readers = self._parts.get(index, {}).get(section, ())
         return [RestoredState(index, self._count, read, self._is_exact) for read in readers]
+
+    def _rows_of_files(self, index: int, node: str) -> list[RestoredState]:
+        """Return the rows that a former subtask left in a database: a backend may go on with it instead (RB21)."""
+        stored = self._files.get((index, node))
+        if stored is None:
+            return []
+        owned = stored.description.key_groups
+        groups = self._owned if owned is None else owned.common(self._owned)
+        readers = portable_rows(stored, self._directory, groups)
+        return [RestoredState(index, self._count, read, self._is_exact, stored) for read in readers]
 
     def positions(self, node: str) -> dict[str, bytes] | None:
         """Return ``split → position`` of all former subtasks of a source (R16), or None on a first start.
@@ -198,9 +219,16 @@ class RestoredSnapshots:
 
 
 def read_restored(
-    storage: Storage, pipeline: str, worker: WorkerIndex, plan: Plan, restored: Sequence[Restored]
+    storage: Storage,
+    pipeline: str,
+    worker: WorkerIndex,
+    plan: Plan,
+    restored: Sequence[Restored],
+    directory: str | None = None,
 ) -> RestoredSnapshots:
     """Read the small sections of ``restored``, and find the other parts; all are verified when they are read.
+
+    ``directory``: on a local disk, for databases of which the rows are read; None: the system's for temporary files.
 
     Raises:
         CorruptionError: one is damaged or gone (the coordinator verified it moments ago).
@@ -209,6 +237,7 @@ def read_restored(
     formers: dict[int, dict[str, memoryview]] = {}
     parts: dict[int, dict[str, list[Callable[[], memoryview]]]] = {}
     in_flight: dict[str, list[RestoredPart]] = {}
+    files: dict[tuple[int, str], list[SnapshotPart]] = {}
     for snapshot in restored:
         # Sections hold the node's name, so those of the vertices of one former subtask do not clash.
         sections = formers.setdefault(snapshot.subtask.index, {})
@@ -220,14 +249,23 @@ def read_restored(
             elif part.section.startswith(IN_FLIGHT_PREFIX):
                 found = RestoredPart(snapshot.subtask.index, snapshot.parallelism, part.name, read)
                 in_flight.setdefault(part.section.removeprefix(IN_FLIGHT_PREFIX), []).append(found)
+            elif part.section.startswith(FILES_PREFIX):
+                node = part.section.removeprefix(FILES_PREFIX)
+                files.setdefault((snapshot.subtask.index, node), []).append(part)
             else:
                 others.setdefault(part.section, []).append(read)
     count = restored[0].parallelism if restored else 0
     exact = all(snapshot.is_exact for snapshot in restored)
-    return RestoredSnapshots(worker, plan, formers, count, parts, is_exact=exact, in_flight=in_flight)
+    stored = {
+        (index, node): StoredFiles(found, partial(_read, storage, pipeline), f"files of '{node}', subtask {index}")
+        for (index, node), found in files.items()
+    }
+    return RestoredSnapshots(
+        worker, plan, formers, count, parts, is_exact=exact, in_flight=in_flight, files=stored, directory=directory
+    )
 
 
-def _read(storage: Storage, pipeline: str, part: SnapshotPart, inlined: str) -> memoryview:
+def _read(storage: Storage, pipeline: str, part: SnapshotPart, inlined: str = "an inlined snapshot") -> memoryview:
     fault_points.reach("in-restore")
     try:
         return read_part(storage, pipeline, part)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from headgate.codec.snapshot import STATE_PREFIX, Buffer, encode_sections, section_views
-from headgate.codec.snapshot_path import output_path, snapshot_path
+from headgate.codec.snapshot import FILES_PREFIX, STATE_PREFIX, Buffer, encode_sections, section_views
+from headgate.codec.snapshot_path import file_path, output_path, snapshot_path
 from headgate.codec.state_rows import difference, stored_rows
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import BUNDLE, KeyGroups, Rows, SnapshotPart
@@ -37,13 +37,22 @@ class Destination:
 class SubtaskTarget:
     """Collects the parts of one snapshot."""
 
-    def __init__(self, to: Destination, subtask: SubtaskId, checkpoint: CheckpointId) -> None:
+    def __init__(
+        self,
+        to: Destination,
+        subtask: SubtaskId,
+        checkpoint: CheckpointId,
+        shareable: Sequence[SnapshotPart] | None = None,
+    ) -> None:
+        """``shareable``: files that may be shared (SF15); None: everything must be portable, as in a savepoint."""
+        self._shareable = shareable
         self._to = to
         self._subtask = subtask
         self._checkpoint = checkpoint
         self._inline_bytes_left = to.inline_bytes_max
         self._parts: list[SnapshotPart] = []
         self._files_count = 0
+        self._apart_count = 0
         self._waiting: list[memoryview] = []
         self._waiting_bytes = 0
 
@@ -97,8 +106,29 @@ class SubtaskTarget:
         return placed
 
     def share(self, part: SnapshotPart) -> None:
-        """Refer to a part that the checkpoint's base has, instead of writing it again (SF6)."""
+        """Refer to a part that may be shared, instead of writing it again (SF6, SF15)."""
         self._parts.append(part)
+
+    def shareable(self, section: str) -> dict[str, SnapshotPart] | None:
+        """Return the files of ``section`` that may be shared, by name; None: portable parts are wanted."""
+        if self._shareable is None:
+            return None
+        return {part.name: part for part in self._shareable if part.section == section}
+
+    def put_apart(self, section: str, data: Buffer, key_groups: KeyGroups | None, name: str) -> SnapshotPart:
+        """Write a part that is a file, which goes when the last checkpoint goes that refers to it (SF15).
+
+        Raises:
+            StorageError
+        """
+        view = memoryview(data).cast("B")
+        path = file_path(self._checkpoint, self._subtask, self._to.generation, self._apart_count)
+        self._to.storage.put(f"{self._to.pipeline}/{path}", [view])
+        self._apart_count += 1
+        checksum = xxhash.xxh3_64_intdigest(view)
+        part = SnapshotPart(len(view), checksum, path, section=section, key_groups=key_groups, name=name)
+        self._parts.append(part)
+        return part
 
     def finish(self) -> tuple[SnapshotPart, ...]:
         """Make everything durable; return all parts.
@@ -138,6 +168,7 @@ class _NodeTarget:
         self._node = node
         self.keys = keys
         self._section = f"{prefix}{node}"
+        self._files = f"{FILES_PREFIX}{node}"
         self.rows: dict[str, int] = {}
 
     def put(
@@ -159,6 +190,24 @@ class _NodeTarget:
         """See ``SnapshotTarget``."""
         self._count((part.rows or {}).get(self._node, {}))
         self._target.share(part)
+
+    @property
+    def files(self) -> Mapping[str, SnapshotPart] | None:
+        """See ``SnapshotTarget``."""
+        return self._target.shareable(self._files)
+
+    def put_file(self, name: str, data: Buffer) -> SnapshotPart:
+        """See ``SnapshotTarget``."""
+        return self._target.put_apart(self._files, data, self._groups, name)
+
+    def describe_files(self, chunks: Iterable[Buffer], rows: Mapping[str, int]) -> SnapshotPart:
+        """See ``SnapshotTarget``."""
+        self._count(rows)
+        return self._target.put(self._files, chunks, {self._node: dict(rows)}, self._groups)
+
+    @property
+    def _groups(self) -> KeyGroups | None:
+        return None if self.keys is None else self.keys.groups
 
     def _count(self, rows: Mapping[str, int]) -> None:
         for state, count in rows.items():

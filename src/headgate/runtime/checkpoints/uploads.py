@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from headgate import fault_points
+from headgate.codec.snapshot import FILES_PREFIX
 from headgate.connectors.base import PiecewiseTransaction, SealedTransaction
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, SubtaskId
 from headgate.model.manifest import Committable, SnapshotPart
 from headgate.model.places import Place
 from headgate.model.savepoint import Copied
+from headgate.protocol.checkpoints.sharing import SharedFiles
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
 from headgate.runtime.process import PROCESS
@@ -99,8 +101,20 @@ class SnapshotWriter:
         report: Report,
         on_error: Callable[[BaseException], None],
         around: Surroundings = PROCESS,
+        restored: Sequence[SnapshotPart] = (),
     ) -> None:
-        """Make the writer; ``on_error`` gets what no checkpoint can survive (fenced, or a bug)."""
+        """Make the writer.
+
+        Args:
+            subtask: whose snapshots it writes.
+            destination: where they go.
+            pool: runs the writes.
+            report: hears of outcomes.
+            on_error: gets what no checkpoint can survive (fenced, or a bug).
+            around: of this process.
+            restored: parts of the checkpoint that is continued, as far as they are in this pipeline's directory.
+        """
+        self._shared = SharedFiles(_of_files(restored))
         self._subtask = subtask
         self._to = destination
         self._pool = pool
@@ -130,6 +144,11 @@ class SnapshotWriter:
         """Stop the write of ``checkpoint`` at its next step; its sealed output stays for the next one."""
         with self._lock:
             self._cancelled.add(checkpoint)
+
+    def completed(self, checkpoint: CheckpointId) -> None:
+        """``checkpoint`` is completed: its files may be shared (SF15)."""
+        with self._lock:
+            self._shared.completed(checkpoint)
 
     def close(self) -> None:
         """Give up waiting for retries."""
@@ -163,7 +182,11 @@ class SnapshotWriter:
         if self._is_cancelled(job.checkpoint):
             return
         self._store_outputs()
-        parts = self._with_retries(lambda: self._write_state(job, self._to, job.plain))
+        with self._lock:
+            shareable = self._shared.shareable()
+        parts = self._with_retries(lambda: self._write_state(job, self._to, job.plain, shareable))
+        with self._lock:  # before anybody can hear that it is completed
+            self._shared.wrote(job.checkpoint, _of_files(parts))
         copied = None if job.savepoint is None else self._copied(job, job.savepoint)
         job.release()  # U6: before anybody hears of it, so that the next barrier finds the state in one piece
         fault_points.reach("after-snapshot-before-ack")
@@ -213,13 +236,21 @@ class SnapshotWriter:
         except HeadgateError as error:
             return Copied(problem=str(error)[:PROBLEM_CHARS_MAX])
 
-    def _write_state(self, job: FrozenSubtask, to: Destination, plain: Mapping[str, bytes]) -> tuple[SnapshotPart, ...]:
+    def _write_state(
+        self,
+        job: FrozenSubtask,
+        to: Destination,
+        plain: Mapping[str, bytes],
+        shareable: Sequence[SnapshotPart] | None = None,
+    ) -> tuple[SnapshotPart, ...]:
         """Write the snapshot of ``job``. Changes nothing of it, so it can be repeated (U6).
+
+        ``shareable``: files that it may refer to; None: nothing of it may be elsewhere, or in files of a backend (SV3).
 
         Raises:
             AssertionError: what was written is not what was frozen; such a checkpoint must not complete (U7).
         """
-        target = SubtaskTarget(to, self._subtask, job.checkpoint)
+        target = SubtaskTarget(to, self._subtask, job.checkpoint, shareable)
         target.put_bundle(plain)
         for node, state in job.states.items():
             target.put_state(node, state)
@@ -239,3 +270,7 @@ class SnapshotWriter:
     def _is_cancelled(self, checkpoint: CheckpointId) -> bool:
         with self._lock:
             return checkpoint in self._cancelled
+
+
+def _of_files(parts: Sequence[SnapshotPart]) -> list[SnapshotPart]:
+    return [part for part in parts if part.section.startswith(FILES_PREFIX)]

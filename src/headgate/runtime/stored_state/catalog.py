@@ -6,8 +6,11 @@ in the smallest part, to know its columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+
+import pyarrow as pa
 
 from headgate.codec.snapshot import LISTS_PREFIX, UNION_PREFIX
 from headgate.errors import UsageError
@@ -17,7 +20,9 @@ from headgate.runtime.checkpoints.snapshots import place_of
 from headgate.runtime.stored_state.decoding import Decoded, decoded
 from headgate.runtime.stored_state.pieces import Piece, operators_of, pieces_of
 from headgate.runtime.stored_state.places import StoredCheckpoint
-from headgate.runtime.stored_state.shapes import Kind, Shape
+from headgate.runtime.stored_state.shapes import Kind, Shape, shape_of
+from headgate.state.choice import portable_rows, schema_in_files
+from headgate.state.files import StoredFiles
 from headgate.storage.base import Storage
 
 BESIDE = (Kind.FACTS, Kind.ROUNDS)
@@ -68,7 +73,35 @@ class PartReader:
         place = self._checkpoint.place
         where = place_of(f"{place.url.rstrip('/')}/{place.prefix}", piece.part)
         identity = StateIdentity(self._checkpoint.manifest.state_texts.get(operator, ""))
+        if piece.files:
+            return self._in_files(operator, piece, identity, where)
         return decoded(piece, self._read(piece), identity, where)
+
+    def shape(self, operator: str, piece: Piece) -> Shape:
+        """Return the shape of the rows of ``piece``; of a database only the description is read.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        if not piece.files:
+            return self.decoded(operator, piece).shape
+        stored = self._stored(piece)
+        identity = StateIdentity(self._checkpoint.manifest.state_texts.get(operator, ""))
+        return shape_of(identity, piece.prefix, piece.path[-1], schema_in_files(stored, piece.path[-1]))
+
+    def _stored(self, piece: Piece) -> StoredFiles:
+        place = self._checkpoint.place
+        where = place_of(f"{place.url.rstrip('/')}/{place.prefix}", piece.part)
+        return StoredFiles(piece.files, partial(self._checkpoint.read, self._storage), where)
+
+    def _in_files(self, operator: str, piece: Piece, identity: StateIdentity, where: str) -> Decoded:
+        """Return the rows of ``piece``, which are read a range of key groups at a time."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for read in portable_rows(self._stored(piece), None, piece.key_groups):
+                yield from decoded(piece, read(), identity, where).batches
+
+        return Decoded(self.shape(operator, piece), batches())
 
     def _read(self, piece: Piece) -> memoryview:
         if piece.committable is not None and piece.committable.stored is None:
@@ -95,7 +128,7 @@ def states_of(
     states = []
     for (node, prefix, name), pieces in sorted(found.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
         is_clear = prefix not in (LISTS_PREFIX, UNION_PREFIX) or (node, name) not in taken
-        shape = reader.decoded(node, min(pieces, key=lambda piece: piece.part.size_bytes)).shape
+        shape = reader.shape(node, min(pieces, key=lambda piece: piece.part.size_bytes))
         states.append(StoredState(node, name if is_clear else f"{prefix}{name}", shape, tuple(pieces)))
     return states
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from headgate.codec.snapshot import (
+    FILES_PREFIX,
     FINISHED_PREFIX,
     IN_FLIGHT_PREFIX,
     LISTS_PREFIX,
@@ -60,6 +61,7 @@ class Piece:
         key_groups: that its keys can be in, if it has keys.
         sender: of records in flight: the subtask that had sent them.
         committable: of prepared output.
+        files: of the database that it is in, ``part`` among them, which says what they are (RS16).
     """
 
     subtask: SubtaskId
@@ -71,6 +73,7 @@ class Piece:
     key_groups: KeyGroups
     sender: int = -1
     committable: Committable | None = None
+    files: tuple[SnapshotPart, ...] = ()
 
 
 Found = Iterator[tuple[str, str, Piece]]
@@ -156,6 +159,9 @@ def _of_part(
 ) -> Found:
     where = place_of(checkpoint.place.prefix, part)
     owned = _owned(checkpoint, entry, part)
+    if part.section.startswith(FILES_PREFIX):
+        yield from _of_files(entry, part, owned)
+        return
     if part.section != BUNDLE:
         data = _head_of(checkpoint, storage, part, where)
         prefix, node = _named(part.section)
@@ -165,6 +171,17 @@ def _of_part(
         prefix, node = _named(section)
         if prefix != FINISHED_PREFIX and operator in (None, node):
             yield from _of_section(entry.subtask, part, prefix, node, (section,), inner, owned, where)
+
+
+def _of_files(entry: SubtaskEntry, part: SnapshotPart, owned: KeyGroups) -> Found:
+    """Yield the states of a database, told by the part that describes its files; nothing is read."""
+    if part.name:
+        return
+    files = tuple(other for other in entry.parts if other.section == part.section)
+    for node, states in (part.rows or {}).items():
+        size_bytes = sum(file.size_bytes for file in files) // max(1, len(states))
+        for name, count in states.items():
+            yield node, name, Piece(entry.subtask, part, STATE_PREFIX, (name,), size_bytes, count, owned, files=files)
 
 
 def _of_section(
@@ -248,7 +265,15 @@ def _of_output(checkpoint: StoredCheckpoint, committable: Committable) -> Piece:
 
 def _named(section: str) -> tuple[str, str]:
     """Return the prefix of a section, and the operator that it names."""
-    prefixes = (STATE_PREFIX, LISTS_PREFIX, UNION_PREFIX, IN_FLIGHT_PREFIX, POSITIONS_PREFIX, ROUNDS_PREFIX)
+    prefixes = (
+        STATE_PREFIX,
+        FILES_PREFIX,
+        LISTS_PREFIX,
+        UNION_PREFIX,
+        IN_FLIGHT_PREFIX,
+        POSITIONS_PREFIX,
+        ROUNDS_PREFIX,
+    )
     prefix = next((one for one in (*prefixes, FINISHED_PREFIX) if section.startswith(one)), "")
     return prefix, section.removeprefix(prefix)
 

@@ -103,7 +103,9 @@ class Deployment:
         clock: Clock,
         is_interrupted: Callable[[], bool] = lambda: False,
         states: WorkerStates | None = None,
+        local_directory: str | None = None,
     ) -> None:
+        self._local_directory = local_directory
         self._states = states or worker_states(definition.config.state, None)
         self._is_interrupted = is_interrupted
         self._definition = definition
@@ -133,7 +135,7 @@ class Deployment:
                 storage, pipeline = storage_at(place), place.prefix
             except NotFound as error:
                 raise CorruptionError(error.path, 0, "a savepoint, or checkpoints", "no directory") from error
-        restored = read_restored(storage, pipeline, self._worker, plan, self._message.restored)
+        restored = read_restored(storage, pipeline, self._worker, plan, self._message.restored, self._local_directory)
         runners = [self._runner(vertex, restored) for vertex in plan.vertices]
         return list(reversed(runners))
 

@@ -200,6 +200,7 @@ class SubtaskRunner:
             self._run(effect, text)
         match event:  # HL9: whether or not it has finished
             case machine.CompleteReceived():
+                self._writer.completed(event.checkpoint)
                 self._hooks.completed(event.checkpoint)
             case machine.AbortReceived():
                 self._hooks.aborted(event.checkpoint)

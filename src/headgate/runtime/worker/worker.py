@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from headgate.errors import BadRecord, FencedError, HeadgateError, StorageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
-from headgate.model.manifest import SubtaskEntry
+from headgate.model.manifest import SnapshotPart, SubtaskEntry
 from headgate.model.savepoint import Copied
 from headgate.operators.user_function import HookError, UserFunctionError, user_traceback
 from headgate.protocol.checkpoints.coordinator_events import Acknowledged, Declined, FinishReported, SourceReadsOn
@@ -233,6 +234,8 @@ class Worker:
         storage = open_storage(definition.config.checkpoint_root)
         keys = OwnedKeys(owned_key_groups(definition.plan, self._task.worker), definition.plan.max_parallelism)
         to = Destination(storage, definition.config.name, self._generation, deploy.inline_bytes_max, keys)
+        task = self._task
+        restored = [] if deploy.place else [part for former in deploy.restored for part in former.parts]
         exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
         self._states = worker_states(definition.config.state, self._task.spill_directory)
         deployment = Deployment(
@@ -241,23 +244,24 @@ class Worker:
             deploy,
             storage,
             exchange,
-            lambda s: self._snapshot_writer(s, to),
+            lambda s: self._snapshot_writer(s, to, restored),
             self,
             self.loop_budget,
             self._around,
             self._is_interrupted,
             self._states,
+            task.spill_directory,
         )
         self._runners = deployment.runners()
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
         self._is_listening = any(runner.is_listening for runner in self._runners)
 
-    def _snapshot_writer(self, subtask: SubtaskId, to: Destination) -> SnapshotWriter:
+    def _snapshot_writer(self, subtask: SubtaskId, to: Destination, restored: Sequence[SnapshotPart]) -> SnapshotWriter:
         def report(event: machine.SnapshotWritten | machine.SnapshotFailed, text: str) -> None:
             self._mail.append((self._by_subtask[subtask], event, text))
             self._wake.set()
 
-        return SnapshotWriter(subtask, to, self._pool, report, self._post, self._around)
+        return SnapshotWriter(subtask, to, self._pool, report, self._post, self._around, restored)
 
     # -- the mailbox loop ---------------------------------------------------------------------------------------
 

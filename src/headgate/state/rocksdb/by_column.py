@@ -15,6 +15,7 @@ import pyarrow as pa
 from headgate.state.backend import Ownership, restored_states, restored_timers
 from headgate.state.columns import FrozenRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
+from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
 from headgate.state.key_hash import Hashes, Words, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
@@ -23,6 +24,7 @@ from headgate.state.rocksdb.cached import Cached, CachedLists, CachedMaps, Cache
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
 from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
+from headgate.state.rocksdb.reopening import go_on_with
 from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
@@ -220,7 +222,7 @@ class RocksColumnBackend:
             for descriptor, state in self._states.items()
         }
         tables = [state.table for state in self._cached]
-        return FrozenDatabase(self._place.database, self._place.checkpoint(), tables, counts, self._timers_beside())
+        return FrozenDatabase(self._place, self._place.checkpoint(), tables, counts, self._timers_beside())
 
     def _timers_beside(self) -> Beside:
         if self.timers is None:
@@ -243,6 +245,16 @@ class RocksColumnBackend:
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
             times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
             timers.register(self._index.slots(batch.columns[:width]), times_ms)
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        if any(self._outside.values()):
+            return False
+        counts = go_on_with(self._place, stored, [state.table for state in self._cached], owner)
+        if counts is None:
+            return False
+        self._outside = {descriptor: counts[descriptor.name] for descriptor in self._states}
+        return True
 
 
 def _section_rows(keys: FrozenKeys, section: Section, frozen: FrozenRows) -> tuple[Section, Sequence[pa.RecordBatch]]:

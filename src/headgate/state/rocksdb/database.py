@@ -97,6 +97,8 @@ class Rows:
         """Give its files up. Idempotent, and never fails: nothing that is not in a checkpoint is needed again."""
         try:
             self._db.close()
+        except rocksdict.DbClosedError:
+            return
         except Exception as error:
             if not _is_of_the_library(error):
                 raise
@@ -132,12 +134,17 @@ class Database(Rows):
         Raises:
             StorageError
         """
-        with told("open", path):
-            super().__init__(path, Rdict(str(path), memory.options()))
+        self._path = path
+        self._memory = memory
+        self.sizes = RowSizes()
+        self._open(is_new=True)
+
+    def _open(self, *, is_new: bool) -> None:
+        with told("open", self._path):
+            self._db = Rdict(str(self._path), self._memory.options(is_new=is_new))
         options = rocksdict.WriteOptions()
         options.disable_wal = True  # RB4
         self._db.set_write_options(options)
-        self._memory = memory
 
     def write(self, changes: Changes) -> None:
         """Write ``changes``.
@@ -175,9 +182,35 @@ class Database(Rows):
         """
         if not path.is_dir():  # the library would make it
             raise StorageError("open", str(path), "it was removed when its worker ended", False)
-        with told("open", path):
-            access = rocksdict.AccessType.read_only(False)
-            return Rows(path, Rdict(str(path), self._memory.options(is_new=False), access_type=access))
+        return opened(path, self._memory)
+
+    def go_on_with(self, path: Path) -> None:
+        """Have what is in the directory ``path``, instead of what it has. ``path`` becomes this one's.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        self.close()
+        shutil.rmtree(self._path)
+        path.rename(self._path)
+        self._open(is_new=False)
+
+
+def opened(path: Path, memory: SharedMemory) -> Rows:
+    """Open the database in the directory ``path`` for reading. In any thread.
+
+    Raises:
+        CorruptionError: it is damaged.
+        StorageError
+    """
+    with told("open", path):
+        access = rocksdict.AccessType.read_only(False)
+        return Rows(path, Rdict(str(path), memory.options(is_new=False), access_type=access))
+
+
+def disk_error(operation: str, path: Path, error: OSError) -> CorruptionError | StorageError:
+    """Say what the system says of a file beside the library's own."""
+    return _error(operation, path, error.strerror or str(error))
 
 
 @contextmanager

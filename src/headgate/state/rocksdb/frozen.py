@@ -17,14 +17,16 @@ from pathlib import Path
 import pyarrow as pa
 
 from headgate.codec.snapshot import Buffer, encode_sections
-from headgate.model.manifest import KeyGroups
+from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.descriptors import Section
 from headgate.state.frozen import FrozenState, OwnedKeys, SnapshotTarget
 from headgate.state.ipc import encode_batches
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.keyed import RANGE_BYTES_MIN, RANGES_MAX, Rows
-from headgate.state.rocksdb.database import Database, Scanned
+from headgate.state.rocksdb.database import Scanned
+from headgate.state.rocksdb.increments import may_be_files, write_files
 from headgate.state.rocksdb.layout import group_start, runs
+from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.tables import Table
 
 PART_BYTES = 16 << 20
@@ -58,11 +60,13 @@ class FrozenDatabase(FrozenState):
     """The rows of all tables at a barrier."""
 
     def __init__(
-        self, database: Database, path: Path, tables: Sequence[Table], counts: Mapping[str, int], beside: Beside
+        self, place: LocalDatabase, path: Path, tables: Sequence[Table], counts: Mapping[str, int], beside: Beside
     ) -> None:
         """``path``: the checkpoint, which becomes this one's. ``counts``: how many rows each table had."""
         super().__init__()
-        self._database = database
+        self._place = place
+        self._database = place.database
+        self._has_files = False
         self._path = path
         self._tables = {table.number: table for table in tables}
         self._counts = dict(counts)
@@ -77,8 +81,11 @@ class FrozenDatabase(FrozenState):
             return self._encoded(rows.scan(b"", None), self._beside.rows())[0]
 
     def _write(self, target: SnapshotTarget) -> None:
-        """Write a part for each range of key groups (SF11)."""
+        """Write the files of the database (RB20), or a part for each range of key groups (SF11)."""
         keys, beside = target.keys, self._beside.rows()
+        if keys is not None and target.files is not None and may_be_files(self._path, list(self._tables.values())):
+            self._write_files(target, target.files, beside)
+            return
         with closing(self._database.opened(self._path)) as rows:
             if keys is None:
                 target.put(*self._encoded(rows.scan(b"", None), beside))
@@ -87,6 +94,16 @@ class FrozenDatabase(FrozenState):
                 start, end = group_start(groups.first), group_start(groups.first + groups.count)
                 found = [(section, [_within(b, section, groups, keys) for b in batches]) for section, batches in beside]
                 target.put(*self._encoded(rows.scan(start, end), found), groups)
+
+    def _write_files(self, target: SnapshotTarget, shareable: Mapping[str, SnapshotPart], beside: Rows) -> None:
+        """Write the database as it is, and what is beside it as ever."""
+        self._database.opened(self._path).close()  # it fits together: nothing is missing or too short
+        self._has_files = True
+        assert target.keys is not None
+        found, counts = self._encoded((), beside)
+        if beside or self._beside.meta:
+            target.put(found, counts, target.keys.groups)
+        write_files(target, shareable, self._path, self._place.known, list(self._tables.values()), self._counts)
 
     def _ranges(self, groups: KeyGroups) -> list[KeyGroups]:
         size_bytes = sum(path.stat().st_size for path in self._path.glob("*.sst"))
@@ -97,35 +114,46 @@ class FrozenDatabase(FrozenState):
 
     def _encoded(self, rows: Iterable[Scanned], beside: Rows) -> tuple[list[Buffer], dict[str, int]]:
         """Return a container of all sections, and how many rows each has."""
-        batches: dict[int, list[pa.RecordBatch]] = {number: [] for number in self._tables}
-        for number, batch in self._batches(rows):
-            batches[number].append(batch)
-        found = [(self._tables[number].section, made) for number, made in batches.items()] + list(beside)
-        parts: dict[str, Sequence[Buffer]] = {name: [data] for name, data in self._beside.meta.items()}
-        parts |= {section.name: encode_batches(section.schema, made) for section, made in found}
-        return encode_sections(parts), {section.name: sum(b.num_rows for b in made) for section, made in found}
-
-    def _batches(self, rows: Iterable[Scanned]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows of each table, many at a time, in their order."""
-        waiting: dict[int, tuple[list[bytes], list[bytes]]] = {number: ([], []) for number in self._tables}
-        for scanned, found in rows:
-            for number, start, end in runs(scanned):
-                if number not in waiting:  # heads
-                    continue
-                keys, values = waiting[number]
-                keys += scanned[start:end]
-                values += found[start:end]
-                if len(keys) >= _BATCH_ROWS:
-                    yield number, self._tables[number].batch(keys, values)
-                    waiting[number] = [], []
-        for number, (keys, values) in waiting.items():
-            if keys:
-                yield number, self._tables[number].batch(keys, values)
+        return encode_rows(list(self._tables.values()), rows, beside, self._beside.meta)
 
     def _forget(self) -> None:
+        if self._has_files and self._removal.detach() is not None:
+            self._place.keep(self._path)
         self._removal()
         self._beside.forget()
         self._beside = Beside()
+
+
+def encode_rows(
+    tables: Sequence[Table], rows: Iterable[Scanned], beside: Rows = (), meta: Mapping[str, bytes] | None = None
+) -> tuple[list[Buffer], dict[str, int]]:
+    """Return a container of the sections of all tables, and of ``beside``, and how many rows each has."""
+    by_number = {table.number: table for table in tables}
+    batches: dict[int, list[pa.RecordBatch]] = {number: [] for number in by_number}
+    for number, batch in _batches(by_number, rows):
+        batches[number].append(batch)
+    found = [(by_number[number].section, made) for number, made in batches.items()] + list(beside)
+    parts: dict[str, Sequence[Buffer]] = {name: [data] for name, data in (meta or {}).items()}
+    parts |= {section.name: encode_batches(section.schema, made) for section, made in found}
+    return encode_sections(parts), {section.name: sum(b.num_rows for b in made) for section, made in found}
+
+
+def _batches(tables: Mapping[int, Table], rows: Iterable[Scanned]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of each table, many at a time, in their order."""
+    waiting: dict[int, tuple[list[bytes], list[bytes]]] = {number: ([], []) for number in tables}
+    for scanned, found in rows:
+        for number, start, end in runs(scanned):
+            if number not in waiting:  # heads
+                continue
+            keys, values = waiting[number]
+            keys += scanned[start:end]
+            values += found[start:end]
+            if len(keys) >= _BATCH_ROWS:
+                yield number, tables[number].batch(keys, values)
+                waiting[number] = [], []
+    for number, (keys, values) in waiting.items():
+        if keys:
+            yield number, tables[number].batch(keys, values)
 
 
 def _within(batch: pa.RecordBatch, section: Section, groups: KeyGroups, keys: OwnedKeys) -> pa.RecordBatch:

@@ -7,6 +7,7 @@ from typing import Any
 
 from headgate.state.backend import Ownership, Record
 from headgate.state.descriptors import KeyColumns, Section
+from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
 from headgate.state.rocksdb.frozen import Beside
 from headgate.state.rocksdb.room import LocalDatabase
@@ -39,3 +40,7 @@ class RocksRecords:
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
         self._objects.restore(sections, path, owner)
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        return self._objects.go_on_with(stored, owner)

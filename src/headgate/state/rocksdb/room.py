@@ -1,19 +1,22 @@
 """Where the databases of one worker are: a directory of its own, which is gone when the worker is (RB3).
 
-Counterpart: ``state.choice``, through which a worker gets it. Two workers on one machine have two directories; what a
-worker left that was killed is removed by whichever one next starts there.
+Counterpart: ``state.choice``, through which a worker gets it. Two workers on one machine have two directories. What a
+worker left that was killed may serve the next ones: whoever restores takes what fits (RB21). It is removed by whichever
+worker of that machine first takes a snapshot: by then everybody has restored.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from headgate.errors import StorageError
 from headgate.state.rocksdb.database import Database
 from headgate.state.rocksdb.memory import SharedMemory
-from headgate.storage.own_directory import OwnDirectory
+from headgate.storage.own_directory import OwnDirectory, remove_abandoned
 
 _PARENT = f"headgate-state-{os.getuid()}"
 """Of this user: the directory for temporary files is everybody's, and nobody else may read what is below (0700)."""
@@ -23,12 +26,26 @@ _CHANGED_SHARE = 4
 """One part in so many of a cache may differ from the database."""
 
 
-class LocalDatabase:
-    """A database, and the checkpoints of it that are still held."""
+_KEPT_MAX = 2
+"""So many of the snapshots that were written as files are kept: most likely one of them is the newest completed one."""
 
-    def __init__(self, directory: Path, memory: SharedMemory) -> None:
-        self._directory = directory
+
+class LocalDatabase:
+    """A database, and the checkpoints of it that are still held.
+
+    Attributes:
+        directory: of this database alone.
+        known: its files that are in snapshots (``increments.Known``).
+    """
+
+    def __init__(self, directory: Path, name: str, memory: SharedMemory, before_checkpoint: Callable[[], None]) -> None:
+        """``name``: the same one in every life of the worker."""
+        self.directory = directory
+        self.known: dict[str, tuple[int, int]] = {}
+        self._name = name
         self._memory = memory
+        self._before_checkpoint = before_checkpoint
+        self._kept: list[Path] = []
         self._checkpoints_count = 0
         directory.mkdir(0o700)
         self.database = Database(directory / "db", memory)
@@ -56,10 +73,24 @@ class LocalDatabase:
         Raises:
             StorageError
         """
+        self._before_checkpoint()
         self._checkpoints_count += 1
-        path = self._directory / f"checkpoint-{self._checkpoints_count}"
+        path = self.directory / f"checkpoint-{self._checkpoints_count}"
         self.database.checkpoint(path)
         return path
+
+    def keep(self, checkpoint: Path) -> None:
+        """Keep the files of a snapshot for whoever comes after this process (RB21); of older ones they go."""
+        self._kept.append(checkpoint)
+        while len(self._kept) > _KEPT_MAX:
+            shutil.rmtree(self._kept.pop(0), ignore_errors=True)
+
+    def near(self, file_name: str) -> Iterator[Path]:
+        """Yield files of this name that databases of this name have, or have left, on this machine."""
+        mine = self.directory.parent
+        for path in mine.parent.glob(f"*/*-{self._name}/*/{file_name}"):
+            if mine not in path.parents:
+                yield path
 
 
 class Room:
@@ -72,6 +103,7 @@ class Room:
         self._own: OwnDirectory | None = None
         self._memory: SharedMemory | None = None
         self._open: list[Database] = []
+        self._is_tidy = False
 
     def new_database(self, name: str) -> LocalDatabase:
         """Return an empty database. ``name``: of whose it is, for people who look into the directory.
@@ -81,14 +113,20 @@ class Room:
         """
         if self._own is None or self._memory is None:
             try:
-                self._own = OwnDirectory(self._parent)
+                self._own = OwnDirectory(self._parent, keeps_abandoned=True)
             except OSError as error:
                 raise StorageError("open", str(self._parent), error.strerror or str(error), False) from error
             self._memory = SharedMemory(self._memory_bytes)
         self._memory.joined()
-        made = LocalDatabase(self._own.path / f"{len(self._open)}-{name}", self._memory)
+        made = LocalDatabase(self._own.path / f"{len(self._open)}-{name}", name, self._memory, self._tidy)
         self._open.append(made.database)
         return made
+
+    def _tidy(self) -> None:
+        """Remove what dead workers left, once: a barrier has come, so all subtasks have restored."""
+        if not self._is_tidy:
+            self._is_tidy = True
+            remove_abandoned(self._parent)
 
     def close(self) -> None:
         """Close and remove everything. Idempotent. Snapshots that are still being written fail."""
@@ -96,5 +134,6 @@ class Room:
             database.close()
         self._open.clear()
         if self._own is not None:
+            self._tidy()
             self._own.remove()
             self._own = None

@@ -9,12 +9,14 @@ import pyarrow as pa
 
 from headgate.state.backend import Ownership, restored_batches, restored_states, restored_timers
 from headgate.state.descriptors import KeyColumns, StateDescriptor
+from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays, timer_batches, timers_count
 from headgate.state.rocksdb.cells import RocksCells
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
 from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
+from headgate.state.rocksdb.reopening import go_on_with
 from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
@@ -96,7 +98,7 @@ class CachedObjects:
         self.write_back()
         tables = [stored.table for _, stored in self._stored]
         counts = {stored.table.section.name: cells.rows_count for cells, stored in self._stored}
-        return FrozenDatabase(self._place.database, self._place.checkpoint(), tables, counts, beside)
+        return FrozenDatabase(self._place, self._place.checkpoint(), tables, counts, beside)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``. What is restored goes to the database; nothing is in the cache yet."""
@@ -105,6 +107,17 @@ class CachedObjects:
             for batch in read(sections, stored.table.section, path, owner):
                 restore_rows(stored.table, self._place.database, self._keys, self._max_parallelism, batch)
                 cells.rows_count += batch.num_rows
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        if any(cells.rows_count for cells in self.cells):
+            return False
+        counts = go_on_with(self._place, stored, [found.table for _, found in self._stored], owner)
+        if counts is None:
+            return False
+        for cells, found in self._stored:
+            cells.rows_count = counts[found.table.section.name]
+        return True
 
 
 class RocksRowBackend:
@@ -178,6 +191,10 @@ class RocksRowBackend:
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
             for key, time_ms in zip(keys_of(batch.columns[:-1]), batch.columns[-1].to_pylist(), strict=True):
                 timers.register(key, time_ms)
+
+    def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
+        """See ``ContinuingBackend``."""
+        return self._objects.go_on_with(stored, owner)
 
 
 def keys_of(columns: Sequence[pa.Array]) -> list[Any]:

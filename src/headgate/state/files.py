@@ -1,0 +1,50 @@
+"""The files of a database as a checkpoint holds them: what a backend may continue, and what any backend can read.
+
+Counterparts: ``runtime.checkpoints`` writes the parts (SF15) and finds them again; ``state.rocksdb.reopening`` opens
+them. Nobody else looks into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headgate.errors import CorruptionError
+from headgate.model.manifest import SnapshotPart
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StoredFiles:
+    """The files of one operator's state in one former subtask.
+
+    Attributes:
+        parts: the files by their names, and a nameless one that says what they are.
+        read: returns the bytes of a part, verified.
+        where: they are, for messages.
+    """
+
+    parts: Sequence[SnapshotPart]
+    read: Callable[[SnapshotPart], memoryview]
+    where: str
+
+    @property
+    def description(self) -> SnapshotPart:
+        """The part that says what the others are.
+
+        Raises:
+            CorruptionError: there is none.
+        """
+        found = [part for part in self.parts if not part.name]
+        if len(found) != 1:
+            raise CorruptionError(self.where, 0, "one description of the files of a database", f"{len(found)}")
+        return found[0]
+
+    @property
+    def files(self) -> Mapping[str, SnapshotPart]:
+        """The files by name."""
+        return {part.name: part for part in self.parts if part.name}
+
+    @property
+    def size_bytes(self) -> int:
+        """How large they are together."""
+        return sum(part.size_bytes for part in self.parts)

@@ -1,0 +1,78 @@
+"""A checkpoint of a database as its files: those that earlier checkpoints hold are referred to (RB20).
+
+Counterparts: ``protocol.checkpoints.sharing`` says which may be referred to, ``reopening`` opens them again. A file of
+RocksDB never changes under its name, within one database; that it is the same one is told by its size and checksum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from headgate.errors import CorruptionError
+from headgate.model.manifest import SnapshotPart
+from headgate.state.frozen import OwnedKeys, SnapshotTarget
+from headgate.state.rocksdb.database import disk_error
+from headgate.state.rocksdb.described import Description, is_told_by
+from headgate.state.rocksdb.tables import Table
+
+SIZE_BYTES_MIN = 1 << 20
+"""A database whose files are smaller is written as rows: there is little to be saved, and any backend reads these."""
+
+Known: TypeAlias = dict[str, tuple[int, int]]
+"""Size and checksum of files of one database, by name, as far as they were once read or written whole."""
+
+LARGE = ".sst"
+_LEFT_OUT = (LARGE, ".log", "LOG", "LOCK", "IDENTITY")
+"""Endings of what is in no description: nothing was logged (RB4), and who opens it makes the others."""
+
+
+def may_be_files(checkpoint: Path, tables: Sequence[object]) -> bool:
+    """Whether a checkpoint is written as its files: they are large enough, and can be told what they are."""
+    return is_told_by(tables) and sum(path.stat().st_size for path in checkpoint.glob(f"*{LARGE}")) >= SIZE_BYTES_MIN
+
+
+def write_files(
+    target: SnapshotTarget,
+    shareable: Mapping[str, SnapshotPart],
+    checkpoint: Path,
+    known: Known,
+    tables: Sequence[Table],
+    rows: Mapping[str, int],
+) -> None:
+    """Write what nobody holds yet, and refer to the rest. May be repeated.
+
+    Args:
+        target: for which key groups are known.
+        shareable: what may be referred to.
+        checkpoint: the directory of the files.
+        known: of this database; what is written is added.
+        tables: what its rows mean.
+        rows: of each state.
+
+    Raises:
+        CorruptionError, StorageError
+    """
+    keys = target.keys
+    assert isinstance(keys, OwnedKeys)
+    large = sorted(checkpoint.glob(f"*{LARGE}"))
+    for path in large:
+        there = shareable.get(path.name)
+        if there is not None and known.get(path.name) == (there.size_bytes, there.checksum):
+            target.share(there)
+            continue
+        part = target.put_file(path.name, _read(path))
+        known[path.name] = part.size_bytes, part.checksum
+    small = {path.name: _read(path) for path in sorted(checkpoint.iterdir()) if not path.name.endswith(_LEFT_OUT)}
+    description = Description(tables, keys, [path.name for path in large], small)
+    target.describe_files(description.encode(), rows)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise CorruptionError(str(path), 0, "a file of a RocksDB database", "no file") from error
+    except OSError as error:
+        raise disk_error("read", path, error) from error

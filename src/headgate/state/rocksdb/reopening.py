@@ -1,0 +1,237 @@
+"""Opens the files of a database that a checkpoint holds: to go on with them, or to read their rows (RB21, RB22).
+
+Counterpart: ``increments``, which wrote them. Files that are near, because a worker of this machine left them, are
+linked instead of fetched, if they are the same ones. Nothing is opened before every file is there and verified, and
+nothing of it is used before its rows are counted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import xxhash
+
+from headgate.codec.snapshot import Buffer
+from headgate.errors import CorruptionError
+from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.manifest import KeyGroups, SnapshotPart
+from headgate.state.backend import Ownership
+from headgate.state.files import StoredFiles
+from headgate.state.frozen import OwnedKeys
+from headgate.state.rocksdb.database import Rows, disk_error, opened
+from headgate.state.rocksdb.described import Description, decode_description
+from headgate.state.rocksdb.frozen import PART_BYTES, encode_rows
+from headgate.state.rocksdb.increments import Known
+from headgate.state.rocksdb.layout import group_start, runs
+from headgate.state.rocksdb.memory import SharedMemory
+from headgate.state.rocksdb.room import LocalDatabase
+from headgate.state.rocksdb.tables import Table
+from headgate.storage.own_directory import OwnDirectory
+
+Near = Callable[[str], Iterable[Path]]
+"""Returns where a file with this name may be on this machine."""
+
+_READ_BYTES = 8 << 20
+_MEMORY_BYTES = 32 << 20
+"""Of a database that is only read from one end to the other."""
+
+
+def describe(stored: StoredFiles) -> Description:
+    """Return what the files of a checkpoint are, after checking that it has all of them.
+
+    Raises:
+        CorruptionError: one is missing, or it does not say what they are.
+    """
+    description = decode_description(stored.read(stored.description), stored.where)
+    missing = sorted(set(description.names) - stored.files.keys())
+    if missing:
+        raise CorruptionError(stored.where, 0, f"the file {missing[0]} of a RocksDB database", "no part with this name")
+    return description
+
+
+def fetch(stored: StoredFiles, description: Description, to: Path, near: Near) -> Known:
+    """Have all files in the directory ``to``, which does not exist; return what is known of them.
+
+    Raises:
+        CorruptionError: a file is damaged or missing, and is named. Nothing is left in ``to``.
+        StorageError
+    """
+    known: Known = {}
+    try:
+        to.mkdir(0o700)
+        for name in description.names:
+            part = stored.files[name]
+            if not any(_is_linked(path, to / name, part) for path in near(name)):
+                _write(to / name, stored.read(part))
+            known[name] = part.size_bytes, part.checksum
+        for name, data in description.small.items():
+            _write(to / name, data)
+    except OSError as error:
+        shutil.rmtree(to, ignore_errors=True)
+        raise disk_error("write", to, error) from error
+    except BaseException:
+        shutil.rmtree(to, ignore_errors=True)
+        raise
+    return known
+
+
+def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
+    """Link ``path`` if it is what ``part`` says: what is near may be damaged, or of another database (RB21)."""
+    try:
+        if path.stat().st_size != part.size_bytes:
+            return False
+        os.link(path, to)
+        if _checksum(to) == part.checksum:
+            return True
+        to.unlink()
+    except OSError:  # somebody removed it, or it cannot be read
+        to.unlink(missing_ok=True)
+    return False
+
+
+def _checksum(path: Path) -> int:
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while chunk := file.read(_READ_BYTES):
+            digest.update(chunk)
+    return digest.intdigest()
+
+
+def _write(path: Path, data: Buffer) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+
+
+def check_rows(rows: Rows, tables: Sequence[Table], wanted: Mapping[str, int], where: str) -> None:
+    """Make sure that each state has as many rows as its manifest says (U7).
+
+    Raises:
+        CorruptionError: it has others.
+    """
+    names = {table.number: table.section.name for table in tables}
+    found = dict.fromkeys(names.values(), 0)
+    for scanned, _ in rows.scan(b"", None):
+        for number, start, end in runs(scanned):
+            if number in names:
+                found[names[number]] += end - start
+    for name, count in found.items():
+        if count != wanted.get(name, 0):
+            raise CorruptionError(where, 0, f"{wanted.get(name, 0)} rows of state '{name}'", f"{count} rows")
+
+
+def rows_of(stored: StoredFiles) -> dict[str, int]:
+    """Return how many rows each state has, as the manifest says."""
+    return {name: count for states in (stored.description.rows or {}).values() for name, count in states.items()}
+
+
+def go_on_with(
+    place: LocalDatabase, stored: StoredFiles, tables: Sequence[Table], owner: Ownership
+) -> dict[str, int] | None:
+    """Have in the empty database ``place`` what a checkpoint holds, if it is of the same states and keys (RB21).
+
+    Returns:
+        How many rows each state has; None: it is of others, and nothing was done.
+
+    Raises:
+        CorruptionError, StorageError
+    """
+    description = describe(stored)
+    owned = key_groups_of_subtask(owner.subtask_index, owner.max_parallelism, owner.parallelism)
+    keys = OwnedKeys(KeyGroups(owned.start, len(owned)), owner.max_parallelism)
+    if description.keys != keys or list(description.tables) != list(tables):
+        return None
+    path = place.directory / "restored"
+    known = fetch(stored, description, path, place.near)
+    counts = rows_of(stored)
+    with closing(place.database.opened(path)) as rows:
+        check_rows(rows, tables, counts, stored.where)
+    place.database.go_on_with(path)
+    place.known = known
+    return {table.section.name: counts.get(table.section.name, 0) for table in tables}
+
+
+class PortableRows:
+    """The rows of a database as any backend restores them, in parts by key group (ST3).
+
+    The database is opened in a directory of its own when the first part is asked for, and goes after the last one.
+    """
+
+    def __init__(self, stored: StoredFiles, parent: Path, groups: KeyGroups) -> None:
+        """``groups``: those whose rows are wanted."""
+        self._stored = stored
+        self._parent = parent
+        count = max(1, min(stored.size_bytes // PART_BYTES, groups.count))
+        ends = [groups.first + groups.count * number // count for number in range(count + 1)]
+        self._left = dict.fromkeys(pairwise(ends))
+        self.parts: list[Callable[[], memoryview]] = [partial(self.read, *ends) for ends in self._left]
+        self._rows: Rows | None = None
+        self._tables: Sequence[Table] = ()
+        self._close: Callable[[], object] = _nothing
+
+    def read(self, first: int, end: int) -> memoryview:
+        """Return a container with the rows of the key groups from ``first`` on, up to and without ``end``.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        if self._rows is None:
+            self._rows = self._open()
+        found, _ = encode_rows(self._tables, self._rows.scan(group_start(first), group_start(end)))
+        self._left.pop((first, end), None)
+        if not self._left:
+            self.close()
+        return memoryview(b"".join(memoryview(one) for one in found))
+
+    def close(self) -> None:
+        """Remove the database. Idempotent; it is opened again when somebody asks."""
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+        self._close()
+
+    def _open(self) -> Rows:
+        description = describe(self._stored)
+        try:
+            own = OwnDirectory(self._parent)
+        except OSError as error:
+            raise disk_error("open", self._parent, error) from error
+        self._close = weakref.finalize(self, own.remove)
+        fetch(self._stored, description, own.path / "db", _nothing_near)
+        rows = opened(own.path / "db", SharedMemory(_MEMORY_BYTES))
+        check_rows(rows, description.tables, rows_of(self._stored), self._stored.where)
+        self._tables = description.tables
+        return rows
+
+
+def schema_of(stored: StoredFiles, state: str) -> pa.Schema:
+    """Return the columns of the rows of ``state``.
+
+    Raises:
+        CorruptionError
+    """
+    for table in describe(stored).tables:
+        if table.section.name == state:
+            return table.section.schema
+    raise CorruptionError(stored.where, 0, f"a table of state '{state}'", "none")
+
+
+def portable_rows(stored: StoredFiles, directory: str | None, groups: KeyGroups) -> list[Callable[[], memoryview]]:
+    """Return what reads the rows of ``groups``, a part at a time. ``directory``: None: the system's for such files."""
+    parent = Path(directory or tempfile.gettempdir()) / f"headgate-reading-{os.getuid()}"
+    return PortableRows(stored, parent, groups).parts
+
+
+def _nothing() -> None: ...
+
+
+def _nothing_near(name: str) -> Iterable[Path]:
+    return ()
