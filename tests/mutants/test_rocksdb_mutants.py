@@ -25,7 +25,7 @@ from headgate.state.key_hash import text_bytes
 from headgate.state.memory.column_timers import MemoryColumnTimers
 from headgate.state.rocksdb import by_column, cells, database, layout, room, tables
 from headgate.state.rocksdb.by_column import RocksColumnBackend
-from headgate.state.rocksdb.cached import CachedLists, CachedMaps, CachedValues
+from headgate.state.rocksdb.cached import CachedMaps, CachedValues, ListChanges
 from headgate.state.rocksdb.cells import RocksCells
 from headgate.state.rocksdb.database import Rows
 from headgate.state.rocksdb.frozen import FrozenDatabase
@@ -171,13 +171,13 @@ def entries_that_a_map_lost_stay() -> Iterator[None]:
 
 @contextmanager
 def lists_are_written_anew_each_time() -> Iterator[None]:
-    original = CachedLists._write
+    original = ListChanges.write
 
-    def anew(self: CachedLists, changes: Any, slots: Any, keys: Any) -> None:
-        self._same.written(self._size)[slots] = 0
-        original(self, changes, slots, keys)
+    def anew(self: ListChanges, changes: Any, slots: Any, keys: Any, exploded: Any, size: int) -> None:
+        self._same.written(size)[slots] = 0
+        original(self, changes, slots, keys, exploded, size)
 
-    with patched(CachedLists, "_write", anew):
+    with patched(ListChanges, "write", anew):
         yield
 
 

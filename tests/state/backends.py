@@ -47,6 +47,20 @@ def states(name: str) -> Iterator[WorkerStates]:
             made.close()
 
 
+class Chosen:
+    """The backend that tests of operators run on: memory, unless ``choose`` says another."""
+
+    worker: WorkerStates = worker_states(MemoryState(), None)
+
+
+@contextmanager
+def choose(name: str) -> Iterator[None]:
+    """Have tests of operators run on the backend ``name``."""
+    with states(name) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Chosen, "worker", made)
+        yield
+
+
 def payload_of(frozen: FrozenState) -> bytes:
     return b"".join(bytes(memoryview(part)) for part in frozen.encode())
 

@@ -67,6 +67,12 @@ class Rows:
                 yield [row for row, _ in found], [value for _, value in found]
             self._check_end(last, options)
 
+    def some(self, start: bytes, count: int) -> Scanned:
+        """Return the first rows from ``start`` on, ``count`` at most."""
+        with told("read", self._path):
+            rows = list(islice(self._db.items(from_key=start), count))
+        return [row for row, _ in rows], [value for _, value in rows]
+
     def _check_end(self, last: bytes, options: rocksdict.ReadOptions) -> None:
         """Make sure that there is nothing behind ``last``, and that this could be seen (RB6)."""
         rest = self._db.iter(options)
@@ -124,7 +130,7 @@ class Changes:
 
 
 class Database(Rows):
-    """A database that is written."""
+    """A database that is written. ``rows_written``: how many rows were written or removed so far."""
 
     def __init__(self, path: Path, memory: SharedMemory) -> None:
         """Make it in the directory ``path``, which does not exist.
@@ -138,6 +144,7 @@ class Database(Rows):
         options.disable_wal = True  # RB4
         self._db.set_write_options(options)
         self._memory = memory
+        self.rows_written = 0
 
     def write(self, changes: Changes) -> None:
         """Write ``changes``.
@@ -145,10 +152,12 @@ class Database(Rows):
         Raises:
             StorageError
         """
-        if len(changes.batch):
+        count = len(changes.batch)
+        if count:
             with told("write", self._path):
                 self._written(changes.batch)
             self.sizes.add(changes.sizes)
+            self.rows_written += count
 
     def _written(self, batch: rocksdict.WriteBatch) -> None:
         self._db.write(batch)

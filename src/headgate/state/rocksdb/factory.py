@@ -12,7 +12,6 @@ from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, Win
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.rocksdb.by_column import RocksColumnBackend
-from headgate.state.rocksdb.limits import refuse_expiring
 from headgate.state.rocksdb.records import RocksRecords
 from headgate.state.rocksdb.room import Room
 from headgate.state.rocksdb.rows import RocksRowBackend
@@ -35,7 +34,6 @@ class RocksStates:
         """See ``StateFactory``."""
         if not descriptors:
             return self._memory.by_row(keys, descriptors, has_timers=has_timers)
-        refuse_expiring(self._name, descriptors)
         place = self._room.new_database(self._name)
         return RocksRowBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 
@@ -45,7 +43,6 @@ class RocksStates:
         """See ``StateFactory``."""
         if not descriptors:
             return self._memory.by_column(keys, descriptors, has_timers=has_timers)
-        refuse_expiring(self._name, descriptors)
         place = self._room.new_database(self._name)
         return RocksColumnBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from headgate.state.ipc import encode_batches
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.keyed import RANGE_BYTES_MIN, RANGES_MAX, Rows
 from headgate.state.rocksdb.database import Database, Scanned
+from headgate.state.rocksdb.expiring import expired_counts
 from headgate.state.rocksdb.layout import group_start, runs
 from headgate.state.rocksdb.tables import Table
 
@@ -45,12 +47,14 @@ class Beside:
         rows: returns rows of further sections.
         counts: returns how many each of these has.
         meta: sections that belong to no key.
+        now_ms: what time it was: what had expired is in no snapshot (TL6).
         forget: gives all of it up.
     """
 
     rows: Callable[[], Rows] = _nothing
     counts: Callable[[], Mapping[str, int]] = dict
     meta: Mapping[str, bytes] = field(default_factory=dict)
+    now_ms: int = 0
     forget: Callable[[], object] = dict
 
 
@@ -60,7 +64,7 @@ class FrozenDatabase(FrozenState):
     def __init__(
         self, database: Database, path: Path, tables: Sequence[Table], counts: Mapping[str, int], beside: Beside
     ) -> None:
-        """``path``: the checkpoint, which becomes this one's. ``counts``: how many rows each table had."""
+        """``path``: the checkpoint, which becomes this one's. ``counts``: of the rows of each table, expired or not."""
         super().__init__()
         self._database = database
         self._path = path
@@ -70,7 +74,16 @@ class FrozenDatabase(FrozenState):
         self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     def _rows(self) -> Mapping[str, int]:
-        return {**self._counts, **self._beside.counts()}
+        return {**self._living_counts, **self._beside.counts()}
+
+    @cached_property
+    def _living_counts(self) -> Mapping[str, int]:
+        """What was counted, less what the database says has expired: so a row that was lost is missed all the same."""
+        if all(table.ttl is None for table in self._tables.values()):
+            return self._counts
+        with closing(self._database.opened(self._path)) as rows:
+            expired = expired_counts(rows, list(self._tables.values()), self._beside.now_ms)
+        return {name: count - expired.get(name, 0) for name, count in self._counts.items()}
 
     def _encode(self) -> Sequence[Buffer]:
         with closing(self._database.opened(self._path)) as rows:
@@ -116,16 +129,16 @@ class FrozenDatabase(FrozenState):
                 keys += scanned[start:end]
                 values += found[start:end]
                 if len(keys) >= _BATCH_ROWS:
-                    yield number, self._tables[number].batch(keys, values)
+                    yield number, self._tables[number].batch(keys, values, self._beside.now_ms)
                     waiting[number] = [], []
         for number, (keys, values) in waiting.items():
             if keys:
-                yield number, self._tables[number].batch(keys, values)
+                yield number, self._tables[number].batch(keys, values, self._beside.now_ms)
 
     def _forget(self) -> None:
         self._removal()
         self._beside.forget()
-        self._beside = Beside()
+        self._beside = Beside(now_ms=self._beside.now_ms)
 
 
 def _within(batch: pa.RecordBatch, section: Section, groups: KeyGroups, keys: OwnedKeys) -> pa.RecordBatch:

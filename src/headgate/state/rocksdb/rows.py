@@ -9,10 +9,12 @@ import pyarrow as pa
 
 from headgate.state.backend import Ownership, restored_batches, restored_states, restored_timers
 from headgate.state.descriptors import KeyColumns, StateDescriptor
+from headgate.state.expiring_rows import LIVE
 from headgate.state.frozen import FrozenState
 from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays, timer_batches, timers_count
 from headgate.state.rocksdb.cells import RocksCells
 from headgate.state.rocksdb.database import Changes
+from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
 from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
 from headgate.state.rocksdb.restoring import restore_rows
@@ -22,7 +24,7 @@ from headgate.state.rocksdb.stored import StoredObjects, stored_objects
 from headgate.state.rocksdb.tables import Table, tables_of
 from headgate.state.row_values import python_values
 from headgate.state.timers import TIMERS, RowTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
-from headgate.state.ttl import StateTime
+from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 
 CHANGES_MAX = 16_384
 """So many keys may differ from the database: the pause of a checkpoint is bounded by it (RB4)."""
@@ -39,10 +41,19 @@ _ENCODE_TIMES = 16_384
 class CachedObjects:
     """The cells of the states of one database, and what of them is written back and given up."""
 
-    def __init__(self, place: LocalDatabase, keys: KeyColumns, max_parallelism: int, tables: Sequence[Table]) -> None:
+    def __init__(
+        self,
+        place: LocalDatabase,
+        keys: KeyColumns,
+        max_parallelism: int,
+        tables: Sequence[Table],
+        time: StateTime | None = None,
+    ) -> None:
         self._place = place
         self._keys = keys
         self._max_parallelism = max_parallelism
+        self.time = StateTime() if time is None else time
+        self._expiring = ExpiringTables(place.database, keys, tables, self.time)
         self._stored: list[tuple[RocksCells, StoredObjects]] = []
         for table in tables:
             stored = stored_objects(table, place.database, self._encoded)
@@ -59,7 +70,7 @@ class CachedObjects:
     def _keys_in(self, tables: Sequence[Table]) -> Callable[[], list[Any]]:
         def found() -> list[Any]:
             self.write_back()
-            columns = distinct_keys(self._place.database, tables, self._keys)
+            columns = distinct_keys(self._place.database, tables, self._keys, self.time.now_ms)
             return keys_of(columns)
 
         return found
@@ -78,6 +89,15 @@ class CachedObjects:
             self.write_back()
             for cells, _ in self._stored:
                 cells.age()
+
+    def drop_some_that_expired(self) -> None:
+        """Go on through the database; what has expired of the keys that are met goes with the next write (TL8)."""
+        cells = {stored.table.number: cells for cells, stored in self._stored}
+        for table, columns in list(self._expiring.sweep()):
+            keys, found = dict.fromkeys(keys_of(columns)), cells[table.number]
+            found.fetch(keys)
+            for key in keys:
+                LIVE[table.kind](found, key, self.time.now_ms)
 
     def _row_bytes(self) -> int:
         return self._place.row_bytes(CACHE_ROW_BYTES, _COPIES)
@@ -102,9 +122,14 @@ class CachedObjects:
         """See ``StateBackend``. What is restored goes to the database; nothing is in the cache yet."""
         for cells, stored in self._stored:
             read = restored_batches if stored.table.is_record else restored_states
-            for batch in read(sections, stored.table.section, path, owner):
+            for found in read(sections, stored.table.section, path, owner):
+                batch = self._expiring.restored(stored.table, found)
                 restore_rows(stored.table, self._place.database, self._keys, self._max_parallelism, batch)
                 cells.rows_count += batch.num_rows
+
+    def end_restore(self) -> None:
+        """See ``TimedBackend``."""
+        self._expiring.end_restore()
 
 
 class RocksRowBackend:
@@ -124,7 +149,8 @@ class RocksRowBackend:
         self._keys = keys
         self.time = StateTime()
         tables = tables_of(keys, descriptors)
-        self._objects = CachedObjects(place, keys, max_parallelism, list(tables.values()))
+        self._objects = CachedObjects(place, keys, max_parallelism, list(tables.values()), self.time)
+        self._has_ttl = any(descriptor.ttl is not None for descriptor in descriptors)
         self._cells = dict(zip(tables, self._objects.cells, strict=True))
         self._timers = timers_of_each_kind(lambda: MemoryRowTimers(keys)) if has_timers else {}
         self.timers = shown_timers(self._timers)
@@ -134,7 +160,8 @@ class RocksRowBackend:
         return self._cells[descriptor]
 
     def end_restore(self) -> None:
-        """See ``TimedBackend``: nothing expires here."""
+        """See ``TimedBackend``."""
+        self._objects.end_restore()
 
     def expect(self, columns: Sequence[pa.Array]) -> None:
         """See ``RowBackend``: what the keys have is read at once."""
@@ -148,17 +175,19 @@ class RocksRowBackend:
 
     def absorb(self) -> None:
         """See ``RowBackend``."""
+        self._objects.drop_some_that_expired()
         self._objects.tidy()
         for timers in self._timers.values():
             timers.cells.absorb()
 
     def freeze(self) -> FrozenState:
         """See ``StateBackend``."""
-        return self._objects.freeze(self._timers_beside())
+        return self._objects.freeze(self._beside())
 
-    def _timers_beside(self) -> Beside:
+    def _beside(self) -> Beside:
+        meta = {TTL_SECTION: TtlMeta(self.time.now_ms).encode()} if self._has_ttl else {}
         if self.timers is None:
-            return Beside()
+            return Beside(meta=meta, now_ms=self.time.now_ms)
         frozen = [(timer_section(self._keys, kind), found.cells.freeze()) for kind, found in self._timers.items()]
 
         def forget() -> None:
@@ -168,7 +197,8 @@ class RocksRowBackend:
         return Beside(
             lambda: [(one, list(timer_batches(one, self._keys, cells, _ENCODE_TIMES))) for one, cells in frozen],
             lambda: {section.name: timers_count(cells) for section, cells in frozen},
-            {TIMERS: self.timers.meta.encode()},
+            {TIMERS: self.timers.meta.encode(), **meta},
+            self.time.now_ms,
             forget,
         )
 
