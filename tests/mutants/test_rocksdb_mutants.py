@@ -22,8 +22,7 @@ from headgate.model.config import RocksState
 from headgate.model.security import Access
 from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.key_hash import text_bytes
-from headgate.state.memory.column_timers import MemoryColumnTimers
-from headgate.state.rocksdb import by_column, cells, database, layout, room, tables
+from headgate.state.rocksdb import cells, database, layout, room, tables
 from headgate.state.rocksdb.by_column import RocksColumnBackend
 from headgate.state.rocksdb.cached import CachedMaps, CachedValues, ListChanges
 from headgate.state.rocksdb.cells import RocksCells
@@ -31,6 +30,7 @@ from headgate.state.rocksdb.database import Rows
 from headgate.state.rocksdb.frozen import FrozenDatabase
 from headgate.state.rocksdb.rows import CachedObjects
 from headgate.state.rocksdb.stored import StoredLists, StoredMaps
+from headgate.state.rocksdb.timers import RocksColumnTimers
 from headgate.storage import own_directory
 from headgate.storage.own_directory import OwnDirectory
 
@@ -195,7 +195,7 @@ def removed_entries_are_not_noted() -> Iterator[None]:
 
 @contextmanager
 def timers_fire_before_their_state_is_there() -> Iterator[None]:
-    with patched(by_column._Timers, "take", MemoryColumnTimers.take):
+    with patched(RocksColumnTimers, "take", lambda self, until_ms, rows_max: self.front.take(until_ms, rows_max)):
         yield
 
 

@@ -15,9 +15,8 @@ from headgate.state.backend import ListColumns, Ownership, restored_states, rest
 from headgate.state.columns import FrozenRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.frozen import FrozenState
-from headgate.state.key_hash import Hashes, Words, hash_columns
+from headgate.state.key_hash import Hashes, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
-from headgate.state.memory.column_timers import MemoryColumnTimers
 from headgate.state.rocksdb.cached import Cached, CachedMaps, CachedValues
 from headgate.state.rocksdb.cached_expiring import CachedExpiring, CachedState, cached
 from headgate.state.rocksdb.database import Changes
@@ -27,9 +26,11 @@ from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
 from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
-from headgate.state.rocksdb.tables import tables_of
+from headgate.state.rocksdb.stored_timers import StoredTimers, TimerTable
+from headgate.state.rocksdb.tables import Table, tables_of
+from headgate.state.rocksdb.timers import RocksColumnTimers
 from headgate.state.slot_array import SlotArray
-from headgate.state.timers import TIMERS, ColumnTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
+from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, shown_timers, timers_of_each_kind
 from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 
 CHANGES_MAX = 32_768
@@ -40,20 +41,6 @@ CACHE_ROW_BYTES = 128
 
 _COPIES = 3
 """A heap of values may hold as much again that nobody refers to any more, and is copied when it is tidied."""
-
-
-class _Timers(MemoryColumnTimers):
-    """Timers whose keys have their state loaded when they fire."""
-
-    def __init__(self, backend: RocksColumnBackend) -> None:
-        super().__init__(backend.hashes)
-        self._backend = backend
-
-    def take(self, until_ms: int, rows_max: int) -> tuple[Slots, Words]:
-        """See ``ColumnTimers``."""
-        slots, times_ms = super().take(until_ms, rows_max)
-        self._backend.load(slots)
-        return slots, times_ms
 
 
 class RocksColumnBackend:
@@ -88,8 +75,12 @@ class RocksColumnBackend:
         """The turn in which each slot was last asked for."""
         self._turn = 0
         self._give_up_at = 0
-        self._timers = timers_of_each_kind(lambda: _Timers(self)) if has_timers else {}
+        self._timers = timers_of_each_kind(self._made_timers) if has_timers else {}
         self.timers = shown_timers(self._timers)
+
+    def _made_timers(self, kind: TimeKind) -> RocksColumnTimers:
+        stored = StoredTimers(self._place.database, kind, self._keys, self._max_parallelism)
+        return RocksColumnTimers(self, stored, self._place)
 
     def _keys_count(self) -> int:
         return len(self._index)
@@ -132,6 +123,10 @@ class RocksColumnBackend:
         self.load(slots)
         return slots
 
+    def numbered(self, columns: Sequence[pa.Array]) -> Slots:
+        """Return the slot of each row's key; nothing is loaded."""
+        return self._index.slots(columns)
+
     def key_columns(self, slots: Slots) -> list[pa.Array]:
         """See ``ColumnBackend``."""
         return self._index.columns(slots)
@@ -170,19 +165,23 @@ class RocksColumnBackend:
         changes = Changes()
         for state in self._cached:
             state.write_back(changes, self._encoded)
+        for timers in self._timers.values():
+            timers.write_back()
         self._place.database.write(changes)
 
     def prepare(self) -> None:
         """See ``ColumnBackend``: writes back what is much, and gives up what does not fit."""
         self._turn += 1
         self._drop_some_that_expired()
+        for timers in self._timers.values():
+            timers.tidy()
         changed, row_bytes = sum(state.changed_rows for state in self._cached), self._row_bytes()
         if self._place.is_much(changed, row_bytes, CHANGES_MAX):
             self.write_back()
         if self._cached_bytes() > max(self._place.cache_bytes, self._give_up_at):
             self.write_back()
             self._give_up()
-            self._give_up_at = 2 * self._cached_bytes()  # keys that have timers stay, however many
+            self._give_up_at = 2 * self._cached_bytes()  # keys whose timers are in memory stay
 
     def _drop_some_that_expired(self) -> None:
         """Go on through the database; what has expired of keys that are in the cache goes with the next write (TL8)."""
@@ -213,14 +212,15 @@ class RocksColumnBackend:
             state.drop(gone)
         self._is_loaded.written(size)[gone] = False
         for timers in self._timers.values():
-            timers.tidy()
-            is_kept |= timers.living(size)
+            timers.front.tidy()
+            is_kept |= timers.front.living(size)
         self._renumber(np.flatnonzero(is_kept))
 
     def _renumber(self, kept: Slots) -> None:
         index = make_key_index(self._keys.types)
         index.slots(self._index.columns(kept))
-        for part in (*self._states.values(), *self._timers.values(), self._is_loaded, self._used):
+        fronts = [timers.front for timers in self._timers.values()]
+        for part in (*self._states.values(), *fronts, self._is_loaded, self._used):
             part.renumber(kept)
         self._index = index
 
@@ -233,7 +233,10 @@ class RocksColumnBackend:
             descriptor.name: self._outside[descriptor] + int(state.rows_of().sum())
             for descriptor, state in self._states.items()
         }
-        tables = [state.table for state in self._cached]
+        stored = [timers.stored for timers in self._timers.values()]
+        counts |= {one.table.section.name: one.count for one in stored}
+        tables: list[Table | TimerTable] = [state.table for state in self._cached]
+        tables += [one.table for one in stored]
         return FrozenDatabase(self._place.database, self._place.checkpoint(), tables, counts, self._beside())
 
     def _beside(self) -> Beside:
@@ -241,7 +244,7 @@ class RocksColumnBackend:
         if self.timers is None:
             return Beside(meta=meta, now_ms=self.time.now_ms)
         keys = self._index.freeze()
-        frozen = [(timer_section(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
+        frozen = [(found.stored.table.section, found.front.freeze()) for found in self._timers.values()]
         return Beside(
             lambda: [_section_rows(keys, section, rows) for section, rows in frozen],
             lambda: {section.name: rows.count() for section, rows in frozen},
@@ -258,8 +261,7 @@ class RocksColumnBackend:
                 restore_rows(state.table, self._place.database, self._keys, self._max_parallelism, batch)
                 self._outside[descriptor] += batch.num_rows
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
-            times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
-            timers.register(self._index.slots(batch.columns[:width]), times_ms)
+            timers.restore(batch.columns[:width], batch.columns[width].to_numpy())
 
 
 def _section_rows(keys: FrozenKeys, section: Section, frozen: FrozenRows) -> tuple[Section, Sequence[pa.RecordBatch]]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from headgate.state.descriptors import KeyColumns
 from headgate.state.rocksdb.database import Changes, Database, Rows
 from headgate.state.rocksdb.layout import decode_columns, runs
+from headgate.state.rocksdb.stored_timers import TimerTable
 from headgate.state.rocksdb.tables import Table
 from headgate.state.rocksdb.values import expiries_of, expiring_at
 from headgate.state.ttl import TTL, StateTime
@@ -74,7 +75,7 @@ class ExpiringTables:
             self._database.write(changes)
 
 
-def expired_counts(rows: Rows, tables: Sequence[Table], now_ms: int) -> dict[str, int]:
+def expired_counts(rows: Rows, tables: Sequence[Table | TimerTable], now_ms: int) -> dict[str, int]:
     """Return how many rows of each section of ``tables`` that expire have done so."""
     found = {table.number: 0 for table in tables if table.ttl is not None}
     if found:

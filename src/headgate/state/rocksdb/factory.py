@@ -32,7 +32,7 @@ class RocksStates:
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> RowBackend:
         """See ``StateFactory``."""
-        if not descriptors:
+        if not descriptors and not has_timers:
             return self._memory.by_row(keys, descriptors, has_timers=has_timers)
         place = self._room.new_database(self._name)
         return RocksRowBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
@@ -41,7 +41,7 @@ class RocksStates:
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> ColumnBackend:
         """See ``StateFactory``."""
-        if not descriptors:
+        if not descriptors and not has_timers:
             return self._memory.by_column(keys, descriptors, has_timers=has_timers)
         place = self._room.new_database(self._name)
         return RocksColumnBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)

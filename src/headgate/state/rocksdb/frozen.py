@@ -27,6 +27,7 @@ from headgate.state.keyed import RANGE_BYTES_MIN, RANGES_MAX, Rows
 from headgate.state.rocksdb.database import Database, Scanned
 from headgate.state.rocksdb.expiring import expired_counts
 from headgate.state.rocksdb.layout import group_start, runs
+from headgate.state.rocksdb.stored_timers import TimerTable
 from headgate.state.rocksdb.tables import Table
 
 PART_BYTES = 16 << 20
@@ -41,10 +42,10 @@ def _nothing() -> Rows:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a snapshot has that is not in the database: timers, which are held in memory (RB9).
+    """What a snapshot has that is not in the database: the timers that are in memory (RB11).
 
     Attributes:
-        rows: returns rows of further sections.
+        rows: returns rows of sections, which the database may have more of.
         counts: returns how many each of these has.
         meta: sections that belong to no key.
         now_ms: what time it was: what had expired is in no snapshot (TL6).
@@ -62,7 +63,12 @@ class FrozenDatabase(FrozenState):
     """The rows of all tables at a barrier."""
 
     def __init__(
-        self, database: Database, path: Path, tables: Sequence[Table], counts: Mapping[str, int], beside: Beside
+        self,
+        database: Database,
+        path: Path,
+        tables: Sequence[Table | TimerTable],
+        counts: Mapping[str, int],
+        beside: Beside,
     ) -> None:
         """``path``: the checkpoint, which becomes this one's. ``counts``: of the rows of each table, expired or not."""
         super().__init__()
@@ -74,7 +80,8 @@ class FrozenDatabase(FrozenState):
         self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     def _rows(self) -> Mapping[str, int]:
-        return {**self._living_counts, **self._beside.counts()}
+        beside = self._beside.counts()
+        return {**beside, **{name: count + beside.get(name, 0) for name, count in self._living_counts.items()}}
 
     @cached_property
     def _living_counts(self) -> Mapping[str, int]:
@@ -113,7 +120,12 @@ class FrozenDatabase(FrozenState):
         batches: dict[int, list[pa.RecordBatch]] = {number: [] for number in self._tables}
         for number, batch in self._batches(rows):
             batches[number].append(batch)
-        found = [(self._tables[number].section, made) for number, made in batches.items()] + list(beside)
+        others = {section.name: (section, made) for section, made in beside}
+        found: list[tuple[Section, Sequence[pa.RecordBatch]]] = []
+        for number, made in batches.items():
+            section = self._tables[number].section
+            found.append((section, [*made, *others.pop(section.name, (section, ()))[1]]))
+        found += others.values()
         parts: dict[str, Sequence[Buffer]] = {name: [data] for name, data in self._beside.meta.items()}
         parts |= {section.name: encode_batches(section.schema, made) for section, made in found}
         return encode_sections(parts), {section.name: sum(b.num_rows for b in made) for section, made in found}

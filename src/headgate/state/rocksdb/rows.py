@@ -11,7 +11,7 @@ from headgate.state.backend import Ownership, restored_batches, restored_states,
 from headgate.state.descriptors import KeyColumns, StateDescriptor
 from headgate.state.expiring_rows import LIVE
 from headgate.state.frozen import FrozenState
-from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays, timer_batches, timers_count
+from headgate.state.memory.row_timers import key_arrays, timer_batches, timers_count
 from headgate.state.rocksdb.cells import RocksCells
 from headgate.state.rocksdb.database import Changes
 from headgate.state.rocksdb.expiring import ExpiringTables
@@ -21,9 +21,11 @@ from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
 from headgate.state.rocksdb.stored import StoredObjects, stored_objects
+from headgate.state.rocksdb.stored_timers import StoredTimers, TimerTable
 from headgate.state.rocksdb.tables import Table, tables_of
-from headgate.state.row_values import python_values
-from headgate.state.timers import TIMERS, RowTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
+from headgate.state.rocksdb.timers import RocksRowTimers
+from headgate.state.row_values import keys_of
+from headgate.state.timers import TIMERS, RowTimers, TimeKind, TimersByKind, shown_timers, timers_of_each_kind
 from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 
 CHANGES_MAX = 16_384
@@ -111,11 +113,13 @@ class CachedObjects:
                 stored.write(changes, found)
         self._place.database.write(changes)
 
-    def freeze(self, beside: Beside) -> FrozenState:
-        """Return everything as it is now."""
+    def freeze(self, beside: Beside, timers: Sequence[StoredTimers] = ()) -> FrozenState:
+        """Return everything as it is now. ``timers``: those in the database."""
         self.write_back()
-        tables = [stored.table for _, stored in self._stored]
+        tables: list[Table | TimerTable] = [stored.table for _, stored in self._stored]
+        tables += [one.table for one in timers]
         counts = {stored.table.section.name: cells.rows_count for cells, stored in self._stored}
+        counts |= {one.table.section.name: one.count for one in timers}
         return FrozenDatabase(self._place.database, self._place.checkpoint(), tables, counts, beside)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
@@ -152,7 +156,11 @@ class RocksRowBackend:
         self._objects = CachedObjects(place, keys, max_parallelism, list(tables.values()), self.time)
         self._has_ttl = any(descriptor.ttl is not None for descriptor in descriptors)
         self._cells = dict(zip(tables, self._objects.cells, strict=True))
-        self._timers = timers_of_each_kind(lambda: MemoryRowTimers(keys)) if has_timers else {}
+
+        def timers(kind: TimeKind) -> RocksRowTimers:
+            return RocksRowTimers(keys, StoredTimers(place.database, kind, keys, max_parallelism), place)
+
+        self._timers = timers_of_each_kind(timers) if has_timers else {}
         self.timers = shown_timers(self._timers)
 
     def cells(self, descriptor: StateDescriptor) -> RocksCells:
@@ -178,17 +186,19 @@ class RocksRowBackend:
         self._objects.drop_some_that_expired()
         self._objects.tidy()
         for timers in self._timers.values():
-            timers.cells.absorb()
+            timers.tidy()
 
     def freeze(self) -> FrozenState:
         """See ``StateBackend``."""
-        return self._objects.freeze(self._beside())
+        for timers in self._timers.values():
+            timers.write_back()
+        return self._objects.freeze(self._beside(), [timers.stored for timers in self._timers.values()])
 
     def _beside(self) -> Beside:
         meta = {TTL_SECTION: TtlMeta(self.time.now_ms).encode()} if self._has_ttl else {}
         if self.timers is None:
             return Beside(meta=meta, now_ms=self.time.now_ms)
-        frozen = [(timer_section(self._keys, kind), found.cells.freeze()) for kind, found in self._timers.items()]
+        frozen = [(found.stored.table.section, found.front.cells.freeze()) for found in self._timers.values()]
 
         def forget() -> None:
             for _, cells in frozen:
@@ -206,11 +216,4 @@ class RocksRowBackend:
         """See ``StateBackend``."""
         self._objects.restore(sections, path, owner)
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
-            for key, time_ms in zip(keys_of(batch.columns[:-1]), batch.columns[-1].to_pylist(), strict=True):
-                timers.register(key, time_ms)
-
-
-def keys_of(columns: Sequence[pa.Array]) -> list[Any]:
-    """Return key columns as keys of functions by row."""
-    found = [python_values(column) for column in columns]
-    return found[0] if len(found) == 1 else list(zip(*found, strict=True))
+            timers.restore(batch.columns[:-1], batch.columns[-1].to_numpy())
