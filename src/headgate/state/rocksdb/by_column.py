@@ -181,7 +181,7 @@ class RocksColumnBackend:
         if self._cached_bytes() > max(self._place.cache_bytes, self._give_up_at):
             self.write_back()
             self._give_up()
-            self._give_up_at = 2 * self._cached_bytes()  # keys whose timers are in memory stay
+            self._give_up_at = 2 * self._cached_bytes()  # keys whose timers are in memory stay (RB9)
 
     def _drop_some_that_expired(self) -> None:
         """Go on through the database; what has expired of keys that are in the cache goes with the next write (TL8)."""

@@ -37,6 +37,11 @@ class Rows:
         self._db = db
         self.sizes = RowSizes()
 
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._path
+
     def get(self, rows: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each row, or None where there is none. Reads them in their order on disk."""
         found = self._get(rows)
