@@ -22,15 +22,15 @@ from headgate.model.config import RocksState
 from headgate.model.security import Access
 from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.key_hash import text_bytes
-from headgate.state.memory.column_timers import MemoryColumnTimers
-from headgate.state.rocksdb import by_column, cells, database, layout, room, tables
+from headgate.state.rocksdb import cells, database, layout, room, tables
 from headgate.state.rocksdb.by_column import RocksColumnBackend
-from headgate.state.rocksdb.cached import CachedLists, CachedMaps, CachedValues
+from headgate.state.rocksdb.cached import CachedMaps, CachedValues, ListChanges
 from headgate.state.rocksdb.cells import RocksCells
 from headgate.state.rocksdb.database import Rows
 from headgate.state.rocksdb.frozen import FrozenDatabase
 from headgate.state.rocksdb.rows import CachedObjects
 from headgate.state.rocksdb.stored import StoredLists, StoredMaps
+from headgate.state.rocksdb.timers import RocksColumnTimers
 from headgate.storage.own_directory import OwnDirectory
 
 
@@ -170,13 +170,13 @@ def entries_that_a_map_lost_stay() -> Iterator[None]:
 
 @contextmanager
 def lists_are_written_anew_each_time() -> Iterator[None]:
-    original = CachedLists._write
+    original = ListChanges.write
 
-    def anew(self: CachedLists, changes: Any, slots: Any, keys: Any) -> None:
-        self._same.written(self._size)[slots] = 0
-        original(self, changes, slots, keys)
+    def anew(self: ListChanges, changes: Any, slots: Any, keys: Any, exploded: Any, size: int) -> None:
+        self._same.written(size)[slots] = 0
+        original(self, changes, slots, keys, exploded, size)
 
-    with patched(CachedLists, "_write", anew):
+    with patched(ListChanges, "write", anew):
         yield
 
 
@@ -194,7 +194,7 @@ def removed_entries_are_not_noted() -> Iterator[None]:
 
 @contextmanager
 def timers_fire_before_their_state_is_there() -> Iterator[None]:
-    with patched(by_column._Timers, "take", MemoryColumnTimers.take):
+    with patched(RocksColumnTimers, "take", lambda self, until_ms, rows_max: self.front.take(until_ms, rows_max)):
         yield
 
 

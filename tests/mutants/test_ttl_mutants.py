@@ -17,8 +17,8 @@ from tests.mutants.test_timer_mutants import all_of
 from tests.operators.process import test_ttl as tests
 from tests.operators.process import test_ttl_histories as histories
 from tests.runtime.stored_state import test_ttl_shown as shown
+from tests.state import test_expiry_histories as columns
 from tests.state.memory import test_memory_expiry as memory
-from tests.state.memory import test_memory_expiry_histories as columns
 
 from headgate.operators.process import expiring as row_handles
 from headgate.operators.process.functions import MapState

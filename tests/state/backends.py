@@ -20,6 +20,7 @@ from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.frozen import FrozenState, OwnedKeys
 from headgate.state.rocksdb import by_column as rocks_columns
 from headgate.state.rocksdb import rows as rocks_rows
+from headgate.state.rocksdb import windows as rocks_windows
 
 NAMES = ["memory", "rocksdb", "rocksdb-without-cache"]
 """The last one writes everything back, and gives everything up, whenever it may."""
@@ -40,11 +41,27 @@ def states(name: str) -> Iterator[WorkerStates]:
             for module in (rocks_columns, rocks_rows):
                 patch.setattr(module, "CACHE_ROW_BYTES", 1 << 40)
                 patch.setattr(module, "CHANGES_MAX", 1)
+            for constant in ("MERGED_ROW_BYTES", "BATCH_COPIES"):
+                patch.setattr(rocks_windows, constant, 1 << 40)
         made = worker_states(MemoryState() if name == "memory" else RocksState(32 << 20, directory), None)
         try:
             yield made
         finally:
             made.close()
+
+
+class Chosen:
+    """The backend that tests of operators run on: memory, unless ``choose`` says another."""
+
+    worker: WorkerStates = worker_states(MemoryState(), None)
+
+
+@contextmanager
+def choose(name: str) -> Iterator[None]:
+    """Have tests of operators run on the backend ``name``."""
+    with states(name) as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Chosen, "worker", made)
+        yield
 
 
 def payload_of(frozen: FrozenState) -> bytes:

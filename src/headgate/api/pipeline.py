@@ -63,7 +63,6 @@ from headgate.model.config import (
     LOOP_MEMORY_BYTES,
     Duration,
     PipelineConfig,
-    RocksState,
     RuntimeConfig,
     duration_ms,
 )
@@ -73,7 +72,6 @@ from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_M
 from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
 from headgate.operators.types import canonical_schema
-from headgate.state.rocksdb.limits import refuse_expiring
 from headgate.storage.backends import absolute_location
 
 PARALLELISM_DEFAULT = 2
@@ -243,9 +241,6 @@ class Pipeline:
             security=self._security,
             state=self._state,
         )
-        if isinstance(self._state, RocksState):
-            for node in graph.nodes:
-                refuse_expiring(str(node.name), getattr(node.spec, "descriptors", ()))
         graph = placed_in_directory(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)
         hooks, forgotten = tuple(self._hooks.values()), frozenset(self._forgotten_hooks)

@@ -27,7 +27,7 @@ class Memory:
 class RocksDB:
     """Keyed state is in RocksDB on the workers' local disks, with what is used lately in memory.
 
-    Needs the package rocksdict: ``pip install 'headgate[rocksdb]'``. Windows and timers are in memory all the same.
+    Needs the package rocksdict: ``pip install 'headgate[rocksdb]'``.
 
     Attributes:
         memory: what the state of one worker may use of its memory, in all operators together.

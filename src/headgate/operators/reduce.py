@@ -29,9 +29,6 @@ from headgate.state.backend import Record, RecordBackend
 from headgate.state.descriptors import Section
 from headgate.state.evolution import NO_EVOLUTION, Evolution
 
-ACCUMULATORS = "accumulators"
-"""The section of its state."""
-
 
 @dataclass(frozen=True)
 class ReduceSpec:

@@ -33,6 +33,11 @@ Rows: TypeAlias = Sequence[tuple[Section, Sequence[pa.RecordBatch]]]
 class KeyedState(FrozenState):
     """Rows of keys that one subtask owned at a barrier."""
 
+    def sections(self) -> Rows:
+        """Return the rows of each section."""
+        self._assert_held()
+        return self._sections()
+
     @abstractmethod
     def _sections(self) -> Rows:
         """Return the rows of each section, in the same order each time."""

@@ -7,7 +7,7 @@ nobody can change state by changing an object.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -48,6 +48,12 @@ def python_values(column: pa.Array) -> list[Any]:
     series = pl.from_arrow(column)
     assert isinstance(series, pl.Series)
     return series.to_list()
+
+
+def keys_of(columns: Sequence[pa.Array]) -> list[Any]:
+    """Return key columns as keys of functions by row: values, or tuples of them if there are several columns."""
+    found = [python_values(column) for column in columns]
+    return found[0] if len(found) == 1 else list(zip(*found, strict=True))
 
 
 def mismatch(value: object, error: Exception) -> str:

@@ -131,9 +131,9 @@ class TimersByKind(Generic[View]):
         return self.event_time if kind is TimeKind.EVENT_TIME else self.processing_time
 
 
-def timers_of_each_kind(make: Callable[[], View]) -> dict[TimeKind, View]:
+def timers_of_each_kind(make: Callable[[TimeKind], View]) -> dict[TimeKind, View]:
     """Return what ``make`` makes for the timers of each kind."""
-    return {kind: make() for kind in TimeKind}
+    return {kind: make(kind) for kind in TimeKind}
 
 
 def shown_timers(held: Mapping[TimeKind, View]) -> TimersByKind[View] | None:

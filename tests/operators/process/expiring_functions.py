@@ -45,8 +45,9 @@ class Model:
         self.maps = {k: found for k, found in maps.items() if found}
 
     def restore(self, ttl_ms: int | None, renews: bool) -> None:
-        """What has expired is gone; nothing lives longer than the TTL from now on (TL7)."""
-        self.drop()
+        """What has expired is gone; nothing lives longer than the TTL from now on, if there is one (TL7)."""
+        if ttl_ms is not None:
+            self.drop()
         self.ttl_ms, self.renews = ttl_ms, renews
         limit = self.next_ms
         clip = (lambda p: (p[0], FOREVER)) if ttl_ms is None else (lambda p: (p[0], min(p[1], limit)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
@@ -11,12 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import BORN_MS, Harness
+from tests.state.backends import NAMES, Chosen, choose
 
 import headgate as hg
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.catalog import process_spec
 from headgate.operators.partition import partition
 from headgate.operators.process import by_batch
+from headgate.state.rocksdb import timers as rocks_timers
 
 SCHEMA = pa.schema([("key", pa.int64()), ("at", pa.int64()), ("is_event", pa.bool_()), ("deletes", pa.bool_())])
 FIRED = {"key": pa.int64(), "at": pa.int64(), "is_event": pa.bool_()}
@@ -102,6 +105,17 @@ class Model:
         return fired
 
 
+@pytest.fixture(autouse=True, params=NAMES)
+def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    with choose(request.param), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rocks_timers, "FRONT_MAX", 4)
+        yield
+
+
+in_memory = pytest.mark.parametrize("_on_each_backend", ["memory"], indirect=True)
+on_rocksdb = pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache"], indirect=True)
+
+
 records = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 50), st.booleans(), st.sampled_from([False, False, True])), max_size=8
 )
@@ -123,21 +137,37 @@ def fired_by(runs: list[Harness]) -> dict[tuple[int, bool], list[int]]:
     return dict(found)
 
 
+@in_memory
 @given(history=st.lists(st.one_of(*steps, ticks), max_size=14))
 @settings(max_examples=60)
 def test_any_history_by_row_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:  # TM2, TM4, TM7
     check(ByRow(), history)
 
 
+@in_memory
 @given(history=st.lists(st.one_of(*steps), max_size=14))
 @settings(max_examples=60)
 def test_any_history_by_batch_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:  # TM2, TM4, TM10
     check(ByBatch(), history)
 
 
+@on_rocksdb
+@given(history=st.lists(st.one_of(*steps, ticks), max_size=14))
+@settings(max_examples=10)
+def test_any_history_by_row_on_rocksdb_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:  # RB11
+    check(ByRow(), history)
+
+
+@on_rocksdb
+@given(history=st.lists(st.one_of(*steps), max_size=14))
+@settings(max_examples=10)
+def test_any_history_by_batch_on_rocksdb_fires_what_plain_python_fires(history: list[tuple[str, Any]]) -> None:  # RB11
+    check(ByBatch(), history)
+
+
 def check(function: Any, history: list[tuple[str, Any]]) -> None:
     spec = process_spec("node", ("key",), function, SCHEMA)
-    runs = [Harness(spec, begun_ms=0)]
+    runs = [Harness(spec, begun_ms=0, worker=Chosen.worker)]
     models: dict[tuple[int, bool], Model] = defaultdict(Model)
     watermark = 0
     with pytest.MonkeyPatch.context() as patch:
@@ -154,7 +184,8 @@ def check(function: Any, history: list[tuple[str, Any]]) -> None:
                     models[key, is_event].change(at, deletes)
             elif what == "restore":
                 now_ms, states = runs[0].now_ms, [run.snapshot() for run in runs]
-                runs = [Harness(spec, states, subtask=(i, given_), begun_ms=now_ms) for i in range(given_)]
+                begun: dict[str, Any] = {"begun_ms": now_ms, "worker": Chosen.worker}
+                runs = [Harness(spec, states, subtask=(i, given_), **begun) for i in range(given_)]
             elif what == "watermark":
                 watermark = min(watermark + given_, WATERMARK_MAX_MS)
                 for run in runs:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.operators.harness import BORN_MS, Harness
 from tests.operators.process.expiring_functions import FORMS, SCHEMA
+from tests.state.backends import NAMES, Chosen, choose
 
 import headgate as hg
 from headgate.codec.snapshot import decode_sections, encode_sections
@@ -21,14 +22,15 @@ from headgate.operators.base import OperatorSpec, RestoredState
 from headgate.operators.catalog import process_spec, state_text
 from headgate.state.memory.by_column import MemoryColumnBackend
 from headgate.state.memory.expiring_cells import ExpiringCells
+from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.ttl import EXPIRES_COLUMN, TTL_SECTION
 
 each = pytest.mark.parametrize("form", sorted(FORMS))
 
 
-@pytest.fixture(autouse=True)
-def _unswept() -> Iterator[None]:
-    with unswept():
+@pytest.fixture(autouse=True, params=NAMES)
+def _unswept(request: pytest.FixtureRequest) -> Iterator[None]:
+    with unswept(), choose(request.param):
         yield
 
 
@@ -38,6 +40,7 @@ def unswept() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ExpiringCells, "sweep", lambda self: None)
         patch.setattr(MemoryColumnBackend, "_drop_some_that_expired", lambda self: None)
+        patch.setattr(ExpiringTables, "sweep", lambda self: iter(()))
         yield
 
 
@@ -46,7 +49,8 @@ def spec_of(form: str, ttl: hg.TTL | None) -> OperatorSpec:
 
 
 def harness(form: str, duration: str | None = "10ms", update: Any = "write", states: Any = (), **more: Any) -> Harness:
-    return Harness(spec_of(form, None if duration is None else hg.TTL(duration, update)), states, **more)
+    spec = spec_of(form, None if duration is None else hg.TTL(duration, update))
+    return Harness(spec, states, worker=Chosen.worker, **more)
 
 
 def do(run: Harness, *operations: str, key: int = 1, m: int = 0, n: int = 7) -> list[str]:
@@ -159,7 +163,7 @@ class AlarmByBatch(hg.BatchProcessFunction):
 
 @pytest.mark.parametrize("function", [Alarm(), AlarmByBatch()], ids=["row", "batch"])
 def test_a_timer_for_the_moment_of_expiry_finds_nothing(function: Any) -> None:  # TL2, TL5
-    run = Harness(process_spec("node", ("key",), function, SCHEMA))
+    run = Harness(process_spec("node", ("key",), function, SCHEMA), worker=Chosen.worker)
     do(run, "value put")
     for ms in (9, 1):
         run.advance(ms)

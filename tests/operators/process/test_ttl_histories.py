@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.operators.harness import BORN_MS, Harness
 from tests.operators.process.expiring_functions import FORMS, OPERATIONS, SCHEMA, Model
 from tests.operators.process.test_ttl import PUT, unswept
 from tests.runtime.checkpoints.frozen_cases import small
+from tests.state.backends import NAMES, Chosen, choose
 
 import headgate as hg
 from headgate.operators.catalog import process_spec
@@ -35,11 +37,20 @@ steps = st.one_of(
 )
 
 
+@pytest.fixture(autouse=True, params=NAMES)
+def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    with choose(request.param):
+        yield
+
+
+TTL_THAT_GOES = [("records", [(0, "value put", 0, 0)]), ("restore", ("batch", 1, 5, (None, "write")))]
+
+
 def runs_of(form: str, ttl: Any, states: Any = (), count: int = 1, begun_ms: int = 0) -> list[Harness]:
     duration, update = ttl
     declared = None if duration is None else hg.TTL(f"{duration}ms", update)
     spec = process_spec("node", ("key",), FORMS[form](declared), SCHEMA)
-    return [Harness(spec, states, subtask=(i, count), begun_ms=begun_ms) for i in range(count)]
+    return [Harness(spec, states, subtask=(i, count), begun_ms=begun_ms, worker=Chosen.worker) for i in range(count)]
 
 
 def seen_by(runs: list[Harness]) -> dict[int, list[str]]:
@@ -51,7 +62,19 @@ def seen_by(runs: list[Harness]) -> dict[int, list[str]]:
     return dict(found)
 
 
+@pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache"], indirect=True)
 @given(history=st.lists(steps, max_size=16), form=forms, ttl=ttls)
+@settings(max_examples=10)
+def test_any_history_with_a_ttl_on_rocksdb_is_that_of_plain_python_with_a_clock(
+    history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
+) -> None:  # RB10
+    with small():
+        check(history, form, ttl)
+
+
+@pytest.mark.parametrize("_on_each_backend", ["memory"], indirect=True)
+@given(history=st.lists(steps, max_size=16), form=forms, ttl=ttls)
+@example(history=TTL_THAT_GOES, form="batch", ttl=(5, "write"))
 @settings(max_examples=100)
 def test_any_history_with_a_ttl_is_that_of_plain_python_with_a_clock(
     history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
@@ -90,6 +113,7 @@ def check(history: list[tuple[str, Any]], form: str, ttl: tuple[int | None, str]
                 )  # TL5: without a TTL nobody needs to know what time it was
                 ttl = other or ttl
                 frozen = [run.snapshot() for run in runs]
+                model.drop()  # what lived at the barrier stays if there is no TTL any more
                 clock_ms += shift_ms
                 runs = runs_of(form, ttl, frozen, count, clock_ms)
                 model.now_ms = max(kept_ms, BORN_MS + clock_ms)

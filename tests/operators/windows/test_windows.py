@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 from tests.operators.harness import Harness, encoded
+from tests.state.backends import NAMES, Chosen, choose
 
 from headgate.errors import UsageError
 from headgate.operators.base import WATERMARK_MAX_MS, RestoredState
@@ -96,7 +98,8 @@ class Pipeline:
         self.workers: list[Worker] = []
         for i in range(parallelism):
             combine = Harness(operators.combine, subtask=(i, parallelism)) if operators.combine else None
-            self.workers.append(Worker(combine, Harness(operators.window, states or [], subtask=(i, parallelism))))
+            window = Harness(operators.window, states or [], subtask=(i, parallelism), worker=Chosen.worker)
+            self.workers.append(Worker(combine, window))
 
     def send(self, sender: int, batch: pa.RecordBatch) -> None:
         combine = self.workers[sender].combine
@@ -145,21 +148,42 @@ def frame_of(batches: list[pa.RecordBatch], operators: WindowOperators) -> pl.Da
     return pl.DataFrame(pl.from_arrow(pa.Table.from_batches(batches, schema=operators.output)))
 
 
-@settings(max_examples=120)
-@given(
+@pytest.fixture(autouse=True, params=NAMES)
+def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    with choose(request.param):
+        yield
+
+
+histories = given(
     rows=st.lists(ROW, min_size=1, max_size=60),
     keys=st.sampled_from([("key",), ("name",), ("name", "key"), ("key", "name", "ts"), ("big",), ("real",)]),
     aggregates=st.sampled_from([EVERY, BUFFERED]),
     may_combine=st.booleans(),
     data=st.data(),
 )
-def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(
+
+
+@pytest.mark.parametrize("_on_each_backend", ["memory"], indirect=True)
+@settings(max_examples=120)
+@histories
+def test_any_batching_flushing_and_restoring_gives_what_one_query_gives(**drawn: Any) -> None:  # WN1, WN6, WN7, WN8
+    check_history(**drawn)
+
+
+@pytest.mark.parametrize("_on_each_backend", ["rocksdb", "rocksdb-without-cache"], indirect=True)
+@settings(max_examples=15)
+@histories
+def test_any_windows_on_rocksdb_give_what_one_query_gives(**drawn: Any) -> None:  # RB12
+    check_history(**drawn)
+
+
+def check_history(
     rows: list[dict[str, Any]],
     keys: tuple[str, ...],
     aggregates: tuple[pl.Expr, ...],
     may_combine: bool,
     data: st.DataObject,
-) -> None:  # WN1, WN6, WN7, WN8
+) -> None:
     aggregate = TumblingAggregate(keys, "ts", SIZE_MS, aggregates)
     operators = window_operators(aggregate, SCHEMA, "node", may_combine=may_combine)
     assert (operators.combine is not None) == (may_combine and aggregates is EVERY)

@@ -54,6 +54,7 @@ from headgate.state.memory import maps as memory_maps
 from headgate.state.memory import records as memory_records
 from headgate.state.memory import rows as memory_rows
 from headgate.state.memory.cells import MemoryCells
+from headgate.state.rocksdb import expiring as rocks_expiring
 from headgate.state.ttl import TTL
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64()), ("ts", pa.int64())])
@@ -448,6 +449,8 @@ CASES: dict[str, Callable[[], Live]] = {
             "by-batch-value": lambda: by_batch(StateKind.VALUE, POINT),
             "by-batch-map": lambda: by_batch(StateKind.MAP, pl.String),
             "timers-by-batch": lambda: Holder(batch_process_spec("node", ("key",), TimersByBatch(), SCHEMA)),
+            "by-row-list-with-ttl": lambda: expiring(StateKind.LIST, "read_and_write", is_by_row=True),
+            "by-batch-map-with-ttl": lambda: expiring(StateKind.MAP, "read_and_write", is_by_row=False),
             "reduce": lambda: Holder(ReduceSpec(("key",), add, SCHEMA)),
         }.items()
     },
@@ -481,6 +484,7 @@ def small() -> Iterator[None]:
         patch.setattr(columns, "_HEAP_FREE", 4)
         patch.setattr(expiring_cells, "SWEEP_KEYS", 2)
         patch.setattr(expiry, "SWEEP_ROWS", 2)
+        patch.setattr(rocks_expiring, "SWEEP_ROWS", 2)
         patch.setattr(loop_log, "CHUNK_ROWS", 16)
         yield
 

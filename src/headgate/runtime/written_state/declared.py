@@ -12,11 +12,12 @@ from dataclasses import dataclass, field, replace
 from headgate.codec.snapshot import STATE_PREFIX
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Node, Role
+from headgate.model.identity_parts import ACCUMULATORS
 from headgate.model.plan import Vertex
 from headgate.model.state_identity import StateIdentity
 from headgate.operators.keyed import key_columns
 from headgate.operators.process.spec import StatefulSpec
-from headgate.operators.reduce import ACCUMULATORS, ReduceSpec
+from headgate.operators.reduce import ReduceSpec
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.runtime.stored_state.shapes import Shape, shape_of
 from headgate.state.descriptors import Section, section_of

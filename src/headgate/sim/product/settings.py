@@ -64,7 +64,7 @@ class Settings:
     attempts: int
     pace: Pace
     checkpointing: hg.Checkpointing
-    restart: hg.FixedDelay | hg.ExponentialDelay | hg.FailureRate
+    restart: hg.FixedDelay | hg.ExponentialDelay | hg.FailureRate | hg.NoRestart
     on_damaged: str | None
     roll_interval: Duration
     inline_bytes_max: int

@@ -85,7 +85,7 @@ def processor_spec(
     descriptors = opened(node, learning, Declarations(node, handles))
     learning.close()
     initial = None if initial_state is None else initial_rows(node, initial_state, keys, schema)
-    return KeyFunctionSpec(keys, function, schema, descriptors, kind, time, initial)
+    return KeyFunctionSpec(keys, function, schema, descriptors, kind=kind, time=time, initial=initial)
 
 
 def _check_processor(node: str, processor: Any) -> None:

@@ -75,7 +75,7 @@ class MemoryColumnBackend:
         self._index = make_key_index(keys.types)
         self.time = StateTime()
         self._states: dict[StateDescriptor, State] = {d: self._made(d) for d in descriptors}
-        self._timers = timers_of_each_kind(lambda: MemoryColumnTimers(self._hashes)) if has_timers else {}
+        self._timers = timers_of_each_kind(lambda _: MemoryColumnTimers(self._hashes)) if has_timers else {}
         self.timers = shown_timers(self._timers)
         self._expiring = [state for state in self._states.values() if isinstance(state, Expiring)]
         self._sweep = Sweep()

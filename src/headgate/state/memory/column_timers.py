@@ -121,7 +121,7 @@ class MemoryColumnTimers:
             found.append((run.times[run.start : end], run.changes[run.start : end]))
             run.start = end
         self._runs = [run for run in self._runs if run.start < len(run.times)]
-        times, changes = _living(_latest(found))
+        times, changes = _living(latest(found))
         order = np.lexsort((self._hashes(changes >> 1), times))
         self._due, self._due_to_ms = (times[order], changes[order]), until_ms
 
@@ -136,11 +136,11 @@ class MemoryColumnTimers:
             self._close_tail()
 
     def _close_tail(self) -> None:
-        found = _latest(self._tail)
+        found = latest(self._tail)
         self._tail, self._tail_rows = [], 0
         self._runs.append(_Run(*(found if self._runs or len(self._due[0]) else _living(found))))
         while (count := self._mergeable()) >= _RUNS_MERGED:
-            merged = _latest([run.rest() for run in self._runs[-count:]])
+            merged = latest([run.rest() for run in self._runs[-count:]])
             is_oldest = count == len(self._runs) and not len(self._due[0])
             self._runs[-count:] = [_Run(*(_living(merged) if is_oldest else merged))]
         self._runs = [run for run in self._runs if len(run.times)]
@@ -156,7 +156,18 @@ class MemoryColumnTimers:
 
     def _whole(self) -> Changes:
         """Return all timers there are."""
-        return _living(_latest([self._due, *(run.rest() for run in self._runs), *self._tail]))
+        return _living(latest([self._due, *(run.rest() for run in self._runs), *self._tail]))
+
+    def split(self, count: int) -> tuple[Slots, Words]:
+        """Remove the last timers, so that about ``count`` stay, and all of the first time; return those."""
+        times, changes = self._whole()
+        end = len(times)
+        if end > count:
+            cut_ms = max(times[count], times[0] + 1)
+            end = int(np.searchsorted(times, cut_ms))
+        self._due, self._tail, self._tail_rows = (_NONE, _NONE), [], 0
+        self._runs = [_Run(times[:end], changes[:end])] if end else []
+        return changes[end:] >> 1, times[end:]
 
     def tidy(self) -> None:
         """Forget what was done to timers that are there no more."""
@@ -175,7 +186,7 @@ class MemoryColumnTimers:
         """Keep only the slots ``living``, which become 0, 1, 2 …; called after ``tidy``."""
         times, changes = self._whole()
         slots = np.searchsorted(living, changes >> 1)
-        self._runs = [_Run(*_latest([(times, slots << 1)]))] if len(times) else []
+        self._runs = [_Run(*latest([(times, slots << 1)]))] if len(times) else []
 
     def freeze(self) -> FrozenRows:
         """Return the timers as they are now, to be read in any thread. Takes references only."""
@@ -183,7 +194,7 @@ class MemoryColumnTimers:
 
         @cache
         def whole() -> Changes:
-            return _living(_latest(held))
+            return _living(latest(held))
 
         def rows() -> tuple[Slots, list[pa.Array]]:
             times, changes = whole()
@@ -192,7 +203,7 @@ class MemoryColumnTimers:
         return FrozenRows(lambda: len(whole()[0]), rows)
 
 
-def _latest(found: list[Changes]) -> Changes:
+def latest(found: list[Changes]) -> Changes:
     """Return changes, given from the oldest to the latest, in the order of time and slot, the latest of each timer."""
     times, changes = (np.concatenate(parts) for parts in zip(*found, strict=True))
     slots = changes >> 1

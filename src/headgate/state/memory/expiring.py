@@ -32,8 +32,12 @@ class ExpiringValues(MemoryValues):
     def contains(self, slots: Slots) -> Mask:
         """See ``MemoryValues``."""
         found = self._has(slots)
-        self._expiries.on_read(slots[found], self._size)
+        if self._expiries.on_read(slots[found], self._size):
+            self._renewed(slots[found])
         return found
+
+    def _renewed(self, slots: Slots) -> None:
+        """The values of ``slots`` live longer because they were read."""
 
     def _has(self, slots: Slots) -> Mask:
         return super()._has(slots) & self._expiries.are_live(slots, self._size)
@@ -103,8 +107,12 @@ class ExpiringMaps(MemoryMaps):
 
     def _read(self, entries: Slots) -> Mask:
         found = self._has(entries)
-        self._expiries.on_read(entries[found], len(self._pairs))
+        if self._expiries.on_read(entries[found], len(self._pairs)):
+            self._renewed(entries[found])
         return found
+
+    def _renewed(self, entries: Slots) -> None:
+        """``entries`` live longer because they were read."""
 
     def _has(self, entries: Slots) -> Mask:
         return super()._has(entries) & self._expiries.are_live(entries, len(self._pairs))
@@ -144,12 +152,16 @@ class ExpiringMaps(MemoryMaps):
         self._drop(*self._sweep.turn(len(self._pairs)))
 
     def _drop(self, start: int, end: int) -> None:
+        expired = self._expired(start, end)
+        if len(expired):
+            self._forget(expired)
+            self._tidy()
+
+    def _expired(self, start: int, end: int) -> Slots:
+        """Return which entries are still here although they have expired."""
         count = len(self._pairs)
         present, at = self._present.read(count)[start:end], self._expiries.read(count)[start:end]
-        expired = np.flatnonzero(present & (at <= self._expiries.now_ms))
-        if len(expired):
-            self._forget(start + expired)
-            self._tidy()
+        return start + np.flatnonzero(present & (at <= self._expiries.now_ms))
 
 
 class ExpiringLists:
@@ -189,7 +201,11 @@ class ExpiringLists:
 
     def _look_at(self, slots: Slots) -> None:
         self._drop_expired(slots)
-        self._read_until.on_read(slots, self._keys_count())
+        if self._read_until.on_read(slots, self._keys_count()):
+            self._renewed(slots)
+
+    def _renewed(self, slots: Slots) -> None:
+        """The lists of ``slots``, if they have any element, live longer because they were read."""
 
     def _drop_expired(self, slots: Slots) -> None:
         """Forget the elements of these lists that have expired: the first ones."""
@@ -201,8 +217,11 @@ class ExpiringLists:
             expired = self._expired_counts(slots, now_ms)
             is_whole = expired == self._at.counts(slots)
             self.clear(slots[is_whole])
-            for lists in (self._values, self._at):
-                lists.drop_first(slots[~is_whole], expired[~is_whole])
+            self._drop_first(slots[~is_whole], expired[~is_whole])
+
+    def _drop_first(self, slots: Slots, counts: Slots) -> None:
+        for lists in (self._values, self._at):
+            lists.drop_first(slots, counts)
 
     def _expired_counts(self, slots: Slots, now_ms: int) -> Slots:
         """Return how many elements of each list have expired, at least one: all lists are bisected at once."""

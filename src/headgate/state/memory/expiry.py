@@ -53,10 +53,12 @@ class Expiries:
         """What is in ``slots`` was written now."""
         self._at.written(size)[slots] = self.next_ms
 
-    def on_read(self, slots: Slots, size: int) -> None:
-        """Somebody was told of what is in ``slots``, none of which has expired (TL4)."""
+    def on_read(self, slots: Slots, size: int) -> bool:
+        """Somebody was told of what is in ``slots``, none of which has expired (TL4); return whether that renews it."""
         if self._is_renewed_by_reads and (self._at.read(size).take(slots) != self.next_ms).any():
             self.renew(slots, size)
+            return True
+        return False
 
     def restore(self, slots: Slots, column: pa.Array, size: int) -> None:
         """Set the expiries of ``slots``, as a snapshot has them."""

@@ -19,7 +19,8 @@ from headgate.state.slot_array import LastRows, Mask, SlotArray
 _DEAD_FREE = 4_096
 """So many removed entries a map may always have."""
 
-_LOW = 0xFFFF_FFFF
+LOW = 0xFFFF_FFFF
+"""What of the word of an entry is the number of its map key; the rest is the slot."""
 
 
 class MemoryMaps:
@@ -110,7 +111,7 @@ class MemoryMaps:
 
     def _columns(self, entries: Slots) -> list[pa.Array]:
         """Return what ``restore`` needs of entries."""
-        return [self._map_keys.columns(self._pairs.words(entries) & _LOW)[0], self._values.take(entries)]
+        return [self._map_keys.columns(self._pairs.words(entries) & LOW)[0], self._values.take(entries)]
 
     def _exploded(self, slots: Slots) -> tuple[Slots, Slots]:
         rows, entries = self._entries.explode(slots)
@@ -157,7 +158,7 @@ class MemoryMaps:
         def rows() -> tuple[Slots, list[pa.Array]]:
             entries = np.flatnonzero(present)
             words = pairs[entries]
-            return words >> 32, [map_keys()[0].take(pa.array(words & _LOW)), values.take(entries)]
+            return words >> 32, [map_keys()[0].take(pa.array(words & LOW)), values.take(entries)]
 
         return FrozenRows(lambda: int(np.count_nonzero(present)), rows)
 

@@ -112,6 +112,27 @@ class MemoryRowTimers:
             for key in found if type(found) is dict else (found,):
                 yield time_ms, key
 
+    def split(self, count: int) -> dict[int, list[Any]]:
+        """Remove the last timers, so that about ``count`` stay, and all of the first time; return the keys by time."""
+        kept, places = 0, sorted(self.cells.keys())
+        end = len(places)
+        for place, time_ms in enumerate(places):
+            if kept >= count and place:
+                end = place
+                break
+            kept += len(self._keys_of(time_ms))
+        removed = {time_ms: self._keys_of(time_ms) for time_ms in places[end:]}
+        for time_ms in removed:
+            self.cells.remove(time_ms)
+        self._heap, self._due = places[:end], []
+        self._times_count = end
+        self._count -= sum(map(len, removed.values()))
+        return removed
+
+    def _keys_of(self, time_ms: int) -> list[Any]:
+        found = self.cells.get(time_ms)
+        return list(found) if type(found) is dict else [found]
+
     def _forget(self, time_ms: int, keys_count: int) -> None:
         """Remove a time with its last keys; its place in the heap goes when it is met, or when there are too many."""
         self.cells.remove(time_ms)

@@ -83,7 +83,7 @@ class MemoryRowBackend:
         self.time = StateTime()
         self._cells = {descriptor: self._made(descriptor) for descriptor in descriptors}
         self._expiring = [cells for cells in self._cells.values() if isinstance(cells, ExpiringCells)]
-        self._timers = timers_of_each_kind(lambda: MemoryRowTimers(keys)) if has_timers else {}
+        self._timers = timers_of_each_kind(lambda _: MemoryRowTimers(keys)) if has_timers else {}
         self.timers = shown_timers(self._timers)
 
     def _made(self, descriptor: StateDescriptor) -> MemoryCells:

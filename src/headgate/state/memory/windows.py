@@ -16,7 +16,6 @@ import pyarrow as pa
 from headgate.state.aggregate_table import Accumulator, AggTable, FrozenTable, Values
 from headgate.state.backend import META, Ownership, WindowRows, restored_batches
 from headgate.state.descriptors import KeyColumns, Section
-from headgate.state.frozen import FrozenState
 from headgate.state.key_hash import Words
 from headgate.state.key_index import FrozenKeys, KeyIndex, Slots, make_key_index
 from headgate.state.keyed import KeyedState, Rows
@@ -48,6 +47,10 @@ class _Windows(ABC, Generic[Held]):
     def windows(self) -> list[int]:
         """See ``WindowBackend``."""
         return sorted(self._held)
+
+    def has(self, window: int) -> bool:
+        """Return whether ``window`` has rows."""
+        return window in self._held
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``."""
@@ -93,7 +96,7 @@ class MemoryWindowRows(_Windows[list[pa.RecordBatch]]):
         """See ``WindowBackend``."""
         return self._held.pop(window)
 
-    def freeze(self) -> FrozenState:
+    def freeze(self) -> KeyedState:
         """See ``StateBackend`` (WN11)."""
         batches = tuple(batch for window in self.windows() for batch in self._held[window])
         return _FrozenRows(self._rows.section, self.meta, batches)
@@ -174,7 +177,11 @@ class MemoryMergedRows(_Windows[_Partials]):
         taken = _frozen(window, self._held.pop(window))
         return MergedRows(taken.keys(), taken.table)
 
-    def freeze(self) -> FrozenState:
+    def counts(self) -> dict[int, int]:
+        """Return how many keys each window has."""
+        return {window: len(held.index) for window, held in self._held.items()}
+
+    def freeze(self) -> KeyedState:
         """See ``StateBackend``."""
         windows = tuple(_frozen(window, self._held[window]) for window in self.windows())
         return _FrozenMerged(self._rows.section, self.meta, windows)

@@ -7,31 +7,33 @@ slots are first asked for, thousands at once, and goes back when it is much, or 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.backend import Ownership, restored_states, restored_timers
+from headgate.state.backend import ListColumns, Ownership, restored_states, restored_timers
 from headgate.state.columns import FrozenRows
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
-from headgate.state.key_hash import Hashes, Words, hash_columns
+from headgate.state.key_hash import Hashes, hash_columns
 from headgate.state.key_index import FrozenKeys, Slots, make_key_index
-from headgate.state.memory.column_timers import MemoryColumnTimers
-from headgate.state.rocksdb.cached import Cached, CachedLists, CachedMaps, CachedValues, cached
+from headgate.state.rocksdb.cached import Cached, CachedMaps, CachedValues
+from headgate.state.rocksdb.cached_expiring import CachedExpiring, CachedState, cached
 from headgate.state.rocksdb.database import Changes
+from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
 from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
 from headgate.state.rocksdb.reopening import go_on_with
 from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
-from headgate.state.rocksdb.tables import tables_of
+from headgate.state.rocksdb.stored_timers import StoredTimers, TimerTable
+from headgate.state.rocksdb.tables import Table, tables_of
+from headgate.state.rocksdb.timers import RocksColumnTimers
 from headgate.state.slot_array import SlotArray
-from headgate.state.timers import TIMERS, ColumnTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
-from headgate.state.ttl import StateTime
+from headgate.state.timers import TIMERS, ColumnTimers, TimeKind, TimersByKind, shown_timers, timers_of_each_kind
+from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 
 CHANGES_MAX = 32_768
 """So many keys, or entries of maps, may differ from the database: the pause of a checkpoint is bounded by it (RB4)."""
@@ -41,22 +43,6 @@ CACHE_ROW_BYTES = 128
 
 _COPIES = 3
 """A heap of values may hold as much again that nobody refers to any more, and is copied when it is tidied."""
-
-_State = TypeVar("_State", CachedValues, CachedLists, CachedMaps)
-
-
-class _Timers(MemoryColumnTimers):
-    """Timers whose keys have their state loaded when they fire."""
-
-    def __init__(self, backend: RocksColumnBackend) -> None:
-        super().__init__(backend.hashes)
-        self._backend = backend
-
-    def take(self, until_ms: int, rows_max: int) -> tuple[Slots, Words]:
-        """See ``ColumnTimers``."""
-        slots, times_ms = super().take(until_ms, rows_max)
-        self._backend.load(slots)
-        return slots, times_ms
 
 
 class RocksColumnBackend:
@@ -78,9 +64,12 @@ class RocksColumnBackend:
         self._keys = keys
         self._max_parallelism = max_parallelism
         self._index = make_key_index(keys.types)
-        self._states = {
-            descriptor: cached(table, self._keys_count) for descriptor, table in tables_of(keys, descriptors).items()
+        tables = tables_of(keys, descriptors)
+        self._states: dict[StateDescriptor, CachedState] = {
+            descriptor: cached(table, self._keys_count, self.time) for descriptor, table in tables.items()
         }
+        self._expiring = [state for state in self._states.values() if isinstance(state, CachedExpiring)]
+        self._tables = ExpiringTables(place.database, keys, list(tables.values()), self.time)
         self._outside = dict.fromkeys(self._states, 0)
         """How many rows of each state are not in the cache: so a row that is lost on its way is found missing (U7)."""
         self._is_loaded = SlotArray(np.bool_)
@@ -88,8 +77,12 @@ class RocksColumnBackend:
         """The turn in which each slot was last asked for."""
         self._turn = 0
         self._give_up_at = 0
-        self._timers = timers_of_each_kind(lambda: _Timers(self)) if has_timers else {}
+        self._timers = timers_of_each_kind(self._made_timers) if has_timers else {}
         self.timers = shown_timers(self._timers)
+
+    def _made_timers(self, kind: TimeKind) -> RocksColumnTimers:
+        stored = StoredTimers(self._place.database, kind, self._keys, self._max_parallelism)
+        return RocksColumnTimers(self, stored, self._place)
 
     def _keys_count(self) -> int:
         return len(self._index)
@@ -108,28 +101,33 @@ class RocksColumnBackend:
 
     # -- what functions see -----------------------------------------------------------------------------------------
 
-    def _state(self, descriptor: StateDescriptor, kind: type[_State]) -> _State:
-        state = self._states[descriptor]
-        assert isinstance(state, kind)
-        return state
-
     def values(self, descriptor: StateDescriptor) -> CachedValues:
         """See ``ColumnBackend``."""
-        return self._state(descriptor, CachedValues)
+        state = self._states[descriptor]
+        assert isinstance(state, CachedValues)
+        return state
 
-    def lists(self, descriptor: StateDescriptor) -> CachedLists:
+    def lists(self, descriptor: StateDescriptor) -> ListColumns:
         """See ``ColumnBackend``."""
-        return self._state(descriptor, CachedLists)
+        state = self._states[descriptor]
+        assert not isinstance(state, CachedValues | CachedMaps)
+        return state
 
     def maps(self, descriptor: StateDescriptor) -> CachedMaps:
         """See ``ColumnBackend``."""
-        return self._state(descriptor, CachedMaps)
+        state = self._states[descriptor]
+        assert isinstance(state, CachedMaps)
+        return state
 
     def slots(self, columns: Sequence[pa.Array]) -> Slots:
         """See ``ColumnBackend``."""
         slots = self._index.slots(columns)
         self.load(slots)
         return slots
+
+    def numbered(self, columns: Sequence[pa.Array]) -> Slots:
+        """Return the slot of each row's key; nothing is loaded."""
+        return self._index.slots(columns)
 
     def key_columns(self, slots: Slots) -> list[pa.Array]:
         """See ``ColumnBackend``."""
@@ -139,14 +137,15 @@ class RocksColumnBackend:
         """See ``ColumnBackend``. Has all keys in the cache meanwhile."""
         self.write_back()
         tables = [state.table for state in self._cached]
-        self.slots(distinct_keys(self._place.database, tables, self._keys))
+        self.slots(distinct_keys(self._place.database, tables, self._keys, self.time.now_ms))
         living = np.zeros(len(self._index), np.bool_)
         for state in self._cached:
             living |= state.living()
         return np.flatnonzero(living)
 
     def end_restore(self) -> None:
-        """See ``TimedBackend``: nothing expires here."""
+        """See ``TimedBackend``."""
+        self._tables.end_restore()
 
     # -- the cache --------------------------------------------------------------------------------------------------
 
@@ -168,18 +167,32 @@ class RocksColumnBackend:
         changes = Changes()
         for state in self._cached:
             state.write_back(changes, self._encoded)
+        for timers in self._timers.values():
+            timers.write_back()
         self._place.database.write(changes)
 
     def prepare(self) -> None:
         """See ``ColumnBackend``: writes back what is much, and gives up what does not fit."""
         self._turn += 1
+        self._drop_some_that_expired()
+        for timers in self._timers.values():
+            timers.tidy()
         changed, row_bytes = sum(state.changed_rows for state in self._cached), self._row_bytes()
         if self._place.is_much(changed, row_bytes, CHANGES_MAX):
             self.write_back()
         if self._cached_bytes() > max(self._place.cache_bytes, self._give_up_at):
             self.write_back()
             self._give_up()
-            self._give_up_at = 2 * self._cached_bytes()  # keys that have timers stay, however many
+            self._give_up_at = 2 * self._cached_bytes()  # keys whose timers are in memory stay (RB9)
+
+    def _drop_some_that_expired(self) -> None:
+        """Go on through the database; what has expired of keys that are in the cache goes with the next write (TL8)."""
+        found = list(self._tables.sweep())
+        for _, columns in found:
+            self.slots(columns)
+        if found:
+            for state in self._expiring:
+                state.drop_expired()
 
     def _cached_bytes(self) -> int:
         rows = len(self._index) + sum(state.held_rows for state in self._cached)
@@ -201,14 +214,15 @@ class RocksColumnBackend:
             state.drop(gone)
         self._is_loaded.written(size)[gone] = False
         for timers in self._timers.values():
-            timers.tidy()
-            is_kept |= timers.living(size)
+            timers.front.tidy()
+            is_kept |= timers.front.living(size)
         self._renumber(np.flatnonzero(is_kept))
 
     def _renumber(self, kept: Slots) -> None:
         index = make_key_index(self._keys.types)
         index.slots(self._index.columns(kept))
-        for part in (*self._states.values(), *self._timers.values(), self._is_loaded, self._used):
+        fronts = [timers.front for timers in self._timers.values()]
+        for part in (*self._states.values(), *fronts, self._is_loaded, self._used):
             part.renumber(kept)
         self._index = index
 
@@ -221,30 +235,35 @@ class RocksColumnBackend:
             descriptor.name: self._outside[descriptor] + int(state.rows_of().sum())
             for descriptor, state in self._states.items()
         }
-        tables = [state.table for state in self._cached]
-        return FrozenDatabase(self._place, self._place.checkpoint(), tables, counts, self._timers_beside())
+        stored = [timers.stored for timers in self._timers.values()]
+        counts |= {one.table.section.name: one.count for one in stored}
+        tables: list[Table | TimerTable] = [state.table for state in self._cached]
+        tables += [one.table for one in stored]
+        return FrozenDatabase(self._place, self._place.checkpoint(), tables, counts, self._beside())
 
-    def _timers_beside(self) -> Beside:
+    def _beside(self) -> Beside:
+        meta = {TTL_SECTION: TtlMeta(self.time.now_ms).encode()} if self._expiring else {}
         if self.timers is None:
-            return Beside()
+            return Beside(meta=meta, now_ms=self.time.now_ms)
         keys = self._index.freeze()
-        frozen = [(timer_section(self._keys, kind), found.freeze()) for kind, found in self._timers.items()]
+        frozen = [(found.stored.table.section, found.front.freeze()) for found in self._timers.values()]
         return Beside(
             lambda: [_section_rows(keys, section, rows) for section, rows in frozen],
             lambda: {section.name: rows.count() for section, rows in frozen},
-            {TIMERS: self.timers.meta.encode()},
+            {TIMERS: self.timers.meta.encode(), **meta},
+            self.time.now_ms,
         )
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``. What is restored goes to the database; nothing is in the cache yet."""
         width = len(self._keys.names)
         for descriptor, state in self._states.items():
-            for batch in restored_states(sections, state.table.section, path, owner):
+            for found in restored_states(sections, state.table.section, path, owner):
+                batch = self._tables.restored(state.table, found)
                 restore_rows(state.table, self._place.database, self._keys, self._max_parallelism, batch)
                 self._outside[descriptor] += batch.num_rows
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
-            times_ms = batch.columns[width].to_numpy().copy()  # what was read is given up
-            timers.register(self._index.slots(batch.columns[:width]), times_ms)
+            timers.restore(batch.columns[:width], batch.columns[width].to_numpy())
 
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""

@@ -12,10 +12,9 @@ from typing import Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.descriptors import StateKind
 from headgate.state.key_index import Slots
 from headgate.state.memory.lists import MemoryLists
-from headgate.state.memory.maps import MemoryMaps
+from headgate.state.memory.maps import LOW, MemoryMaps
 from headgate.state.memory.values import MemoryValues
 from headgate.state.rocksdb.database import Changes, Rows
 from headgate.state.rocksdb.layout import EncodedKeys, decode_columns, encode_columns, places_of
@@ -116,16 +115,24 @@ class CachedValues(MemoryValues):
 
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
         """See ``Cached``."""
-        has, values = load_values(self.table, rows, keys)
-        super().put(slots[has], values)
+        has, stored = load_values(self.table, rows, keys)
+        self._fill(slots[has], stored)
         return int(has.sum())
+
+    def _fill(self, slots: Slots, stored: pa.Array) -> None:
+        """Have what the database has of ``slots``."""
+        super().put(slots, stored)
+
+    def _stored(self, slots: Slots) -> pa.Array:
+        """Return what the database is to have of ``slots``."""
+        return self._vector.take(slots)
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
         """See ``Cached``."""
         slots = np.flatnonzero(self._differs.read(self._size)[: self._size])
         if len(slots):
-            has = self.contains(slots)
-            store_values(self.table, changes, keys_of(slots), has, self.get(slots[has]))
+            has = self._has(slots)
+            store_values(self.table, changes, keys_of(slots), has, self._stored(slots[has]))
             self._differs.written(self._size)[slots] = False
 
     @property
@@ -147,62 +154,98 @@ class CachedValues(MemoryValues):
         self._differs.renumber(old)
 
 
-class CachedLists(MemoryLists):
-    """See ``Cached`` and ``backend.ListColumns``. Elements that are appended are written, the others are not again."""
+class ListChanges:
+    """What of lists by slot differs from the database: their ends, if elements were appended, or all of them."""
 
-    def __init__(self, table: Table, keys_count: Callable[[], int]) -> None:
-        super().__init__(table.dtype, keys_count)
-        self.table = table
+    def __init__(self, table: Table) -> None:
+        self._table = table
         self._differs = SlotArray(np.bool_)
         self._same = SlotArray(np.int64)
         """How many elements, from the first one on, are those of the database."""
         self._there = SlotArray(np.int64)
         """How many elements the database has."""
 
+    @property
+    def count(self) -> int:
+        """How many lists differ."""
+        return int(np.count_nonzero(self._differs.read(0)))
+
+    def appended(self, slots: Slots, size: int) -> None:
+        """Elements came behind those of ``slots``."""
+        self._differs.written(size)[slots] = True
+
+    def rewritten(self, slots: Slots, size: int) -> None:
+        """Nothing of ``slots`` is as it was."""
+        self._differs.written(size)[slots] = True
+        self._same.written(size)[slots] = 0
+
+    def loaded(self, slots: Slots, counts: Slots, size: int) -> None:
+        """The database has ``counts`` elements of each of ``slots``, which are these."""
+        self._same.written(size)[slots] = counts
+        self._there.written(size)[slots] = counts
+
+    def differing(self, size: int) -> Slots:
+        """Return the slots whose lists differ."""
+        return np.flatnonzero(self._differs.read(size)[:size])
+
+    def write(
+        self, changes: Changes, slots: Slots, keys: EncodedKeys, exploded: tuple[Slots, pa.Array], size: int
+    ) -> None:
+        """Add what of ``slots`` differs. ``exploded``: all their elements, and of which of them each is."""
+        numbers, elements = exploded
+        counts = np.bincount(numbers, minlength=len(slots))
+        same, there = self._same.read(size)[slots], self._there.read(size)[slots]
+        places = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
+        is_new = places >= same[numbers]
+        rows = entry_rows(self._table, keys, numbers[is_new].tolist(), places_of(places[is_new]))
+        changes.put(rows, self._table.codec.encode(elements.filter(pa.array(is_new))))
+        gone, gone_places = ranges(counts, np.maximum(there - counts, 0))
+        changes.delete(entry_rows(self._table, keys, gone.tolist(), places_of(gone_places)))
+        store_heads(self._table, changes, keys, counts)
+        self.loaded(slots, counts, size)
+        self._differs.written(size)[slots] = False
+
+    def renumber(self, old: Slots) -> None:
+        """Keep only the slots ``old``; they become 0, 1, 2 …"""
+        for part in (self._differs, self._same, self._there):
+            part.renumber(old)
+
+
+class CachedLists(MemoryLists):
+    """See ``Cached`` and ``backend.ListColumns``. Elements that are appended are written, the others are not again."""
+
+    def __init__(self, table: Table, keys_count: Callable[[], int]) -> None:
+        super().__init__(table.dtype, keys_count)
+        self.table = table
+        self._changes = ListChanges(table)
+
     def append(self, slots: Slots, values: pa.Array) -> None:
         """See ``ListColumns``."""
         super().append(slots, values)
-        self._differs.written(self._size)[slots] = True
+        self._changes.appended(slots, self._size)
 
     @property
     def changed_rows(self) -> int:
         """See ``Cached``."""
-        return int(np.count_nonzero(self._differs.read(0)))
+        return self._changes.count
 
     def clear(self, slots: Slots) -> None:
         """See ``ListColumns``."""
         super().clear(slots)
-        self._differs.written(self._size)[slots] = True
-        self._same.written(self._size)[slots] = 0
+        self._changes.rewritten(slots, self._size)
 
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
         """See ``Cached``."""
         entries = load_entries(self.table, rows, keys)
         super().append(np.repeat(slots, entries.counts), entries.values)
-        self._same.written(self._size)[slots] = entries.counts
-        self._there.written(self._size)[slots] = entries.counts
+        self._changes.loaded(slots, entries.counts, self._size)
         return len(entries.suffixes)
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
         """See ``Cached``."""
-        slots = np.flatnonzero(self._differs.read(self._size)[: self._size])
+        slots = self._changes.differing(self._size)
         if len(slots):
-            self._write(changes, slots, keys_of(slots))
-            self._differs.written(self._size)[slots] = False
-
-    def _write(self, changes: Changes, slots: Slots, keys: EncodedKeys) -> None:
-        counts, same = self.counts(slots), self._same.read(self._size)[slots]
-        there = self._there.read(self._size)[slots]
-        numbers, elements = self.explode(slots)
-        places = np.arange(len(numbers)) - np.repeat(np.cumsum(counts) - counts, counts)
-        is_new = places >= same[numbers]
-        rows = entry_rows(self.table, keys, numbers[is_new].tolist(), places_of(places[is_new]))
-        changes.put(rows, self.table.codec.encode(elements.filter(pa.array(is_new))))
-        gone, gone_places = ranges(counts, np.maximum(there - counts, 0))
-        changes.delete(entry_rows(self.table, keys, gone.tolist(), places_of(gone_places)))
-        store_heads(self.table, changes, keys, counts)
-        self._same.written(self._size)[slots] = counts
-        self._there.written(self._size)[slots] = counts
+            self._changes.write(changes, slots, keys_of(slots), self.explode(slots), self._size)
 
     @property
     def held_rows(self) -> int:
@@ -220,8 +263,7 @@ class CachedLists(MemoryLists):
     def renumber(self, old: Slots) -> None:
         """See ``Cached``."""
         super().renumber(old)
-        for part in (self._differs, self._same, self._there):
-            part.renumber(old)
+        self._changes.renumber(old)
 
 
 class CachedMaps(MemoryMaps):
@@ -249,16 +291,30 @@ class CachedMaps(MemoryMaps):
 
     def clear(self, slots: Slots) -> None:
         """See ``MapColumns``."""
-        rows, map_keys, _ = self.items(slots)
+        _, entries = self._exploded(slots)
+        self._note_entries(entries[self._present.read(len(self._pairs)).take(entries)])
         super().clear(slots)
-        self._note(slots[rows], map_keys)
+
+    def _note_entries(self, entries: Slots) -> None:
+        if len(entries) == 0:
+            return
+        words = self._pairs.words(entries)
+        self._note(words >> 32, self._map_keys.columns(words & LOW)[0])
 
     def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
         """See ``Cached``."""
         entries = load_entries(self.table, rows, keys)
         (map_keys,), _ = decode_columns(entries.suffixes, self.table.outer[-1:], 0)
-        super().put(np.repeat(slots, entries.counts), map_keys, entries.values)
+        self._fill(np.repeat(slots, entries.counts), map_keys, entries.values)
         return len(entries.suffixes)
+
+    def _fill(self, slots: Slots, map_keys: pa.Array, stored: pa.Array) -> None:
+        """Have these entries of the database."""
+        super().put(slots, map_keys, stored)
+
+    def _stored(self, entries: Slots) -> pa.Array:
+        """Return what the database is to have of ``entries``."""
+        return self._values.take(entries)
 
     def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
         """See ``Cached``."""
@@ -267,15 +323,14 @@ class CachedMaps(MemoryMaps):
             return
         slots = np.concatenate([slots for slots, _ in noted])
         map_keys = pa.concat_arrays([keys for _, keys in noted])
-        _, firsts = np.unique(self._numbered(slots, map_keys), return_index=True)
+        entries, firsts = np.unique(self._numbered(slots, map_keys), return_index=True)
         slots, map_keys = slots[firsts], map_keys.take(pa.array(firsts))
         keyed, numbers = np.unique(slots, return_inverse=True)
         keys = keys_of(keyed)
-        has = self.contains(slots, map_keys)
+        has = self._has(entries)
         suffixes = encode_columns([map_keys])
         rows = entry_rows(self.table, keys, numbers.tolist(), suffixes)
-        values = self.get(slots[has], map_keys.filter(pa.array(has)))
-        put_or_delete(changes, rows, has, self.table.codec.encode(values))
+        put_or_delete(changes, rows, has, self.table.codec.encode(self._stored(entries[has])))
         store_heads(self.table, changes, keys, self.rows_of()[keyed])
 
     @property
@@ -291,14 +346,3 @@ class CachedMaps(MemoryMaps):
     def drop(self, slots: Slots) -> None:
         """See ``Cached``."""
         super().clear(slots)
-
-
-def cached(table: Table, keys_count: Callable[[], int]) -> CachedValues | CachedLists | CachedMaps:
-    """Return the empty cache of ``table``."""
-    match table.kind:
-        case StateKind.VALUE:
-            return CachedValues(table, keys_count)
-        case StateKind.LIST:
-            return CachedLists(table, keys_count)
-        case StateKind.MAP:
-            return CachedMaps(table, keys_count)

@@ -37,14 +37,27 @@ class Rows:
         self._db = db
         self.sizes = RowSizes()
 
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._path
+
     def get(self, rows: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each row, or None where there is none. Reads them in their order on disk."""
+        found = self._get(rows)
+        self.sizes.seen(found)
+        return found
+
+    def contains(self, rows: Sequence[bytes]) -> list[bool]:
+        """Return which rows there are, of those that have no value."""
+        return [value is not None for value in self._get(rows)]
+
+    def _get(self, rows: Sequence[bytes]) -> list[bytes | None]:
         if not rows:
             return []
         order = sorted(range(len(rows)), key=rows.__getitem__)
         with told("read", self._path):
             values = self._db.get([rows[at] for at in order])
-        self.sizes.seen(values)
         found: list[bytes | None] = [None] * len(rows)
         for at, value in zip(order, values, strict=True):
             found[at] = value
@@ -56,9 +69,7 @@ class Rows:
         Raises:
             CorruptionError: what is there cannot be read. The library itself would end as if there were no more.
         """
-        options = rocksdict.ReadOptions()
-        if end is not None:
-            options.set_iterate_upper_bound(end)
+        options = _options(end)
         last = start
         with told("read", self._path):
             rows = self._db.items(from_key=start, read_opt=options)
@@ -66,6 +77,19 @@ class Rows:
                 last = found[-1][0]
                 yield [row for row, _ in found], [value for _, value in found]
             self._check_end(last, options)
+
+    def some(self, start: bytes, count: int, end: bytes | None = None) -> Scanned:
+        """Return the first rows from ``start`` on, ``count`` at most, none from ``end`` on.
+
+        Raises:
+            CorruptionError: see ``scan``.
+        """
+        options = _options(end)
+        with told("read", self._path):
+            rows = list(islice(self._db.items(from_key=start, read_opt=options), count))
+            if len(rows) < count:
+                self._check_end(rows[-1][0] if rows else start, options)
+        return [row for row, _ in rows], [value for _, value in rows]
 
     def _check_end(self, last: bytes, options: rocksdict.ReadOptions) -> None:
         """Make sure that there is nothing behind ``last``, and that this could be seen (RB6)."""
@@ -104,6 +128,13 @@ class Rows:
                 raise
 
 
+def _options(end: bytes | None) -> rocksdict.ReadOptions:
+    options = rocksdict.ReadOptions()
+    if end is not None:
+        options.set_iterate_upper_bound(end)
+    return options
+
+
 class Changes:
     """Rows to be written together, or not at all."""
 
@@ -118,6 +149,12 @@ class Changes:
         for row, value in zip(rows, values, strict=True):
             put(row, value)
 
+    def mark(self, rows: Iterable[bytes]) -> None:
+        """Set rows that have no value; nobody takes them for small values."""
+        put = self.batch.put
+        for row in rows:
+            put(row, b"")
+
     def delete(self, rows: Iterable[bytes]) -> None:
         """Remove rows; nothing happens where there is none."""
         delete = self.batch.delete
@@ -126,7 +163,7 @@ class Changes:
 
 
 class Database(Rows):
-    """A database that is written."""
+    """A database that is written. ``rows_written``: how many rows were written or removed so far."""
 
     def __init__(self, path: Path, memory: SharedMemory) -> None:
         """Make it in the directory ``path``, which does not exist.
@@ -137,6 +174,7 @@ class Database(Rows):
         self._path = path
         self._memory = memory
         self.sizes = RowSizes()
+        self.rows_written = 0
         self._open(is_new=True)
 
     def _open(self, *, is_new: bool) -> None:
@@ -152,10 +190,12 @@ class Database(Rows):
         Raises:
             StorageError
         """
-        if len(changes.batch):
+        count = len(changes.batch)
+        if count:
             with told("write", self._path):
                 self._written(changes.batch)
             self.sizes.add(changes.sizes)
+            self.rows_written += count
 
     def _written(self, batch: rocksdict.WriteBatch) -> None:
         self._db.write(batch)

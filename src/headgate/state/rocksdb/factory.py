@@ -12,15 +12,15 @@ from headgate.state.backend import ColumnBackend, RecordBackend, RowBackend, Win
 from headgate.state.descriptors import KeyColumns, Section, StateDescriptor
 from headgate.state.memory.factory import MemoryStates
 from headgate.state.rocksdb.by_column import RocksColumnBackend
-from headgate.state.rocksdb.limits import refuse_expiring
 from headgate.state.rocksdb.records import RocksRecords
 from headgate.state.rocksdb.room import Room
 from headgate.state.rocksdb.rows import RocksRowBackend
+from headgate.state.rocksdb.windows import RocksMergedRows, RocksWindowRows
 from headgate.state.window_rows import MergedRows
 
 
 class RocksStates:
-    """The state of one operator in one subtask: a database for each call. Windows are in memory (RB9)."""
+    """The state of one operator in one subtask: a database for each call."""
 
     def __init__(self, room: Room, name: str, max_parallelism: int) -> None:
         """``name``: of the operator and its subtask, for people."""
@@ -33,9 +33,8 @@ class RocksStates:
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> RowBackend:
         """See ``StateFactory``."""
-        if not descriptors:
+        if not descriptors and not has_timers:
             return self._memory.by_row(keys, descriptors, has_timers=has_timers)
-        refuse_expiring(self._name, descriptors)
         place = self._room.new_database(self._name)
         return RocksRowBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 
@@ -43,9 +42,8 @@ class RocksStates:
         self, keys: KeyColumns, descriptors: Sequence[StateDescriptor], *, has_timers: bool = False
     ) -> ColumnBackend:
         """See ``StateFactory``."""
-        if not descriptors:
+        if not descriptors and not has_timers:
             return self._memory.by_column(keys, descriptors, has_timers=has_timers)
-        refuse_expiring(self._name, descriptors)
         place = self._room.new_database(self._name)
         return RocksColumnBackend(place, keys, descriptors, self._max_parallelism, has_timers=has_timers)
 
@@ -55,13 +53,14 @@ class RocksStates:
 
     def by_window(self, keys: KeyColumns, rows: WindowRows) -> WindowBackend[list[pa.RecordBatch]]:
         """See ``StateFactory``."""
-        return self._memory.by_window(keys, rows)
+        return RocksWindowRows(self._room.new_database(self._name), rows, self._max_parallelism)
 
     def merged_by_window(
         self, keys: KeyColumns, rows: WindowRows, accumulators: Sequence[Accumulator]
     ) -> WindowBackend[MergedRows]:
         """See ``StateFactory``."""
-        return self._memory.merged_by_window(keys, rows, accumulators)
+        place = self._room.new_database(self._name)
+        return RocksMergedRows(place, keys, rows, self._max_parallelism, accumulators)
 
 
 class RocksWorkerStates:

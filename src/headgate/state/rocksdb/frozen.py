@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,9 +25,11 @@ from headgate.state.ipc import encode_batches
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.keyed import RANGE_BYTES_MIN, RANGES_MAX, Rows
 from headgate.state.rocksdb.database import Scanned
+from headgate.state.rocksdb.expiring import expired_counts
 from headgate.state.rocksdb.increments import may_be_files, write_files
 from headgate.state.rocksdb.layout import group_start, runs
 from headgate.state.rocksdb.room import LocalDatabase
+from headgate.state.rocksdb.stored_timers import TimerTable
 from headgate.state.rocksdb.tables import Table
 
 PART_BYTES = 16 << 20
@@ -41,18 +44,20 @@ def _nothing() -> Rows:
 
 @dataclass(frozen=True)
 class Beside:
-    """What a snapshot has that is not in the database: timers, which are held in memory (RB9).
+    """What a snapshot has that is not in the database: the timers that are in memory (RB11).
 
     Attributes:
-        rows: returns rows of further sections.
+        rows: returns rows of sections, which the database may have more of.
         counts: returns how many each of these has.
         meta: sections that belong to no key.
+        now_ms: what time it was: what had expired is in no snapshot (TL6).
         forget: gives all of it up.
     """
 
     rows: Callable[[], Rows] = _nothing
     counts: Callable[[], Mapping[str, int]] = dict
     meta: Mapping[str, bytes] = field(default_factory=dict)
+    now_ms: int = 0
     forget: Callable[[], object] = dict
 
 
@@ -60,12 +65,29 @@ class FrozenDatabase(FrozenState):
     """The rows of all tables at a barrier."""
 
     def __init__(
-        self, place: LocalDatabase, path: Path, tables: Sequence[Table], counts: Mapping[str, int], beside: Beside
+        self,
+        place: LocalDatabase,
+        path: Path,
+        tables: Sequence[Table | TimerTable],
+        counts: Mapping[str, int],
+        beside: Beside,
+        *,
+        as_rows: bool = False,
     ) -> None:
-        """``path``: the checkpoint, which becomes this one's. ``counts``: how many rows each table had."""
+        """Make it of a checkpoint.
+
+        Args:
+            place: of the database.
+            path: the checkpoint, which becomes this one's.
+            tables: what is in it.
+            counts: of the rows of each table, expired or not.
+            beside: what is not in it.
+            as_rows: it is not written as files, however large it is: who restores it takes rows.
+        """
         super().__init__()
         self._place = place
         self._database = place.database
+        self._may_be_files = not as_rows
         self._has_files = False
         self._path = path
         self._tables = {table.number: table for table in tables}
@@ -74,7 +96,17 @@ class FrozenDatabase(FrozenState):
         self._removal = weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
 
     def _rows(self) -> Mapping[str, int]:
-        return {**self._counts, **self._beside.counts()}
+        beside = self._beside.counts()
+        return {**beside, **{name: count + beside.get(name, 0) for name, count in self._living_counts.items()}}
+
+    @cached_property
+    def _living_counts(self) -> Mapping[str, int]:
+        """What was counted, less what the database says has expired: so a row that was lost is missed all the same."""
+        if all(table.ttl is None for table in self._tables.values()):
+            return self._counts
+        with closing(self._database.opened(self._path)) as rows:
+            expired = expired_counts(rows, list(self._tables.values()), self._beside.now_ms)
+        return {name: count - expired.get(name, 0) for name, count in self._counts.items()}
 
     def _encode(self) -> Sequence[Buffer]:
         with closing(self._database.opened(self._path)) as rows:
@@ -83,7 +115,8 @@ class FrozenDatabase(FrozenState):
     def _write(self, target: SnapshotTarget) -> None:
         """Write the files of the database (RB20), or a part for each range of key groups (SF11)."""
         keys, beside = target.keys, self._beside.rows()
-        if keys is not None and target.files is not None and may_be_files(self._path, list(self._tables.values())):
+        is_allowed = self._may_be_files and keys is not None
+        if is_allowed and target.files is not None and may_be_files(self._path, list(self._tables.values())):
             self._write_files(target, target.files, beside)
             return
         with closing(self._database.opened(self._path)) as rows:
@@ -100,10 +133,11 @@ class FrozenDatabase(FrozenState):
         self._database.opened(self._path).close()  # it fits together: nothing is missing or too short
         self._has_files = True
         assert target.keys is not None
+        tables = [table for table in self._tables.values() if isinstance(table, Table)]  # all (``may_be_files``)
         found, counts = self._encoded((), beside)
         if beside or self._beside.meta:
             target.put(found, counts, target.keys.groups)
-        write_files(target, shareable, self._path, self._place.known, list(self._tables.values()), self._counts)
+        write_files(target, shareable, self._path, self._place.known, tables, self._counts)
 
     def _ranges(self, groups: KeyGroups) -> list[KeyGroups]:
         size_bytes = sum(path.stat().st_size for path in self._path.glob("*.sst"))
@@ -114,31 +148,45 @@ class FrozenDatabase(FrozenState):
 
     def _encoded(self, rows: Iterable[Scanned], beside: Rows) -> tuple[list[Buffer], dict[str, int]]:
         """Return a container of all sections, and how many rows each has."""
-        return encode_rows(list(self._tables.values()), rows, beside, self._beside.meta)
+        return encode_rows(list(self._tables.values()), rows, beside, self._beside.meta, self._beside.now_ms)
 
     def _forget(self) -> None:
         if self._has_files and self._removal.detach() is not None:
             self._place.keep(self._path)
         self._removal()
         self._beside.forget()
-        self._beside = Beside()
+        self._beside = Beside(now_ms=self._beside.now_ms)
 
 
 def encode_rows(
-    tables: Sequence[Table], rows: Iterable[Scanned], beside: Rows = (), meta: Mapping[str, bytes] | None = None
+    tables: Sequence[Table | TimerTable],
+    rows: Iterable[Scanned],
+    beside: Rows = (),
+    meta: Mapping[str, bytes] | None = None,
+    now_ms: int = 0,
 ) -> tuple[list[Buffer], dict[str, int]]:
-    """Return a container of the sections of all tables, and of ``beside``, and how many rows each has."""
+    """Return a container of the sections of all tables, and of ``beside``, and how many rows each has.
+
+    A section that a table and ``beside`` have holds the rows of both. What has expired at ``now_ms`` is left out (TL6).
+    """
     by_number = {table.number: table for table in tables}
     batches: dict[int, list[pa.RecordBatch]] = {number: [] for number in by_number}
-    for number, batch in _batches(by_number, rows):
+    for number, batch in _batches(by_number, rows, now_ms):
         batches[number].append(batch)
-    found = [(by_number[number].section, made) for number, made in batches.items()] + list(beside)
+    others = {section.name: (section, made) for section, made in beside}
+    found: list[tuple[Section, Sequence[pa.RecordBatch]]] = []
+    for number, made in batches.items():
+        section = by_number[number].section
+        found.append((section, [*made, *others.pop(section.name, (section, ()))[1]]))
+    found += others.values()
     parts: dict[str, Sequence[Buffer]] = {name: [data] for name, data in (meta or {}).items()}
     parts |= {section.name: encode_batches(section.schema, made) for section, made in found}
     return encode_sections(parts), {section.name: sum(b.num_rows for b in made) for section, made in found}
 
 
-def _batches(tables: Mapping[int, Table], rows: Iterable[Scanned]) -> Iterator[tuple[int, pa.RecordBatch]]:
+def _batches(
+    tables: Mapping[int, Table | TimerTable], rows: Iterable[Scanned], now_ms: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of each table, many at a time, in their order."""
     waiting: dict[int, tuple[list[bytes], list[bytes]]] = {number: ([], []) for number in tables}
     for scanned, found in rows:
@@ -149,11 +197,11 @@ def _batches(tables: Mapping[int, Table], rows: Iterable[Scanned]) -> Iterator[t
             keys += scanned[start:end]
             values += found[start:end]
             if len(keys) >= _BATCH_ROWS:
-                yield number, tables[number].batch(keys, values)
+                yield number, tables[number].batch(keys, values, now_ms)
                 waiting[number] = [], []
     for number, (keys, values) in waiting.items():
         if keys:
-            yield number, tables[number].batch(keys, values)
+            yield number, tables[number].batch(keys, values, now_ms)
 
 
 def _within(batch: pa.RecordBatch, section: Section, groups: KeyGroups, keys: OwnedKeys) -> pa.RecordBatch:

@@ -19,6 +19,7 @@ from headgate.state.key_hash import Words, column_words, hash_columns, is_text, 
 from headgate.state.key_index import words_to_array
 
 PREFIX_BYTES = 4
+TIME_BYTES = 8
 _LENGTH_BYTES = 4
 _WORD_BYTES = 8
 _SIGN = np.uint64(1 << 63)
@@ -80,6 +81,17 @@ def decode_columns(
             columns.append(words_to_array(_words(words), dtype))
         starts = ends
     return columns, starts
+
+
+def encode_times(times_ms: Words) -> list[bytes]:
+    """Return times so that their bytes are in their order."""
+    found: list[bytes] = (times_ms.view(np.uint64) ^ _SIGN).astype(">u8").view("V8").tolist()
+    return found
+
+
+def decode_times(rows: Sequence[bytes], start: int) -> Words:
+    """Return the times that ``rows`` hold from byte ``start`` on."""
+    return _words(b"".join([row[start : start + TIME_BYTES] for row in rows]))
 
 
 def _words(data: bytes) -> Words:

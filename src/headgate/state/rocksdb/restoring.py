@@ -19,9 +19,8 @@ def restore_rows(
     changes = Changes()
     if table.kind is StateKind.VALUE:
         columns = [batch.column(name) for name in table.section.key_names]
-        values = _record(batch) if table.is_record else batch.column(batch.num_columns - 1)
         has = np.ones(batch.num_rows, np.bool_)
-        store_values(table, changes, encoded_keys(columns, keys, max_parallelism), has, values)
+        store_values(table, changes, encoded_keys(columns, keys, max_parallelism), has, table.stored(batch))
         database.write(changes)
         return
     width = len(keys.names)
@@ -34,13 +33,9 @@ def restore_rows(
     else:
         suffixes = encode_columns([batch.column(width)])
     rows = entry_rows(table, encoded, numbers.tolist(), suffixes)
-    changes.put(rows, table.codec.encode(batch.column(batch.num_columns - 1)))
+    changes.put(rows, table.codec.encode(table.stored(batch)))
     store_heads(table, changes, encoded, counts + np.bincount(numbers, minlength=len(counts)))
     database.write(changes)
-
-
-def _record(batch: pa.RecordBatch) -> pa.StructArray:
-    return pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
 
 
 def _place_in_key(numbers: np.ndarray) -> np.ndarray:

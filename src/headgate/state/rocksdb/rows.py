@@ -9,11 +9,13 @@ import pyarrow as pa
 
 from headgate.state.backend import Ownership, restored_batches, restored_states, restored_timers
 from headgate.state.descriptors import KeyColumns, StateDescriptor
+from headgate.state.expiring_rows import LIVE
 from headgate.state.files import StoredFiles
 from headgate.state.frozen import FrozenState
-from headgate.state.memory.row_timers import MemoryRowTimers, key_arrays, timer_batches, timers_count
+from headgate.state.memory.row_timers import key_arrays, timer_batches, timers_count
 from headgate.state.rocksdb.cells import RocksCells
 from headgate.state.rocksdb.database import Changes
+from headgate.state.rocksdb.expiring import ExpiringTables
 from headgate.state.rocksdb.frozen import Beside, FrozenDatabase
 from headgate.state.rocksdb.layout import EncodedKeys, encoded_keys
 from headgate.state.rocksdb.reopening import go_on_with
@@ -21,10 +23,12 @@ from headgate.state.rocksdb.restoring import restore_rows
 from headgate.state.rocksdb.room import LocalDatabase
 from headgate.state.rocksdb.scanning import distinct_keys
 from headgate.state.rocksdb.stored import StoredObjects, stored_objects
+from headgate.state.rocksdb.stored_timers import StoredTimers, TimerTable
 from headgate.state.rocksdb.tables import Table, tables_of
-from headgate.state.row_values import python_values
-from headgate.state.timers import TIMERS, RowTimers, TimersByKind, shown_timers, timer_section, timers_of_each_kind
-from headgate.state.ttl import StateTime
+from headgate.state.rocksdb.timers import RocksRowTimers
+from headgate.state.row_values import keys_of
+from headgate.state.timers import TIMERS, RowTimers, TimeKind, TimersByKind, shown_timers, timers_of_each_kind
+from headgate.state.ttl import TTL_SECTION, StateTime, TtlMeta
 
 CHANGES_MAX = 16_384
 """So many keys may differ from the database: the pause of a checkpoint is bounded by it (RB4)."""
@@ -41,10 +45,19 @@ _ENCODE_TIMES = 16_384
 class CachedObjects:
     """The cells of the states of one database, and what of them is written back and given up."""
 
-    def __init__(self, place: LocalDatabase, keys: KeyColumns, max_parallelism: int, tables: Sequence[Table]) -> None:
+    def __init__(
+        self,
+        place: LocalDatabase,
+        keys: KeyColumns,
+        max_parallelism: int,
+        tables: Sequence[Table],
+        time: StateTime | None = None,
+    ) -> None:
         self._place = place
         self._keys = keys
         self._max_parallelism = max_parallelism
+        self.time = StateTime() if time is None else time
+        self._expiring = ExpiringTables(place.database, keys, tables, self.time)
         self._stored: list[tuple[RocksCells, StoredObjects]] = []
         for table in tables:
             stored = stored_objects(table, place.database, self._encoded)
@@ -61,7 +74,7 @@ class CachedObjects:
     def _keys_in(self, tables: Sequence[Table]) -> Callable[[], list[Any]]:
         def found() -> list[Any]:
             self.write_back()
-            columns = distinct_keys(self._place.database, tables, self._keys)
+            columns = distinct_keys(self._place.database, tables, self._keys, self.time.now_ms)
             return keys_of(columns)
 
         return found
@@ -81,6 +94,15 @@ class CachedObjects:
             for cells, _ in self._stored:
                 cells.age()
 
+    def drop_some_that_expired(self) -> None:
+        """Go on through the database; what has expired of the keys that are met goes with the next write (TL8)."""
+        cells = {stored.table.number: cells for cells, stored in self._stored}
+        for table, columns in list(self._expiring.sweep()):
+            keys, found = dict.fromkeys(keys_of(columns)), cells[table.number]
+            found.fetch(keys)
+            for key in keys:
+                LIVE[table.kind](found, key, self.time.now_ms)
+
     def _row_bytes(self) -> int:
         return self._place.row_bytes(CACHE_ROW_BYTES, _COPIES)
 
@@ -93,20 +115,27 @@ class CachedObjects:
                 stored.write(changes, found)
         self._place.database.write(changes)
 
-    def freeze(self, beside: Beside) -> FrozenState:
-        """Return everything as it is now."""
+    def freeze(self, beside: Beside, timers: Sequence[StoredTimers] = ()) -> FrozenState:
+        """Return everything as it is now. ``timers``: those in the database."""
         self.write_back()
-        tables = [stored.table for _, stored in self._stored]
+        tables: list[Table | TimerTable] = [stored.table for _, stored in self._stored]
+        tables += [one.table for one in timers]
         counts = {stored.table.section.name: cells.rows_count for cells, stored in self._stored}
+        counts |= {one.table.section.name: one.count for one in timers}
         return FrozenDatabase(self._place, self._place.checkpoint(), tables, counts, beside)
 
     def restore(self, sections: Mapping[str, memoryview], path: str, owner: Ownership) -> None:
         """See ``StateBackend``. What is restored goes to the database; nothing is in the cache yet."""
         for cells, stored in self._stored:
             read = restored_batches if stored.table.is_record else restored_states
-            for batch in read(sections, stored.table.section, path, owner):
+            for found in read(sections, stored.table.section, path, owner):
+                batch = self._expiring.restored(stored.table, found)
                 restore_rows(stored.table, self._place.database, self._keys, self._max_parallelism, batch)
                 cells.rows_count += batch.num_rows
+
+    def end_restore(self) -> None:
+        """See ``TimedBackend``."""
+        self._expiring.end_restore()
 
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
@@ -137,9 +166,14 @@ class RocksRowBackend:
         self._keys = keys
         self.time = StateTime()
         tables = tables_of(keys, descriptors)
-        self._objects = CachedObjects(place, keys, max_parallelism, list(tables.values()))
+        self._objects = CachedObjects(place, keys, max_parallelism, list(tables.values()), self.time)
+        self._has_ttl = any(descriptor.ttl is not None for descriptor in descriptors)
         self._cells = dict(zip(tables, self._objects.cells, strict=True))
-        self._timers = timers_of_each_kind(lambda: MemoryRowTimers(keys)) if has_timers else {}
+
+        def timers(kind: TimeKind) -> RocksRowTimers:
+            return RocksRowTimers(keys, StoredTimers(place.database, kind, keys, max_parallelism), place)
+
+        self._timers = timers_of_each_kind(timers) if has_timers else {}
         self.timers = shown_timers(self._timers)
 
     def cells(self, descriptor: StateDescriptor) -> RocksCells:
@@ -147,7 +181,8 @@ class RocksRowBackend:
         return self._cells[descriptor]
 
     def end_restore(self) -> None:
-        """See ``TimedBackend``: nothing expires here."""
+        """See ``TimedBackend``."""
+        self._objects.end_restore()
 
     def expect(self, columns: Sequence[pa.Array]) -> None:
         """See ``RowBackend``: what the keys have is read at once."""
@@ -161,18 +196,22 @@ class RocksRowBackend:
 
     def absorb(self) -> None:
         """See ``RowBackend``."""
+        self._objects.drop_some_that_expired()
         self._objects.tidy()
         for timers in self._timers.values():
-            timers.cells.absorb()
+            timers.tidy()
 
     def freeze(self) -> FrozenState:
         """See ``StateBackend``."""
-        return self._objects.freeze(self._timers_beside())
+        for timers in self._timers.values():
+            timers.write_back()
+        return self._objects.freeze(self._beside(), [timers.stored for timers in self._timers.values()])
 
-    def _timers_beside(self) -> Beside:
+    def _beside(self) -> Beside:
+        meta = {TTL_SECTION: TtlMeta(self.time.now_ms).encode()} if self._has_ttl else {}
         if self.timers is None:
-            return Beside()
-        frozen = [(timer_section(self._keys, kind), found.cells.freeze()) for kind, found in self._timers.items()]
+            return Beside(meta=meta, now_ms=self.time.now_ms)
+        frozen = [(found.stored.table.section, found.front.cells.freeze()) for found in self._timers.values()]
 
         def forget() -> None:
             for _, cells in frozen:
@@ -181,7 +220,8 @@ class RocksRowBackend:
         return Beside(
             lambda: [(one, list(timer_batches(one, self._keys, cells, _ENCODE_TIMES))) for one, cells in frozen],
             lambda: {section.name: timers_count(cells) for section, cells in frozen},
-            {TIMERS: self.timers.meta.encode()},
+            {TIMERS: self.timers.meta.encode(), **meta},
+            self.time.now_ms,
             forget,
         )
 
@@ -189,15 +229,8 @@ class RocksRowBackend:
         """See ``StateBackend``."""
         self._objects.restore(sections, path, owner)
         for timers, batch in restored_timers(sections, self._keys, self._timers, path, owner):
-            for key, time_ms in zip(keys_of(batch.columns[:-1]), batch.columns[-1].to_pylist(), strict=True):
-                timers.register(key, time_ms)
+            timers.restore(batch.columns[:-1], batch.columns[-1].to_numpy())
 
     def go_on_with(self, stored: StoredFiles, owner: Ownership) -> bool:
         """See ``ContinuingBackend``."""
         return self._objects.go_on_with(stored, owner)
-
-
-def keys_of(columns: Sequence[pa.Array]) -> list[Any]:
-    """Return key columns as keys of functions by row."""
-    found = [python_values(column) for column in columns]
-    return found[0] if len(found) == 1 else list(zip(*found, strict=True))

@@ -7,7 +7,7 @@ elements and entries that are other ones than before.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,6 +25,7 @@ from headgate.state.rocksdb.tables import (
     store_heads,
     store_values,
 )
+from headgate.state.rocksdb.values import timed
 from headgate.state.row_values import conversion, python_values
 
 Encode: TypeAlias = Callable[[Sequence[Any]], EncodedKeys]
@@ -122,14 +123,15 @@ class StoredLists(_StoredEntries):
 
 
 class StoredMaps(_StoredEntries):
-    """Maps: a row per entry, in the order of the map keys' bytes."""
+    """Maps: a row per entry, in the order of the map keys' bytes. Those with a TTL come in that of expiry (TL3)."""
 
     def load(self, keys: Sequence[Any]) -> Mapping[Any, Any]:
         """See ``Stored``."""
-        return {
-            key: dict(zip(self._map_keys(suffixes), objects, strict=True))
-            for key, suffixes, objects in self._loaded(keys)
-        }
+        return {key: self._map(suffixes, objects) for key, suffixes, objects in self._loaded(keys)}
+
+    def _map(self, suffixes: list[bytes], objects: list[Any]) -> dict[Any, Any]:
+        entries = zip(self._map_keys(suffixes), objects, strict=True)
+        return dict(entries if self.table.ttl is None else sorted(entries, key=lambda entry: entry[1][1]))
 
     def _map_keys(self, suffixes: list[bytes]) -> list[Any]:
         (column,), _ = decode_columns(suffixes, self.table.outer[-1:], 0)
@@ -164,6 +166,9 @@ def stored_objects(table: Table, rows: Rows, encode: Encode) -> StoredObjects:
 
 def _column(table: Table, stored: Sequence[Any]) -> pa.Array:
     """Return objects as a column of the table's type."""
+    if table.ttl is not None:
+        plain = replace(table, ttl=None)
+        return timed(_column(plain, [value for value, _ in stored]), pa.array([at for _, at in stored], pa.int64()))
     if table.is_record and stored:
         arrays = [pa.array(list(c), f.type) for c, f in zip(zip(*stored, strict=True), table.dtype, strict=True)]
         return pa.StructArray.from_arrays(arrays, fields=list(table.dtype))
@@ -173,6 +178,9 @@ def _column(table: Table, stored: Sequence[Any]) -> pa.Array:
 
 def _objects(table: Table, column: pa.Array) -> list[Any]:
     """Return a column of the table's type as objects."""
+    if table.ttl is not None:
+        values, expires_ms = column.flatten()
+        return list(zip(_objects(replace(table, ttl=None), values), expires_ms.to_pylist(), strict=True))
     if table.is_record:
         return list(zip(*(python_values(field) for field in column.flatten()), strict=True))
     store = conversion(table.dtype).store

@@ -16,8 +16,9 @@ from headgate.state.descriptors import KeyColumns, Section, StateDescriptor, Sta
 from headgate.state.key_index import Slots
 from headgate.state.rocksdb.database import Changes, Rows
 from headgate.state.rocksdb.layout import EncodedKeys, decode_columns
-from headgate.state.rocksdb.values import ValueCodec, value_codec
+from headgate.state.rocksdb.values import ValueCodec, timed, timed_codec, value_codec
 from headgate.state.slot_array import Mask
+from headgate.state.ttl import TTL
 
 _HEAD = value_codec(pa.int64())
 
@@ -31,6 +32,7 @@ class Table:
         section: what its rows are in a snapshot.
         outer: types of the columns in front of the value, which are in the row's own bytes.
         dtype: of the value: all columns of the section, if it is a record.
+        ttl: of the state. If it has one, values are in columns with their expiries (``values.timed``).
     """
 
     number: int
@@ -39,19 +41,37 @@ class Table:
     outer: tuple[pa.DataType, ...]
     dtype: pa.DataType
     is_record: bool = False
+    ttl: TTL | None = None
 
     @property
     def codec(self) -> ValueCodec:
         """How values are stored."""
-        return value_codec(self.dtype)
+        return value_codec(self.dtype) if self.ttl is None else timed_codec(self.dtype)
 
-    def batch(self, rows: Sequence[bytes], values: Sequence[bytes]) -> pa.RecordBatch:
-        """Return rows of the database as rows of the section."""
+    def batch(self, rows: Sequence[bytes], values: Sequence[bytes], now_ms: int) -> pa.RecordBatch:
+        """Return rows of the database as rows of the section, without what has expired (TL6)."""
         stored = self.codec.decode(values)
         if self.is_record:
             return pa.RecordBatch.from_arrays(stored.flatten(), schema=self.section.schema)
         columns, _ = decode_columns(rows, self.outer)
-        return pa.RecordBatch.from_arrays([*columns, stored], schema=self.section.schema)
+        if self.ttl is None:
+            return pa.RecordBatch.from_arrays([*columns, stored], schema=self.section.schema)
+        return self.living(
+            pa.RecordBatch.from_arrays([*columns, *stored.flatten()], schema=self.section.schema), now_ms
+        )
+
+    def living(self, batch: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
+        """Return the rows of the section that have not expired."""
+        if self.ttl is None:
+            return batch
+        is_live = batch.columns[-1].to_numpy() > now_ms
+        return batch if is_live.all() else batch.filter(pa.array(is_live))
+
+    def stored(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the values of rows of the section, as ``codec`` takes them."""
+        if self.is_record:
+            return pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
+        return batch.columns[-1] if self.ttl is None else timed(*batch.columns[-2:])
 
 
 def tables_of(keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> dict[StateDescriptor, Table]:
@@ -63,6 +83,7 @@ def tables_of(keys: KeyColumns, descriptors: Sequence[StateDescriptor]) -> dict[
             descriptor.kind,
             (*keys.types, *([descriptor.key_type] if descriptor.kind is StateKind.MAP else [])),
             descriptor.type,
+            ttl=descriptor.ttl,
         )
         for place, descriptor in enumerate(sorted(descriptors, key=lambda descriptor: descriptor.name))
     }

@@ -1,7 +1,8 @@
 """Values of one type as bytes, thousands at once (RB2 of docs/spec/rocksdb.md).
 
 What has a fixed width is its bytes, text is its own, and structs and lists are MessagePack, structs by the names of
-their fields. Values are typed: nothing is pickled, and nothing but values comes out of bytes.
+their fields. Values are typed: nothing is pickled, and nothing but values comes out of bytes. In front of what expires
+stands when it does, so that this can be told without the value.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headgate.state.columns import is_fixed, storage_type, to_arrow, to_numpy
 from headgate.state.key_hash import is_text, text_bytes
+from headgate.state.ttl import EXPIRES_COLUMN
+
+_EXPIRY_BYTES = 8
 
 
 class ValueCodec(Protocol):
@@ -32,6 +37,45 @@ def value_codec(dtype: pa.DataType) -> ValueCodec:
     if is_fixed(dtype):
         return _Fixed(dtype)
     return _Text(dtype) if is_text(dtype) else _Nested(dtype)
+
+
+def timed_codec(dtype: pa.DataType) -> ValueCodec:
+    """Return the codec of values that expire: columns of ``timed``."""
+    return _Timed(dtype)
+
+
+def timed(values: pa.Array, expires_ms: pa.Array) -> pa.StructArray:
+    """Return values with their expiries as one column."""
+    return pa.StructArray.from_arrays([values, expires_ms], names=["value", EXPIRES_COLUMN])
+
+
+def expiries_of(values: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Return when the values expire of which these are the bytes."""
+    return np.frombuffer(b"".join([value[:_EXPIRY_BYTES] for value in values]), "<i8")
+
+
+def expiring_at(values: Sequence[bytes], expires_ms: int) -> list[bytes]:
+    """Return the bytes of the same values with another expiry."""
+    front = expires_ms.to_bytes(_EXPIRY_BYTES, "little", signed=True)
+    return [front + value[_EXPIRY_BYTES:] for value in values]
+
+
+class _Timed:
+    """Values behind their expiries."""
+
+    def __init__(self, dtype: pa.DataType) -> None:
+        self._values = value_codec(dtype)
+        self._expiries = value_codec(pa.int64())
+
+    def encode(self, column: pa.Array) -> list[bytes]:
+        """See ``ValueCodec``."""
+        values, expires_ms = column.flatten()
+        pairs = zip(self._expiries.encode(expires_ms), self._values.encode(values), strict=True)
+        return [front + value for front, value in pairs]
+
+    def decode(self, values: Sequence[bytes]) -> pa.Array:
+        """See ``ValueCodec``."""
+        return timed(self._values.decode([value[_EXPIRY_BYTES:] for value in values]), pa.array(expiries_of(values)))
 
 
 class _Fixed:

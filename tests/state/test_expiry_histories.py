@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -10,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.operators.process.expiring_functions import Model
 from tests.runtime.checkpoints.frozen_cases import small
+from tests.state.backends import NAMES, Chosen, choose
 
 from headgate.codec.snapshot import decode_sections
-from headgate.state.backend import Ownership
+from headgate.state.backend import ColumnBackend, Ownership
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
-from headgate.state.memory.by_column import MemoryColumnBackend
 from headgate.state.ttl import TTL
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
@@ -35,6 +36,12 @@ steps = st.one_of(
 EVERYTHING = [(key, m, 0) for key in range(COUNT) for m in range(3)]
 
 
+@pytest.fixture(autouse=True, params=NAMES)
+def _on_each_backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    with choose(request.param):
+        yield
+
+
 class Columns:
     """Three states of one backend."""
 
@@ -45,8 +52,8 @@ class Columns:
         self.held: list[Any] = []
         self.backend = self._new()
 
-    def _new(self) -> MemoryColumnBackend:
-        return MemoryColumnBackend(KEYS, (self.value, self.list, self.map))
+    def _new(self) -> ColumnBackend:
+        return Chosen.worker.of("node", 0, 128).by_column(KEYS, (self.value, self.list, self.map))
 
     def restore(self) -> None:
         frozen = self.backend.freeze()

@@ -1,7 +1,8 @@
-"""Timers in memory, by row and by column, against a plain set, however small their runs and heaps are."""
+"""Timers of every backend, by row and by column, against a plain set, however small their runs and heaps are."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,17 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.state.backends import Chosen, states
 
 from headgate.codec.snapshot import decode_sections
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.state.backend import ColumnBackend, Ownership, RowBackend
+from headgate.state.choice import WorkerStates
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.frozen import FrozenState
 from headgate.state.key_hash import hash_columns, key_groups
 from headgate.state.memory import by_column, column_timers, row_timers
-from headgate.state.memory.factory import MemoryStates
+from headgate.state.rocksdb import timers as rocks_timers
 from headgate.state.timers import TimeKind
 
 KEYS = KeyColumns(("name", "number"), (pa.large_string(), pa.int64()))
@@ -36,6 +39,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_timers, "_DUE_ROWS", 6)
     monkeypatch.setattr(row_timers, "_STALE_FREE", 2)
     monkeypatch.setattr(by_column, "_RENUMBER_MIN", 4)
+    monkeypatch.setattr(rocks_timers, "FRONT_MAX", 5)
+    monkeypatch.setattr(rocks_timers, "WAITING_MAX", 6)
 
 
 def arrays(keys: list[tuple[str, int]]) -> list[pa.Array]:
@@ -49,8 +54,8 @@ def hash_of(key: tuple[str, int]) -> int:
 class Rows:
     """Timers by row."""
 
-    def __init__(self) -> None:
-        self.backend: RowBackend = MemoryStates().by_row(KEYS, [COUNT], has_timers=True)
+    def __init__(self, worker: WorkerStates = Chosen.worker) -> None:
+        self.backend: RowBackend = worker.of("node", 0, GROUPS).by_row(KEYS, [COUNT], has_timers=True)
 
     def change(self, kind: TimeKind, timers: list[Timer], *, is_deletion: bool) -> None:
         assert self.backend.timers is not None
@@ -70,8 +75,8 @@ class Rows:
 class Columns:
     """Timers by column."""
 
-    def __init__(self) -> None:
-        self.backend: ColumnBackend = MemoryStates().by_column(KEYS, [COUNT], has_timers=True)
+    def __init__(self, worker: WorkerStates = Chosen.worker) -> None:
+        self.backend: ColumnBackend = worker.of("node", 0, GROUPS).by_column(KEYS, [COUNT], has_timers=True)
 
     def change(self, kind: TimeKind, timers: list[Timer], *, is_deletion: bool) -> None:
         assert self.backend.timers is not None
@@ -101,11 +106,13 @@ kinds = st.sampled_from(TimeKind)
 
 
 class Machine(RuleBasedStateMachine):
-    """Both backends and a set for each kind; times may be taken in parts, with changes in between."""
+    """All backends and a set for each kind; times may be taken in parts, with changes in between."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stores: list[Rows | Columns] = [Rows(), Columns()]
+        self.open = ExitStack()
+        self.workers = [Chosen.worker, self.open.enter_context(states("rocksdb-without-cache"))]
+        self.stores: list[Rows | Columns] = [make(worker) for worker in self.workers for make in (Rows, Columns)]
         self.wanted: dict[TimeKind, set[Timer]] = {kind: set() for kind in TimeKind}
         self.until = dict.fromkeys(TimeKind, -10)
         self.frozen: list[tuple[FrozenState, dict[TimeKind, set[Timer]]]] = []
@@ -152,7 +159,7 @@ class Machine(RuleBasedStateMachine):
             assert frozen.rows() == {"count": 0, **{f"headgate.timers.{k.value}": len(t) for k, t in wanted.items()}}
             for index in range(parallelism):
                 groups = key_groups_of_subtask(index, GROUPS, parallelism)
-                for store in (Rows(), Columns()):
+                for store in [make(worker) for worker in self.workers for make in (Rows, Columns)]:
                     store.backend.restore(sections, "here", Ownership(GROUPS, parallelism, index))
                     for kind in TimeKind:
                         mine = {t for t in wanted[kind] if hash_of(t[0]) % GROUPS in groups}
@@ -162,6 +169,9 @@ class Machine(RuleBasedStateMachine):
                         assert found == mine
             frozen.release()
         self.frozen.clear()
+
+    def teardown(self) -> None:
+        self.open.close()
 
     @invariant()
     def the_next_time_is_known(self) -> None:

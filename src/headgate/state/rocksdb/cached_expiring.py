@@ -1,0 +1,201 @@
+"""States by slot that expire, with a database behind them: those of memory, and what of each differs from it (RB10).
+
+What has expired in the cache is dropped before anything is written back, so that the database and the cache agree on
+what there is. Counterparts: ``cached``, ``state.memory.expiring``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from headgate.state.columns import to_numpy
+from headgate.state.descriptors import StateKind
+from headgate.state.key_index import Slots
+from headgate.state.memory.expiring import ExpiringLists, ExpiringMaps, ExpiringValues
+from headgate.state.memory.maps import MemoryMaps
+from headgate.state.memory.values import MemoryValues
+from headgate.state.rocksdb.cached import CachedLists, CachedMaps, CachedValues, KeysOf, ListChanges
+from headgate.state.rocksdb.database import Changes, Rows
+from headgate.state.rocksdb.layout import EncodedKeys
+from headgate.state.rocksdb.tables import Table, load_entries
+from headgate.state.rocksdb.values import timed
+from headgate.state.slot_array import SlotArray
+from headgate.state.ttl import TTL, StateTime
+
+
+class CachedExpiringValues(CachedValues, ExpiringValues):
+    """See ``Cached`` and ``backend.ValueColumns``."""
+
+    def __init__(self, table: Table, keys_count: Callable[[], int], ttl: TTL, time: StateTime) -> None:
+        ExpiringValues.__init__(self, table.dtype, keys_count, ttl, time)
+        self.table = table
+        self._differs = SlotArray(np.bool_)
+
+    def _mark(self, slots: Slots) -> None:
+        super()._mark(slots)
+        self._touch(slots)
+
+    def _renewed(self, slots: Slots) -> None:
+        self._touch(slots)
+
+    def _fill(self, slots: Slots, stored: pa.Array) -> None:
+        values, expires_ms = stored.flatten()
+        MemoryValues.put(self, slots, values)
+        self._expiries.restore(slots, expires_ms, self._size)
+        self._differs.written(self._size)[slots] = False
+
+    def _stored(self, slots: Slots) -> pa.Array:
+        return timed(super()._stored(slots), pa.array(self._expiries.read(self._size)[slots]))
+
+    def drop_expired(self) -> None:
+        """Forget what has expired, here and with the next write in the database."""
+        self._drop(0, self._size)
+
+    def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
+        """See ``Cached``."""
+        self.drop_expired()
+        super().write_back(changes, keys_of)
+
+
+class CachedExpiringLists(ExpiringLists):
+    """See ``Cached`` and ``backend.ListColumns``. A list that lost elements, or was renewed, is written anew."""
+
+    def __init__(self, table: Table, keys_count: Callable[[], int], ttl: TTL, time: StateTime) -> None:
+        super().__init__(table.dtype, keys_count, ttl, time)
+        self.table = table
+        self._changes = ListChanges(table)
+
+    @property
+    def _size(self) -> int:
+        return self._keys_count()
+
+    @property
+    def changed_rows(self) -> int:
+        """See ``Cached``."""
+        return self._changes.count
+
+    def append(self, slots: Slots, values: pa.Array) -> None:
+        """See ``ListColumns``."""
+        super().append(slots, values)
+        self._changes.appended(slots, self._size)
+
+    def clear(self, slots: Slots) -> None:
+        """See ``ListColumns``."""
+        super().clear(slots)
+        self._changes.rewritten(slots, self._size)
+
+    def _renewed(self, slots: Slots) -> None:
+        self._changes.rewritten(slots[self._values.counts(slots) > 0], self._size)
+
+    def _drop_first(self, slots: Slots, counts: Slots) -> None:
+        super()._drop_first(slots, counts)
+        self._changes.rewritten(slots, self._size)
+
+    def load(self, rows: Rows, slots: Slots, keys: EncodedKeys) -> int:
+        """See ``Cached``."""
+        entries = load_entries(self.table, rows, keys)
+        self.restore(np.repeat(slots, entries.counts), entries.values.flatten())
+        self._changes.loaded(slots, entries.counts, self._size)
+        return len(entries.suffixes)
+
+    def drop_expired(self) -> None:
+        """Forget what has expired, here and with the next write in the database."""
+        self._drop_expired(np.arange(self._size))
+
+    def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
+        """See ``Cached``."""
+        self.drop_expired()
+        slots = self._changes.differing(self._size)
+        if len(slots):
+            numbers, values = self._values.explode(slots)
+            _, at = self._at.explode(slots)
+            until = self._read_until.read(self._size)[slots][numbers]
+            stored = timed(values, pa.array(np.maximum(to_numpy(at), until)))
+            self._changes.write(changes, slots, keys_of(slots), (numbers, stored), self._size)
+
+    @property
+    def held_rows(self) -> int:
+        """See ``Cached``."""
+        return int(self.rows_of().sum())
+
+    def rows_of(self) -> Slots:
+        """See ``Cached``."""
+        return self._values.counts(np.arange(self._size))
+
+    def drop(self, slots: Slots) -> None:
+        """See ``Cached``."""
+        super().clear(slots)
+
+    def renumber(self, old: Slots) -> None:
+        """See ``Cached``."""
+        super().renumber(old)
+        self._changes.renumber(old)
+
+
+class CachedExpiringMaps(CachedMaps, ExpiringMaps):
+    """See ``Cached`` and ``backend.MapColumns``."""
+
+    def __init__(self, table: Table, keys_count: Callable[[], int], ttl: TTL, time: StateTime) -> None:
+        ExpiringMaps.__init__(self, table.outer[-1], table.dtype, keys_count, ttl, time)
+        self.table = table
+        self.changed_rows = 0
+        self._noted = []
+
+    def _renewed(self, entries: Slots) -> None:
+        self._note_entries(entries)
+
+    def _fill(self, slots: Slots, map_keys: pa.Array, stored: pa.Array) -> None:
+        values, expires_ms = stored.flatten()
+        MemoryMaps.put(self, slots, map_keys, values)
+        self._expiries.restore(self._numbered(slots, map_keys), expires_ms, len(self._pairs))
+
+    def _stored(self, entries: Slots) -> pa.Array:
+        return timed(super()._stored(entries), pa.array(self._expiries.read(len(self._pairs))[entries]))
+
+    def _drop(self, start: int, end: int) -> None:
+        self._note_entries(self._expired(start, end))
+        super()._drop(start, end)
+
+    def _rebuild(self, old: Slots) -> None:
+        self._note_entries(self._expired(0, len(self._pairs)))  # they are left out
+        super()._rebuild(old)
+
+    def drop_expired(self) -> None:
+        """Forget what has expired, here and with the next write in the database."""
+        self._drop(0, len(self._pairs))
+
+    def write_back(self, changes: Changes, keys_of: KeysOf) -> None:
+        """See ``Cached``."""
+        self.drop_expired()
+        super().write_back(changes, keys_of)
+
+    def drop(self, slots: Slots) -> None:
+        """See ``Cached``."""
+        super().drop(slots)
+        self._noted, self.changed_rows = [], 0
+
+
+CachedState: TypeAlias = CachedValues | CachedLists | CachedMaps | CachedExpiringLists
+CachedExpiring: TypeAlias = CachedExpiringValues | CachedExpiringLists | CachedExpiringMaps
+
+
+def cached(table: Table, keys_count: Callable[[], int], time: StateTime) -> CachedState:
+    """Return the empty cache of ``table``."""
+    match table.kind, table.ttl:
+        case StateKind.VALUE, None:
+            return CachedValues(table, keys_count)
+        case StateKind.LIST, None:
+            return CachedLists(table, keys_count)
+        case StateKind.MAP, None:
+            return CachedMaps(table, keys_count)
+    assert table.ttl is not None
+    made: dict[StateKind, type[CachedExpiring]] = {
+        StateKind.VALUE: CachedExpiringValues,
+        StateKind.LIST: CachedExpiringLists,
+        StateKind.MAP: CachedExpiringMaps,
+    }
+    return made[table.kind](table, keys_count, table.ttl, time)

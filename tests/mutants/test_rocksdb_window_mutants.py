@@ -1,0 +1,104 @@
+"""Mutants of windows in RocksDB: rows that are lost, come twice, in another order, or stay for ever (RB12)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.state.backends import states
+from tests.state.rocksdb import test_rocksdb_windows as rocks
+
+from headgate.state.choice import WorkerStates
+from headgate.state.rocksdb.database import Changes
+from headgate.state.rocksdb.frozen import FrozenDatabase
+from headgate.state.rocksdb.stored_windows import StoredWindows
+from headgate.state.rocksdb.windows import RocksMergedRows, RocksWindowRows
+
+Patch = AbstractContextManager[None]
+
+
+def all_windows_stay_in_memory() -> Patch:
+    return patched(RocksMergedRows, "_tidy", lambda self, windows, rows: None)
+
+
+def what_is_stored_of_a_window_does_not_fire() -> Patch:
+    return patched(StoredWindows, "has", lambda self, window: False)
+
+
+def what_fired_stays_in_the_database() -> Patch:
+    return patched(Changes, "delete", lambda self, rows: None)
+
+
+def rows_fire_in_the_order_of_their_key_groups() -> Patch:
+    take = StoredWindows.take
+    return patched(StoredWindows, "take", lambda self, window, is_by_suffix=False: take(self, window))
+
+
+def every_batch_counts_its_rows_from_the_beginning() -> Patch:
+    store = RocksWindowRows._store
+
+    def from_zero(self: RocksWindowRows, window: int, batch: Any) -> None:
+        self._rows_before = 0
+        store(self, window, batch)
+
+    return patched(RocksWindowRows, "_store", from_zero)
+
+
+def a_partial_result_takes_the_place_of_the_stored_one() -> Patch:
+    return patched(RocksMergedRows, "_merged", lambda self, window, batch, found: batch)
+
+
+def a_partial_result_that_is_there_counts_again() -> Patch:
+    put = StoredWindows.put
+
+    def counted(self: StoredWindows, window: int, groups: Any, keys: Any, rows: Any, new: int) -> None:
+        put(self, window, groups, keys, rows, rows.num_rows)
+
+    return patched(StoredWindows, "put", counted)
+
+
+def a_snapshot_has_a_key_of_a_window_twice() -> Patch:
+    return patched(RocksMergedRows, "_write_back", lambda self: None)
+
+
+def a_snapshot_forgets_what_is_in_memory() -> Patch:
+    encoded = FrozenDatabase._encoded
+    return patched(FrozenDatabase, "_encoded", lambda self, rows, beside: encoded(self, rows, []))
+
+
+@pytest.fixture
+def worker() -> Iterator[WorkerStates]:
+    with states("rocksdb") as made:
+        yield made
+
+
+WHOLE = rocks.test_windows_that_have_no_room_are_in_the_database_and_fire_whole
+SNAPSHOT = rocks.test_a_snapshot_has_what_is_in_memory_and_what_is_stored_once
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test", "kind"),
+    [
+        (all_windows_stay_in_memory, WHOLE, "merged"),
+        (what_is_stored_of_a_window_does_not_fire, WHOLE, "kept"),
+        (what_is_stored_of_a_window_does_not_fire, WHOLE, "merged"),
+        (what_fired_stays_in_the_database, WHOLE, "kept"),
+        (what_fired_stays_in_the_database, WHOLE, "merged"),
+        (rows_fire_in_the_order_of_their_key_groups, WHOLE, "kept"),
+        (every_batch_counts_its_rows_from_the_beginning, WHOLE, "kept"),
+        (a_partial_result_takes_the_place_of_the_stored_one, WHOLE, "merged"),
+        (a_partial_result_that_is_there_counts_again, WHOLE, "merged"),
+        (a_snapshot_has_a_key_of_a_window_twice, SNAPSHOT, "merged"),
+        (a_snapshot_forgets_what_is_in_memory, SNAPSHOT, "kept"),
+    ],
+)
+def test_bugs_of_windows_in_rocksdb_are_caught(mutant: Mutant, test: Any, kind: str, worker: WorkerStates) -> None:
+    assert_caught(mutant, test, kind, worker)
+
+
+def test_changes_that_are_never_written_back_are_caught(worker: WorkerStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = rocks.test_of_windows_in_the_database_what_differs_is_written_back_when_it_is_much
+    assert_caught(a_snapshot_has_a_key_of_a_window_twice, test, worker, monkeypatch)
