@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate import fault_points
+from headgate.connectors.recorded import targets_of
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
@@ -22,7 +23,7 @@ from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
-from headgate.protocol.supervision import lives
+from headgate.protocol.supervision import lives, starting_over
 from headgate.runtime.checkpoints.in_flight import misfit
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
 from headgate.runtime.driver.adopting import Adoption
@@ -307,11 +308,30 @@ def claim(
         with stopping_for_good(unknown):
             life = retrying(lambda: log.later_life(number, host, wall_ms), around)
         sinks = SinkOwners(definition, life, log.url)
+    _refuse_half_started_over(definition, log, observed, around)
     sinks.check(owners, recovery.next_claim(observed).generation)
+    if mine is None:  # SO1: the sinks of a run do not change
+        retrying(lambda: log.records.note(number, targets_of(definition.graph)), around)
     floor = max(above, lives.floor(owners.values()))
     claimed = retrying(lambda: log.claim(owner, wall_ms, mine, floor, number), around)
     retrying(sinks.tell, around)
     return claimed
+
+
+def _refuse_half_started_over(
+    definition: PipelineDefinition, log: CheckpointLog, observed: recovery.ObservedLog, around: Surroundings
+) -> None:
+    """Refuse to write in front of targets that are half empty (SO3): whoever starts a pipeline finishes that first.
+
+    Raises:
+        UsageError
+    """
+    token = starting_over.decided(observed)
+    if token is not None and retrying(lambda: log.records.order(token), around) is not None:
+        raise UsageError(
+            f"pipeline '{definition.config.name}' is being reset, and not all of its output is deleted yet; start it "
+            "again when that is over"
+        )
 
 
 def _choose(
