@@ -10,9 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from examples import sqlite_sink
 from tests.runtime.test_starting_over import World, reset
 
+from examples import sqlite_sink
 from headgate.api import fresh
 from headgate.codec.heartbeat import beat_path, encode_beat
 from headgate.connectors.base import SinkContext
@@ -24,9 +24,9 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life
 from headgate.model.manifest import Committable, Manifest
 from headgate.model.progress import SilentObserver
+from headgate.protocol.checkpoints import starting_over as deciding
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.recovery import candidates
-from headgate.protocol.supervision import starting_over as deciding
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, starting_over
 from headgate.runtime.driver.sign_of_life import refuse_if_alive
@@ -36,7 +36,7 @@ from headgate.storage.backends import open_storage
 from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
 from headgate.store.catalogue.sql import SqlCatalogue
-from headgate.store.store import _shared
+from headgate.store.store import Store, _shared
 
 SCHEMA = pa.schema({"number": pa.int64(), "text": pa.string()})
 NOTHING: list[Counter[int]] = [Counter(), Counter(), Counter()]
@@ -212,9 +212,10 @@ def half_done(template: Template, monkeypatch: pytest.MonkeyPatch) -> World:
         raise Killed
 
     world = template.again()
-    with monkeypatch.context() as deadly, pytest.raises(Killed):
+    with monkeypatch.context() as deadly:
         deadly.setattr(SqlCatalogue, "start_over", dies)
-        reset(world, definition(world))
+        with pytest.raises(Killed):
+            reset(world, definition(world))
     assert world.all() == [Counter(), *ALL[1:]]
     return world
 
@@ -308,3 +309,44 @@ def test_a_driver_that_beats_in_an_object_store_is_left_alone() -> None:  # SO8
         refuse_if_alive(storage, "p", Beating(beat))
     refuse_if_alive(storage, "p", Beating(lambda: None))
     refuse_if_alive(storage, "p", Beating(lambda: beat(Course.STOPPED)))
+
+
+def test_a_reset_keeps_what_others_wrote_beside_it(template: Template) -> None:  # SO4
+    world = template.again()
+    (Path(world.files) / "notes.parquet").write_bytes(b"mine")
+    with Store.open(world.store) as store, store.writer("app/out") as writer:
+        columns = store.describe("app/out").schema
+        writer.append(pa.RecordBatch.from_pylist([{"number": 7, "text": "x"}], columns)).result()
+    with pytest.raises(UsageError, match="also holds what others have written"):
+        reset(world, definition(world))
+    assert [len(candidates(log_of(world).observe())), world.in_table()] == [2, NUMBERS]
+    with Store.open(world.store) as store:
+        store.delete("app/out", force=True)
+    reset(world, definition(world))
+    assert world.all() == NOTHING
+    assert (Path(world.files) / "notes.parquet").read_bytes() == b"mine"
+
+
+def test_a_reset_keeps_what_another_directory_wrote(template: Template) -> None:  # SO4
+    world = template.again()
+    made = world.pipeline(sinks=SINKS)
+    made.override(checkpoint_dir=str(world.root / "elsewhere"))
+    with StartingOver.holding_the_lock(str(world.root / "elsewhere"), "p", made.definition()) as resetting:
+        with pytest.raises(UsageError, match="belongs to the pipeline of the same name"):
+            resetting.look()
+    assert world.all() == ALL
+
+
+def test_a_reset_fences_whoever_lost_its_checkpoints(template: Template) -> None:  # SO2, SO5
+    world = template.again()
+    log = log_of(world)
+    claims.begin_generation(definition(world), log, "test", lambda _: None)
+    sinks = [node for node in definition(world).graph.nodes if hasattr(node.spec, "owner")]
+    before = {node.name: node.spec.owner("p", str(node.name)).generation for node in sinks}
+    shutil.rmtree(world.root / "home")
+    reset(world, definition(world))
+    after = {node.name: node.spec.owner("p", str(node.name)).generation for node in sinks}
+    assert all(after[name] > before[name] for name in before)
+    assert world.all() == NOTHING
+    produce(world)
+    assert world.all() == ALL

@@ -71,8 +71,10 @@ def run(
 
     The program is loaded, not executed as a script: the pipeline is what it calls 'pipeline' or 'p', or what its
     function pipeline() returns. Ctrl-C or SIGTERM stops after a last checkpoint; the same command continues from
-    there, or with --fresh at the beginning, and then everything that was written goes first. SIGUSR1 drains: reading stops, everything in flight is processed, timers of processing time do not fire, and
+    there. SIGUSR1 drains: reading stops, everything in flight is processed, timers of processing time do not fire, and
     the pipeline has finished. 'headgate stop' sends either from another terminal.
+
+    With --fresh it starts over: its checkpoints and all that it has written are deleted first, as by 'headgate reset'.
 
     With --supervised a driver that died, or failed in a way that may pass, is started again. Signals to the supervisor
     are for the driver. --restart says when: none, fixed-delay:attempts=3,delay=5s,

@@ -354,7 +354,8 @@ class StreamSink:
         if difference:
             raise UsageError(
                 f"records do not fit stream '{self.stream}' in {self.store}: column {difference}; "
-                "select or cast the columns before the sink, or write to another stream"
+                "select or cast the columns before the sink, or write to another stream; a pipeline that shall start "
+                "over with other columns is reset first (headgate reset)"
             )
 
 

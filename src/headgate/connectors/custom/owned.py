@@ -19,7 +19,6 @@ from headgate.model.life import Life, Owner
 from headgate.model.targets import Target, TargetKind
 from headgate.protocol.supervision import lives
 
-
 _CANNOT_REMOVE = (
     "{kind} cannot remove what it wrote: give it a method remove_output(self, fence) that does; or empty its target "
     "yourself, run headgate sinks forget for it, and start over then"

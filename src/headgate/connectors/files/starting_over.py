@@ -1,7 +1,7 @@
 """Empties a directory of what one sink has published there, so that its pipeline starts over.
 
-Counterpart: ``sink.FileSink``. Source: SO4 to SO6 of docs/spec/starting-over.md. Only what the sink's own manifests list
-is deleted; whatever else is in the directory stays.
+Counterpart: ``sink.FileSink``. Source: SO4 to SO6 of docs/spec/starting-over.md. Only what the sink's own manifests
+list is deleted; whatever else is in the directory stays.
 """
 
 from __future__ import annotations

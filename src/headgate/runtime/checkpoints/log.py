@@ -38,7 +38,7 @@ from headgate.protocol.checkpoints.recovery import (
     was_given_up,
 )
 from headgate.protocol.checkpoints.replacement import replaced_by
-from headgate.protocol.supervision.starting_over import newest_generation
+from headgate.protocol.checkpoints.starting_over import newest_generation
 from headgate.runtime.checkpoints.entries import LogEntries
 from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.records import Records

@@ -5,7 +5,7 @@
     <pipeline>/targets/<life>-<digest>     all targets of one start, write-once; <life> as in ``lives/``
     <pipeline>/resets/<token>              an order to start over, write-once; removed when it is carried out
 
-Reads and writes; what an order means, ``protocol.supervision.starting_over`` decides.
+Reads and writes; what an order means, ``protocol.checkpoints.starting_over`` decides.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Committable, Manifest
 from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
-from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints import recovery, starting_over
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
-from headgate.protocol.supervision import lives, starting_over
+from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.in_flight import misfit
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
 from headgate.runtime.driver.adopting import Adoption

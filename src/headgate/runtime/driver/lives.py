@@ -85,8 +85,8 @@ class SinkOwners:
             )
         return (
             f"{sink} belongs to {_whose(owner, self._home)}, and what that one wrote would be there twice; "
-            f"{self._what_to_do(owner)}, or, to start over in front of the same target, which keeps what it holds, run: "
-            f"{forget}"
+            f"{self._what_to_do(owner)}, or, to start over in front of the same target, which keeps what it holds, "
+            f"run: {forget}"
         )
 
     def _what_to_do(self, owner: Owner) -> str:

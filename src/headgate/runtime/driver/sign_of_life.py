@@ -1,7 +1,7 @@
 """Whether a driver runs a pipeline where no lock tells: in an object store (SO8 of docs/spec/starting-over.md).
 
-It beats (docs/spec/standby.md): who sees no beat for as long as a standby waits takes it for gone. Were it alive all the
-same, its claim was passed, and it is fenced.
+It beats (docs/spec/standby.md): who sees no beat for as long as a standby waits takes it for gone. One that
+lives all the same was replaced, and is fenced.
 """
 
 from __future__ import annotations

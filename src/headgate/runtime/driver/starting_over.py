@@ -1,8 +1,8 @@
-"""Has a pipeline start over: its checkpoints and all its output go, together or not at all (docs/spec/starting-over.md).
+"""Has a pipeline start over: checkpoints and output go, together or not at all (docs/spec/starting-over.md).
 
 Order: look → write the order down → one entry of the log makes it count → empty the targets one after the other →
 remove the order. Up to the entry nothing has happened; from then on every start finishes it before anything else.
-Decisions are those of ``protocol.supervision.starting_over``. Holds the pipeline's lock; runs in no driver.
+Decisions are those of ``protocol.checkpoints.starting_over``. Holds the pipeline's lock; runs in no driver.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Manifest
 from headgate.model.targets import ResetOrder, Target, TargetKind
+from headgate.protocol.checkpoints import starting_over
 from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, has_given_up, life_of
-from headgate.protocol.supervision import starting_over
+from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, sign_of_life
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock, read_holder
@@ -164,7 +165,7 @@ class StartingOver:
             raise UsageError(self._nobody_knows(target))
         owner = self._retrying(lambda: sink.owner(self._pipeline, target.sink))
         holding = self._retrying(lambda: sink.holding(self._pipeline, target.sink))
-        if owner != Owner() and not starting_over.may_empty(life, self._log.url, owner):
+        if owner != Owner() and not lives.may_empty(life, self._log.url, owner):
             raise UsageError(self._not_ours(target, owner, holding))
         if holding.problem:
             raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {holding.problem}")

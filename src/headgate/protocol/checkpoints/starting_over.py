@@ -1,15 +1,13 @@
-"""What an order to start over means, and whether a target may be emptied for it (docs/spec/starting-over.md).
+"""What the log says of an order to start over (docs/spec/starting-over.md).
 
-Pure functions over the log and what targets remember. Counterpart: ``runtime.driver.starting_over`` carries it out.
+Pure functions over the log. Counterpart: ``runtime.driver.starting_over`` carries it out.
 """
 
 from __future__ import annotations
 
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
 from headgate.model.manifest import Claim
 from headgate.protocol.checkpoints.recovery import ObservedLog, has_given_up
-from headgate.protocol.supervision import lives
 
 _OWNER = "start over "
 
@@ -37,15 +35,3 @@ def newest_generation(log: ObservedLog) -> Generation:
     """Return the newest generation that anything in ``log`` is of, 0 if there is none."""
     found = [entry.content.generation for entry in log.counted() if hasattr(entry.content, "generation")]
     return max(found, default=Generation(0))
-
-
-def may_empty(life: Life | None, home: str, owner: Owner) -> bool:
-    """Whether a target that remembers ``owner`` holds nothing but what the pipeline at ``home`` wrote (SO4).
-
-    ``life`` is what it is now, None if it never began. Former checkpoints in ``home`` were removed by hand: what they
-    wrote is in the way of whoever starts over there.
-    """
-    if owner.life is None:
-        known = Life("", home, "", 0) if life is None else life
-        return lives.may_own(known, owner)
-    return owner.life.home == home or (life is not None and owner.life.id == life.id)
