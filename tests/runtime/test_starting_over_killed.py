@@ -331,9 +331,9 @@ def test_a_reset_keeps_what_another_directory_wrote(template: Template) -> None:
     world = template.again()
     made = world.pipeline(sinks=SINKS)
     made.override(checkpoint_dir=str(world.root / "elsewhere"))
-    with StartingOver.holding_the_lock(str(world.root / "elsewhere"), "p", made.definition()) as resetting:
-        with pytest.raises(UsageError, match="belongs to the pipeline of the same name"):
-            resetting.look()
+    lock = StartingOver.holding_the_lock(str(world.root / "elsewhere"), "p", made.definition())
+    with lock as resetting, pytest.raises(UsageError, match="belongs to the pipeline of the same name"):
+        resetting.look()
     assert world.all() == ALL
 
 
