@@ -17,7 +17,7 @@ import pyarrow as pa
 import headgate as hg
 
 TABLES = """
-create table if not exists numbers (number integer, text text);
+create table if not exists numbers (number integer, text text, owner text);
 create table if not exists waiting (name text, number integer, text text);
 create table if not exists ledger (name text primary key);
 create table if not exists owners (owner text primary key, generation integer, life text);
@@ -63,6 +63,14 @@ class SqliteTarget:
         with connect(self.path) as target:
             return claimed(target, owner)
 
+    def remove_output(self, fence: hg.Fence) -> None:
+        """Remove everything: the pipeline starts over."""
+        with connect(self.path) as target:
+            target.execute("begin immediate")
+            refuse_if_replaced(target, fence)
+            target.execute("delete from numbers where owner = ?", [fence.owner])
+            target.execute("delete from ledger where substr(name, 1, ?) = ?", [len(fence.owner) + 1, f"{fence.owner}-"])
+
 
 class SqliteSink(SqliteTarget, hg.TwoPhaseSink[sqlite3.Connection]):
     """Prepared records wait in a table of their own, under the name of their transaction."""
@@ -75,7 +83,8 @@ class SqliteSink(SqliteTarget, hg.TwoPhaseSink[sqlite3.Connection]):
 
     def write(self, transaction: sqlite3.Connection, batch: pa.RecordBatch) -> None:
         """Add records."""
-        transaction.executemany("insert into numbers values (?, ?)", zip(*batch.to_pydict().values(), strict=True))
+        rows = zip(*batch.to_pydict().values(), strict=True)
+        transaction.executemany("insert into numbers values (?, ?, null)", rows)
 
     def prepare(self, transaction: sqlite3.Connection, name: str, fence: hg.Fence) -> None:
         """Have them wait in the target."""
@@ -99,8 +108,8 @@ class SqliteSink(SqliteTarget, hg.TwoPhaseSink[sqlite3.Connection]):
             for name in names:
                 if target.execute("select 1 from ledger where name = ?", [name]).fetchone():
                     continue
-                moved = "insert into numbers select number, text from waiting where name = ?"
-                if target.execute(moved, [name]).rowcount == 0:
+                moved = "insert into numbers select number, text, ? from waiting where name = ?"
+                if target.execute(moved, [fence.owner, name]).rowcount == 0:
                     raise hg.UsageError(f"{name} is neither prepared nor committed in {self.path}")
                 target.execute("delete from waiting where name = ?", [name])
                 target.execute("insert into ledger values (?)", [name])
@@ -139,7 +148,8 @@ class SqliteLedgerSink(SqliteTarget, hg.LedgerSink):
                 if target.execute("insert or ignore into ledger values (?)", [output.name]).rowcount:
                     for batch in output:  # read from the checkpoint, one after the other
                         rows = zip(*batch.to_pydict().values(), strict=True)
-                        target.executemany("insert into numbers values (?, ?)", rows)
+                        mine = f"insert into numbers values (?, ?, '{fence.owner}')"
+                        target.executemany(mine, rows)
 
     def forget(self, owner: str, before: int) -> None:
         """Keep the ledger small."""

@@ -134,7 +134,7 @@ class OutputDenied(HeadgateError):
         what = f"commit the output of checkpoint {self.checkpoint}" if self.checkpoint else "be recovered"
         return (
             f"sink '{self.sink}' cannot {what}: {self.cause}; starting again cannot help: bring back what is missing "
-            "there, or remove the pipeline's checkpoints and its output to start over"
+            "there, or start over, which deletes all output: headgate run PROGRAM --fresh"
         )
 
 

@@ -103,7 +103,7 @@ def whoever_took_over_is_not_noticed() -> AbstractContextManager[None]:
 
 
 def another_pipeline_is_not_looked_for() -> AbstractContextManager[None]:
-    return skipped(removing, "_check_nobody_needs")
+    return skipped(removing, "check_nobody_needs")
 
 
 def only_the_path_tells_who_was_restored_from_here() -> AbstractContextManager[None]:

@@ -92,8 +92,8 @@ class CapturedDataFrame(DataFrameSource):
         elif self._changed == "refuse" and (problem := difference(self._dataframe, self._directory)) is not None:
             raise UsageError(
                 f"the DataFrame is another one than at the first start of this pipeline: {problem}; to process it, "
-                "start over or give the pipeline another name; to go on with the rows that were captured then, use "
-                "DataFrameSource(df, changed='keep')"
+                "start over with run(fresh=True) or give the pipeline another name; to go on with the rows that were "
+                "captured then, use DataFrameSource(df, changed='keep')"
             )
         return self._dataframe.sparkSession
 

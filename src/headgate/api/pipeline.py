@@ -23,6 +23,7 @@ from headgate.api.config import (
     Restart,
 )
 from headgate.api.describe import describe_plan
+from headgate.api.fresh import finish, start_over
 from headgate.api.guarantees import (
     check_guarantee,
     check_overtaking,
@@ -285,6 +286,7 @@ class Pipeline:
         restore: Restorable | None = None,
         go_back_behind: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
+        fresh: bool = False,
     ) -> PipelineHandle:
         """Start and return at once.
 
@@ -298,6 +300,8 @@ class Pipeline:
             go_back_behind: the pipeline's newest checkpoint, if it may leave that one, and repeat what was committed
                 since, for ``restore``.
             allow_unclaimed_state: names of operators that are gone, whose state is left behind.
+            fresh: start over: delete the pipeline's checkpoints and everything that it has written to its sinks, then
+                begin at the beginning. All of it goes, or nothing.
 
         Raises:
             UsageError: wrong pipeline, missing Java, too few slots, another driver runs this pipeline.
@@ -309,10 +313,14 @@ class Pipeline:
         given = (restore, go_back_behind, allow_unclaimed_state)
         begins = start_config(definition.config, *(self._begins if given == (None, None, ()) else given))
         definition = replace(definition, config=replace(definition.config, start=begins))
+        if fresh and begins.restore is not None:
+            raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
         make_checkpoint_directory(definition.config)
+        watcher = LoggingObserver(self.name) if observer is None else observer
+        prepare = start_over if fresh else finish
+        prepare(definition, watcher)
         spark = capture(definition) or spark
         definition = with_captured(definition)
-        watcher = LoggingObserver(self.name) if observer is None else observer
         if self._announces:
             announce(definition, watcher)
         handle: PipelineHandle = start_pipeline(definition, spark=spark, master=master, observer=watcher)
@@ -327,6 +335,7 @@ class Pipeline:
         restore: Restorable | None = None,
         go_back_behind: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
+        fresh: bool = False,
     ) -> RunResult:
         """Run until bounded input ends, or until Ctrl-C or SIGTERM stops it after a last checkpoint.
 
@@ -341,6 +350,7 @@ class Pipeline:
             "restore": restore,
             "go_back_behind": go_back_behind,
             "allow_unclaimed_state": allow_unclaimed_state,
+            "fresh": fresh,
         }
         return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins))
 

@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from headgate.api.fresh import start_over
 from headgate.api.pipeline import Pipeline
 from headgate.api.preparing import make_checkpoint_directory
 from headgate.api.running import run_to_end
@@ -24,6 +25,7 @@ from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress
 from headgate.cli.run_options import (
     CheckpointDirOption,
     DescribeOption,
+    FreshOption,
     FromOption,
     GoBackOption,
     JsonOption,
@@ -63,6 +65,7 @@ def run(
     supervised: SupervisedOption = False,
     standby: StandbyOption = False,
     restart: RestartOption = None,
+    fresh: FreshOption = False,
 ) -> None:
     """Run a pipeline until its input ends.
 
@@ -70,6 +73,8 @@ def run(
     function pipeline() returns. Ctrl-C or SIGTERM stops after a last checkpoint; the same command continues from
     there. SIGUSR1 drains: reading stops, everything in flight is processed, timers of processing time do not fire, and
     the pipeline has finished. 'headgate stop' sends either from another terminal.
+
+    With --fresh it starts over: its checkpoints and all that it has written are deleted first, as by 'headgate reset'.
 
     With --supervised a driver that died, or failed in a way that may pass, is started again. Signals to the supervisor
     are for the driver. --restart says when: none, fixed-delay:attempts=3,delay=5s,
@@ -98,9 +103,12 @@ def run(
         supervised,
         standby,
         restart,
+        fresh,
     )
     options.check()
     if supervised and not describe:
+        if fresh:
+            _start_over(options, program, arguments or ())
         become_keeper(_orders(options, program, arguments or ()))
     pipeline = load_pipeline(program, arguments or ())
     pipeline.override(parallelism=parallelism, checkpoint_dir=checkpoint_dir)
@@ -122,14 +130,24 @@ def _orders(options: RunOptions, program: str, arguments: Sequence[str]) -> Orde
 
 def _running(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult:
     with _observer(pipeline, options) as observer:
-        return run_to_end(lambda: _started(pipeline, options.master, observer, kept))
+        return run_to_end(lambda: _started(pipeline, options, observer, kept))
 
 
-def _started(pipeline: Pipeline, master: str | None, observer: ShownObserver, kept: Kept) -> PipelineHandle:
+def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> None:
+    """Start over here and now, once: a keeper starts many drivers."""
+    pipeline = load_pipeline(program, arguments)
+    pipeline.override(parallelism=options.parallelism, checkpoint_dir=options.checkpoint_dir)
+    definition = pipeline.definition_on(options.master)
+    make_checkpoint_directory(definition.config)
+    with _observer(pipeline, options) as observer:
+        start_over(definition, observer)
+
+
+def _started(pipeline: Pipeline, options: RunOptions, observer: ShownObserver, kept: Kept) -> PipelineHandle:
     kept.listens()
     place = Succession(kept.claimant, kept.after, kept.claimed, tell_wish=kept.wished, keeper=kept.keeper)
     with succeeding(place), quick_jvm():  # this process does nothing else with Spark
-        return pipeline.start(master, observer=observer)
+        return pipeline.start(options.master, observer=observer, fresh=options.fresh)
 
 
 def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult | None:

@@ -41,6 +41,13 @@ UnclaimedOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(help="An operator that is gone, and whose state is left behind. May be repeated."),
 ]
+FreshOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--fresh",
+        help="Start over: delete the checkpoints and everything that the pipeline has written, without asking.",
+    ),
+]
 DescribeOption: TypeAlias = Annotated[bool, typer.Option("--describe", help="Print the plan and exit.")]
 QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Write progress as JSON lines.")]
@@ -77,6 +84,7 @@ class RunOptions:
     supervised: bool
     standby: bool
     restart: str | None
+    fresh: bool = False
 
     def check(self) -> None:
         """Refuse options that do not go together.
@@ -89,6 +97,12 @@ class RunOptions:
         if self.restart is not None and not self.supervised:
             raise UsageError(
                 "--restart is about --supervised, which is not given; restarts of workers are in the program"
+            )
+        if self.fresh and self.restore is not None:
+            raise UsageError("give --fresh to begin at the beginning, or --from to begin elsewhere, not both")
+        if self.fresh and self.standby:
+            raise UsageError(
+                "--standby goes on where another driver ended, and --fresh begins at the beginning: not both"
             )
         _ = self.strategy  # also where nobody is kept
 
@@ -108,7 +122,7 @@ class RunOptions:
 
     def of_a_driver(self) -> list[str]:
         """Return what a keeper tells each of its drivers. What is restored is named every time: it goes back once
-        (SV24)."""
+        (SV24). ``--fresh`` is not: it was done before."""
         values = {
             "--master": self.master,
             "--parallelism": self.parallelism,

@@ -26,6 +26,7 @@ from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.model.manifest import Committable, SnapshotPart
+from headgate.model.targets import Target
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.state.frozen import FrozenState
@@ -373,6 +374,52 @@ class OwnedSink(Sink, Protocol):
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
         """Return what a user does so that the target lets the next life have it, such as a command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What starting over would delete at a target.
+
+    Attributes:
+        what: for people, such as ``12 files with 1,234 records``; "" when there is nothing.
+        where: the directory, stream or place it is in.
+        stays: names of what somebody else has put there.
+        problem: why it cannot be deleted, and what to do, as a sentence; "" when it can.
+    """
+
+    what: str
+    where: str
+    stays: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@runtime_checkable
+class ResettableSink(OwnedSink, Protocol):
+    """A sink whose target can be emptied, so that the pipeline starts over (docs/spec/starting-over.md).
+
+    Optional: a pipeline with a sink that keeps something and has no such methods cannot be reset.
+    """
+
+    def recorded(self, node: str) -> Target:
+        """Return what the sink called ``node`` writes to, as it is written down at each start."""
+
+    def holding(self, pipeline: str, node: str) -> Holding:
+        """Return what is there of this sink. Changes nothing.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life) -> None:
+        """Fence all generations before ``generation``, delete what they wrote, then let ``life`` own the target.
+
+        In this order, so that a call that was cut short can be repeated. Does nothing if ``life`` owns it already.
+
+        Raises:
+            FencedError: a newer generation owns the target.
+            UsageError: somebody else's output is among it.
+            CorruptionError, StorageError: repeating is safe.
+        """
 
 
 @runtime_checkable

@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from headgate.connectors.base import (
     BreakingReader,
+    Holding,
     SealedTransaction,
     SinkContext,
     SourceBatch,
@@ -34,6 +35,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.model.state_identity import Form
+from headgate.model.targets import Target, TargetKind
 from headgate.operators.types import canonical_schema, to_canonical
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.store.open_transaction import Transaction
@@ -303,6 +305,31 @@ class StreamSink:
         """See ``OwnedSink``."""
         return f"headgate streams forget '{owner_of(pipeline, node)}' --store '{self.store}'"
 
+    def recorded(self, node: str) -> Target:
+        """See ``ResettableSink``."""
+        return Target(
+            node, TargetKind.STREAM, str(self.store), self.stream, self.create, self.segments, self.routing_key
+        )
+
+    def holding(self, pipeline: str, node: str) -> Holding:
+        """See ``ResettableSink``. A store that is not there holds nothing, and is not made by being asked."""
+        where = f"stream {self.stream} in {self.store}"
+        if not Store.exists(self.store):
+            return Holding("", where)
+        contents = Store.shared(self.store).contents(self.stream, f"{pipeline}/")
+        if contents.is_shared:
+            return Holding("", where, problem=f"{where} {_SHARED}")
+        return Holding(f"{contents.events_count:,} events" if contents.events_count else "", where)
+
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life) -> None:
+        """See ``ResettableSink``. A stream that ``make_target`` makes again is deleted: its columns may change."""
+        if not Store.exists(self.store):
+            return
+        store, owner = Store.shared(self.store), owner_of(pipeline, node)
+        made = (self.segments, self.routing_key) if self.create else None
+        if not store.start_over(self.stream, owner=owner, epoch=generation, life=life, of=f"{pipeline}/", made=made):
+            raise UsageError(f"stream {self.stream} in {self.store} {_SHARED}")
+
     def _wanted(self, schema: pa.Schema) -> StreamDefinition:
         return StreamDefinition(self.stream, canonical_schema(schema), self.segments, self.routing_key)
 
@@ -327,8 +354,15 @@ class StreamSink:
         if difference:
             raise UsageError(
                 f"records do not fit stream '{self.stream}' in {self.store}: column {difference}; "
-                "select or cast the columns before the sink, or write to another stream"
+                "select or cast the columns before the sink, or write to another stream; a pipeline that shall start "
+                "over with other columns is reset first (headgate reset)"
             )
+
+
+_SHARED = (
+    "also holds what others have written, and cannot be emptied for one of them; delete it if nobody needs it any more "
+    "(headgate streams delete), or give the pipeline another stream or another name"
+)
 
 
 def owner_of(pipeline: str, node: str) -> str:

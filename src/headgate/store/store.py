@@ -22,7 +22,7 @@ from headgate.storage.access import access_in
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
-from headgate.store.catalogue.base import Catalogue, Frontier, TransactionInfo
+from headgate.store.catalogue.base import Catalogue, Contents, Frontier, TransactionInfo
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.fsck import Problem, check_store
@@ -337,6 +337,34 @@ class Store:
         What was prepared stays until the next life aborts it, and older epochs stay fenced.
         """
         return self._catalogue.forget_owner(owner)
+
+    def contents(self, stream: str, of: str) -> Contents:
+        """Return what is in ``stream`` by whom: owners that begin with ``of``, or others. A missing one is empty."""
+        return self._catalogue.contents(stream, of)
+
+    def start_over(
+        self, stream: str, *, owner: str, epoch: int, life: Life, of: str, made: tuple[int, str | None] | None
+    ) -> bool:
+        """Fence ``owner`` for ``epoch``, empty ``stream`` and let ``life`` be ``owner``, in one step (SO5).
+
+        A stream in which owners that begin with ``of`` have written nothing is left alone, unless it is empty.
+
+        Args:
+            made: segments and routing key of a stream that is made again by whoever needs it: then it is deleted.
+                Else, or None, it is there afterwards as it was made, without events.
+
+        Returns:
+            Whether it was done: not if others have written to it too.
+
+        Raises:
+            FencedError: a newer epoch exists.
+        """
+        if not self._catalogue.start_over(stream, owner, epoch, life, of, made, self._now_ms()):
+            return False
+        paths = self._storage.list("")
+        known = {str(info.stream_id) for info in self._catalogue.list_streams("")}  # behind the list of files
+        delete_quietly(self._storage, [path for path in paths if path.partition("/")[0] not in known])
+        return True
 
     def abort_prepared(self, owner: str) -> int:
         """Abort what ``owner`` has prepared and nobody will decide any more; return how many transactions.

@@ -11,11 +11,18 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from headgate.codec.life import encode_life
+from headgate.connectors.base import Committer, Holding
 from headgate.connectors.custom.fence import Fence, life_in, owner_of, transient
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
+from headgate.model.targets import Target, TargetKind
 from headgate.protocol.supervision import lives
+
+_CANNOT_REMOVE = (
+    "{kind} cannot remove what it wrote: give it a method remove_output(self, fence) that does; or empty its target "
+    "yourself, run headgate sinks forget for it, and start over then"
+)
 
 
 class RememberingSink(ABC):
@@ -49,6 +56,18 @@ class RememberingSink(ABC):
             "remembered, with its life, or None"
         )
 
+    def remove_output(self, fence: Fence) -> None:
+        """Remove all that ``fence.owner`` ever committed, ledger included: its pipeline starts over.
+
+        In one step with the refusal of a fence that was replaced. ``claim(fence)`` was called before, and what was
+        prepared is aborted. May be called again after it raised, and after it succeeded.
+
+        Raises:
+            FencedError: a newer generation claimed the target; nothing is removed then.
+            UsageError: the class has no such method of its own.
+        """
+        raise UsageError(_CANNOT_REMOVE.format(kind=type(self).__name__))
+
     # -- what the runtime and people call ---------------------------------------------------------------------------
 
     def owner(self, pipeline: str, node: str) -> Owner:
@@ -69,6 +88,44 @@ class RememberingSink(ABC):
             except FencedError:  # somebody was quicker
                 return self._known(owner, StorageError("own", owner, "others claim it all the time"))
             return self._known(owner, self._forgets_lives())
+
+    def recorded(self, node: str) -> Target:
+        """See ``connectors.base.ResettableSink``."""
+        return Target(node, TargetKind.OWN, type(self).__name__)
+
+    def holding(self, pipeline: str, node: str) -> Holding:
+        """See ``connectors.base.ResettableSink``. How much it is, nobody asks a target of a user's own."""
+        kind = type(self).__name__
+        known = self.owner(pipeline, node)
+        if known == Owner() or known.is_forgotten:
+            return Holding("", kind)
+        can_remove = type(self).remove_output is not RememberingSink.remove_output
+        return Holding("all its output", kind, problem="" if can_remove else _CANNOT_REMOVE.format(kind=kind))
+
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life) -> None:
+        """See ``connectors.base.ResettableSink``."""
+        owner = owner_of(pipeline, node)
+        with transient(self.transient_errors, "start over in", owner):
+            known = self._remembered(owner)
+            if known.life is not None and known.life.id == life.id:
+                return
+            if known != Owner() and not known.is_forgotten:
+                self._remove(pipeline, node, generation)
+            self.claim(Fence(owner, int(generation), encode_life(None).decode()))  # claim knows one life at a time
+            self.claim(Fence(owner, int(generation), encode_life(life).decode()))
+
+    def _remove(self, pipeline: str, node: str, generation: Generation) -> None:
+        """Fence all generations before ``generation``, abort what they prepared, remove what they committed."""
+        committer = self.open_committer(pipeline, node, generation)
+        try:
+            committer.recover(())
+        finally:
+            committer.close()
+        self.remove_output(with_life(self, Fence(owner_of(pipeline, node), int(generation))))
+
+    @abstractmethod
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> Committer:
+        """See ``connectors.base.Sink``."""
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
         """See ``connectors.base.OwnedSink``."""

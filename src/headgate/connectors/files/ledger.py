@@ -1,14 +1,14 @@
 """What a file sink has published, and what it is about to publish: its manifests and its intents.
 
 Counterpart: ``commit`` writes both, readers of manifests read the first. Source: rules D4, D5, D9, D11 and D12 of
-docs/spec/connectors.md. Never touches a file with records.
+docs/spec/connectors.md. Touches files with records only to delete all of them (``empty``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from headgate.connectors.files.layout import (
     COMMITTED,
@@ -84,6 +84,22 @@ class Ledger:
             self._unmerged_count = None  # looked at again: a merge may be cut short
             with contextlib.suppress(NotFound):  # a committer about to be fenced merges too
                 self._merge()
+
+    def published(self) -> set[StagedFile]:
+        """Return everything that the manifests list, whether it is still there or not."""
+        return _read_all(self._storage, self._identity.committed, CheckpointId(0))
+
+    def empty(self, check: Callable[[], None]) -> None:
+        """Delete every file that a manifest lists, then the manifest: cut short, the next call finds it there (SO6).
+
+        ``check`` raises when somebody newer publishes here; what that one lists is never read behind it.
+        """
+        paths = _manifests(self._storage, self._identity.committed)
+        check()
+        for path in paths:
+            for file in read_manifest(self._storage, path):
+                self._storage.delete(file.name)
+            self._storage.delete(path)
 
     def _merge(self) -> None:
         """Move what single manifests list into the newest merged one, or into new ones when it is full (D9).

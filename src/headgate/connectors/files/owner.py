@@ -10,6 +10,8 @@ Never removes anything.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headgate.codec.life import decode_life, encode_life
 from headgate.connectors.files.commit import newest_generation
 from headgate.connectors.files.layout import SinkIdentity
@@ -53,6 +55,19 @@ class FileOwner:
             number, owner = self._read()
             if owner.is_forgotten or self._put(number + 1, None):
                 return owner
+        raise self._too_busy()
+
+    def hand_over(self, life: Life, check: Callable[[], None]) -> None:
+        """Let ``life`` own it, whoever did. ``check`` raises when somebody newer came: its word is not overruled.
+
+        Raises:
+            FencedError: ``check`` said so.
+        """
+        for _ in range(TRIES_MAX):
+            number, owner = self._read()
+            check()  # behind the look: whoever claims later says whose it is behind this number
+            if (owner.life is not None and owner.life.id == life.id) or self._put(number + 1, life):
+                return
         raise self._too_busy()
 
     def _put(self, number: int, life: Life | None) -> bool:

@@ -13,19 +13,21 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from headgate.connectors.base import Committer, SinkContext, SinkWriter
+from headgate.connectors.base import Committer, Holding, SinkContext, SinkWriter
 from headgate.connectors.encode import FORMATS, FileFormat, check_format
 from headgate.connectors.files.commit import FileCommitter
 from headgate.connectors.files.layout import STAGING, SinkIdentity
 from headgate.connectors.files.owner import FileOwner
+from headgate.connectors.files.starting_over import PublishedFiles
 from headgate.connectors.files.writer import FileNames, FileWriter, Limits
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.model.security import Access
+from headgate.model.targets import Target, TargetKind
 from headgate.storage.access import access_in, why_not_writable
-from headgate.storage.backends import local_directory, open_storage
+from headgate.storage.backends import is_missing, local_directory, open_storage
 from headgate.storage.base import Storage
 from headgate.storage.roots import checked_access
 
@@ -170,6 +172,23 @@ class FileSink:
         """See ``OwnedSink``."""
         with self._writing():
             return self.target(pipeline, node).own(life)
+
+    def recorded(self, node: str) -> Target:
+        """See ``ResettableSink``."""
+        return Target(node, TargetKind.FILES, self.url)
+
+    def holding(self, pipeline: str, node: str) -> Holding:
+        """See ``ResettableSink``. A directory that is not there holds nothing, and is not made by being asked."""
+        return Holding("", self.url) if is_missing(self.url) else self._published(pipeline, node).holding()
+
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life) -> None:
+        """See ``ResettableSink``."""
+        if not is_missing(self.url):
+            with self._writing():
+                self._published(pipeline, node).start_over(generation, life)
+
+    def _published(self, pipeline: str, node: str) -> PublishedFiles:
+        return PublishedFiles(self._storage(), SinkIdentity(pipeline, node))
 
     def how_to_forget(self, pipeline: str, node: str) -> str:
         """See ``OwnedSink``."""

@@ -388,8 +388,8 @@ def incompatibility(
         if text and manifest.state_texts.get(name) == "" and _judged(name, here, "", text, rules).refusal is not None:
             return (
                 f"operator '{name}' has state, and {here} holds none for it; starting it empty would lose what "
-                "it should have counted: run under another pipeline name to start from the beginning, or give it "
-                "another name to start it empty"
+                "it should have counted: start over (headgate run PROGRAM --fresh), run under another pipeline name, "
+                "or give the operator another name to start it empty"
             )
         if text and name not in manifest.state_texts and name in derived:
             return (

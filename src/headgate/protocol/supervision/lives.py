@@ -42,6 +42,17 @@ def objection(life: Life, owner: Owner, following: Generation) -> Objection | No
     return Objection.OLDER_COPY if owner.generation >= following else None
 
 
+def may_empty(life: Life | None, home: str, owner: Owner) -> bool:
+    """Whether a target that remembers ``owner`` holds nothing but what the pipeline at ``home`` wrote (SO4).
+
+    ``life`` is what it is now, None if it never began. Former checkpoints in ``home`` were removed by hand: what they
+    wrote is in the way of whoever starts over there.
+    """
+    if owner.life is None:
+        return may_own(Life("", home, "", 0) if life is None else life, owner)
+    return owner.life.home == home or (life is not None and owner.life.id == life.id)
+
+
 def floor(owners: Iterable[Owner]) -> Generation:
     """Return the generation that the next claim must exceed (LV4): what targets that forgot have seen.
 

@@ -8,6 +8,7 @@
     <pipeline>/log-hint                newest sequence known to exist; best effort, tells a lost entry from none
     <pipeline>/ids/0000000007          this checkpoint id has been used (R7)
     <pipeline>/aside/<above>-<below>/...   their files are kept: a start could not use them (R51)
+    <pipeline>/targets/, resets/           what the sinks write to, and orders to start over (``records``)
     <pipeline>/chk-0000000007/<vertex>-<subtask>.g<generation>    parts too large to be inlined (snapshot_path)
 
 Reads and writes; what they mean is decided by ``protocol.checkpoints.recovery`` and the ``Coordinator``.
@@ -37,9 +38,11 @@ from headgate.protocol.checkpoints.recovery import (
     was_given_up,
 )
 from headgate.protocol.checkpoints.replacement import replaced_by
+from headgate.protocol.checkpoints.starting_over import newest_generation
 from headgate.runtime.checkpoints.entries import LogEntries
 from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.losses import Losses
+from headgate.runtime.checkpoints.records import Records
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.storage.base import AlreadyExists, NotFound, Storage, refuse_unless_exclusive
 
@@ -75,8 +78,11 @@ class CheckpointLog:
         self._entries = LogEntries(storage, pipeline)
         self._lives = LifeObjects(storage, pipeline)
         self.files = SnapshotFiles(storage, pipeline)
-        self.losses = Losses(storage, pipeline)
         """Of the snapshots that manifests refer to."""
+        self.losses = Losses(storage, pipeline)
+        """Of output that a target denied."""
+        self.records = Records(storage, pipeline)
+        """What the sinks write to, and orders to start over."""
         self._next_sequence = 0
         self._generation = Generation(0)
         self._lineage = Lineage()
@@ -179,6 +185,16 @@ class CheckpointLog:
             StorageError: nobody can tell whether it is there; the next claim sees.
         """
         self._claim(owner, wall_ms, mine, lambda log: next_claim(log).ending_life())
+
+    def start_over(self, owner: str, wall_ms: int, seen: ObservedLog, above: Generation) -> Claimed:
+        """Give up everything in ``seen``, as ``give_up`` does, in a generation above ``above`` (SO2).
+
+        Raises:
+            FencedError: a driver has claimed since.
+            StorageError: nobody can tell whether it is there; the next start sees.
+        """
+        self._next_sequence = next_claim(seen).sequence  # what is damaged before it is nobody's any more
+        return self._claim(owner, wall_ms, newest_generation(seen), lambda log: next_claim(log, above).ending_life())
 
     def _claim(
         self, owner: str, wall_ms: int, mine: Generation | None, next_of: Callable[[ObservedLog], NextClaim]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate import fault_points
+from headgate.connectors.recorded import targets_of
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.config import DeniedOutput
 from headgate.model.definition import PipelineDefinition
@@ -19,7 +20,7 @@ from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Committable, Manifest
 from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
-from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints import recovery, starting_over
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
@@ -313,11 +314,30 @@ def claim(
         with stopping_for_good(unknown):
             life = retrying(lambda: log.later_life(number, host, wall_ms), around)
         sinks = SinkOwners(definition, life, log.url)
+    _refuse_half_started_over(definition, log, observed, around)
     sinks.check(owners, recovery.next_claim(observed).generation)
+    if mine is None:  # SO1: the sinks of a run do not change
+        retrying(lambda: log.records.note(number, targets_of(definition.graph)), around)
     floor = max(above, lives.floor(owners.values()))
     claimed = retrying(lambda: log.claim(owner, wall_ms, mine, floor, number), around)
     retrying(sinks.tell, around)
     return claimed
+
+
+def _refuse_half_started_over(
+    definition: PipelineDefinition, log: CheckpointLog, observed: recovery.ObservedLog, around: Surroundings
+) -> None:
+    """Refuse to write in front of targets that are half empty (SO3): whoever starts a pipeline finishes that first.
+
+    Raises:
+        UsageError
+    """
+    token = starting_over.decided(observed)
+    if token is not None and retrying(lambda: log.records.order(token), around) is not None:
+        raise UsageError(
+            f"pipeline '{definition.config.name}' is being reset, and not all of its output is deleted yet; start it "
+            "again when that is over"
+        )
 
 
 def _choose(

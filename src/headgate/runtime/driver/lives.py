@@ -84,10 +84,15 @@ class SinkOwners:
                 f"what was committed since, run: {forget}"
             )
         return (
-            f"{sink} belongs to {_whose(owner, self._home)}, and what that one wrote would be there twice; run the "
-            "pipeline with that checkpoint directory, or give it another name, or, to start over in front of the same "
-            f"target, which keeps what it holds, run: {forget}"
+            f"{sink} belongs to {_whose(owner, self._home)}, and what that one wrote would be there twice; "
+            f"{self._what_to_do(owner)}, or, to start over in front of the same target, which keeps what it holds, "
+            f"run: {forget}"
         )
+
+    def _what_to_do(self, owner: Owner) -> str:
+        if owner.life is not None and owner.life.home == self._home:
+            return "give it another name, or delete what that one wrote and start over: headgate run PROGRAM --fresh"
+        return "run the pipeline with that checkpoint directory, or give it another name"
 
 
 def _whose(owner: Owner, home: str) -> str:

@@ -74,7 +74,7 @@ def _settled(
     claims.recovered_sinks(definition, log, claimed.next.generation, restored, around, note).close()
     if restored is None:
         return None
-    _check_nobody_needs(log, claimed.log)
+    check_nobody_needs(log, claimed.log)
     return claimed.next
 
 
@@ -142,7 +142,7 @@ def _check_whole(choice: recovery.Choice) -> None:
             return
 
 
-def _check_nobody_needs(log: CheckpointLog, observed: recovery.ObservedLog) -> None:
+def check_nobody_needs(log: CheckpointLog, observed: recovery.ObservedLog) -> None:
     """Refuse while another pipeline of this storage, restored from here, has no checkpoint of its own (C73, SV27).
 
     Raises:

@@ -316,8 +316,8 @@ class Supervision:
             else "has already processed all its input; what was added since is not read"
         )
         return (
-            f"pipeline '{self._definition.config.name}' {how} (final checkpoint {final.checkpoint}); give it another "
-            f"name, or remove {self._log.url}, to run it again"
+            f"pipeline '{self._definition.config.name}' {how} (final checkpoint {final.checkpoint}); to run it again, "
+            "start over with run(fresh=True) or headgate run PROGRAM --fresh, or give it another name"
         )
 
     def _start(self) -> None:

@@ -127,6 +127,20 @@ class Audit(Protocol):
         """Give all recorded chunks."""
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What is in a stream: how many events, and who wrote them, ``ours`` or ``others``."""
+
+    events_count: int = 0
+    ours: bool = False
+    others: bool = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it cannot be emptied for one of those who wrote."""
+        return self.ours and self.others
+
+
 class Catalogue(Protocol):
     """One process's access to a catalogue; safe from several threads.
 
@@ -309,6 +323,18 @@ class Catalogue(Protocol):
 
     def forget_owner(self, owner: str) -> Owner:
         """Let the next life be ``owner`` (LV4); return which one was."""
+
+    def contents(self, stream: str, of: str) -> Contents:
+        """Return what is in ``stream``, and whether others than owners that begin with ``of`` have written to it."""
+
+    def start_over(
+        self, stream: str, owner: str, epoch: int, life: Life, of: str, made: tuple[int, str | None] | None, now_ms: int
+    ) -> bool:
+        """Fence, empty the stream and let ``life`` be ``owner``: see ``Store.start_over``.
+
+        Raises:
+            FencedError: a newer epoch exists.
+        """
 
     # -- files and checks ----------------------------------------------------------------------------------------------
 

@@ -46,6 +46,11 @@ def forget(connection: Connection, owner: str, where: str) -> Owner:
     return found
 
 
+def hand_over(connection: Connection, owner: str, life: Life) -> None:
+    """Let ``life`` be ``owner``, whoever was."""
+    _set(connection, owner, life)
+
+
 def _set(connection: Connection, owner: str, life: Life | None) -> None:
     connection.execute(t.owners.delete().where(t.owners.c.owner == owner))
     connection.execute(t.owners.insert().values(owner=owner, life=encode_life(life)))

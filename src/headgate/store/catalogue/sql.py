@@ -15,11 +15,19 @@ import sqlalchemy as sa
 from headgate.errors import UsageError
 from headgate.model.life import Life, Owner
 from headgate.protocol.store.transactions import Request, Verb
-from headgate.store.catalogue import markers, owners, positions, transactions, writers
+from headgate.store.catalogue import markers, owners, positions, starting_over, transactions, writers
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.audit import SqlAudit
-from headgate.store.catalogue.base import ChunkRecord, Frontier, Numbers, PartsFound, Recovered, TransactionInfo
+from headgate.store.catalogue.base import (
+    ChunkRecord,
+    Contents,
+    Frontier,
+    Numbers,
+    PartsFound,
+    Recovered,
+    TransactionInfo,
+)
 from headgate.store.catalogue.database import Database
 from headgate.store.catalogue.opening import open_database
 from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
@@ -223,6 +231,25 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             return owners.forget(connection, owner, self._where)
+
+    def contents(self, stream: str, of: str) -> Contents:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return starting_over.contents(connection, stream, of, self._where)
+
+    def start_over(
+        self, stream: str, owner: str, epoch: int, life: Life, of: str, made: tuple[int, str | None] | None, now_ms: int
+    ) -> bool:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            if starting_over.is_over(connection, owner, life, self._where):
+                return True
+            if starting_over.contents(connection, stream, of, self._where).is_shared:
+                return False
+            transactions.raise_fence(connection, owner, epoch)
+            starting_over.empty(connection, stream, owner, epoch, of, made, now_ms, self._where)
+            owners.hand_over(connection, owner, life)
+            return True
 
     # -- files and checks --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,112 @@
+"""``headgate reset``: a pipeline starts over; its checkpoints and everything that it has written go.
+
+Counterparts: ``runtime.driver.starting_over``, which does it, and ``headgate run --fresh``, which has the program.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from headgate.api.config import CHECKPOINT_DIR_DEFAULT
+from headgate.cli.options import DirOption, JsonOption, PipelineArgument
+from headgate.cli.text import count_text
+from headgate.model.targets import TargetKind
+from headgate.runtime.driver.starting_over import Found, Plan, StartingOver
+from headgate.storage.backends import absolute_location
+
+NAMES_MAX = 3
+"""Of the files that stay, so many are named."""
+
+
+def reset(
+    pipeline: PipelineArgument,
+    directory: DirOption = CHECKPOINT_DIR_DEFAULT,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Have a pipeline start over: delete its checkpoints, and all that it has written to files and streams.
+
+    Shows what that is, and asks. All of it goes or nothing: if the command dies half-way, the next start of the
+    pipeline, or the same command, finishes it. Savepoints stay, and so does what others have put beside its output.
+
+    A pipeline with a sink of your own needs its program: headgate run PROGRAM --fresh. With --json it only shows what
+    would go, unless --yes is given, too.
+    """
+    root = absolute_location(directory)
+    with StartingOver.holding_the_lock(root, pipeline, None) as resetting:
+        plan = resetting.look()
+        if as_json:
+            if yes and not plan.is_empty:
+                resetting.carry_out(plan)
+            typer.echo(json.dumps({**_facts(plan), "is_reset": yes}))
+            return
+        if plan.is_empty:
+            typer.echo(f"Nothing to delete: the next start of {pipeline} begins at the beginning.")
+            return
+        typer.echo(_text(plan))
+        if not yes:
+            typer.confirm("Delete all of this?", abort=True)
+        resetting.carry_out(plan)
+    typer.echo(f"{pipeline} is reset: its next start begins at the beginning.")
+
+
+def _text(plan: Plan) -> str:
+    """Return what goes and what stays."""
+    rows = [("checkpoints", _checkpoints(plan))]
+    rows += [("input", f"the captured DataFrame of source '{name}'") for name in plan.captured]
+    rows += [(_kind(found), _held(found)) for found in plan.targets if found.holding.what]
+    lines = [f"To start over, pipeline {plan.pipeline} loses:", ""]
+    lines += [f"  {what:<12} {text}" for what, text in rows]
+    return "\n".join([*lines, "", *_staying(plan), ""])
+
+
+def _checkpoints(plan: Plan) -> str:
+    if not plan.checkpoints:
+        return f"none completed in {plan.home}"
+    return f"{count_text(len(plan.checkpoints))} in {plan.home}, the newest is {plan.checkpoints[0].checkpoint}"
+
+
+def _kind(found: Found) -> str:
+    return {TargetKind.FILES: "files", TargetKind.STREAM: "stream"}.get(found.target.kind, "output")
+
+
+def _held(found: Found) -> str:
+    preposition = "of" if found.target.kind is TargetKind.STREAM else "in"
+    return f"{found.holding.what} {preposition} {found.holding.where} (sink '{found.target.sink}')"
+
+
+def _staying(plan: Plan) -> list[str]:
+    lines = [_others(found) for found in plan.targets if found.holding.stays]
+    streams = [found.target.stream for found in plan.targets if found.target.stream and found.holding.what]
+    lines += [f"Whoever reads stream {stream} has to start over, too." for stream in sorted(set(streams))]
+    return [*lines, "Savepoints stay."]
+
+
+def _others(found: Found) -> str:
+    """Return what is beside the output, by name if it is not much."""
+    names, count = found.holding.stays, len(found.holding.stays)
+    more = f" and {count_text(count - NAMES_MAX)} more" if count > NAMES_MAX else ""
+    who = "file that it has not written stays" if count == 1 else "files that it has not written stay"
+    return f"{count_text(count)} {who} in {found.holding.where}: {', '.join(names[:NAMES_MAX])}{more}"
+
+
+def _facts(plan: Plan) -> dict[str, object]:
+    return {
+        "pipeline": plan.pipeline,
+        "checkpoints": [int(manifest.checkpoint) for manifest in plan.checkpoints],
+        "home": plan.home,
+        "captured": list(plan.captured),
+        "sinks": [
+            {
+                "sink": found.target.sink,
+                "kind": found.target.kind.value,
+                "where": found.holding.where,
+                "holds": found.holding.what,
+                "stays": list(found.holding.stays),
+            }
+            for found in plan.targets
+        ],
+    }

@@ -1,0 +1,79 @@
+"""Empties a stream of what one pipeline wrote, in the tables (SO4 to SO6 of docs/spec/starting-over.md).
+
+Counterpart: ``sql`` calls these inside its transactions, so that fence, events and owner change in one step. Never
+removes what others have written.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from headgate.model.life import Life
+from headgate.store.catalogue import streams as sql_streams
+from headgate.store.catalogue import tables as t
+from headgate.store.catalogue import transactions
+from headgate.store.catalogue.base import Contents
+from headgate.store.catalogue.owners import find_owner
+from headgate.store.open_transaction import owner_directory
+from headgate.store.streams import StreamDefinition, StreamInfo
+
+
+def contents(connection: Connection, stream: str, of: str, where: str) -> Contents:
+    """Return what is in ``stream``: the directory of a chunk tells who wrote it.
+
+    What ``of`` has prepared does not count: it is aborted in any case. What others have prepared does.
+    """
+    info = _find(connection, stream, where)
+    if info is None:
+        return Contents()
+    mine = tuple(f"{owner_directory(info.stream_id, owner)}/" for owner in _owners(connection, of))
+    chunks = sa.select(t.chunks.c.id, t.chunks.c.path).where(t.chunks.c.stream_id == info.stream_id)
+    visible = set(connection.scalars(sa.select(t.parts.c.chunk_id).where(t.parts.c.stream_id == info.stream_id)))
+    found = [(path.startswith(mine), number in visible) for number, path in connection.execute(chunks)]
+    return Contents(
+        sql_streams.with_counts(connection, info).events_count,
+        ours=any(is_mine and is_visible for is_mine, is_visible in found),
+        others=not all(is_mine for is_mine, _ in found),
+    )
+
+
+def is_over(connection: Connection, owner: str, life: Life, where: str) -> bool:
+    """Whether ``life`` has the stream already: then it was emptied for it, or is its own by now (SO6)."""
+    known = find_owner(connection, owner, where).life
+    return known is not None and known.id == life.id
+
+
+def empty(
+    connection: Connection,
+    stream: str,
+    owner: str,
+    epoch: int,
+    of: str,
+    made: tuple[int, str | None] | None,
+    now_ms: int,
+    where: str,
+) -> None:
+    """Abort what ``owner`` has prepared, then empty the stream, unless it is somebody else's."""
+    info = _find(connection, stream, where)
+    if info is None:
+        return
+    transactions.recover(connection, info, owner, epoch, (), now_ms, where)
+    if contents(connection, stream, of, where).others:
+        return
+    sql_streams.delete_stream(connection, info)
+    if made != (info.segments_count, info.routing_key):
+        again = StreamDefinition(info.name, info.schema, info.segments_count, info.routing_key)
+        sql_streams.insert_stream(connection, again, now_ms, if_not_exists=False, where=where)
+
+
+def _owners(connection: Connection, of: str) -> set[str]:
+    """Return all owners that begin with ``of`` and ever claimed anything."""
+    columns = (t.fences.c.owner, t.owners.c.owner, t.transactions.c.owner)
+    queries = [sa.select(column).where(column.startswith(of, autoescape=True)) for column in columns]
+    return {owner for query in queries for owner in connection.scalars(query)}
+
+
+def _find(connection: Connection, stream: str, where: str) -> StreamInfo | None:
+    row = connection.execute(sa.select(t.streams).where(t.streams.c.name == stream)).one_or_none()
+    return None if row is None else sql_streams.stream_info(row, where)
