@@ -99,7 +99,7 @@ def other_states_of_the_operator_are_lost() -> Iterator[None]:
 
 @contextmanager
 def rows_of_another_key_stay() -> Iterator[None]:
-    with patched(changes._Keyed, "_stays_as", lambda self, name, shape: False):
+    with patched(changes._Keyed, "_stays_as", lambda self, name, shape: None):
         yield
 
 

@@ -33,12 +33,12 @@ class Becomes:
     Attributes:
         shape: of the state afterwards.
         given: all of its rows, as somebody gave them; None: nobody did.
-        stays: whether the rows that are there stay.
+        stays: the columns of the rows that are there and stay; None: none do.
     """
 
     shape: Shape
     given: pa.Table | None = None
-    stays: bool = False
+    stays: pa.Schema | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,10 @@ def _lists_change(
     dropped: Collection[str],
 ) -> StateChange:
     """Lists of an operator stay declared: one that is dropped is empty."""
-    states = {n: Becomes(s.shape, wanted.get(n), n not in wanted and n not in dropped) for n, s in stored.items()}
+    states = {
+        name: Becomes(s.shape, wanted.get(name), None if name in {*wanted, *dropped} else s.shape.schema)
+        for name, s in stored.items()
+    }
     return StateChange(operator, prefix, text, states)
 
 
@@ -153,7 +156,7 @@ class _Keyed:
         gone = [name for name in self.dropped if name in is_declared and name not in self.wanted]
         text = self._text_without(is_declared, gone) if gone else self.text
         states = {
-            name: Becomes(state.shape, self.wanted.get(name), self._stays(name))
+            name: Becomes(state.shape, self.wanted.get(name), state.shape.schema if self._stays(name) else None)
             for name, state in self.stored.items()
             if name not in gone
         }
@@ -183,15 +186,15 @@ class _Keyed:
     def _stays(self, name: str) -> bool:
         return name not in self.wanted and name not in self.dropped
 
-    def _stays_as(self, name: str, shape: Shape) -> bool:
-        """Whether rows that are there stay; they must fit what the pipeline declares."""
+    def _stays_as(self, name: str, shape: Shape) -> pa.Schema | None:
+        """Return the columns of rows that are there and stay; they must fit what the pipeline declares."""
         if name not in self.stored or not self._stays(name):
-            return False
+            return None
         stored = self.stored[name].shape
         is_same = stored.shown_keys == shape.shown_keys or not stored.keys
         forms = [other_form(shape.schema)] if shape.kind in _DECLARED else []  # TL7
         if is_same and any(stored.schema.equals(one) for one in (shape.schema, *forms)):
-            return True
+            return stored.schema
         raise UsageError(
             f"state '{name}' of operator '{self.operator}' has the columns ({_text(stored)}), and the pipeline "
             f"declares ({_text(shape)}); give its rows anew, or say drop('{self.operator}', '{name}')"

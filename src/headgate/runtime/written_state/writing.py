@@ -39,14 +39,13 @@ from headgate.model.places import Place
 from headgate.model.savepoint import Savepoint
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
-from headgate.runtime.stored_state.shapes import Kind, Shape
 from headgate.runtime.written_state.changes import StateChange
 from headgate.runtime.written_state.draft import Base, Draft, Resolved
 from headgate.runtime.written_state.former import Sections, former_of, node_of, vertices_of
 from headgate.runtime.written_state.rows import SubtaskState
 from headgate.state.frozen import OwnedKeys
 from headgate.state.ipc import decode_batches
-from headgate.state.ttl import as_declared, other_form
+from headgate.state.ttl import as_declared
 from headgate.storage.backends import open_storage
 from headgate.storage.base import Storage
 
@@ -201,13 +200,15 @@ class _Writer:
         """Return what one subtask has of a changed operator."""
         found = []
         for name, becomes in change.states.items():
-            section, where = change.stored(name), f"state '{name}' of {subtask}"
+            batches: list[pa.RecordBatch] = []
             if becomes.given is not None:
                 batches = self._resolved.rows[change.section, name].of(subtask.index)
-            else:
-                stored = [sections[name] for sections in former if becomes.stays and name in sections]
-                batches = [batch for data in stored for batch in _decoded(data, becomes.shape, where)]
-            found.append((section, batches))
+            elif becomes.stays is not None:
+                stored = [sections[name] for sections in former if name in sections]
+                where = f"state '{name}' of {subtask}"
+                kept = [batch for data in stored for batch in decode_batches(data, becomes.stays, where)]
+                batches = [as_declared(batch, becomes.shape.schema) for batch in kept]  # TL7
+            found.append((change.stored(name), batches))
         meta = dict(change.meta)
         for sections in former:
             meta |= {name: bytes(data) for name, data in sections.items() if data[:4] != ARROW_START}
@@ -252,9 +253,3 @@ class _Writer:
         )
         keys = OwnedKeys(KeyGroups(owned.start, len(owned)), resolved.max_parallelism)
         return Destination(self._storage, self._place.prefix, self._generation, limits.inline_bytes_max, keys)
-
-
-def _decoded(data: memoryview, shape: Shape, where: str) -> list[pa.RecordBatch]:
-    """Return rows that stay, in the columns that they will have."""
-    forms = [other_form(shape.schema)] if shape.kind in (Kind.VALUE, Kind.LIST, Kind.MAP) else []
-    return [as_declared(batch, shape.schema) for batch in decode_batches(data, shape.schema, where, *forms)]
