@@ -109,9 +109,14 @@ def with_state(declare: Callable[[Any], Any], mode: str = "none") -> Any:
     return spec_of(Saying(init=lambda self: declare(self.handle)), mode=mode)
 
 
+class Listening(Saying, hg.CheckpointListener):
+    """Would never hear of a checkpoint."""
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a class": (lambda: spec_of(Sessions), r"an instance is needed, such as Sessions\(\), not the class"),
     "no processor": (lambda: spec_of(5), "StatefulProcessor is needed, but 5 has no method init"),
+    "a listener": (lambda: spec_of(Listening()), "Listening listens to checkpoints or keeps operator state"),
     "a time mode": (
         lambda: spec_of(Saying(), mode="both"),
         'time_mode must be "none", "processingTime" or "eventTime"',

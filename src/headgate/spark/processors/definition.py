@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener
 from headgate.operators.event_time import event_time
 from headgate.operators.key_check import check_keys
 from headgate.operators.keyed import key_columns
@@ -96,6 +97,11 @@ def _check_processor(node: str, processor: Any) -> None:
         raise UsageError(
             f"operator '{node}': an instance of a pyspark.sql.streaming.StatefulProcessor is needed, but "
             f"{shortened(processor)} has no method {missing[0]}"
+        )
+    if isinstance(processor, CheckpointListener | CheckpointedFunction):
+        raise UsageError(
+            f"operator '{node}': {type(processor).__name__} listens to checkpoints or keeps operator state, and would "
+            "not be called, because it is a stateful processor; do that in an operator of its own"
         )
 
 
