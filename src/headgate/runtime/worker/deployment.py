@@ -104,7 +104,7 @@ class Deployment:
         is_interrupted: Callable[[], bool] = lambda: False,
         states: WorkerStates | None = None,
     ) -> None:
-        self._states = states or worker_states(definition.config.state, None)
+        self._states = states or worker_states(definition.config.state, None, definition.config.operator_states)
         self._is_interrupted = is_interrupted
         self._definition = definition
         self._worker = worker

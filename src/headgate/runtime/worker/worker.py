@@ -234,7 +234,8 @@ class Worker:
         keys = OwnedKeys(owned_key_groups(definition.plan, self._task.worker), definition.plan.max_parallelism)
         to = Destination(storage, definition.config.name, self._generation, deploy.inline_bytes_max, keys)
         exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
-        self._states = worker_states(definition.config.state, self._task.spill_directory)
+        config = definition.config
+        self._states = worker_states(config.state, self._task.spill_directory, config.operator_states)
         deployment = Deployment(
             definition,
             self._task.worker,
