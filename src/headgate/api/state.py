@@ -67,7 +67,8 @@ def state_config(state: StateChoice) -> model.StateConfig:
     Raises:
         UsageError: it is none, a value is wrong, or a package is not installed.
     """
-    return instance(state, (Memory, RocksDB), "state").to_config()
+    found: StateChoice = instance(state, (Memory, RocksDB), "state")
+    return found.to_config()
 
 
 def operator_state(state: StateChoice | None) -> model.StateConfig | None:
