@@ -118,3 +118,23 @@ def test_state_in_rocksdb_is_exactly_once_over_kills_and_goes_on_in_memory_and_b
     same(counts, wanted.group_by("key").agg(n=pl.len().cast(pl.Int64)))
     sums = read_committed(str(tmp_path / "sums")).group_by("key").agg(pl.col("id").max())
     same(sums, wanted.group_by("key").agg(pl.col("id").sum()))
+
+
+# RB13
+def test_an_operator_has_its_state_where_it_says(start: Start, tmp_path: Path) -> None:
+    local = tmp_path / "local"
+    source = replace(generator(1_500, splits=None), rows_per_second=750)
+    pipeline = pipeline_at(tmp_path, parallelism=2)
+    keyed = pipeline.source(source).select("key", "id").key_by("key")
+    on_disk = hg.RocksDB(memory="16MB", dir=str(local))
+    keyed.reduce(add, name="summed", state=on_disk).sink(hg.FileSink(tmp_path / "sums", "parquet"), name="sums")
+    keyed.process(Counted(), name="counted").sink(hg.FileSink(tmp_path / "batches", "parquet"), name="batches")
+    run = start(definition_of(pipeline))
+    run.wait_checkpoints(1)
+    assert len(list(local.rglob("db"))) == 2, "one operator of two, in each of two workers"
+    assert run.result().is_finished
+    wanted = events(source).select("key", "id")
+    sums = read_committed(str(tmp_path / "sums")).group_by("key").agg(pl.col("id").max())
+    same(sums, wanted.group_by("key").agg(pl.col("id").sum()))
+    counts = read_committed(str(tmp_path / "batches")).group_by("key").agg(pl.col("n").max())
+    same(counts, wanted.group_by("key").agg(n=pl.len().cast(pl.Int64)))

@@ -15,6 +15,7 @@ import pyarrow as pa
 from headgate.api.loop_checks import check_listener
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
+from headgate.model.config import StateConfig
 from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag, Partitioner, Role
 from headgate.model.ids import NodeName
@@ -52,6 +53,7 @@ class GraphBuilder:
         bodies: the loops whose bodies are being written right now, outermost first.
         explored: nodes whose stream was looked at (``collect`` and the like): nothing else needs to read it.
         derived: nodes that the user gave no name.
+        states: where the state of nodes is that say so themselves.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -59,6 +61,7 @@ class GraphBuilder:
     bodies: list[NodeName] = field(default_factory=list)
     explored: set[NodeName] = field(default_factory=set)
     derived: set[NodeName] = field(default_factory=set)
+    states: dict[NodeName, StateConfig] = field(default_factory=dict)
 
     def node(self, name: NodeName) -> Node:
         """Return the node called ``name`` (it must exist)."""
@@ -67,6 +70,11 @@ class GraphBuilder:
     def loops_of(self, name: NodeName) -> tuple[NodeName, ...]:
         """Return the loops that node ``name`` is in, outermost first."""
         return next((node.loops for node in self.nodes if node.name == name), ())
+
+    def keep_state(self, name: NodeName, state: StateConfig | None) -> None:
+        """Say where the state of node ``name`` is; None: where the pipeline has its state."""
+        if state is not None:
+            self.states[name] = state
 
     def claim_name(self, kind: str, name: str | None, part_of: NodeName | None = None) -> NodeName:
         """Return the name of a new node: ``name``, or ``kind``, ``kind-2``, … in order of appearance.
@@ -175,7 +183,8 @@ class GraphBuilder:
                 waiting += [edge.upstream for edge in node.inputs + node.feedback]
         nodes = [node for node in self.nodes if node.name in needed]
         outputs = {node.name: self.outputs[node.name] for node in nodes}
-        return GraphBuilder(nodes, outputs, derived=self.derived & needed)
+        states = {name: state for name, state in self.states.items() if name in needed}
+        return GraphBuilder(nodes, outputs, derived=self.derived & needed, states=states)
 
     def _counts_rounds(self, node: Node) -> bool:
         spec = node.spec if node.role is Role.LOOP_HEAD else self.node(node.loops[0]).spec if node.loops else None

@@ -52,7 +52,7 @@ from headgate.api.preparing import (
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
 from headgate.api.security import Security
 from headgate.api.starting import Restorable, start_config
-from headgate.api.state import Memory, RocksDB, StateChoice
+from headgate.api.state import Memory, StateChoice, state_config
 from headgate.api.stream import Stream
 from headgate.connectors.base import Source
 from headgate.connectors.hooks import CoordinatorHook, HookedSource
@@ -143,7 +143,7 @@ class Pipeline:
                 f"state_backend={state_backend!r} is not known: give state=headgate.Memory() or "
                 "state=headgate.RocksDB(memory='2GB')"
             )
-        self._state = instance(state or Memory(), (Memory, RocksDB), "state").to_config()
+        self._state = state_config(state or Memory())
         self._runtime = RuntimeConfig(
             loop_memory_bytes=byte_count(loop_memory_bytes, "loop_memory_bytes"),
             loop_disk_bytes_max=byte_count(loop_disk_bytes_max, "loop_disk_bytes_max"),
@@ -241,6 +241,7 @@ class Pipeline:
             runtime=self._runtime,
             security=self._security,
             state=self._state,
+            operator_states=tuple((str(node), state) for node, state in self._builder.states.items()),
         )
         graph = placed_in_directory(graph, config)
         plan = make_plan(graph, config.parallelism, config.max_parallelism)

@@ -1,4 +1,4 @@
-"""Where a pipeline keeps its keyed state: ``Pipeline(state=...)``."""
+"""Where a pipeline keeps its keyed state, ``Pipeline(state=...)``, or one of its operators."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from headgate.api.option_checks import instance
 from headgate.errors import UsageError
 from headgate.model import config as model
 from headgate.model.config import size_bytes
@@ -58,3 +59,22 @@ class RocksDB:
 
 
 StateChoice: TypeAlias = Memory | RocksDB
+
+
+def state_config(state: StateChoice) -> model.StateConfig:
+    """Return what users say of state as plain data.
+
+    Raises:
+        UsageError: it is none, a value is wrong, or a package is not installed.
+    """
+    found: StateChoice = instance(state, (Memory, RocksDB), "state")
+    return found.to_config()
+
+
+def operator_state(state: StateChoice | None) -> model.StateConfig | None:
+    """Return what users say of the state of one operator; None: it is where the pipeline has its state.
+
+    Raises:
+        UsageError: see ``state_config``.
+    """
+    return None if state is None else state_config(state)

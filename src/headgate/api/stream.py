@@ -20,11 +20,12 @@ from headgate.api.not_yet import not_there_yet, refuse_methods_to_come, refuse_u
 from headgate.api.processors import ProcessorOptions, processor_operator, time_column_of
 from headgate.api.records import Records, Row, expressions_of, function_of
 from headgate.api.results import ROWS_SHOWN, Bound, run_and_collect, run_to_dataframe, show
+from headgate.api.state import StateChoice, operator_state
 from headgate.api.stateless import StatelessVerbs
 from headgate.api.windows import Tumbling
 from headgate.connectors.base import Sink
 from headgate.errors import UsageError
-from headgate.model.config import Duration
+from headgate.model.config import Duration, StateConfig
 from headgate.model.graph import Edge, Partitioner, Role
 from headgate.operators import catalog
 from headgate.operators.process.by_batch import BatchProcessFunction
@@ -227,22 +228,34 @@ class KeyedStream(Records):
         return f"KeyedStream(by {', '.join(self._keys)}: {schema_text(self._schema)})"
 
     def reduce(
-        self, function: Callable[[Row, Row], Row], *, name: str | None = None, evolution: Evolution = NO_EVOLUTION
+        self,
+        function: Callable[[Row, Row], Row],
+        *,
+        name: str | None = None,
+        state: StateChoice | None = None,
+        evolution: Evolution = NO_EVOLUTION,
     ) -> Stream:
         """Combine the records of each key one by one: ``function(so far, record)`` returns the new "so far".
 
         Both are dicts with the columns of this stream, and so is the result. Emits it for every record; the first
-        record of a key is its first value. A result that does not fit the schema is a bad record. ``evolution`` says
-        what becomes of results that were kept when this stream had other columns.
+        record of a key is its first value. A result that does not fit the schema is a bad record. ``state`` says where
+        the results are, if not where the pipeline has its state; ``evolution`` what becomes of results that were kept
+        when this stream had other columns.
         """
+        where = operator_state(state)
         node = self._pipeline._builder.claim_name("reduce", name)
         checked(f"operator '{node}'", evolution, pa.struct(list(self._schema)))
         spec = ReduceSpec(self._keys, function_of("reduce", function), self._schema, evolution)
         output = self._add(node, spec, refuses=True)
+        self._pipeline._builder.keep_state(node, where)
         return Stream(self._pipeline, (Edge(node),), output, self._time_column)
 
-    def window(self, window: Tumbling, *, allowed_lateness: Duration | None = None) -> WindowedStream:
+    def window(
+        self, window: Tumbling, *, allowed_lateness: Duration | None = None, state: StateChoice | None = None
+    ) -> WindowedStream:
         """Group the records of each key by event time.
+
+        ``state`` says where the windows are, if not where the pipeline has its state.
 
         Raises:
             UsageError: the stream has no event time yet.
@@ -263,21 +276,30 @@ class KeyedStream(Records):
                 f".with_timestamps(column) before key_by and keep that column (the columns are "
                 f"{schema_text(self._schema)})"
             )
-        return WindowedStream(self, window, self._time_column)
+        return WindowedStream(self, window, self._time_column, operator_state(state))
 
-    def process(self, function: ProcessFunction | BatchProcessFunction, *, name: str | None = None) -> Stream:
+    def process(
+        self,
+        function: ProcessFunction | BatchProcessFunction,
+        *,
+        name: str | None = None,
+        state: StateChoice | None = None,
+    ) -> Stream:
         """Process records with state for each key: one by one (``ProcessFunction``) or many keys a call.
 
         The ``schema`` of the function (an instance) describes the results (default: as the input). A result of a
-        ``ProcessFunction`` that does not fit is a bad record.
+        ``ProcessFunction`` that does not fit is a bad record. ``state`` says where the function's state and timers are,
+        if not where the pipeline has its state.
 
         Raises:
             UsageError: no such instance, or a wrong declaration of state.
         """
+        where = operator_state(state)
         node = self._pipeline._builder.claim_name("process", name)
         refuse_methods_to_come(str(node), function)
         spec = catalog.process_spec(str(node), self._keys, function, self._schema)
         output = self._add(node, spec, refuses=True)
+        self._pipeline._builder.keep_state(node, where)
         return Stream(self._pipeline, (Edge(node),), output, self._time_column_in(output))
 
     def transform_with_state(
@@ -357,8 +379,9 @@ class KeyedStream(Records):
 class WindowedStream:
     """The windows of each key."""
 
-    def __init__(self, keyed: KeyedStream, window: Tumbling, time_column: str) -> None:
+    def __init__(self, keyed: KeyedStream, window: Tumbling, time_column: str, state: StateConfig | None) -> None:
         """For ``KeyedStream.window`` only."""
+        self._state = state
         self._keyed = keyed
         self._window = window
         self._time_column = time_column
@@ -388,6 +411,7 @@ class WindowedStream:
             edges = (Edge(combine, Partitioner.HASH, operators.keys),)
         text = catalog.state_text(operators.window)
         builder.add(node, Role.OPERATOR, edges, operators.window, operators.output, state_text=text)
+        builder.keep_state(node, self._state)
         return Stream(keyed._pipeline, (Edge(node),), operators.output, START_COLUMN)
 
     def reduce(self, *args: object, **options: object) -> NoReturn:

@@ -232,7 +232,12 @@ class StartConfig:
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """Everything about a pipeline that is not its graph."""
+    """Everything about a pipeline that is not its graph.
+
+    Attributes:
+        state: where keyed state is.
+        operator_states: where it is of operators that say so themselves, by name.
+    """
 
     name: str
     parallelism: int
@@ -246,3 +251,4 @@ class PipelineConfig:
     security: SecurityConfig = field(default_factory=SecurityConfig)
     start: StartConfig = field(default_factory=StartConfig)
     state: StateConfig = field(default_factory=MemoryState)
+    operator_states: tuple[tuple[str, StateConfig], ...] = ()

@@ -5,7 +5,7 @@ The only place that knows all backends. A backend that needs a library is import
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -83,16 +83,40 @@ def schema_in_files(stored: StoredFiles, state: str) -> pa.Schema:
     return reopening.schema_of(stored, state)
 
 
-def worker_states(config: StateConfig, directory: str | None) -> WorkerStates:
+class _ByOperator:
+    """State of operators that do not all have the same. Those that have the same share what it may use (RB13)."""
+
+    def __init__(self, config: StateConfig, others: Mapping[str, StateConfig], directory: str | None) -> None:
+        self._config = config
+        self._others = dict(others)
+        self._made = {one: worker_states(one, directory) for one in {config, *others.values()}}
+
+    def of(self, node: str, subtask_index: int, max_parallelism: int) -> StateFactory:
+        """See ``WorkerStates``."""
+        made = self._made[self._others.get(node, self._config)]
+        return made.of(node, subtask_index, max_parallelism)
+
+    def close(self) -> None:
+        """See ``WorkerStates``."""
+        for made in self._made.values():
+            made.close()
+
+
+def worker_states(
+    config: StateConfig, directory: str | None, others: Iterable[tuple[str, StateConfig]] = ()
+) -> WorkerStates:
     """Return the state of one worker.
 
     Args:
         config: of the pipeline.
         directory: on a local disk, if the configuration names none; None: the system's for temporary files.
+        others: operators that have another one.
 
     Raises:
         UsageError: the library that is needed is not installed.
     """
+    if found := dict(others):
+        return _ByOperator(config, found, directory)
     if isinstance(config, MemoryState):
         return _InMemory()
     refuse_missing_library()

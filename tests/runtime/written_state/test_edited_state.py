@@ -339,7 +339,7 @@ def test_state_in_a_form_of_its_backend_is_not_mixed_with_rows(tmp_path: Path) -
     directory = SavepointDirectory(str(tmp_path / "one"))
     savepoint = directory.read()
     entries = [
-        replace(e, parts=tuple(replace(p, section=p.section.replace("state/all", "files/all")) for p in e.parts))
+        replace(e, parts=tuple(replace(p, section=p.section.replace("state/all", "own/all")) for p in e.parts))
         for e in savepoint.manifest.entries
     ]
     mixed = [

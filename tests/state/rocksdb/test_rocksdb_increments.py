@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from tests.state.rocksdb.increments import (
     GROUPS,
@@ -26,6 +27,7 @@ from headgate.codec.snapshot import FILES_PREFIX, STATE_PREFIX
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import FILES_VERSION, SnapshotPart
+from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.state.rocksdb import increments as rocks_increments
 from headgate.state.rocksdb import reopening
 from headgate.state.rocksdb.frozen import FrozenDatabase
@@ -437,4 +439,31 @@ def test_states_in_files_can_be_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(CorruptionError, match=file.name):
         hg.read_state(root / "p", "sum", "value")
+    subtask.worker.close()
+
+
+@pytest.mark.parametrize("changed", ["value", None])
+def test_a_checkpoint_in_files_can_be_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str | None
+) -> None:  # WS3, WS8, RB22
+    monkeypatch.setattr(reopening, "PART_BYTES", 500_000)
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    subtask = Subtask(tmp_path / "local", open_storage(str(root)))
+    subtask.claim()
+    subtask.put(range(KEYS))
+    subtask.checkpoint(1)
+    subtask.put(range(60), version=1)
+    subtask.checkpoint(2)
+    before = {name: hg.read_state(root / "p", "sum", name) for name in ("value", "list")}
+    draft = hg.edit_savepoint(root / "p", tmp_path / "new")
+    if changed is not None:
+        before[changed] = before[changed].with_columns(value=pl.lit("other"))
+        draft.replace("sum", changed, before[changed])
+    draft.write()
+    for name, rows in before.items():
+        found = hg.read_state(tmp_path / "new", "sum", name)
+        assert found.sort(found.columns).equals(rows.sort(rows.columns))
+    sections = {p.section for e in SavepointDirectory(str(tmp_path / "new")).read().manifest.entries for p in e.parts}
+    assert "files/sum" not in sections, "any backend restores it"
     subtask.worker.close()

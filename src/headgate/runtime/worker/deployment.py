@@ -106,7 +106,7 @@ class Deployment:
         local_directory: str | None = None,
     ) -> None:
         self._local_directory = local_directory
-        self._states = states or worker_states(definition.config.state, None)
+        self._states = states or worker_states(definition.config.state, None, definition.config.operator_states)
         self._is_interrupted = is_interrupted
         self._definition = definition
         self._worker = worker

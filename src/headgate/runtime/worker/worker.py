@@ -237,7 +237,8 @@ class Worker:
         task = self._task
         restored = [] if deploy.place else [part for former in deploy.restored for part in former.parts]
         exchange.start(self._generation, deploy.addresses, deploy.credit_bytes)
-        self._states = worker_states(definition.config.state, self._task.spill_directory)
+        config = definition.config
+        self._states = worker_states(config.state, self._task.spill_directory, config.operator_states)
         deployment = Deployment(
             definition,
             self._task.worker,

@@ -10,11 +10,22 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from headgate.codec.snapshot import FINISHED_PREFIX, OF_ROWS, POSITIONS_PREFIX, ROUNDS_PREFIX, decode_sections
+from headgate.codec.snapshot import (
+    FILES_PREFIX,
+    FINISHED_PREFIX,
+    OF_ROWS,
+    POSITIONS_PREFIX,
+    ROUNDS_PREFIX,
+    STATE_PREFIX,
+    decode_sections,
+)
 from headgate.errors import UsageError
 from headgate.model.ids import VertexId
-from headgate.model.manifest import BUNDLE, SubtaskEntry
+from headgate.model.key_groups import key_groups_of_subtask
+from headgate.model.manifest import BUNDLE, KeyGroups, SubtaskEntry
 from headgate.runtime.written_state.draft import Base
+from headgate.state.choice import portable_rows
+from headgate.state.files import StoredFiles
 
 Sections: TypeAlias = Mapping[str, memoryview]
 
@@ -25,7 +36,8 @@ class Former:
 
     Attributes:
         small: sections of its bundle that are no states.
-        others: what reads states that stay, but in parts of their own: in version 1 they are in the bundle (SF2).
+        others: what reads states that stay, but in parts of their own: in version 1 they are in the bundle (SF2), and
+            those in files of RocksDB are written as rows, so that any backend restores them (RB22).
         changed: the parts of the sections that change.
     """
 
@@ -55,7 +67,22 @@ def former_of(base: Base, entry: SubtaskEntry, changed: Collection[str]) -> Form
                 former.others.append((section, _returning(inner)))
             else:
                 former.small[section] = bytes(inner)
+    for node in dict.fromkeys(node_of(p.section) for p in entry.parts if p.section.startswith(FILES_PREFIX)):
+        _take_files(former, base, entry, node, changed)
     return former
+
+
+def _take_files(former: Former, base: Base, entry: SubtaskEntry, node: str, changed: Collection[str]) -> None:
+    """Take the rows of an operator whose state is in files of RocksDB (RB22)."""
+    parts = [part for part in entry.parts if part.section == f"{FILES_PREFIX}{node}"]
+    manifest, where = base.manifest, f"{FILES_PREFIX}{node} of {entry.subtask}"
+    owned = key_groups_of_subtask(entry.subtask.index, manifest.max_parallelism, manifest.parallelism)
+    section = f"{STATE_PREFIX}{node}"
+    for read in portable_rows(StoredFiles(parts, base.read, where), None, KeyGroups(owned.start, len(owned))):
+        if section in changed:
+            former.changed.setdefault(section, []).append(decode_sections(read(), where))
+        else:
+            former.others.append((section, read))
 
 
 def _returning(data: memoryview) -> Callable[[], memoryview]:
@@ -64,7 +91,9 @@ def _returning(data: memoryview) -> Callable[[], memoryview]:
 
 def _refuse_other_forms(section: str, changed: Collection[str]) -> None:
     """State of an operator that changes must be in the sections that are taken apart: no other form of it may stay."""
-    is_known = section == BUNDLE or section.startswith((*OF_ROWS, POSITIONS_PREFIX, ROUNDS_PREFIX, FINISHED_PREFIX))
+    is_known = section == BUNDLE or section.startswith(
+        (*OF_ROWS, POSITIONS_PREFIX, ROUNDS_PREFIX, FINISHED_PREFIX, FILES_PREFIX)
+    )
     if not is_known and node_of(section) in {node_of(one) for one in changed}:
         raise UsageError(
             f"the state of operator '{node_of(section)}' is stored there in its backend's own form; take a savepoint "

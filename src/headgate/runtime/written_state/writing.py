@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from headgate import fault_points
 from headgate.codec.snapshot import (
+    FILES_PREFIX,
     FINISHED_PREFIX,
     IN_FLIGHT_PREFIX,
     POSITIONS_PREFIX,
@@ -177,7 +178,8 @@ class _Writer:
                 data, where = read(), f"{section} of {subtask}"
                 target.put(section, [data], {node_of(section): stored_rows(decode_sections(data, where), where)})
         for part in entry.parts:
-            if part.section not in (BUNDLE, *changed) and not self._is_gone(part.section):
+            is_taken = part.section in (BUNDLE, *changed) or part.section.startswith(FILES_PREFIX)
+            if not is_taken and not self._is_gone(part.section):
                 target.put(part.section, [base.read(part)], part.rows, part.key_groups, part.name)
         known = {section: parts for section, parts in former.changed.items() if not self._is_gone(section)}
         self._put_changed(target, subtask, changes, known)
