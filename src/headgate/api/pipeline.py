@@ -58,6 +58,7 @@ from headgate.connectors.base import Source
 from headgate.connectors.hooks import CoordinatorHook, HookedSource
 from headgate.connectors.induced import InducedSource
 from headgate.connectors.memory import Discard
+from headgate.connectors.recorded import targets_of
 from headgate.errors import UsageError
 from headgate.model.config import (
     LOOP_DISK_BYTES_MAX,
@@ -313,7 +314,8 @@ class Pipeline:
         definition = self.definition_on(master, spark=spark)
         given = (restore, go_back_behind, allow_unclaimed_state)
         begins = start_config(definition.config, *(self._begins if given == (None, None, ()) else given))
-        definition = replace(definition, config=replace(definition.config, start=begins))
+        config, targets = replace(definition.config, start=begins), targets_of(definition.graph)
+        definition = replace(definition, config=config, targets=targets)
         if fresh and begins.restore is not None:
             raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
         make_checkpoint_directory(definition.config)

@@ -11,6 +11,7 @@ from headgate.model.config import PipelineConfig
 from headgate.model.graph import MAIN, Graph, OutputTag
 from headgate.model.ids import NodeName
 from headgate.model.plan import Plan
+from headgate.model.targets import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class PipelineDefinition:
         hooks: of the coordinator, in the order in which they were added.
         forgotten_hooks: names of hooks whose data in an old checkpoint is not needed any more (EI9).
         derived_names: operators that the user gave no name.
+        targets: of all sinks, as a start writes them down (SO1); None: nothing is written down.
     """
 
     config: PipelineConfig
@@ -51,6 +53,7 @@ class PipelineDefinition:
     hooks: tuple[HookSpec, ...] = ()
     forgotten_hooks: frozenset[str] = frozenset()
     derived_names: frozenset[str] = frozenset()
+    targets: tuple[Target, ...] | None = None
 
     def schema(self, node: NodeName, tag: OutputTag = MAIN) -> object:
         """Return the ``pyarrow.Schema`` of one output of ``node``."""

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate import fault_points
-from headgate.connectors.recorded import targets_of
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.config import DeniedOutput
 from headgate.model.definition import PipelineDefinition
@@ -316,8 +315,9 @@ def claim(
         sinks = SinkOwners(definition, life, log.url)
     _refuse_half_started_over(definition, log, observed, around)
     sinks.check(owners, recovery.next_claim(observed).generation)
-    if mine is None:  # SO1: the sinks of a run do not change
-        retrying(lambda: log.records.note(number, targets_of(definition.graph)), around)
+    targets = definition.targets
+    if mine is None and targets is not None:  # SO1: the sinks of a run do not change
+        retrying(lambda: log.records.note(number, targets), around)
     floor = max(above, lives.floor(owners.values()))
     claimed = retrying(lambda: log.claim(owner, wall_ms, mine, floor, number), around)
     retrying(sinks.tell, around)

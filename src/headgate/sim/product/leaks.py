@@ -25,6 +25,9 @@ _ASIDE = re.compile(rf"{NAME}/aside/(\d+)-(\d+)/(?:why|log-\d+)")
 _BEAT = re.compile(rf"{NAME}/heartbeats/([0-9]{{10}})(-ended)?")
 _ENTRY = re.compile(rf"{NAME}/log/\d{{10,}}")
 _ID = re.compile(rf"{NAME}/ids/\d{{10,}}")
+_RECORD = re.compile(rf"{NAME}/targets/\d{{10,}}-[0-9a-f]{{16}}")
+"""What the sinks write to, for who starts over: one for each life and each set of sinks (SO1)."""
+
 _NOTES = (f"{NAME}/life", f"{NAME}/log-hint")
 
 
@@ -58,7 +61,7 @@ def of_checkpoints(objects: Mapping[str, bytes], retained: int) -> Iterator[str]
         if snapshot is not None:
             if int(snapshot[1]) not in kept and path not in needed and int(snapshot[1]) >= until:
                 yield f"{path} belongs to no checkpoint of the log"
-        elif path not in _NOTES and not any(form.fullmatch(path) for form in (_ENTRY, _ID, _ASIDE, _BEAT)):
+        elif path not in _NOTES and not any(form.fullmatch(path) for form in (_ENTRY, _ID, _ASIDE, _BEAT, _RECORD)):
             yield f"{path} is nothing that anybody needs"
 
 
