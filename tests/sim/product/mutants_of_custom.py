@@ -200,7 +200,7 @@ ALL: dict[Mutant, int] = {
     a_transaction_goes_on_behind_its_barrier: 8,
     a_ledger_keeps_what_was_sealed: 8,
     a_prepared_transaction_whose_answer_was_lost_is_forgotten: 18,
-    only_the_checkpoint_of_the_permit_is_committed: 36,
+    only_the_checkpoint_of_the_permit_is_committed: 49,
     a_ledger_publishes_the_first_of_several: 8,
     the_newest_is_committed_first: 36,
     a_ledger_forgets_what_may_still_be_asked_for: 13,
