@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,11 @@ from tests.sim.product.patching import around, skipped
 
 from headgate.connectors.custom import ledger, two_phase
 from headgate.connectors.custom.fence import Fence, OutputName
+from headgate.connectors.custom.output import LedgerOutput
+from headgate.connectors.custom.pieces import PieceBuffer
+from headgate.errors import UsageError
 from headgate.model.ids import CheckpointId
+from headgate.runtime.driver import sink_commits
 from headgate.sim.product.own_connectors import PublishingSink
 
 
@@ -158,7 +163,39 @@ HARMLESS: dict[Mutant, str] = {
 }
 """Bugs that no seed can find, and why they do no harm."""
 
+
+def a_ledger_publishes_the_first_piece() -> AbstractContextManager[None]:  # CS8
+    def batches(self: LedgerOutput) -> Iterator[Any]:
+        if self._whole is not None:
+            yield from self._batches(self._whole)
+        for piece in self._committable.pieces[:1]:
+            yield from self._batches(self._read(piece))
+
+    return patched(LedgerOutput, "__iter__", batches)
+
+
+def a_piece_begins_with_the_last_one() -> AbstractContextManager[None]:  # SF13
+    def close_piece(call: Any, self: Any) -> None:
+        kept = list(self._open)
+        call(self)
+        self._open = kept[-1:]
+
+    return around(PieceBuffer, "_close_piece", close_piece)
+
+
+def what_a_target_denies_is_passed_over() -> AbstractContextManager[None]:  # K5, CS9
+    @contextmanager
+    def denials(sink: str, checkpoint: int) -> Iterator[None]:
+        with suppress(UsageError):
+            yield
+
+    return patched(sink_commits, "_denials", denials)
+
+
 ALL: dict[Mutant, int] = {
+    a_ledger_publishes_the_first_piece: 8,
+    a_piece_begins_with_the_last_one: 8,
+    what_a_target_denies_is_passed_over: 13,
     recovery_aborts_nothing: 8,
     recovery_aborts_what_is_kept: 13,
     recovery_aborts_what_other_sinks_prepared: 87,
@@ -170,7 +207,7 @@ ALL: dict[Mutant, int] = {
     a_transaction_goes_on_behind_its_barrier: 8,
     a_ledger_keeps_what_was_sealed: 8,
     a_prepared_transaction_whose_answer_was_lost_is_forgotten: 18,
-    only_the_checkpoint_of_the_permit_is_committed: 36,
+    only_the_checkpoint_of_the_permit_is_committed: 49,
     a_ledger_publishes_the_first_of_several: 8,
     the_newest_is_committed_first: 36,
     a_ledger_forgets_what_may_still_be_asked_for: 13,

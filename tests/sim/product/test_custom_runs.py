@@ -9,10 +9,12 @@ from tests.mutants.harness import Mutant
 from tests.sim.product.digests import digests_of
 from tests.sim.product.mutants_of_custom import ALL, HARMLESS
 
+from headgate.connectors.custom import ledger
 from headgate.runtime.checkpoints import uploads
 from headgate.sim.product.custom import CustomRun, Kind, run_seed
 
 SMOKE = (8, 13, 21, 36, 58)
+LIMITED = (10, 13)
 
 
 def test_users_sinks_have_every_record_once() -> None:  # SM80
@@ -35,6 +37,19 @@ def test_users_sinks_have_every_record_once() -> None:  # SM80
     assert forgotten > 0, "a ledger stays small"
     assert went_back > 0, "a start went back behind what was committed, and made it again"
     assert usual == uploads.PAYLOAD_BYTES_MAX
+
+
+def test_ledgers_go_in_pieces_and_databases_forget_what_is_prepared() -> None:  # SM80
+    usual = ledger.INLINE_BYTES_MAX
+    in_pieces = expired = 0
+    for seed in LIMITED:
+        run = CustomRun(seed)
+        assert (seed, run.run()) == (seed, None)
+        in_pieces += run.settings.piece_bytes is not None and Kind.LEDGER in run.settings.kinds.values()
+        expired += run.expired_count
+    assert in_pieces > 0
+    assert expired > 0, "what was promised was gone, and somebody brought it back"
+    assert usual == ledger.INLINE_BYTES_MAX
 
 
 def test_a_seed_of_users_sinks_has_one_digest() -> None:  # SM80

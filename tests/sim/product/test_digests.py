@@ -13,6 +13,7 @@ SEEDS: dict[str, tuple[int, ...]] = {
     "streams": (7,),
     "savepoints": (3, 43),  # a fault meets the probe of a place; a drain ends with one
     "followed": (6,),  # several series of rotated files are looked at
+    "changing": (0, 1, 3),  # one for each kind of change
     "cancelling": (7,),  # where a pipeline was begun is told
 }
 """Of a kind that is not here: seed 1."""

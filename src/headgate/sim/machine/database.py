@@ -1,8 +1,9 @@
 """A database outside: transactions that can be prepared, a ledger, and who owns which rows. Not a part of any process.
 
 What is prepared or committed survives everything; an open transaction is dropped when its process is gone, when the
-database starts anew, or when it waits too long. A call may fail before its effect and after it, and one that timed out
-may take effect later. Processes die right before and right behind calls. Never judges: watchers do.
+database starts anew, or when it waits too long; some databases do not keep what is prepared for ever, either. A call
+may fail before its effect and after it, and one that timed out may take effect later. Processes die right before and
+right behind calls. Never judges: watchers do.
 """
 
 from __future__ import annotations
@@ -88,6 +89,10 @@ class Database:
         self.owners: dict[str, Fence] = {}
         self.sessions: list[Session] = []
         self.prepared: dict[str, tuple[Row, ...]] = {}
+        self.keeps_ms: int | None = None
+        """How long it keeps what is prepared and not decided; None: for ever."""
+        self.expired: dict[str, tuple[Row, ...]] = {}
+        """What it has not kept: in a copy that somebody has."""
         self.visible: dict[str, list[Committed]] = {}
         """By owner, in the order in which it became visible."""
         self.ledger: set[str] = set()
@@ -196,7 +201,15 @@ class Database:
         if rows is None:
             raise Gone(f"transaction {name} is not open any more")
         self.prepared[name] = rows
+        if self.keeps_ms is not None:
+            self._tasks.world.at(self.keeps_ms, self._expire, name)
         self._on_change(fence, "prepare")
+
+    def _expire(self, name: str) -> None:
+        rows = None if self._faults.is_healed else self.prepared.pop(name, None)
+        if rows is not None:
+            self._tasks.world.tell("database", f"ends {name}, which nobody has decided")
+            self.expired[name] = rows
 
     def _listed(self) -> list[str]:
         return [session.name for session in self.sessions] if self.lists_open else []

@@ -22,6 +22,7 @@ from headgate.sim.product import (
     mixed,
     modes,
     overtaking,
+    rocks,
     savepoints,
     standing_by,
     streams,
@@ -39,6 +40,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "savepoints": savepoints.run_seed,
     "changing": changing.run_seed,
     "asking": asking.run_seed,
+    "rocksdb": rocks.run_seed,
     "cancelling": cancelling.run_seed,
     "timers": timed.run_seed,
     "ttl": expiring.run_seed,
@@ -72,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--savepoints", action="store_true", help="pipelines that are moved with savepoints")
     parser.add_argument("--changing", action="store_true", help="pipelines that are another one at the next start")
     parser.add_argument("--asking", action="store_true", help="pipelines whose users ask for checkpoints")
+    parser.add_argument("--rocksdb", action="store_true", help="pipelines whose state is in RocksDB")
     parser.add_argument("--cancelling", action="store_true", help="pipelines that do not retain their checkpoints")
     parser.add_argument("--timers", action="store_true", help="pipelines whose functions have timers")
     parser.add_argument("--ttl", action="store_true", help="pipelines whose functions have state that expires")

@@ -16,6 +16,7 @@ from dataclasses import fields, replace
 from enum import Enum
 
 from headgate.connectors.base import Sink
+from headgate.connectors.custom import ledger
 from headgate.connectors.custom.fence import Fence, OutputName, owner_of
 from headgate.model.manifest import Committable, Manifest
 from headgate.runtime.checkpoints import uploads
@@ -44,6 +45,15 @@ DEATH_RATE = 0.15
 STORED_BYTES = 400
 """In some runs what a sink prepares beyond this size is a file of its own (SF9)."""
 
+PIECES_RATE = 0.4
+"""Of the runs, so many have ledgers that go in pieces of ``PIECE_BYTES`` (SF13)."""
+
+PIECE_BYTES = 200
+
+KEEPS_RATE = 0.25
+KEEPS_MS = 650
+"""In so many runs the database ends what is prepared for so long (CS9), and checkpoints that go well take less."""
+
 DENIAL = "is neither prepared nor committed"
 _GIVES_UP = re.compile(rf"PipelineFailed: (cannot commit checkpoint \d+: )?{Unreachable.__name__}:")
 """What a driver says that does not try again what may pass; one that has tried says what it wanted to do (CS5)."""
@@ -65,6 +75,7 @@ class CustomSettings(Settings):
     acknowledges: bool
     at_once: bool
     stores_output: bool
+    piece_bytes: int | None = None
     chance: random.Random
     kinds: dict[str, Kind]
 
@@ -80,7 +91,7 @@ class CustomSettings(Settings):
             case Kind.TWO_PHASES:
                 return PreparingSink(self.database, at_once=self.at_once)
             case Kind.LEDGER:
-                return PublishingSink(self.database)
+                return PublishingSink(self.database, self.piece_bytes)
             case Kind.FILES:
                 return super()._sink_to(name)
 
@@ -111,7 +122,10 @@ class CustomRun(Run):
         """The newest generation that did anything in the database, by owner."""
         self._rolled_back: dict[str, tuple[Row, ...]] = {}
         self._goes_back = False
+        self.expired_count = 0
+        """What had been promised, and was not kept for long enough."""
         self._draw_damage(random.Random(f"custom damage of seed {seed}"))
+        self._draw_limits(random.Random(f"custom limits of seed {seed}"))
         self.world.at(rng.randint(50, 800), self._restart_database)
 
     def _draw_faults(self, rng: random.Random) -> None:
@@ -155,15 +169,26 @@ class CustomRun(Run):
             settings.checkpointing = replace(settings.checkpointing, retained=3)
             self.history.retained = 3
 
+    def _draw_limits(self, rng: random.Random) -> None:
+        """Have some ledgers go in pieces, and some databases end what is prepared for too long."""
+        settings = self.settings
+        if rng.random() < PIECES_RATE:
+            settings.piece_bytes = PIECE_BYTES
+        if rng.random() < KEEPS_RATE:
+            settings.database.keeps_ms = KEEPS_MS
+            settings.checkpointing = replace(settings.checkpointing, timeout="500ms", tolerable_failures=0)
+
     def run(self) -> Violation | None:
         """See ``Run``."""
-        usual = uploads.PAYLOAD_BYTES_MAX
+        usual = uploads.PAYLOAD_BYTES_MAX, ledger.INLINE_BYTES_MAX
         try:
             if self.settings.stores_output:
                 uploads.PAYLOAD_BYTES_MAX = STORED_BYTES
+            if self.settings.piece_bytes is not None:
+                ledger.INLINE_BYTES_MAX = 0
             return super().run()
         finally:
-            uploads.PAYLOAD_BYTES_MAX = usual
+            uploads.PAYLOAD_BYTES_MAX, ledger.INLINE_BYTES_MAX = usual
 
     def start(self) -> None:
         """See ``Run``."""
@@ -209,8 +234,11 @@ class CustomRun(Run):
 
     def _heed(self, error: str) -> None:
         if DENIAL in error:
-            self.database.prepared |= self._rolled_back
+            expired = {name: rows for name, rows in self.database.expired.items() if name in self._promises}
+            self.expired_count += len(expired)
+            self.database.prepared |= self._rolled_back | expired
             self._rolled_back.clear()
+            self.database.expired.clear()
         if _GIVES_UP.match(error):
             self.history.fail("CS5", f"what may pass stops the pipeline for good: {error}")
         super()._heed(error)

@@ -26,6 +26,7 @@ class PreparingSink(hg.TwoPhaseSink[Session]):
     def __init__(self, database: Database, *, at_once: bool) -> None:
         """``at_once``: what is committed together becomes visible in one step, else in order."""
         self._database = database
+        self.transaction_timeout = None if database.keeps_ms is None else f"{database.keeps_ms}ms"
         self._at_once = at_once
 
     def begin(self, name: str, schema: pa.Schema) -> Session:
@@ -79,9 +80,11 @@ class PublishingSink(hg.LedgerSink):
 
     transient_errors = (Unreachable,)
 
-    def __init__(self, database: Database) -> None:
-        """Write to ``database``."""
+    def __init__(self, database: Database, piece_bytes: int | None = None) -> None:
+        """``piece_bytes``: of what goes in pieces; None: the usual."""
         self._database = database
+        if piece_bytes is not None:
+            self.piece_bytes = piece_bytes
 
     def claim(self, fence: hg.Fence) -> None:
         """See ``LedgerSink``."""

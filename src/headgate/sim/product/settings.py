@@ -11,7 +11,7 @@ from typing import Protocol
 import headgate as hg
 from headgate.connectors.base import Sink, Source
 from headgate.connectors.induced import InducedSource
-from headgate.model.config import Duration, StartConfig
+from headgate.model.config import Duration, MemoryState, StartConfig, StateConfig
 from headgate.model.definition import PipelineDefinition
 from headgate.sim.product.files import FileInputs
 from headgate.sim.product.graphs import draw_graph
@@ -64,7 +64,7 @@ class Settings:
     attempts: int
     pace: Pace
     checkpointing: hg.Checkpointing
-    restart: hg.FixedDelay | hg.ExponentialDelay | hg.FailureRate | hg.NoRestart
+    restart: hg.NoRestart | hg.FixedDelay | hg.ExponentialDelay | hg.FailureRate
     on_damaged: str | None
     roll_interval: Duration
     inline_bytes_max: int
@@ -77,6 +77,7 @@ class Settings:
     credit_bytes: int | None = None
     start: StartConfig = field(default_factory=StartConfig)
     """What every start names."""
+    state: StateConfig = field(default_factory=MemoryState)
 
     def listed(self) -> list[Splits]:
         """Return what sources list now."""
@@ -105,7 +106,8 @@ class Settings:
         runtime = found.config.runtime
         if self.credit_bytes is not None:
             runtime = replace(runtime, credit_bytes=self.credit_bytes)
-        return replace(found, config=replace(found.config, checkpoints=checkpoints, runtime=runtime, start=self.start))
+        config = replace(found.config, checkpoints=checkpoints, runtime=runtime, start=self.start, state=self.state)
+        return replace(found, config=config)
 
     def _pipeline(
         self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]

@@ -1,0 +1,49 @@
+"""RocksDB in the machine room; and a planted bug that is found."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+from tests.mutants.harness import Mutant
+from tests.sim.product.patching import around, skipped
+
+from headgate.sim.product.rocks import RocksRun, run_seed
+from headgate.state.rocksdb.database import Changes, Database
+
+SMOKE = (3, 6, 9)
+
+
+def test_state_is_in_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:  # SM48
+    opened: list[Any] = []
+    begin = Database.__init__
+
+    def opens(self: Database, *arguments: Any) -> None:
+        opened.append(arguments)
+        begin(self, *arguments)
+
+    monkeypatch.setattr(Database, "__init__", opens)
+    for seed in SMOKE:
+        assert (seed, RocksRun(seed).run()) == (seed, None)
+    assert len(opened) > 10
+
+
+def a_database_forgets_the_last_row_of_each_write() -> AbstractContextManager[None]:  # RB4
+    return around(Changes, "put", lambda call, self, rows, values: call(self, rows[:-1], values[:-1]))
+
+
+def what_is_deleted_stays() -> AbstractContextManager[None]:  # RB4
+    return skipped(Changes, "delete")
+
+
+MUTANTS: dict[Mutant, int] = {a_database_forgets_the_last_row_of_each_write: 3, what_is_deleted_stays: 3}
+
+
+@pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_rocksdb_is_found(mutant: Mutant, seed: int) -> None:  # SM48
+    for each in (seed, *range(20)):
+        with mutant():
+            if run_seed(each, events_max=60_000).violation is not None:
+                return
+    pytest.fail(f"no seed finds {mutant}")
