@@ -18,7 +18,6 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.base import Sink
-from headgate.connectors.files.layout import PUBLISHING, STAGING
 from headgate.model.config import StartConfig
 from headgate.model.progress import Continuation
 from headgate.sim.machine.faults import Fault
@@ -32,7 +31,6 @@ from headgate.sim.product.workloads import WORKLOADS, Branches, Values, draw_spl
 
 WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.CANCEL, Fault.DRAIN)
 EXTRA, SINK, FRONT = "extra", "extra-out", "front"
-UNTIDY = (STAGING, PUBLISHING)
 CHANGE_RATE = 0.6
 FORGETS_RATE = 0.3
 """How often a user forgets something: to allow what is left behind, or to name an operator."""
@@ -207,10 +205,10 @@ class ChangingCodeRun(Run):
 
     def _check_disks(self) -> None:
         """Look at what is left; at a sink that the pipeline does not have any more nobody tidies up."""
-        if not self.version.has_extra and SINK in self.disks:
-            disk = self.disks[SINK]
-            disk.objects = {path: stored for path, stored in disk.objects.items() if path.split("/")[0] not in UNTIDY}
+        untidy = None if self.version.has_extra else self.disks.pop(SINK, None)
         super()._check_disks()
+        if untidy is not None:
+            self.disks[SINK] = untidy
 
     def on_restored(self, started: Started, said: Continuation) -> None:
         """Look at what a start may restore."""
