@@ -78,7 +78,7 @@ def what_is_in_the_database_is_all_that_is_expected() -> Patch:
     def counted(self: FrozenDatabase) -> dict[str, int]:
         found = {table.section.name: 0 for table in self._tables.values()}
         with self._opened() as rows:  # type: ignore[attr-defined]
-            for number, batch in self._batches(rows.scan(b"", None)):
+            for number, batch in frozen._batches(self._tables, rows.scan(b"", None), self._beside.now_ms):
                 found[self._tables[number].section.name] += batch.num_rows
         return found
 

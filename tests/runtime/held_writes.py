@@ -32,11 +32,11 @@ class HeldWrites:
     def __call__(self) -> None:
         write, held = SnapshotWriter._write_state, self
 
-        def waiting(self: Any, job: Any, to: Any, plain: Any) -> Any:
+        def waiting(self: Any, job: Any, *how: Any) -> Any:
             if job.checkpoint == held.checkpoint and held.index in (None, self._subtask.index):
                 while not held.gate.exists() and not self._stop.wait(LOOK_S):
                     pass
-            return write(self, job, to, plain)
+            return write(self, job, *how)
 
         SnapshotWriter._write_state = waiting  # type: ignore[method-assign]  # this process is a worker of one test
 

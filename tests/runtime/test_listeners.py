@@ -233,8 +233,14 @@ def test_operator_state_survives_stops_and_kills_at_every_parallelism(start: Sta
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda root: Counting(root, str), r"list seen: int64.*declares.*list seen: large_string"),
-        (lambda root: Failing(root), r"the state of operator 'count'"),
+        (
+            lambda root: Counting(root, str),
+            r"state 'seen' of operator 'count' is int64 in checkpoint \d+, but is declared as large_string",
+        ),
+        (
+            lambda root: Failing(root),
+            r"state 'counts' of operator 'count', a union of int64, which is not declared any more",
+        ),
     ],
     ids=["another type", "none any more"],
 )

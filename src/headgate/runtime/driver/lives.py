@@ -91,7 +91,10 @@ class SinkOwners:
 
     def _what_to_do(self, owner: Owner) -> str:
         if owner.life is not None and owner.life.home == self._home:
-            return "give it another name, or delete what that one wrote and start over: headgate run PROGRAM --fresh"
+            return (
+                "put these checkpoints back, or give it another name, or delete what that one wrote and start over: "
+                "headgate run PROGRAM --fresh"
+            )
         return "run the pipeline with that checkpoint directory, or give it another name"
 
 

@@ -19,7 +19,7 @@ from headgate.sim.product.settings import NAME
 
 REFUSALS = ("restore the damaged files from a copy", "no sound checkpoint is left")
 """What a driver says that does not start from damaged checkpoints."""
-STRANGER = "run the pipeline with that checkpoint directory"
+STRANGER = "put these checkpoints back"
 DENIAL = "neither it nor its staged form"
 
 
