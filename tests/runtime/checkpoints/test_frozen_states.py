@@ -17,6 +17,8 @@ from headgate.errors import StorageError
 from headgate.operators.base import Operator
 from headgate.operators.catalog import StatefulSpec
 from headgate.operators.loop_head import LoopHeadSpec
+from headgate.operators.process.by_key import KeyFunctionOperator, KeyFunctionSpec
+from headgate.operators.process.by_row import ProcessOperator
 from headgate.runtime.written_state.rows import WrittenRows
 from headgate.state import columns
 from headgate.state.descriptors import StateKind
@@ -151,15 +153,17 @@ def test_every_state_that_can_be_frozen_is_in_the_conformance_test() -> None:
         found = importlib.import_module(module.name)
         specs |= {one for one in vars(found).values() if isinstance(one, type) and hasattr(one, "state_text")}
     ours = {c for c in subclasses(FrozenState) if c.__module__.startswith("headgate.") and not isabstract(c)}
+    assert KeyFunctionOperator.freeze is ProcessOperator.freeze, "it has the state of a function by row"
     ours -= {WrittenRows}  # of no operator: what a user gave, and nobody changes
     lives = [make() for make in CASES.values()]
     holders = [live for live in lives if isinstance(live, Holder)]
     assert {type(live.freeze()) for live in lives} == ours
     operators = {c for c in subclasses(Operator) if c.__module__.startswith("headgate.")}
     bases = {base for c in operators for base in c.__bases__}
-    stateful = {c for c in operators - bases if c.freeze is not Operator.freeze}
+    leaves = {ProcessOperator if c is KeyFunctionOperator else c for c in operators - bases}
+    stateful = {c for c in leaves if c.freeze is not Operator.freeze}
     assert {type(live.operator) for live in lives if hasattr(live, "operator")} == stateful
-    assert {type(live.spec) for live in holders} | {LoopHeadSpec} == {
+    assert {type(live.spec) for live in holders} | {LoopHeadSpec, KeyFunctionSpec} == {
         one
         for one in specs
         if one is not StatefulSpec and not isabstract(one) and one.__module__.startswith("headgate.operators")
