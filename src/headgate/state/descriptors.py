@@ -85,7 +85,7 @@ class Section:
     schema: pa.Schema
     key_names: tuple[str, ...]
     evolution: Evolution = field(default=NO_EVOLUTION, compare=False)
-    evolves: str = ""
+    evolves: str = field(default="", compare=False)
 
 
 def section_of(keys: KeyColumns, descriptor: StateDescriptor) -> Section:

@@ -20,7 +20,7 @@ from headgate.sim.product.changing_back import GoingBackRun
 from headgate.sim.product.changing_code import SINK, ChangingCodeRun, EditedJudge
 from headgate.sim.product.changing_modes import ChangingModeRun, EpochsJudge
 
-MODES = (2, 4, 6)
+MODES = (2, 3, 4)
 BACK = (1, 3)
 CODE = (4, 6, 9)
 

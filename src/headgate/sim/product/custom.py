@@ -15,10 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from enum import Enum
 
+import headgate as hg
 from headgate.connectors.base import Sink
 from headgate.connectors.custom import ledger
 from headgate.connectors.custom.fence import Fence, OutputName, owner_of
 from headgate.model.manifest import Committable, Manifest
+from headgate.protocol.supervision import restart
 from headgate.runtime.checkpoints import uploads
 from headgate.sim.machine.database import LATE_MS, Database, Row, Unreachable
 from headgate.sim.machine.faults import Fault
@@ -177,18 +179,20 @@ class CustomRun(Run):
         if rng.random() < KEEPS_RATE:
             settings.database.keeps_ms = KEEPS_MS
             settings.checkpointing = replace(settings.checkpointing, timeout="500ms", tolerable_failures=0)
+            settings.restart = hg.FixedDelay(delay="20ms")
 
     def run(self) -> Violation | None:
         """See ``Run``."""
-        usual = uploads.PAYLOAD_BYTES_MAX, ledger.INLINE_BYTES_MAX
+        usual = uploads.PAYLOAD_BYTES_MAX, ledger.INLINE_BYTES_MAX, restart.TAKEOVER_MS
         try:
+            restart.TAKEOVER_MS = 0  # no standby is here
             if self.settings.stores_output:
                 uploads.PAYLOAD_BYTES_MAX = STORED_BYTES
             if self.settings.piece_bytes is not None:
                 ledger.INLINE_BYTES_MAX = 0
             return super().run()
         finally:
-            uploads.PAYLOAD_BYTES_MAX, ledger.INLINE_BYTES_MAX = usual
+            uploads.PAYLOAD_BYTES_MAX, ledger.INLINE_BYTES_MAX, restart.TAKEOVER_MS = usual
 
     def start(self) -> None:
         """See ``Run``."""

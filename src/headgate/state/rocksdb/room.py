@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from headgate.errors import StorageError
@@ -88,9 +89,10 @@ class LocalDatabase:
     def near(self, file_name: str) -> Iterator[Path]:
         """Yield files of this name that databases of this name have, or have left, on this machine."""
         mine = self.directory.parent
-        for path in mine.parent.glob(f"*/*-{self._name}/*/{file_name}"):
-            if mine not in path.parents:
-                yield path
+        with suppress(FileNotFoundError):  # whose directory it was has just ended
+            for path in mine.parent.glob(f"*/*-{self._name}/*/{file_name}"):
+                if mine not in path.parents:
+                    yield path
 
 
 class Room:
