@@ -13,7 +13,7 @@ from headgate.connectors.custom import ledger
 from headgate.runtime.checkpoints import uploads
 from headgate.sim.product.custom import CustomRun, Kind, run_seed
 
-SMOKE = (8, 13, 21, 36, 58)
+SMOKE = (8, 13, 21, 35, 36)
 LIMITED = (10, 13)
 
 
