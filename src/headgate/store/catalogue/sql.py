@@ -13,7 +13,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from headgate.errors import UsageError
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.transactions import Request, Verb
 from headgate.store.catalogue import markers, owners, positions, starting_over, transactions, writers
 from headgate.store.catalogue import streams as sql_streams
@@ -232,22 +232,31 @@ class SqlCatalogue:
         with self._database.write() as connection:
             return owners.forget(connection, owner, self._where)
 
-    def contents(self, stream: str, of: str) -> Contents:
+    def contents(self, stream: str, of: str, mine: Mine) -> Contents:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return starting_over.contents(connection, stream, of, self._where)
+            return starting_over.contents(connection, stream, of, mine, self._where)
 
     def start_over(
-        self, stream: str, owner: str, epoch: int, life: Life, of: str, made: tuple[int, str | None] | None, now_ms: int
+        self,
+        stream: str,
+        owner: str,
+        epoch: int,
+        life: Life,
+        of: str,
+        mine: Mine,
+        made: tuple[int, str | None] | None,
+        now_ms: int,
     ) -> bool:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             if starting_over.is_over(connection, owner, life, self._where):
                 return True
-            if starting_over.contents(connection, stream, of, self._where).is_shared:
+            found = starting_over.contents(connection, stream, of, mine, self._where)  # before its owner is fenced
+            if found.is_shared:
                 return False
             transactions.raise_fence(connection, owner, epoch)
-            starting_over.empty(connection, stream, owner, epoch, of, made, now_ms, self._where)
+            starting_over.empty(connection, stream, found, owner, epoch, made, now_ms, self._where)
             owners.hand_over(connection, owner, life)
             return True
 
