@@ -262,7 +262,8 @@ class Committer(Protocol):
 
         Raises:
             StorageError: transient ones are retried by the caller with the same arguments.
-            CorruptionError, UsageError: the target says aborted or unknown (K5): the pipeline stops.
+            CorruptionError, UsageError: the target says aborted or unknown (K5): the pipeline stops, unless the error
+                is marked with ``errors.gone`` and its user would rather lose the output (K26).
         """
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from headgate.errors import UsageError
+from headgate.errors import UsageError, gone
 from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.transactions import Request, Verb
 from headgate.store.catalogue import markers, owners, positions, starting_over, transactions, writers
@@ -181,9 +181,17 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             for stream_name, name in names:
-                stream = sql_streams.find_stream(connection, stream_name, self._where)
+                stream = self._promised(connection, stream_name, owner, epoch)
                 transactions.commit(connection, stream, Request(Verb.COMMIT, name, owner, epoch), now_ms)
             self._decided(connection, owner)
+
+    def _promised(self, connection: sa.Connection, stream: str, owner: str, epoch: int) -> StreamInfo:
+        """Return a stream that is to be committed to. Whoever was replaced is told that, not that it is gone (S18)."""
+        try:
+            return sql_streams.find_stream(connection, stream, self._where)
+        except UsageError as error:
+            transactions.raise_fence(connection, owner, epoch)
+            raise gone(error)
 
     def abort(self, stream: str, name: str, owner: str, epoch: int, now_ms: int) -> tuple[str, ...]:
         """See ``Catalogue``."""
@@ -196,6 +204,7 @@ class SqlCatalogue:
     def recover(self, stream: str, owner: str, epoch: int, keep: Collection[str], now_ms: int) -> Recovered:
         """See ``Catalogue``."""
         with self._database.write() as connection:
+            transactions.raise_fence(connection, owner, epoch)  # before it says that there is no stream
             present = sql_streams.find_stream(connection, stream, self._where)
             return transactions.recover(connection, present, owner, epoch, keep, now_ms, self._where)
 
