@@ -12,7 +12,7 @@ import pytest
 import headgate as hg
 from headgate.connectors.base import SinkContext
 from headgate.connectors.files.commit import read_committed
-from headgate.connectors.files.layout import decode_files
+from headgate.connectors.files.layout import SinkIdentity, decode_files
 from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError, gone
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
@@ -196,8 +196,7 @@ def test_files_that_are_gone_are_lost_and_damage_beside_them_is_not(tmp_path: Pa
     sink = hg.FileSink(tmp_path / "out", roll_interval=0)
     first, second, third = (prepared(sink, number) for number in (4, 5, 6))
     (file,) = decode_files("second", second.payload)
-    (staged,) = (tmp_path / "out").rglob(file.name)
-    staged.unlink()
+    (tmp_path / "out" / SinkIdentity("p", "out0").staged(file.name)).unlink()
     assert lost_by(tmp_path, sink, first, second) == [5]
     assert read_committed(sink.url)["id"].to_list() == [4]
     (manifest, *_) = (tmp_path / "out" / "_committed").rglob("*.json")

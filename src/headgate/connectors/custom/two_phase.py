@@ -236,7 +236,8 @@ class _Committer:
                 try:
                     self._sink.commit(names, self._fence)
                 except UsageError as error:  # which says that one is neither prepared nor committed
-                    raise gone(error)
+                    gone(error)
+                    raise
 
     def close(self) -> None:
         """Nothing is open."""

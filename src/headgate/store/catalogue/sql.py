@@ -191,7 +191,8 @@ class SqlCatalogue:
             return sql_streams.find_stream(connection, stream, self._where)
         except UsageError as error:
             transactions.raise_fence(connection, owner, epoch)
-            raise gone(error)
+            gone(error)
+            raise
 
     def abort(self, stream: str, name: str, owner: str, epoch: int, now_ms: int) -> tuple[str, ...]:
         """See ``Catalogue``."""
