@@ -117,7 +117,8 @@ def all_events_below_its_name_are_its_own() -> AbstractContextManager[None]:
 
 def what_was_forgotten_is_its_own() -> AbstractContextManager[None]:
     def contents(call: Any, *arguments: Any) -> Contents:
-        return replace(call(*arguments), forgotten=False)
+        found: Contents = call(*arguments)
+        return replace(found, forgotten=False)
 
     return around(starting_over, "contents", contents)
 

@@ -49,7 +49,8 @@ def starting_over(world: World, home: str, program: Any, around: Any = None) -> 
 
 def look(world: World, home: str, program: Any, around: Any = None) -> Plan:
     with starting_over(world, home, program, around) as resetting:
-        return resetting.look()
+        plan: Plan = resetting.look()
+        return plan
 
 
 def renamed(world: World) -> Any:
