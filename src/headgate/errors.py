@@ -18,9 +18,26 @@ Each constructor passes exactly its own arguments on, so that every error surviv
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 
 class HeadgateError(Exception):
-    """Base of every error that Headgate raises on purpose."""
+    """Base of every error that Headgate raises on purpose.
+
+    Attributes:
+        is_output_gone: a target says that promised output is not there any more, or other output is in its place (K26).
+    """
+
+    is_output_gone: bool = False
+
+
+_E = TypeVar("_E", bound=HeadgateError)
+
+
+def gone(error: _E) -> _E:
+    """Return ``error``, which says from now on that promised output is gone: nothing is lost by giving it up."""
+    error.is_output_gone = True
+    return error
 
 
 class UsageError(HeadgateError):

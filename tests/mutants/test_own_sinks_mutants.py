@@ -215,8 +215,8 @@ def all_is_lost_with_what_is_denied() -> Iterator[None]:
     def commit(self: Any, committer: Any, permit: Any, committables: Any) -> None:
         try:
             committer.commit(permit, committables)
-        except sink_commits.GONE as error:
-            if self._lose is None:
+        except HeadgateError as error:
+            if self._lose is None or not error.is_output_gone:
                 raise
             for committable in committables:
                 self._lose(committable, str(error))
@@ -228,7 +228,7 @@ def all_is_lost_with_what_is_denied() -> Iterator[None]:
 @contextmanager
 def what_is_refused_is_lost() -> Iterator[None]:
     """K26."""
-    with patched(sink_commits, "GONE", (HeadgateError,)):
+    with patched(HeadgateError, "is_output_gone", True):
         yield
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.runtime import test_starting_over_in_front_of_others as others
 from tests.runtime import test_starting_over_killed as killed
 from tests.sim.product.patching import around, skipped
 
@@ -33,7 +35,8 @@ def the_order_is_not_written() -> AbstractContextManager[None]:
 def output_goes_before_it_is_decided() -> AbstractContextManager[None]:
     def carry_out(call: Any, self: StartingOver, plan: Any) -> None:
         for found in plan.targets:
-            found.sink.start_over("p", found.target.sink, Generation(9), Life("early", plan.home, "here", 0))
+            early = Life("early", plan.home, "here", 0)
+            found.sink.start_over("p", found.target.sink, Generation(9), early, lambda owner: True)
         call(self, plan)
 
     return around(StartingOver, "carry_out", carry_out)
@@ -93,7 +96,42 @@ def a_stream_is_never_shared() -> AbstractContextManager[None]:
 
 
 def all_targets_are_its_own() -> AbstractContextManager[None]:
-    return patched(lives, "may_empty", lambda life, home, owner: True)
+    return patched(lives, "may_empty", lambda life, home, host, owner: True)
+
+
+def every_machine_is_this_one() -> AbstractContextManager[None]:
+    return patched(lives, "is_former", lambda owner, home, host: owner.life is not None and owner.life.home == home)
+
+
+def a_copy_is_as_the_original() -> AbstractContextManager[None]:
+    return skipped(StartingOver, "_refuse_a_copy")
+
+
+def all_events_below_its_name_are_its_own() -> AbstractContextManager[None]:
+    def contents(call: Any, connection: Any, stream: str, of: str, mine: Any, where: str) -> Contents:
+        found: Contents = call(connection, stream, of, lambda owner: True, where)
+        return found
+
+    return around(starting_over, "contents", contents)
+
+
+def what_was_forgotten_is_its_own() -> AbstractContextManager[None]:
+    def contents(call: Any, *arguments: Any) -> Contents:
+        found: Contents = call(*arguments)
+        return replace(found, forgotten=False)
+
+    return around(starting_over, "contents", contents)
+
+
+def nobody_looks_again() -> AbstractContextManager[None]:
+    return skipped(StartingOver, "_refuse_if_changed")
+
+
+def an_order_is_not_asked_about() -> AbstractContextManager[None]:
+    def empty(self: Any, sink: Any, target: Any, generation: Generation, life: Life, mine: Any) -> None:
+        sink.start_over("p", target.sink, generation, life, mine)
+
+    return patched(StartingOver, "_empty", empty)
 
 
 def generations_begin_anew() -> AbstractContextManager[None]:
@@ -113,6 +151,7 @@ def test_a_mutant_that_a_kill_shows_is_caught(tmp_path: Path, monkeypatch: pytes
 
 HALF: list[tuple[Mutant, Any]] = [
     (nobody_finishes_it, killed.test_the_next_start_finishes_what_was_begun),
+    (an_order_is_not_asked_about, others.test_an_order_asks_again_whose_a_target_is),
     (a_driver_writes_in_front_of_half_of_it, killed.test_a_driver_does_not_write_in_front_of_half_empty_targets),
 ]
 
@@ -133,6 +172,14 @@ OF_TARGETS: list[tuple[Mutant, Any]] = [
     (all_files_are_its_own, killed.test_a_reset_keeps_what_others_wrote_beside_it),
     (a_stream_is_never_shared, killed.test_a_reset_keeps_what_others_wrote_beside_it),
     (all_targets_are_its_own, killed.test_a_reset_keeps_what_another_directory_wrote),
+    (every_machine_is_this_one, others.test_another_machine_may_have_a_directory_of_the_same_name),
+    (a_copy_is_as_the_original, others.test_a_copy_of_a_directory_does_not_delete_what_the_original_wrote),
+    (
+        all_events_below_its_name_are_its_own,
+        others.test_a_stream_of_another_directory_is_kept_whatever_the_sinks_are_called,
+    ),
+    (what_was_forgotten_is_its_own, others.test_what_was_made_to_forget_keeps_what_it_holds),
+    (nobody_looks_again, others.test_nothing_goes_that_was_not_shown),
     (generations_begin_anew, killed.test_a_reset_fences_whoever_lost_its_checkpoints),
 ]
 

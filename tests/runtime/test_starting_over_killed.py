@@ -278,10 +278,10 @@ def test_a_reset_that_wakes_late_deletes_nothing_new(template: Template) -> None
     sinks = [node for node in definition(world).graph.nodes if hasattr(node.spec, "start_over")]
     assert len(sinks) == 3
     for node in sinks:
-        node.spec.start_over("p", str(node.name), generation, life)
+        node.spec.start_over("p", str(node.name), generation, life, lambda owner: True)
         late = Life("of a reset before", life.home, "far", 0)
         with pytest.raises(FencedError):
-            node.spec.start_over("p", str(node.name), generation, late)
+            node.spec.start_over("p", str(node.name), generation, late, lambda owner: True)
     assert world.all() == ALL
 
 

@@ -62,6 +62,7 @@ READS: dict[str, Call] = {
     "transactions": lambda c, s: c.transactions(OWNER, "", None),
     "owner": lambda c, s: c.owner(OWNER),
     "chunk_paths": lambda c, s: c.chunk_paths(),
+    "contents": lambda c, s: c.contents("s", OWNER, lambda owner: True),
 }
 WRITES: dict[str, Call] = {
     "create_stream": lambda c, s: c.create_stream(StreamDefinition("n", KEYED, 3, None), 9, if_not_exists=False),
@@ -80,6 +81,7 @@ WRITES: dict[str, Call] = {
     "forget_outcomes": lambda c, s: c.forget_outcomes(["committed"], OWNER, 2),
     "own": lambda c, s: c.own("r/sink", LIFE),
     "forget_owner": lambda c, s: c.forget_owner("q/sink"),
+    "start_over": lambda c, s: c.start_over("s", OWNER, 9, LIFE, OWNER, lambda owner: True, None, 7),
 }
 NO_TRANSACTION = {"path", "close", "changes", "audit"}
 """``audit`` is a transaction as well, which its caller ends."""

@@ -21,6 +21,7 @@ def start_over(definition: PipelineDefinition, watcher: Observer) -> None:
     """
     config = definition.config
     with StartingOver.holding_the_lock(config.checkpoint_root, config.name, definition) as resetting:
+        resetting.finish()
         plan = resetting.look()
         if not plan.is_empty:
             resetting.carry_out(plan)

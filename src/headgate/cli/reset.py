@@ -37,6 +37,7 @@ def reset(
     """
     root = absolute_location(directory)
     with StartingOver.holding_the_lock(root, pipeline, None) as resetting:
+        resetting.finish()
         plan = resetting.look()
         if as_json:
             if yes and not plan.is_empty:

@@ -24,7 +24,7 @@ from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import NO_GENERATION, Life, Owner
+from headgate.model.life import NO_GENERATION, Life, Mine, Owner
 from headgate.model.manifest import Committable, SnapshotPart
 from headgate.model.targets import Target
 from headgate.operators.base import RestoredState
@@ -262,7 +262,8 @@ class Committer(Protocol):
 
         Raises:
             StorageError: transient ones are retried by the caller with the same arguments.
-            CorruptionError, UsageError: the target says aborted or unknown (K5): the pipeline stops.
+            CorruptionError, UsageError: the target says aborted or unknown (K5): the pipeline stops, unless the error
+                is marked with ``errors.gone`` and its user would rather lose the output (K26).
         """
 
     def close(self) -> None:
@@ -393,6 +394,13 @@ class Holding:
     problem: str = ""
 
 
+KEPT = (
+    "was made to forget whose it is, so it keeps what it holds; to start over, empty it yourself, or give the sink "
+    "another place"
+)
+"""What stands against a target of which nobody knows any more who wrote it (SO4)."""
+
+
 @runtime_checkable
 class ResettableSink(OwnedSink, Protocol):
     """A sink whose target can be emptied, so that the pipeline starts over (docs/spec/starting-over.md).
@@ -403,17 +411,20 @@ class ResettableSink(OwnedSink, Protocol):
     def recorded(self, node: str) -> Target:
         """Return what the sink called ``node`` writes to, as it is written down at each start."""
 
-    def holding(self, pipeline: str, node: str) -> Holding:
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
         """Return what is there of this sink. Changes nothing.
+
+        ``mine`` says whose output would go, where several sinks write to one target.
 
         Raises:
             CorruptionError, StorageError
         """
 
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life) -> None:
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
         """Fence all generations before ``generation``, delete what they wrote, then let ``life`` own the target.
 
         In this order, so that a call that was cut short can be repeated. Does nothing if ``life`` owns it already.
+        ``mine`` as for ``holding``; whose the target is, was asked a moment ago.
 
         Raises:
             FencedError: a newer generation owns the target.

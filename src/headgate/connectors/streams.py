@@ -19,6 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from headgate.connectors.base import (
+    KEPT,
     BreakingReader,
     Holding,
     SealedTransaction,
@@ -32,7 +33,7 @@ from headgate.connectors.induced import Polled
 from headgate.connectors.stream_cuts import SegmentCuts, StreamCutHook
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, Mine, Owner
 from headgate.model.manifest import Committable
 from headgate.model.state_identity import Form
 from headgate.model.targets import Target, TargetKind
@@ -311,23 +312,25 @@ class StreamSink:
             node, TargetKind.STREAM, str(self.store), self.stream, self.create, self.segments, self.routing_key
         )
 
-    def holding(self, pipeline: str, node: str) -> Holding:
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
         """See ``ResettableSink``. A store that is not there holds nothing, and is not made by being asked."""
         where = f"stream {self.stream} in {self.store}"
         if not Store.exists(self.store):
             return Holding("", where)
-        contents = Store.shared(self.store).contents(self.stream, f"{pipeline}/")
+        contents = Store.shared(self.store).contents(self.stream, f"{pipeline}/", mine)
         if contents.is_shared:
             return Holding("", where, problem=f"{where} {_SHARED}")
-        return Holding(f"{contents.events_count:,} events" if contents.events_count else "", where)
+        if contents.forgotten:
+            return Holding("", where, problem=f"{where} {KEPT}")
+        return Holding(f"{contents.events_count:,} events" if contents.ours else "", where)
 
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life) -> None:
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
         """See ``ResettableSink``. A stream that ``make_target`` makes again is deleted: its columns may change."""
         if not Store.exists(self.store):
             return
-        store, owner = Store.shared(self.store), owner_of(pipeline, node)
+        store, owner, of = Store.shared(self.store), owner_of(pipeline, node), f"{pipeline}/"
         made = (self.segments, self.routing_key) if self.create else None
-        if not store.start_over(self.stream, owner=owner, epoch=generation, life=life, of=f"{pipeline}/", made=made):
+        if not store.start_over(self.stream, owner=owner, epoch=generation, life=life, of=of, mine=mine, made=made):
             raise UsageError(f"stream {self.stream} in {self.store} {_SHARED}")
 
     def _wanted(self, schema: pa.Schema) -> StreamDefinition:

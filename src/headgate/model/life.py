@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from headgate.model.ids import Generation
 
@@ -44,3 +46,7 @@ class Owner:
     life: Life | None = None
     generation: Generation = NO_GENERATION
     is_forgotten: bool = False
+
+
+Mine: TypeAlias = Callable[[Owner], bool]
+"""Whether a pipeline that starts over may delete what such an owner wrote (SO4)."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, Mine, Owner
 from headgate.model.security import Access
 from headgate.storage.access import access_in
 from headgate.storage.base import Storage
@@ -338,16 +338,28 @@ class Store:
         """
         return self._catalogue.forget_owner(owner)
 
-    def contents(self, stream: str, of: str) -> Contents:
-        """Return what is in ``stream`` by whom: owners that begin with ``of``, or others. A missing one is empty."""
-        return self._catalogue.contents(stream, of)
+    def contents(self, stream: str, of: str, mine: Mine) -> Contents:
+        """Return what is in ``stream`` by whom: owners that begin with ``of`` and are ``mine``, or others.
+
+        A missing one is empty.
+        """
+        return self._catalogue.contents(stream, of, mine)
 
     def start_over(
-        self, stream: str, *, owner: str, epoch: int, life: Life, of: str, made: tuple[int, str | None] | None
+        self,
+        stream: str,
+        *,
+        owner: str,
+        epoch: int,
+        life: Life,
+        of: str,
+        mine: Mine,
+        made: tuple[int, str | None] | None,
     ) -> bool:
         """Fence ``owner`` for ``epoch``, empty ``stream`` and let ``life`` be ``owner``, in one step (SO5).
 
-        A stream in which owners that begin with ``of`` have written nothing is left alone, unless it is empty.
+        A stream in which owners that begin with ``of`` and are ``mine`` have written nothing is left alone, unless it
+        is empty.
 
         Args:
             made: segments and routing key of a stream that is made again by whoever needs it: then it is deleted.
@@ -359,7 +371,7 @@ class Store:
         Raises:
             FencedError: a newer epoch exists.
         """
-        if not self._catalogue.start_over(stream, owner, epoch, life, of, made, self._now_ms()):
+        if not self._catalogue.start_over(stream, owner, epoch, life, of, mine, made, self._now_ms()):
             return False
         paths = self._storage.list("")
         known = {str(info.stream_id) for info in self._catalogue.list_streams("")}  # behind the list of files

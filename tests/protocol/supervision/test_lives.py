@@ -7,7 +7,7 @@ from tests.protocol.making import gen
 
 from headgate.model.life import Life, Owner
 from headgate.protocol.checkpoints.recovery import ObservedLog, next_claim
-from headgate.protocol.supervision.lives import Objection, floor, may_own, objection
+from headgate.protocol.supervision.lives import Objection, floor, may_empty, may_own, objection
 
 
 def life(name: str, after: int = 0) -> Life:
@@ -50,3 +50,21 @@ def test_the_next_generation_exceeds_what_was_forgotten() -> None:  # LV4
     assert floor(owners) == 7
     assert next_claim(ObservedLog((), 0), floor(owners)).generation == 8  # type: ignore[arg-type]
     assert next_claim(ObservedLog((), 0)).generation == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("owner", "host", "expected"),
+    [
+        (Owner(), "host", True),
+        (Owner(life("mine")), "elsewhere", True),  # a directory may be moved, and a container begin anew
+        (Owner(Life("former", "/home", "host", 0)), "host", True),
+        (Owner(Life("former", "/home", "other machine", 0)), "host", False),  # which has a directory of the same name
+        (Owner(Life("former", "/home", "other machine", 0)), None, True),  # an object store is the same for all
+        (Owner(life("other")), None, False),
+        (Owner(None, gen(1)), "host", False),
+        (Owner(None, gen(1), is_forgotten=True), "host", False),  # it was promised that it keeps what it holds
+    ],
+)
+def test_what_a_pipeline_that_starts_over_may_empty(owner: Owner, host: str | None, expected: bool) -> None:  # SO4
+    assert may_empty(MINE, "/home", host, owner) is expected
+    assert may_empty(None, "/home", host, owner) is (expected and owner.life != MINE)

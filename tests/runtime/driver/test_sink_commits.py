@@ -12,13 +12,15 @@ import pytest
 import headgate as hg
 from headgate.connectors.base import SinkContext
 from headgate.connectors.files.commit import read_committed
-from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError
+from headgate.connectors.files.layout import SinkIdentity, decode_files
+from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError, gone
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.runtime.checkpoints.losses import Losses
 from headgate.runtime.driver.sink_commits import SinkCommits
 from headgate.storage.memory import MemoryStorage
+from headgate.store.store import Store
 
 PERMIT = CommitPermit(CheckpointId(6), Generation(1))
 
@@ -72,7 +74,7 @@ def output(checkpoint: int, sink: int = 0, subtask: int = 0) -> Committable:
     return Committable(f"out{sink}", CheckpointId(checkpoint), subtask, Generation(1), b"x")
 
 
-def prepared(sink: hg.FileSink, number: int) -> Committable:
+def prepared(sink: Any, number: int) -> Committable:
     schema = pa.schema([("id", pa.int64())])
     writer = sink.open(SinkContext("p", "out0", 0, 1, Generation(1), schema))
     writer.write(pa.record_batch([[number]], schema=schema))
@@ -152,7 +154,9 @@ def losing(root: Path, sink: Any, lose: Any) -> SinkCommits:
     return found
 
 
-@pytest.mark.parametrize("error", [CorruptionError("f", 0, "a", "b"), UsageError("neither prepared nor committed")])
+@pytest.mark.parametrize(
+    "error", [gone(CorruptionError("f", 0, "a", "b")), gone(UsageError("neither prepared nor committed"))]
+)
 def test_what_a_target_denies_is_lost_alone_if_its_user_said_so(tmp_path: Path, error: HeadgateError) -> None:  # K26
     sink, lost = DenyingSink({4, 6}, error), []
     commits = losing(tmp_path, sink, lambda committable, why: lost.append((committable.checkpoint, why)))
@@ -169,6 +173,8 @@ def test_what_a_target_denies_is_lost_alone_if_its_user_said_so(tmp_path: Path, 
         (StorageError("put", "f", "not allowed", is_transient=False), OutputDenied),
         (StorageError("put", "f", "busy"), StorageError),
         (FencedError("p", 1, 2), FencedError),
+        (CorruptionError("a manifest", 0, "a", "b"), OutputDenied),
+        (UsageError("a bug of the sink's own"), OutputDenied),
     ],
 )
 def test_what_a_target_refuses_otherwise_is_not_lost(
@@ -180,12 +186,84 @@ def test_what_a_target_refuses_otherwise_is_not_lost(
     assert lost == []
 
 
+def lost_by(root: Path, sink: Any, *promised: Committable) -> list[int]:
+    lost: list[int] = []
+    losing(root, sink, lambda committable, why: lost.append(committable.checkpoint)).commit(PERMIT, promised)
+    return lost
+
+
+def test_files_that_are_gone_are_lost_and_damage_beside_them_is_not(tmp_path: Path) -> None:  # K26
+    sink = hg.FileSink(tmp_path / "out", roll_interval=0)
+    first, second, third = (prepared(sink, number) for number in (4, 5, 6))
+    (file,) = decode_files("second", second.payload)
+    (tmp_path / "out" / SinkIdentity("p", "out0").staged(file.name)).unlink()
+    assert lost_by(tmp_path, sink, first, second) == [5]
+    assert read_committed(sink.url)["id"].to_list() == [4]
+    (manifest, *_) = (tmp_path / "out" / "_committed").rglob("*.json")
+    manifest.write_bytes(b"damage")
+    with pytest.raises(OutputDenied, match="is damaged"):
+        lost_by(tmp_path, sink, first, third)
+
+
+class Expiring(hg.TwoPhaseSink[None]):
+    """Says of everything that it is neither prepared nor committed."""
+
+    def begin(self, name: str, schema: pa.Schema) -> None: ...
+    def write(self, transaction: None, batch: pa.RecordBatch) -> None: ...
+    def prepare(self, transaction: None, name: str, fence: Any) -> None: ...
+    def prepared(self, owner: str) -> Any: ...
+    def abort(self, name: str, fence: Any) -> None: ...
+    def claim(self, fence: Any) -> None: ...
+
+    def commit(self, names: Any, fence: Any) -> None:
+        raise UsageError("neither prepared nor committed")
+
+
+class Broken(hg.LedgerSink):
+    """Has a bug."""
+
+    def claim(self, fence: Any) -> None: ...
+
+    def publish(self, outputs: Any, fence: Any) -> None:
+        raise UsageError("there is no such table")
+
+
+def test_what_a_usage_error_says_depends_on_the_kind_of_sink(tmp_path: Path) -> None:  # K26
+    promised = Committable("out0", CheckpointId(5), 0, Generation(1), b"1\np:out0-0000000005-00000-0000000001\n")
+    assert lost_by(tmp_path, Expiring(), promised) == [5]
+    with pytest.raises(OutputDenied, match="no such table"):
+        lost_by(tmp_path, Broken(), promised)
+
+
+def test_a_stream_that_is_gone_is_lost_and_whoever_was_replaced_is_told_so(tmp_path: Path) -> None:  # K26, S18
+    store = Store.shared(str(tmp_path / "store"))
+    store.create_stream("app/out", pa.schema([("id", pa.int64())]), segments=1)
+    sink = hg.StreamSink("app/out", store=str(tmp_path / "store"))
+    promised = prepared(sink, 5)
+    store.delete("app/out", force=True)
+    assert lost_by(tmp_path, sink, promised) == [5]
+    store.fence("p/out0", 2)
+    with pytest.raises(FencedError):
+        lost_by(tmp_path, sink, promised)
+    with pytest.raises(FencedError):
+        sink.open_committer("p", "out0", Generation(1)).recover(())
+
+
+def test_a_transaction_that_was_aborted_is_lost(tmp_path: Path) -> None:  # K26
+    store = Store.shared(str(tmp_path / "store"))
+    store.create_stream("app/out", pa.schema([("id", pa.int64())]), segments=1)
+    sink = hg.StreamSink("app/out", store=str(tmp_path / "store"))
+    promised = prepared(sink, 5)
+    store.abort_prepared("p/out0")
+    assert lost_by(tmp_path, sink, promised) == [5]
+
+
 def test_a_loss_that_cannot_be_recorded_is_not_passed_over(tmp_path: Path) -> None:  # K26
     def lose(committable: Committable, why: str) -> None:
         raise StorageError("put", "lost", "disk full")
 
     with pytest.raises(StorageError, match="disk full"):
-        losing(tmp_path, DenyingSink({4}, UsageError("gone")), lose).commit(PERMIT, [output(4)])
+        losing(tmp_path, DenyingSink({4}, gone(UsageError("gone"))), lose).commit(PERMIT, [output(4)])
 
 
 def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26

@@ -15,7 +15,7 @@ from headgate.connectors.base import Committer, Holding
 from headgate.connectors.custom.fence import Fence, life_in, owner_of, transient
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, Mine, Owner
 from headgate.model.targets import Target, TargetKind
 from headgate.protocol.supervision import lives
 
@@ -93,7 +93,7 @@ class RememberingSink(ABC):
         """See ``connectors.base.ResettableSink``."""
         return Target(node, TargetKind.OWN, type(self).__name__)
 
-    def holding(self, pipeline: str, node: str) -> Holding:
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
         """See ``connectors.base.ResettableSink``. How much it is, nobody asks a target of a user's own."""
         kind = type(self).__name__
         known = self.owner(pipeline, node)
@@ -102,7 +102,7 @@ class RememberingSink(ABC):
         can_remove = type(self).remove_output is not RememberingSink.remove_output
         return Holding("all its output", kind, problem="" if can_remove else _CANNOT_REMOVE.format(kind=kind))
 
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life) -> None:
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
         """See ``connectors.base.ResettableSink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "start over in", owner):

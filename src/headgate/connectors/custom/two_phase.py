@@ -16,7 +16,7 @@ import pyarrow as pa
 from headgate.connectors.base import SinkContext
 from headgate.connectors.custom.fence import Fence, OutputName, in_order, owner_of, transient
 from headgate.connectors.custom.owned import RememberingSink, with_life
-from headgate.errors import CorruptionError, UsageError
+from headgate.errors import CorruptionError, UsageError, gone
 from headgate.model.config import Duration
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
@@ -233,7 +233,11 @@ class _Committer:
         names = [_name_of(committable) for committable in in_order(permit, committables)]
         if names:
             with transient(self._sink.transient_errors, "commit", self._fence.owner):
-                self._sink.commit(names, self._fence)
+                try:
+                    self._sink.commit(names, self._fence)
+                except UsageError as error:  # which says that one is neither prepared nor committed
+                    gone(error)
+                    raise
 
     def close(self) -> None:
         """Nothing is open."""

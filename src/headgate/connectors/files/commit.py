@@ -17,7 +17,7 @@ from headgate import fault_points
 from headgate.connectors.encode import decode
 from headgate.connectors.files.layout import SinkIdentity, StagedFile, decode_files, digest
 from headgate.connectors.files.ledger import Ledger, all_listed
-from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
+from headgate.errors import CorruptionError, FencedError, StorageError, UsageError, gone
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -175,11 +175,10 @@ class FileCommitter:
         try:
             found = digest([self._storage.get(file.name)])
         except NotFound:
-            raise CorruptionError(
-                where, 0, f"a file of {file.size_bytes} bytes", "neither it nor its staged form"
-            ) from None
+            expected = f"a file of {file.size_bytes} bytes"
+            raise gone(CorruptionError(where, 0, expected, "neither it nor its staged form")) from None
         if found != file.checksum:
-            raise CorruptionError(where, 0, f"checksum {file.checksum}", f"checksum {found}")
+            raise gone(CorruptionError(where, 0, f"checksum {file.checksum}", f"checksum {found}"))
 
     def _refuse_if_fenced(self) -> None:
         refuse_if_fenced(self._storage, self._identity, self._generation)

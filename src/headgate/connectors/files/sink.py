@@ -23,7 +23,7 @@ from headgate.connectors.files.writer import FileNames, FileWriter, Limits
 from headgate.errors import StorageError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, Mine, Owner
 from headgate.model.security import Access
 from headgate.model.targets import Target, TargetKind
 from headgate.storage.access import access_in, why_not_writable
@@ -177,11 +177,11 @@ class FileSink:
         """See ``ResettableSink``."""
         return Target(node, TargetKind.FILES, self.url)
 
-    def holding(self, pipeline: str, node: str) -> Holding:
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
         """See ``ResettableSink``. A directory that is not there holds nothing, and is not made by being asked."""
         return Holding("", self.url) if is_missing(self.url) else self._published(pipeline, node).holding()
 
-    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life) -> None:
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
         """See ``ResettableSink``."""
         if not is_missing(self.url):
             with self._writing():

@@ -42,15 +42,25 @@ def objection(life: Life, owner: Owner, following: Generation) -> Objection | No
     return Objection.OLDER_COPY if owner.generation >= following else None
 
 
-def may_empty(life: Life | None, home: str, owner: Owner) -> bool:
+def may_empty(life: Life | None, home: str, host: str | None, owner: Owner) -> bool:
     """Whether a target that remembers ``owner`` holds nothing but what the pipeline at ``home`` wrote (SO4).
 
-    ``life`` is what it is now, None if it never began. Former checkpoints in ``home`` were removed by hand: what they
-    wrote is in the way of whoever starts over there.
+    ``life`` is what it is now, None if it never began. Who made a target forget was promised that it keeps all.
     """
+    if owner.is_forgotten:
+        return False
     if owner.life is None:
         return may_own(Life("", home, "", 0) if life is None else life, owner)
-    return owner.life.home == home or (life is not None and owner.life.id == life.id)
+    return is_former(owner, home, host) or (life is not None and owner.life.id == life.id)
+
+
+def is_former(owner: Owner, home: str, host: str | None) -> bool:
+    """Whether ``owner`` began at ``home``: if it is no more, its checkpoints were removed there by hand.
+
+    ``host`` is this machine if ``home`` is a directory of its own: others may have one of the same name. None: ``home``
+    is the same place for all.
+    """
+    return owner.life is not None and owner.life.home == home and host in (None, owner.life.host)
 
 
 def floor(owners: Iterable[Owner]) -> Generation:

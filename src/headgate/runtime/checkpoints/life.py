@@ -7,6 +7,7 @@ which says which one it is, ``runtime.driver.lives``, which tells the sinks.
 from __future__ import annotations
 
 import contextlib
+import re
 
 from headgate.codec.life import decode_life, encode_life
 from headgate.errors import CorruptionError
@@ -14,6 +15,8 @@ from headgate.model.ids import Generation
 from headgate.model.life import Life
 from headgate.storage.base import AlreadyExists, NotFound, Storage
 from headgate.storage.reading import read_again
+
+_NUMBER = re.compile(r"[0-9]{10,}")
 
 
 class LifeObjects:
@@ -57,6 +60,21 @@ class LifeObjects:
         if life is None:
             raise CorruptionError(f"{self._storage.url}/{path}", 0, "a life", "none")
         return life
+
+    def before(self, number: int) -> list[Life]:
+        """Return all lives before life ``number`` that were drawn here.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        names = [path.rpartition("/")[2] for path in self._storage.list(f"{self._pipeline}/lives")]
+        numbers = [0, *sorted(int(name) for name in names if _NUMBER.fullmatch(name))]
+        found = []
+        for earlier in numbers:
+            if earlier < number:
+                with contextlib.suppress(NotFound):
+                    found.append(self.read(earlier))
+        return found
 
     def _path(self, number: int) -> str:
         return f"{self._pipeline}/lives/{number:010d}" if number else f"{self._pipeline}/life"

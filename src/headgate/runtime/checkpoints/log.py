@@ -134,6 +134,14 @@ class CheckpointLog:
             self._lives.draw(0, self.url, host, wall_ms, newest)
         return self._lives.read(0)
 
+    def lives_before(self, number: int) -> list[Life]:
+        """Return who this pipeline was to its sinks before life ``number``.
+
+        Raises:
+            CorruptionError, StorageError
+        """
+        return self._lives.before(number)
+
     def later_life(self, number: int, host: str, wall_ms: int) -> Life:
         """Return who this pipeline is since entry ``number`` of its log gave up everything before it (LV7).
 

@@ -305,14 +305,14 @@ def claim(
     with stopping_for_good(unknown):
         life = retrying(lambda: log.life(host, wall_ms), around)
     fault_points.reach("after-life")
-    sinks = SinkOwners(definition, life, log.url)
+    sinks = SinkOwners(definition, life, log.url, host)
     owners = retrying(sinks.ask, around)
     observed = retrying(log.observe, around)  # behind the answers (LV6)
     number = recovery.life_of(observed)
     if number:  # LV7
         with stopping_for_good(unknown):
             life = retrying(lambda: log.later_life(number, host, wall_ms), around)
-        sinks = SinkOwners(definition, life, log.url)
+        sinks = SinkOwners(definition, life, log.url, host)
     _refuse_half_started_over(definition, log, observed, around)
     sinks.check(owners, recovery.next_claim(observed).generation)
     targets = definition.targets

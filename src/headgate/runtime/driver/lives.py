@@ -18,14 +18,16 @@ from headgate.model.life import Life, Owner
 from headgate.protocol.supervision import lives
 from headgate.protocol.supervision.lives import Objection
 from headgate.runtime.driver.hopeless import stopping_for_good
+from headgate.storage.backends import local_directory
 
 
 class SinkOwners:
     """The targets of all sinks of one pipeline that remember lives, in front of one life."""
 
-    def __init__(self, definition: PipelineDefinition, life: Life, home: str) -> None:
-        """``home`` is where the checkpoints of ``life`` are now, for messages."""
+    def __init__(self, definition: PipelineDefinition, life: Life, home: str, host: str) -> None:
+        """``home`` is where the checkpoints of ``life`` are now, and ``host`` this machine, for messages."""
         self._pipeline, self._life, self._home = definition.config.name, life, home
+        self._host = host_of(home, host)
         self._sinks = {
             str(node.name): node.spec
             for node in definition.graph.nodes
@@ -84,13 +86,13 @@ class SinkOwners:
                 f"what was committed since, run: {forget}"
             )
         return (
-            f"{sink} belongs to {_whose(owner, self._home)}, and what that one wrote would be there twice; "
+            f"{sink} belongs to {_whose(owner, self._home, self._host)}, and what that one wrote would be there twice; "
             f"{self._what_to_do(owner)}, or, to start over in front of the same target, which keeps what it holds, "
             f"run: {forget}"
         )
 
     def _what_to_do(self, owner: Owner) -> str:
-        if owner.life is not None and owner.life.home == self._home:
+        if lives.is_former(owner, self._home, self._host):
             return (
                 "put these checkpoints back, or give it another name, or delete what that one wrote and start over: "
                 "headgate run PROGRAM --fresh"
@@ -98,12 +100,17 @@ class SinkOwners:
         return "run the pipeline with that checkpoint directory, or give it another name"
 
 
-def _whose(owner: Owner, home: str) -> str:
+def host_of(home: str, host: str) -> str | None:
+    """Return ``host`` if ``home`` is a directory of its own; None if it is the same place for all."""
+    return None if local_directory(home) is None else host
+
+
+def _whose(owner: Owner, home: str, host: str | None) -> str:
     if owner.life is None:
         nobody_said = "version 0.1 did not say which one, nor does a target that was not given fence.life"
         return f"another checkpoint directory than {home} ({nobody_said})"
     when = datetime.fromtimestamp(owner.life.begun_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     begun = f"begun on {owner.life.host} at {when} UTC"
-    if owner.life.home == home:
+    if lives.is_former(owner, home, host):
         return f"former checkpoints of the same name in {home}, {begun} and removed since"
     return f"the pipeline of the same name with its checkpoints in {owner.life.home}, {begun}"

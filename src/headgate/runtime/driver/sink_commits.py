@@ -21,7 +21,7 @@ from headgate.connectors.base import (
     Sink,
     TidyingCommitter,
 )
-from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError
+from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError, gone
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation
@@ -30,9 +30,6 @@ from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.storage.base import NotFound
-
-GONE = (CorruptionError, UsageError)
-"""How targets say that output is not there any more. What they refuse for lack of rights, say, is there (K26)."""
 
 Lose: TypeAlias = Callable[[Committable, str], None]
 """Is told of output that is gone, and why."""
@@ -128,15 +125,17 @@ class SinkCommits:
         """Commit all at once; if the target denies that, one by one, and lose those that are gone (K26)."""
         try:
             committer.commit(permit, [self._with_payload(c) for c in committables])
-        except GONE:
-            if self._lose is None:
+        except HeadgateError as error:
+            if self._lose is None or not error.is_output_gone:
                 raise
         else:
             return
         for committable in committables:
             try:
                 committer.commit(permit, [self._with_payload(committable)])
-            except GONE as error:
+            except HeadgateError as error:
+                if not error.is_output_gone:
+                    raise
                 self._lose(committable, str(error))
 
     def _with_payload(self, committable: Committable) -> Committable:
@@ -151,7 +150,7 @@ class SinkCommits:
             return self._read(stored)
         except NotFound as error:
             expected = f"{stored.size_bytes} bytes of prepared output"
-            raise CorruptionError(error.path, 0, expected, "no file") from error
+            raise gone(CorruptionError(error.path, 0, expected, "no file")) from error
 
     def forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
         """Let targets forget outcomes for which nobody can ask any more (K20).

@@ -7,19 +7,19 @@ Decisions are those of ``protocol.checkpoints.starting_over``. Holds the pipelin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate.codec.lock_holder import Ending
-from headgate.connectors.base import Holding, ResettableSink
+from headgate.connectors.base import KEPT, Holding, ResettableSink
 from headgate.connectors.recorded import sink_of, target_of, targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, Mine, Owner
 from headgate.model.manifest import Manifest
 from headgate.model.targets import ResetOrder, Target, TargetKind
 from headgate.protocol.checkpoints import starting_over
@@ -27,11 +27,12 @@ from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, has_
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, sign_of_life
+from headgate.runtime.driver.lives import host_of
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock, read_holder
 from headgate.runtime.driver.removing import check_nobody_needs
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
-from headgate.storage.backends import is_missing, open_storage
+from headgate.storage.backends import is_missing, local_directory, open_storage
 from headgate.storage.base import Storage
 
 _T = TypeVar("_T")
@@ -86,6 +87,7 @@ class StartingOver:
         """``program``: the pipeline as its program makes it; None: only what is written down is known."""
         self._storage, self._pipeline, self._around = storage, pipeline, around
         self._log = CheckpointLog(storage, pipeline)
+        self._host = host_of(self._log.url, around.host)
         graph = () if program is None else program.graph.nodes
         self._program = None if program is None else targets_of(program.graph)
         self._sinks: Mapping[str, object] = {str(node.name): node.spec for node in graph if node.role is Role.SINK}
@@ -131,6 +133,8 @@ class StartingOver:
         log = self._retrying(self._log.observe)
         life = self._retrying(lambda: self._log.known_life(log))
         check_nobody_needs(self._log, log)
+        if life is not None:
+            self._retrying(lambda: self._refuse_a_copy(life))
         targets = self._targets(log, life)
         found = tuple(self._found(target, life) for target in targets)
         inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
@@ -164,12 +168,32 @@ class StartingOver:
         if sink is None:
             raise UsageError(self._nobody_knows(target))
         owner = self._retrying(lambda: sink.owner(self._pipeline, target.sink))
-        holding = self._retrying(lambda: sink.holding(self._pipeline, target.sink))
-        if owner != Owner() and not lives.may_empty(life, self._log.url, owner):
+        mine = self._mine(() if life is None else (life,))
+        holding = self._retrying(lambda: sink.holding(self._pipeline, target.sink, mine))
+        if not owner.is_forgotten and not mine(owner):
             raise UsageError(self._not_ours(target, owner, holding))
-        if holding.problem:
-            raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {holding.problem}")
+        problem = holding.problem or (f"{holding.where} {KEPT}" if owner.is_forgotten and holding.what else "")
+        if problem:
+            raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {problem}")
         return Found(target, sink, owner, holding)
+
+    def _mine(self, known: Sequence[Life]) -> Mine:
+        """Return whose output may go, if ``known`` are the lives of the pipeline as far as anybody knows."""
+        home, host = self._log.url, self._host
+        return lambda owner: any(lives.may_empty(life, home, host, owner) for life in known or (None,))
+
+    def _refuse_a_copy(self, life: Life) -> None:
+        """Refuse if ``life`` began in another directory, and is there still: what its targets hold is that one's."""
+        if _is_same(life.home, self._log.url) or is_missing(life.home):
+            return
+        root, _, name = life.home.rpartition("/")
+        there = CheckpointLog(open_storage(root), name)
+        known = there.known_life(there.observe())
+        if known is not None and known.id == life.id:
+            raise UsageError(
+                f"the checkpoints in {self._log.url} are a copy of those in {life.home}, and what pipeline "
+                f"'{self._pipeline}' has written belongs to both; to delete it, run: headgate reset {name} --dir {root}"
+            )
 
     def _sink(self, target: Target) -> ResettableSink | None:
         """Return the program's own sink in front of ``target``, else one made of what is written down."""
@@ -213,8 +237,10 @@ class StartingOver:
 
         Raises:
             FencedError: a driver has claimed since ``plan`` was made; nothing was changed.
-            UsageError, CorruptionError, StorageError: it is not finished; repeating is safe.
+            UsageError: something else has changed since, or somebody else has a target now.
+             CorruptionError, StorageError: it is not finished; repeating is safe.
         """
+        self._refuse_if_changed(plan)
         token, wall_ms = self._around.token(8).hex(), self._around.wall_ms()
         above = max((found.owner.generation for found in plan.targets), default=Generation(0))
         order = ResetOrder(token, tuple(found.target for found in plan.targets if found.sink is not None))
@@ -224,6 +250,15 @@ class StartingOver:
         self._finish(order, claimed.next.life, claimed.next.generation)
         with suppress(StorageError):  # the next start sweeps, too
             self._retrying(self._log.files.sweep)
+
+    def _refuse_if_changed(self, plan: Plan) -> None:
+        """Look again: nothing goes that ``plan`` did not show. A later claim is left to the step, which is fenced."""
+        newest = starting_over.newest_generation(self._retrying(self._log.observe))
+        if newest == starting_over.newest_generation(plan.log) and _shown(self.look()) != _shown(plan):
+            raise UsageError(
+                f"what pipeline '{self._pipeline}' would lose has changed since it was shown; nothing was deleted: "
+                "look again, and start over then"
+            )
 
     def finish(self) -> bool:
         """Finish what somebody decided and did not live to finish; return whether there was anything (SO3).
@@ -245,15 +280,29 @@ class StartingOver:
     def _finish(self, order: ResetOrder, number: int, generation: Generation) -> None:
         """Do what is left to be done: every step is done once, however often this begins (SO6)."""
         life = self._retrying(lambda: self._log.later_life(number, self._around.host, self._around.wall_ms()))
+        mine = self._mine((life, *self._retrying(lambda: self._log.lives_before(number))))
         for target in order.targets:
             sink = self._sink(target)
             if sink is None:
                 raise UsageError(self._nobody_knows(target))
-            self._retrying(lambda sink=sink, name=target.sink: sink.start_over(self._pipeline, name, generation, life))  # type: ignore[misc]
+            self._retrying(lambda sink=sink, target=target: self._empty(sink, target, generation, life, mine))  # type: ignore[misc]
         for path in self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")):
             self._retrying(lambda path=path: self._storage.delete(path))  # type: ignore[misc]
         self._retrying(self._log.discard_aside)
         self._retrying(lambda: self._log.records.carried_out(number))
+
+    def _empty(self, sink: ResettableSink, target: Target, generation: Generation, life: Life, mine: Mine) -> None:
+        """Empty one target, unless it has become somebody else's since it was looked at (SO4)."""
+        owner = sink.owner(self._pipeline, target.sink)
+        is_begun = owner.life is None and owner.generation == generation  # fenced by an attempt that was cut short
+        if not mine(owner) and not is_begun:
+            holding = sink.holding(self._pipeline, target.sink, mine)
+            if not owner.is_forgotten:
+                raise UsageError(self._not_ours(target, owner, holding))
+            if holding.what or holding.problem:
+                kept = holding.problem or f"{holding.where} {KEPT}"
+                raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {kept}")
+        sink.start_over(self._pipeline, target.sink, generation, life, mine)
 
     def _retrying(self, call: Callable[[], _T]) -> _T:
         return claims.retrying(call, self._around)
@@ -262,3 +311,14 @@ class StartingOver:
 def _is_free_for(life: Life | None, owner: Owner) -> bool:
     """Whether a target lets the pipeline begin as it is."""
     return owner.is_forgotten or owner == Owner() or (owner.life is not None and owner.life == life)
+
+
+def _shown(plan: Plan) -> object:
+    """Return what must not change between a question and its answer."""
+    return [(found.target, found.owner, found.holding) for found in plan.targets]
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two homes are one place; a local directory may have several names."""
+    here, there = local_directory(one), local_directory(other)
+    return one == other or (here is not None and there is not None and here.resolve() == there.resolve())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headgate.codec.chunk import PartEntry
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.transactions import Status
 from headgate.store.streams import Layout, StreamDefinition, StreamInfo
 
@@ -129,11 +129,15 @@ class Audit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What is in a stream: how many events, and who wrote them, ``ours`` or ``others``."""
+    """What is in a stream: how many events, and who wrote them, ``ours`` or ``others``.
+
+    ``forgotten``: some of the others are owners of ours that the store was made to forget.
+    """
 
     events_count: int = 0
     ours: bool = False
     others: bool = False
+    forgotten: bool = False
 
     @property
     def is_shared(self) -> bool:
@@ -324,11 +328,19 @@ class Catalogue(Protocol):
     def forget_owner(self, owner: str) -> Owner:
         """Let the next life be ``owner`` (LV4); return which one was."""
 
-    def contents(self, stream: str, of: str) -> Contents:
-        """Return what is in ``stream``, and whether others than owners that begin with ``of`` have written to it."""
+    def contents(self, stream: str, of: str, mine: Mine) -> Contents:
+        """Return what is in ``stream`` by whom: see ``Store.contents``."""
 
     def start_over(
-        self, stream: str, owner: str, epoch: int, life: Life, of: str, made: tuple[int, str | None] | None, now_ms: int
+        self,
+        stream: str,
+        owner: str,
+        epoch: int,
+        life: Life,
+        of: str,
+        mine: Mine,
+        made: tuple[int, str | None] | None,
+        now_ms: int,
     ) -> bool:
         """Fence, empty the stream and let ``life`` be ``owner``: see ``Store.start_over``.
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from headgate.errors import UsageError
-from headgate.model.life import Life, Owner
+from headgate.errors import UsageError, gone
+from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.transactions import Request, Verb
 from headgate.store.catalogue import markers, owners, positions, starting_over, transactions, writers
 from headgate.store.catalogue import streams as sql_streams
@@ -181,9 +181,18 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             for stream_name, name in names:
-                stream = sql_streams.find_stream(connection, stream_name, self._where)
+                stream = self._promised(connection, stream_name, owner, epoch)
                 transactions.commit(connection, stream, Request(Verb.COMMIT, name, owner, epoch), now_ms)
             self._decided(connection, owner)
+
+    def _promised(self, connection: sa.Connection, stream: str, owner: str, epoch: int) -> StreamInfo:
+        """Return a stream that is to be committed to. Whoever was replaced is told that, not that it is gone (S18)."""
+        try:
+            return sql_streams.find_stream(connection, stream, self._where)
+        except UsageError as error:
+            transactions.raise_fence(connection, owner, epoch)
+            gone(error)
+            raise
 
     def abort(self, stream: str, name: str, owner: str, epoch: int, now_ms: int) -> tuple[str, ...]:
         """See ``Catalogue``."""
@@ -196,6 +205,7 @@ class SqlCatalogue:
     def recover(self, stream: str, owner: str, epoch: int, keep: Collection[str], now_ms: int) -> Recovered:
         """See ``Catalogue``."""
         with self._database.write() as connection:
+            transactions.raise_fence(connection, owner, epoch)  # before it says that there is no stream
             present = sql_streams.find_stream(connection, stream, self._where)
             return transactions.recover(connection, present, owner, epoch, keep, now_ms, self._where)
 
@@ -232,22 +242,31 @@ class SqlCatalogue:
         with self._database.write() as connection:
             return owners.forget(connection, owner, self._where)
 
-    def contents(self, stream: str, of: str) -> Contents:
+    def contents(self, stream: str, of: str, mine: Mine) -> Contents:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return starting_over.contents(connection, stream, of, self._where)
+            return starting_over.contents(connection, stream, of, mine, self._where)
 
     def start_over(
-        self, stream: str, owner: str, epoch: int, life: Life, of: str, made: tuple[int, str | None] | None, now_ms: int
+        self,
+        stream: str,
+        owner: str,
+        epoch: int,
+        life: Life,
+        of: str,
+        mine: Mine,
+        made: tuple[int, str | None] | None,
+        now_ms: int,
     ) -> bool:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             if starting_over.is_over(connection, owner, life, self._where):
                 return True
-            if starting_over.contents(connection, stream, of, self._where).is_shared:
+            found = starting_over.contents(connection, stream, of, mine, self._where)  # before its owner is fenced
+            if found.is_shared:
                 return False
             transactions.raise_fence(connection, owner, epoch)
-            starting_over.empty(connection, stream, owner, epoch, of, made, now_ms, self._where)
+            starting_over.empty(connection, stream, found, owner, epoch, made, now_ms, self._where)
             owners.hand_over(connection, owner, life)
             return True
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.model.life import Life
+from headgate.model.life import Life, Mine
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue import transactions
@@ -19,22 +19,27 @@ from headgate.store.open_transaction import owner_directory
 from headgate.store.streams import StreamDefinition, StreamInfo
 
 
-def contents(connection: Connection, stream: str, of: str, where: str) -> Contents:
+def contents(connection: Connection, stream: str, of: str, mine: Mine, where: str) -> Contents:
     """Return what is in ``stream``: the directory of a chunk tells who wrote it.
 
-    What ``of`` has prepared does not count: it is aborted in any case. What others have prepared does.
+    Ours is what owners that begin with ``of`` wrote, as far as they are ``mine``. What they have prepared does not
+    count: it is aborted in any case. What others have prepared does.
     """
     info = _find(connection, stream, where)
     if info is None:
         return Contents()
-    mine = tuple(f"{owner_directory(info.stream_id, owner)}/" for owner in _owners(connection, of))
+    known = {name: find_owner(connection, name, where) for name in _owners(connection, of)}
+    own = tuple(f"{owner_directory(info.stream_id, name)}/" for name, owner in known.items() if mine(owner))
+    left = tuple(f"{owner_directory(info.stream_id, name)}/" for name, owner in known.items() if owner.is_forgotten)
     chunks = sa.select(t.chunks.c.id, t.chunks.c.path).where(t.chunks.c.stream_id == info.stream_id)
     visible = set(connection.scalars(sa.select(t.parts.c.chunk_id).where(t.parts.c.stream_id == info.stream_id)))
-    found = [(path.startswith(mine), number in visible) for number, path in connection.execute(chunks)]
+    rows = list(connection.execute(chunks))
+    found = [(path.startswith(own), number in visible) for number, path in rows]
     return Contents(
         sql_streams.with_counts(connection, info).events_count,
         ours=any(is_mine and is_visible for is_mine, is_visible in found),
         others=not all(is_mine for is_mine, _ in found),
+        forgotten=any(path.startswith(left) for _, path in rows),
     )
 
 
@@ -47,19 +52,19 @@ def is_over(connection: Connection, owner: str, life: Life, where: str) -> bool:
 def empty(
     connection: Connection,
     stream: str,
+    found: Contents,
     owner: str,
     epoch: int,
-    of: str,
     made: tuple[int, str | None] | None,
     now_ms: int,
     where: str,
 ) -> None:
-    """Abort what ``owner`` has prepared, then empty the stream, unless it is somebody else's."""
+    """Abort what ``owner`` has prepared, then empty the stream, unless ``found`` says that it is somebody else's."""
     info = _find(connection, stream, where)
     if info is None:
         return
     transactions.recover(connection, info, owner, epoch, (), now_ms, where)
-    if contents(connection, stream, of, where).others:
+    if found.others:
         return
     sql_streams.delete_stream(connection, info)
     if made != (info.segments_count, info.routing_key):

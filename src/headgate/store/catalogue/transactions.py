@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.errors import CorruptionError, FencedError, UsageError
+from headgate.errors import CorruptionError, FencedError, UsageError, gone
 from headgate.protocol.store.transactions import (
     AlreadyDone,
     Decision,
@@ -222,8 +222,9 @@ def _refuse(decision: Decision, request: Request, stream: str) -> None:
         case RefuseFenced(newest):
             raise FencedError(f"'{request.owner}' ({request.verb.value} of {what})", request.epoch, newest)
         case RefuseUnknown():
-            raise CorruptionError(what, 0, "a prepared transaction to commit", "no record of it")
+            raise gone(CorruptionError(what, 0, "a prepared transaction to commit", "no record of it"))
         case RefuseContradiction(recorded, problem):
             if request.verb is not Verb.BEGIN:
-                raise CorruptionError(what, 0, f"one to {request.verb.value}", f"{recorded.value}: {problem}")
+                error = CorruptionError(what, 0, f"one to {request.verb.value}", f"{recorded.value}: {problem}")
+                raise gone(error) if (request.verb, recorded) == (Verb.COMMIT, Status.ABORTED) else error
             raise UsageError(f"{what} is {recorded.value} already: {problem}; choose another name")

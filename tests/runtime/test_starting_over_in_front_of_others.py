@@ -1,0 +1,191 @@
+"""A pipeline that starts over deletes nothing that may be somebody else's, however it came there (SO4)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.test_starting_over import World, reset
+from tests.runtime.test_starting_over_killed import (
+    ALL,
+    NOTHING,
+    NUMBERS,
+    SINKS,
+    Template,
+    definition,
+    half_done,
+    log_of,
+)
+
+import headgate as hg
+from headgate.api import fresh
+from headgate.errors import UsageError
+from headgate.model.life import Life
+from headgate.model.progress import SilentObserver
+from headgate.runtime.driver import claims
+from headgate.runtime.driver.starting_over import Plan, StartingOver
+from headgate.runtime.process import Process
+from headgate.store.store import Store
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Template:
+    return Template(tmp_path)
+
+
+def elsewhere(world: World, sinks: str = SINKS) -> Any:
+    """The same pipeline with its checkpoints in another directory."""
+    made = world.pipeline(sinks=sinks)
+    made.override(checkpoint_dir=str(world.root / "elsewhere"))
+    return made.definition()
+
+
+def starting_over(world: World, home: str, program: Any, around: Any = None) -> Any:
+    arguments = () if around is None else (around,)
+    return StartingOver.holding_the_lock(str(world.root / home), "p", program, *arguments)
+
+
+def look(world: World, home: str, program: Any, around: Any = None) -> Plan:
+    with starting_over(world, home, program, around) as resetting:
+        plan: Plan = resetting.look()
+        return plan
+
+
+def renamed(world: World) -> Any:
+    """The same stream by a pipeline of the same name elsewhere, whose sink has another name."""
+    kept = hg.Checkpointing("100ms", dir=str(world.root / "elsewhere"))
+    made = hg.Pipeline("p", checkpointing=kept)
+    rows = made.source(hg.FromRows([{"number": 1, "text": "x"}]))
+    rows.sink(hg.StreamSink("app/out", store=world.store), name="renamed")
+    return made.definition()
+
+
+def test_a_stream_of_another_directory_is_kept_whatever_the_sinks_are_called(template: Template) -> None:  # SO4
+    world = template.again()
+    plan = look(world, "elsewhere", renamed(world))
+    assert [found.holding.what for found in plan.targets] == [""], "it says nothing of others' events"
+    with starting_over(world, "elsewhere", renamed(world)) as resetting:
+        resetting.carry_out(plan)
+    assert world.all() == ALL
+
+
+class Elsewhere(Process):
+    """Another machine with a directory of the same name."""
+
+    @property
+    def host(self) -> str:
+        return "another machine"
+
+
+def test_another_machine_may_have_a_directory_of_the_same_name(template: Template) -> None:  # SO4
+    world = template.again()
+    look(world, "home", definition(world), Elsewhere())  # with the checkpoints there it is the same pipeline
+    shutil.rmtree(world.root / "home")
+    with pytest.raises(UsageError, match="belongs to the pipeline of the same name"):
+        look(world, "home", definition(world), Elsewhere())
+    look(world, "home", definition(world))
+
+
+def test_a_start_on_another_machine_is_not_told_to_delete(template: Template) -> None:  # SO4
+    world = template.again()
+    shutil.rmtree(world.root / "home")
+    with pytest.raises(UsageError) as refused:
+        claims.begin_generation(definition(world), log_of(world), "test", lambda _: None, around=Elsewhere())
+    assert "--fresh" not in str(refused.value)
+    with pytest.raises(UsageError, match="--fresh"):
+        claims.begin_generation(definition(world), log_of(world), "test", lambda _: None)
+
+
+def test_a_copy_of_a_directory_does_not_delete_what_the_original_wrote(template: Template) -> None:  # SO4
+    world = template.again()
+    shutil.copytree(world.root / "home", world.root / "elsewhere")
+    with pytest.raises(UsageError, match="are a copy of those in"):
+        look(world, "elsewhere", elsewhere(world))
+    assert world.all() == ALL
+    shutil.rmtree(world.root / "home")
+    with starting_over(world, "elsewhere", elsewhere(world)) as resetting:  # it was moved
+        resetting.carry_out(resetting.look())
+    assert world.all() == NOTHING
+
+
+def test_a_directory_that_was_moved_finishes_what_was_begun(template: Template, monkeypatch: Any) -> None:  # SO3
+    world = half_done(template, monkeypatch)
+    (world.root / "home").rename(world.root / "elsewhere")
+    fresh.finish(elsewhere(world), SilentObserver())
+    assert world.all() == NOTHING
+
+
+def test_a_directory_with_two_names_is_one(template: Template) -> None:  # SO4
+    world = template.again()
+    (world.root / "elsewhere").symlink_to(world.root / "home")
+    look(world, "elsewhere", elsewhere(world))
+
+
+def test_what_was_made_to_forget_keeps_what_it_holds(template: Template) -> None:  # SO4
+    world = template.again()
+    for sink, is_problem in (("files", True), ("stream", True), ("own", False)):
+        made = elsewhere(world, sink)
+        (node,) = [node for node in made.graph.nodes if str(node.name) == sink]
+        forget_owner(world, sink, node.spec)
+        if is_problem:
+            with pytest.raises(UsageError, match="so it keeps what it holds; to start over, empty it yourself"):
+                fresh.start_over(made, SilentObserver())
+        else:
+            fresh.start_over(made, SilentObserver())
+    assert world.all() == ALL
+    for file in Path(world.files).glob("*.parquet"):
+        file.unlink()
+    look(world, "elsewhere", elsewhere(world, "files"))
+
+
+def forget_owner(world: World, sink: str, spec: Any) -> None:
+    if sink == "stream":
+        with Store.open(world.store) as store:
+            store.forget_owner("p/stream")
+    elif sink == "files":
+        spec.target("p", sink).forget()
+    else:
+        spec.forget_owner("p", sink)
+
+
+def test_an_order_asks_again_whose_a_target_is(template: Template, monkeypatch: Any) -> None:  # SO4
+    world = half_done(template, monkeypatch)
+    stranger = Life("stranger", "/elsewhere", "far", 0)
+    (node,) = [node for node in definition(world).graph.nodes if str(node.name) == "own"]
+    node.spec.forget_owner("p", "own")
+    node.spec.own("p", "own", stranger)
+    with pytest.raises(UsageError, match="belongs to the pipeline of the same name with its checkpoints in /elsewhere"):
+        fresh.finish(definition(world), SilentObserver())
+    assert world.in_table() == NUMBERS
+
+
+def test_nothing_goes_that_was_not_shown(template: Template) -> None:  # SO2
+    world = template.again()
+    with starting_over(world, "home", definition(world)) as resetting:
+        plan = resetting.look()
+        next(Path(world.files).glob("*.parquet")).unlink()
+        with pytest.raises(UsageError, match="has changed since it was shown"):
+            resetting.carry_out(plan)
+    assert world.all()[1:] == ALL[1:]
+    assert not log_of(world).records.has_orders()
+    reset(world, definition(world))
+    assert world.all() == NOTHING
+
+
+def test_starting_over_finishes_first_what_was_begun(template: Template, monkeypatch: Any) -> None:  # SO3
+    world, seen = half_done(template, monkeypatch), []
+    monkeypatch.setattr(StartingOver, "look", around_look(lambda: seen.append(world.all())))
+    fresh.start_over(definition(world), SilentObserver())
+    assert seen[0] == NOTHING
+
+
+def around_look(before: Any) -> Any:
+    look = StartingOver.look
+
+    def looked(self: StartingOver) -> Plan:
+        before()
+        return look(self)
+
+    return looked
