@@ -19,7 +19,7 @@ from headgate.sim.product.modes import RULES, Judge, draw_mode, run_seed
 from headgate.sim.product.run import Run
 
 LEAST, MOST = Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
-SMOKE = (3, 13, 29, 33, 37, 41, 54)
+SMOKE = (3, 13, 29, 33, 34, 37, 41, 54)
 
 
 def test_each_mode_shows_the_anomaly_that_it_allows_and_no_other() -> None:  # SM30

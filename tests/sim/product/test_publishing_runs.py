@@ -30,7 +30,7 @@ def test_a_planted_bug_of_publishing_is_found(mutant: Mutant) -> None:  # SM6
 
 
 def test_what_these_seeds_publish_is_what_they_read() -> None:  # HL17
-    run = Run(145)
+    run = Run(146)
     outside = run.settings.outside
     assert outside is not None
     assert run.run() is None

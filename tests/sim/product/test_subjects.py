@@ -14,7 +14,7 @@ from headgate.sim.product.streams import run_seed as run_streams
 from headgate.sim.product.typed import TYPED
 from headgate.store import writer
 
-OF_DAMAGE, OF_DECLINES, OF_OVERLAPS = 185, 7, 1
+OF_DAMAGE, OF_DECLINES, OF_OVERLAPS = 18, 7, 1
 QUICK_TYPED = {
     157: "odd-keys",
     137: "odd-batches",
