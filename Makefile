@@ -31,7 +31,7 @@ setup-java:
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
 	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
 
-test: setup-java ## all tests, with Spark and with real kills (about 45 minutes on 2 cores)
+test: setup-java ## all tests, with Spark and with real kills (more than 40 minutes on 2 cores)
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
 	$(PYTHON_ENV) -m pytest -q -m "spark or crash"
 
