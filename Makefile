@@ -16,7 +16,7 @@ PATIENCE ?= 3
 UNIT := not spark and not crash and not simulator and not mutant
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java demo test test-again crash-loops kill-drivers check format sim bench bench-peers clean
+.PHONY: help setup setup-java demo test test-again crash-loops kill-drivers lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -45,11 +45,13 @@ kill-drivers: setup-java ## kill drivers under --supervised and --standby for MI
 	HEADGATE_TEST_MINUTES=$(MINUTES) HEADGATE_TEST_PATIENCE=$(PATIENCE) $(PYTHON_ENV) -m pytest -q -s tests/crash/test_kept_drivers.py \
 		tests/crash/test_standbys.py -k "random and spark"
 
-check: setup ## format, lint, import layering, types, unit tests, a short simulation
+lint: setup ## format, lint, import layering, types
 	$(PYTHON_ENV) -m ruff format --check .
 	$(PYTHON_ENV) -m ruff check .
 	.venv/bin/lint-imports
 	$(PYTHON_ENV) -m mypy
+
+check: lint ## the same, and unit tests, a short simulation
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "$(UNIT)"
 	$(PYTHON_ENV) -m headgate.sim --seeds 50 --jobs $(WORKERS)
 

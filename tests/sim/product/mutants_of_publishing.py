@@ -102,10 +102,10 @@ SEEDS: dict[str, int] = {
     "every_subtask_gets_whole_lists": 27,
     "lists_are_frozen_before_they_are_brought_up_to_date": 214,
     "lists_are_not_restored": 27,
-    "only_the_newest_checkpoint_is_published": 77,
+    "only_the_newest_checkpoint_is_published": 213,
     "pending_items_are_not_kept": 146,
     "publishing_does_not_wait_for_completion": 146,
-    "what_an_aborted_checkpoint_had_is_forgotten": 77,
+    "what_an_aborted_checkpoint_had_is_forgotten": 22,
 }
 """By name of the bug, a seed that found it; others are tried when it does not any more."""
 
