@@ -19,10 +19,11 @@ from headgate.store.catalogue.base import Catalogue, ChunkRecord, Numbers
 from headgate.store.catalogue.database import Database
 from headgate.store.catalogue.memory import memory_catalogue
 from headgate.store.store import Store
-from headgate.store.streams import StreamDefinition, StreamInfo
+from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 OWNER = "p/sink"
 LIFE = Life("a", "/a", "h", 1)
+RESET = StreamReset("s", OWNER, 9, LIFE, OWNER, lambda owner: True, None)
 
 
 def chunk(name: str) -> ChunkRecord:
@@ -81,7 +82,7 @@ WRITES: dict[str, Call] = {
     "forget_outcomes": lambda c, s: c.forget_outcomes(["committed"], OWNER, 2),
     "own": lambda c, s: c.own("r/sink", LIFE),
     "forget_owner": lambda c, s: c.forget_owner("q/sink"),
-    "start_over": lambda c, s: c.start_over("s", OWNER, 9, LIFE, OWNER, lambda owner: True, None, 7),
+    "start_over": lambda c, s: c.start_over(RESET, 7),
 }
 NO_TRANSACTION = {"path", "close", "changes", "audit"}
 """``audit`` is a transaction as well, which its caller ends."""

@@ -7,9 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from headgate.api.config import BadRecords, DeadLetter, Fail
+from headgate.api.config import (
+    BadRecords,
+    DeadLetter,
+    ExponentialDelay,
+    Fail,
+    FailureRate,
+    FixedDelay,
+    NoRestart,
+    Restart,
+)
 from headgate.errors import UsageError
-from headgate.model.config import DamagedCheckpoint, DeniedOutput
+from headgate.model.config import DamagedCheckpoint, DeniedOutput, RestartStrategy, RuntimeConfig
 from headgate.operators import bad_records
 from headgate.operators.types import canonical_schema
 
@@ -46,6 +55,28 @@ def instance(value: Any, kinds: Any, what: str) -> Any:
         names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
         raise UsageError(f"{what}= must be {' or '.join(f'headgate.{name}(...)' for name in names)}, not {value!r}")
     return value
+
+
+def checked_restart(strategy: Restart) -> RestartStrategy:
+    """Return ``strategy`` as plain data.
+
+    Raises:
+        UsageError
+    """
+    found: Restart = instance(strategy, (NoRestart, FixedDelay, ExponentialDelay, FailureRate), "restart")
+    return found.to_config()
+
+
+def checked_runtime(loop_memory_bytes: int, loop_disk_bytes_max: int) -> RuntimeConfig:
+    """Return what the loops of a worker may take.
+
+    Raises:
+        UsageError
+    """
+    return RuntimeConfig(
+        loop_memory_bytes=byte_count(loop_memory_bytes, "loop_memory_bytes"),
+        loop_disk_bytes_max=byte_count(loop_disk_bytes_max, "loop_disk_bytes_max"),
+    )
 
 
 def checked_bad_records(policy: BadRecords) -> BadRecords:

@@ -11,17 +11,7 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from headgate.api.builder import GraphBuilder, check_name
-from headgate.api.config import (
-    BadRecords,
-    Checkpointing,
-    DeadLetter,
-    ExponentialDelay,
-    Fail,
-    FailureRate,
-    FixedDelay,
-    NoRestart,
-    Restart,
-)
+from headgate.api.config import BadRecords, Checkpointing, DeadLetter, ExponentialDelay, Fail, Restart
 from headgate.api.describe import describe_plan
 from headgate.api.fresh import finish, start_over
 from headgate.api.guarantees import (
@@ -34,10 +24,11 @@ from headgate.api.guarantees import (
 )
 from headgate.api.not_yet import not_there_yet, refuse_lists, refuse_unheard
 from headgate.api.option_checks import (
-    byte_count,
     checked_bad_records,
     checked_damage_policy,
     checked_denial_policy,
+    checked_restart,
+    checked_runtime,
     instance,
     whole,
 )
@@ -52,7 +43,7 @@ from headgate.api.preparing import (
 from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
 from headgate.api.security import Security
 from headgate.api.starting import Restorable, start_config
-from headgate.api.state import Memory, StateChoice, state_config
+from headgate.api.state import StateChoice, pipeline_state
 from headgate.api.stream import Stream
 from headgate.connectors.base import Source
 from headgate.connectors.hooks import CoordinatorHook, HookedSource
@@ -60,14 +51,7 @@ from headgate.connectors.induced import InducedSource
 from headgate.connectors.memory import Discard
 from headgate.connectors.recorded import targets_of
 from headgate.errors import UsageError
-from headgate.model.config import (
-    LOOP_DISK_BYTES_MAX,
-    LOOP_MEMORY_BYTES,
-    Duration,
-    PipelineConfig,
-    RuntimeConfig,
-    duration_ms,
-)
+from headgate.model.config import LOOP_DISK_BYTES_MAX, LOOP_MEMORY_BYTES, Duration, PipelineConfig, duration_ms
 from headgate.model.definition import HookSpec, PipelineDefinition
 from headgate.model.graph import Edge, Role
 from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_MAX
@@ -133,22 +117,12 @@ class Pipeline:
         self._max_parallelism = whole(max_parallelism, MAX_PARALLELISM_MAX, "max_parallelism")
         self._parallelism = None if parallelism is None else self._checked_parallelism(parallelism)
         self._checkpointing: Checkpointing = instance(checkpointing or Checkpointing(), Checkpointing, "checkpointing")
-        self._restart = instance(
-            restart or ExponentialDelay(), (NoRestart, FixedDelay, ExponentialDelay, FailureRate), "restart"
-        ).to_config()
+        self._restart = checked_restart(restart or ExponentialDelay())
         self._bad_records = checked_bad_records(bad_records or Fail())
         self._on_damaged = None if on_damaged_checkpoint is None else checked_damage_policy(on_damaged_checkpoint)
         self._on_denied = checked_denial_policy(on_denied_output)
-        if state_backend != "memory":
-            raise UsageError(
-                f"state_backend={state_backend!r} is not known: give state=headgate.Memory() or "
-                "state=headgate.RocksDB(memory='2GB')"
-            )
-        self._state = state_config(state or Memory())
-        self._runtime = RuntimeConfig(
-            loop_memory_bytes=byte_count(loop_memory_bytes, "loop_memory_bytes"),
-            loop_disk_bytes_max=byte_count(loop_disk_bytes_max, "loop_disk_bytes_max"),
-        )
+        self._state = pipeline_state(state, state_backend)
+        self._runtime = checked_runtime(loop_memory_bytes, loop_disk_bytes_max)
         self._security = instance(security or Security(), Security, "security").to_config()
         self._builder = GraphBuilder()
         self._hooks: dict[str, HookSpec] = {}

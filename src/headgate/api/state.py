@@ -71,6 +71,20 @@ def state_config(state: StateChoice) -> model.StateConfig:
     return found.to_config()
 
 
+def pipeline_state(state: StateChoice | None, backend: str) -> model.StateConfig:
+    """Return what users say of the state of a pipeline; ``backend`` is how they said it before there was a choice.
+
+    Raises:
+        UsageError: see ``state_config``, or there is no such backend.
+    """
+    if backend != "memory":
+        raise UsageError(
+            f"state_backend={backend!r} is not known: give state=headgate.Memory() or "
+            "state=headgate.RocksDB(memory='2GB')"
+        )
+    return state_config(state or Memory())
+
+
 def operator_state(state: StateChoice | None) -> model.StateConfig | None:
     """Return what users say of the state of one operator; None: it is where the pipeline has its state.
 

@@ -23,6 +23,7 @@ from headgate.cli.kept import Kept
 from headgate.cli.load import load_pipeline
 from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, Quiet, ShownObserver
 from headgate.cli.run_options import (
+    Beginning,
     CheckpointDirOption,
     DescribeOption,
     FreshOption,
@@ -90,34 +91,40 @@ def run(
     to be changed first, 4 somebody else runs the pipeline now.
     """
     kept = Kept.by_environment()
-    allowed = tuple(allow_unclaimed_state or ())
+    begins = Beginning(restore, go_back_behind, tuple(allow_unclaimed_state or ()))
     options = RunOptions(
-        master,
-        parallelism,
-        checkpoint_dir,
-        restore,
-        go_back_behind,
-        allowed,
-        quiet,
-        as_json,
-        supervised,
-        standby,
-        restart,
-        fresh,
+        master, parallelism, checkpoint_dir, begins, quiet, as_json, supervised, standby, restart, fresh
     )
     options.check()
-    if supervised and not describe:
-        if fresh:
-            _start_over(options, program, arguments or ())
-        become_keeper(_orders(options, program, arguments or ()))
-    pipeline = load_pipeline(program, arguments or ())
-    pipeline.override(parallelism=parallelism, checkpoint_dir=checkpoint_dir)
-    pipeline.begin_with(options.restored, go_back_behind, allowed)
+    given = arguments or ()
     if describe:
-        typer.echo(pipeline.describe())
-        return
-    result = _standing_by(pipeline, options, kept) if standby else _running(pipeline, options, kept)
-    if result is not None and not quiet and not as_json:
+        typer.echo(_loaded(options, program, given).describe())
+    elif supervised:
+        _keep(options, program, given)
+    else:
+        _run(_loaded(options, program, given), options, kept)
+
+
+def _loaded(options: RunOptions, program: str, arguments: Sequence[str]) -> Pipeline:
+    """Return the pipeline of the program, with what the command says instead of it."""
+    pipeline = load_pipeline(program, arguments)
+    pipeline.override(parallelism=options.parallelism, checkpoint_dir=options.checkpoint_dir)
+    begins = options.begins
+    pipeline.begin_with(begins.restored, begins.go_back_behind, begins.allow_unclaimed_state)
+    return pipeline
+
+
+def _keep(options: RunOptions, program: str, arguments: Sequence[str]) -> NoReturn:
+    """Have drivers do it, from a keeper."""
+    if options.fresh:
+        _start_over(options, program, arguments)
+    become_keeper(_orders(options, program, arguments))
+
+
+def _run(pipeline: Pipeline, options: RunOptions, kept: Kept) -> None:
+    """Run in this process, at once or when its turn has come, and say how it ended."""
+    result = _standing_by(pipeline, options, kept) if options.standby else _running(pipeline, options, kept)
+    if result is not None and not options.quiet and not options.as_json:
         typer.echo(f"{pipeline.name}: {result_text(result)}", err=True)
 
 
@@ -135,8 +142,7 @@ def _running(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult:
 
 def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> None:
     """Start over here and now, once: a keeper starts many drivers."""
-    pipeline = load_pipeline(program, arguments)
-    pipeline.override(parallelism=options.parallelism, checkpoint_dir=options.checkpoint_dir)
+    pipeline = _loaded(options, program, arguments)
     definition = pipeline.definition_on(options.master)
     make_checkpoint_directory(definition.config)
     with _observer(pipeline, options) as observer:

@@ -70,15 +70,27 @@ RestartOption: TypeAlias = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
+class Beginning:
+    """Where a pipeline begins, as its user named it."""
+
+    restore: str | None
+    go_back_behind: int | None
+    allow_unclaimed_state: tuple[str, ...]
+
+    @property
+    def restored(self) -> str | int | None:
+        """What ``--from`` names; a number is one of the pipeline's own checkpoints."""
+        return int(self.restore) if self.restore is not None and self.restore.isdecimal() else self.restore
+
+
+@dataclass(frozen=True, slots=True)
 class RunOptions:
     """The options of one ``headgate run``, as they were given."""
 
     master: str | None
     parallelism: int | None
     checkpoint_dir: str | None
-    restore: str | None
-    go_back_behind: int | None
-    allow_unclaimed_state: tuple[str, ...]
+    begins: Beginning
     quiet: bool
     as_json: bool
     supervised: bool
@@ -98,7 +110,7 @@ class RunOptions:
             raise UsageError(
                 "--restart is about --supervised, which is not given; restarts of workers are in the program"
             )
-        if self.fresh and self.restore is not None:
+        if self.fresh and self.begins.restore is not None:
             raise UsageError("give --fresh to begin at the beginning, or --from to begin elsewhere, not both")
         if self.fresh and self.standby:
             raise UsageError(
@@ -115,11 +127,6 @@ class RunOptions:
         """
         return restart_strategy(self.restart or RESTART_DEFAULT)
 
-    @property
-    def restored(self) -> str | int | None:
-        """What ``--from`` names; a number is one of the pipeline's own checkpoints."""
-        return int(self.restore) if self.restore is not None and self.restore.isdecimal() else self.restore
-
     def of_a_driver(self) -> list[str]:
         """Return what a keeper tells each of its drivers. What is restored is named every time: it goes back once
         (SV24). ``--fresh`` is not: it was done before."""
@@ -127,10 +134,10 @@ class RunOptions:
             "--master": self.master,
             "--parallelism": self.parallelism,
             "--checkpoint-dir": self.checkpoint_dir,
-            "--from": self.restore,
-            "--go-back-behind": self.go_back_behind,
+            "--from": self.begins.restore,
+            "--go-back-behind": self.begins.go_back_behind,
         }
         flags = {"--quiet": self.quiet, "--json": self.as_json, "--standby": self.standby}
         given = [f"{name}={value}" for name, value in values.items() if value is not None]
         given += [name for name, is_on in flags.items() if is_on]
-        return given + [f"--allow-unclaimed-state={name}" for name in self.allow_unclaimed_state]
+        return given + [f"--allow-unclaimed-state={name}" for name in self.begins.allow_unclaimed_state]

@@ -43,7 +43,7 @@ from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.schemas import schema_difference
 from headgate.store.store import Store, store_root
-from headgate.store.streams import StreamDefinition, StreamInfo, no_such_stream
+from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, no_such_stream
 
 _POSITION = struct.Struct(">q")
 _POSITION_AND_END = struct.Struct(">qq")
@@ -330,7 +330,7 @@ class StreamSink:
             return
         store, owner, of = Store.shared(self.store), owner_of(pipeline, node), f"{pipeline}/"
         made = (self.segments, self.routing_key) if self.create else None
-        if not store.start_over(self.stream, owner=owner, epoch=generation, life=life, of=of, mine=mine, made=made):
+        if not store.start_over(StreamReset(self.stream, owner, generation, life, of, mine, made)):
             raise UsageError(f"stream {self.stream} in {self.store} {_SHARED}")
 
     def _wanted(self, schema: pa.Schema) -> StreamDefinition:

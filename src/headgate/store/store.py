@@ -29,7 +29,7 @@ from headgate.store.fsck import Problem, check_store
 from headgate.store.linger import LINGER
 from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
-from headgate.store.streams import Layout, StreamDefinition, StreamInfo, check_open
+from headgate.store.streams import Layout, StreamDefinition, StreamInfo, StreamReset, check_open
 from headgate.store.transactions import TransactionLog
 from headgate.store.writer import StreamWriter
 from headgate.threads import SYSTEM_THREADS, Threads
@@ -345,25 +345,10 @@ class Store:
         """
         return self._catalogue.contents(stream, of, mine)
 
-    def start_over(
-        self,
-        stream: str,
-        *,
-        owner: str,
-        epoch: int,
-        life: Life,
-        of: str,
-        mine: Mine,
-        made: tuple[int, str | None] | None,
-    ) -> bool:
-        """Fence ``owner`` for ``epoch``, empty ``stream`` and let ``life`` be ``owner``, in one step (SO5).
+    def start_over(self, reset: StreamReset) -> bool:
+        """Fence the owner, empty the stream and let another life be the owner, in one step (SO5).
 
-        A stream in which owners that begin with ``of`` and are ``mine`` have written nothing is left alone, unless it
-        is empty.
-
-        Args:
-            made: segments and routing key of a stream that is made again by whoever needs it: then it is deleted.
-                Else, or None, it is there afterwards as it was made, without events.
+        A stream in which the pipeline has written nothing is left alone, unless it is empty.
 
         Returns:
             Whether it was done: not if others have written to it too.
@@ -371,7 +356,7 @@ class Store:
         Raises:
             FencedError: a newer epoch exists.
         """
-        if not self._catalogue.start_over(stream, owner, epoch, life, of, mine, made, self._now_ms()):
+        if not self._catalogue.start_over(reset, self._now_ms()):
             return False
         paths = self._storage.list("")
         known = {str(info.stream_id) for info in self._catalogue.list_streams("")}  # behind the list of files

@@ -1,4 +1,4 @@
-"""Streams as values: what one is, what it may be, and which segments it has.
+"""Streams as values: what one is, what it may be, which segments it has, and how it is started over.
 
 Counterpart: ``catalogue`` keeps them. Source: S2, as far as docs/spec/stream-store.md §2 says, and CT6.
 Never touches the catalogue.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headgate.errors import UsageError
+from headgate.model.life import Life, Mine
 from headgate.store.routing import check_key_type
 from headgate.store.schemas import plain_schema
 
@@ -90,6 +91,29 @@ class StreamDefinition:
                 )
             check_key_type(schema.field(self.routing_key).type, self.routing_key)
         return StreamDefinition(self.name, schema, self.segments_count, self.routing_key)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReset:
+    """What a pipeline that starts over asks of a stream (SO5).
+
+    Attributes:
+        stream: its name.
+        owner: in whose name the pipeline writes there; its epochs before ``epoch`` are fenced.
+        life: the one that is ``owner`` afterwards.
+        of: what the names of all owners of the pipeline begin with.
+        mine: whether what such an owner wrote may be deleted.
+        made: segments and routing key of a stream that is made again by whoever needs it: then it is deleted.
+            Else, or None, it is there afterwards as it was made, without events.
+    """
+
+    stream: str
+    owner: str
+    epoch: int
+    life: Life
+    of: str
+    mine: Mine
+    made: tuple[int, str | None] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Protocol
 from headgate.codec.chunk import PartEntry
 from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.transactions import Status
-from headgate.store.streams import Layout, StreamDefinition, StreamInfo
+from headgate.store.streams import Layout, StreamDefinition, StreamInfo, StreamReset
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,18 +331,8 @@ class Catalogue(Protocol):
     def contents(self, stream: str, of: str, mine: Mine) -> Contents:
         """Return what is in ``stream`` by whom: see ``Store.contents``."""
 
-    def start_over(
-        self,
-        stream: str,
-        owner: str,
-        epoch: int,
-        life: Life,
-        of: str,
-        mine: Mine,
-        made: tuple[int, str | None] | None,
-        now_ms: int,
-    ) -> bool:
-        """Fence, empty the stream and let ``life`` be ``owner``: see ``Store.start_over``.
+    def start_over(self, reset: StreamReset, now_ms: int) -> bool:
+        """Fence, empty the stream and let another life be its owner: see ``Store.start_over``.
 
         Raises:
             FencedError: a newer epoch exists.

@@ -31,7 +31,7 @@ from headgate.store.catalogue.base import (
 from headgate.store.catalogue.database import Database
 from headgate.store.catalogue.opening import open_database
 from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
-from headgate.store.streams import Layout, StreamDefinition, StreamInfo
+from headgate.store.streams import Layout, StreamDefinition, StreamInfo, StreamReset
 
 
 class SqlCatalogue:
@@ -247,27 +247,18 @@ class SqlCatalogue:
         with self._database.read() as connection:
             return starting_over.contents(connection, stream, of, mine, self._where)
 
-    def start_over(
-        self,
-        stream: str,
-        owner: str,
-        epoch: int,
-        life: Life,
-        of: str,
-        mine: Mine,
-        made: tuple[int, str | None] | None,
-        now_ms: int,
-    ) -> bool:
+    def start_over(self, reset: StreamReset, now_ms: int) -> bool:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            if starting_over.is_over(connection, owner, life, self._where):
+            if starting_over.is_over(connection, reset.owner, reset.life, self._where):
                 return True
-            found = starting_over.contents(connection, stream, of, mine, self._where)  # before its owner is fenced
+            # What is there is looked at before its owner is fenced.
+            found = starting_over.contents(connection, reset.stream, reset.of, reset.mine, self._where)
             if found.is_shared:
                 return False
-            transactions.raise_fence(connection, owner, epoch)
-            starting_over.empty(connection, stream, found, owner, epoch, made, now_ms, self._where)
-            owners.hand_over(connection, owner, life)
+            transactions.raise_fence(connection, reset.owner, reset.epoch)
+            starting_over.empty(connection, reset, found, now_ms, self._where)
+            owners.hand_over(connection, reset.owner, reset.life)
             return True
 
     # -- files and checks --------------------------------------------------------------------------------------------

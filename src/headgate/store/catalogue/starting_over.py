@@ -16,7 +16,7 @@ from headgate.store.catalogue import transactions
 from headgate.store.catalogue.base import Contents
 from headgate.store.catalogue.owners import find_owner
 from headgate.store.open_transaction import owner_directory
-from headgate.store.streams import StreamDefinition, StreamInfo
+from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 
 def contents(connection: Connection, stream: str, of: str, mine: Mine, where: str) -> Contents:
@@ -49,25 +49,16 @@ def is_over(connection: Connection, owner: str, life: Life, where: str) -> bool:
     return known is not None and known.id == life.id
 
 
-def empty(
-    connection: Connection,
-    stream: str,
-    found: Contents,
-    owner: str,
-    epoch: int,
-    made: tuple[int, str | None] | None,
-    now_ms: int,
-    where: str,
-) -> None:
-    """Abort what ``owner`` has prepared, then empty the stream, unless ``found`` says that it is somebody else's."""
-    info = _find(connection, stream, where)
+def empty(connection: Connection, reset: StreamReset, found: Contents, now_ms: int, where: str) -> None:
+    """Abort what its owner has prepared, then empty the stream, unless ``found`` says that it is somebody else's."""
+    info = _find(connection, reset.stream, where)
     if info is None:
         return
-    transactions.recover(connection, info, owner, epoch, (), now_ms, where)
+    transactions.recover(connection, info, reset.owner, reset.epoch, (), now_ms, where)
     if found.others:
         return
     sql_streams.delete_stream(connection, info)
-    if made != (info.segments_count, info.routing_key):
+    if reset.made != (info.segments_count, info.routing_key):
         again = StreamDefinition(info.name, info.schema, info.segments_count, info.routing_key)
         sql_streams.insert_stream(connection, again, now_ms, if_not_exists=False, where=where)
 
