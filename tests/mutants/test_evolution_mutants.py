@@ -19,7 +19,7 @@ from tests.state import test_evolving as states
 from headgate.model import evolution as model
 from headgate.model.evolution import NO_RULES, Fields, Kept, Misfit, StateRules
 from headgate.operators.checkpointed.lists import OperatorLists
-from headgate.operators.process.spec import StatefulSpec
+from headgate.operators.process.spec import StatefulFunctionSpec
 from headgate.protocol.checkpoints import evolution as protocol
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.evolution import Judged
@@ -146,8 +146,8 @@ def _shares_unchanged(self: Any, descriptor: Any, values: Any) -> Any:
 
 
 def forgotten_states_are_not_remembered() -> Patch:
-    rules = StatefulSpec.state_rules
-    return patched(StatefulSpec, "state_rules", lambda self: replace(rules(self), forgotten=frozenset()))
+    rules = StatefulFunctionSpec.state_rules
+    return patched(StatefulFunctionSpec, "state_rules", lambda self: replace(rules(self), forgotten=frozenset()))
 
 
 def any_evolution_fits() -> Patch:

@@ -20,7 +20,7 @@ from headgate.operators.keyed import key_columns, owner_of
 from headgate.operators.process.batch_states import BatchCursor, BatchStateHandle, BatchStates, Keys
 from headgate.operators.process.batch_timers import BatchTimers, FiredTimers
 from headgate.operators.process.declaring import Declarations
-from headgate.operators.process.spec import StatefulFunction, StatefulSpec, opened
+from headgate.operators.process.spec import StatefulFunction, StatefulFunctionSpec, opened
 from headgate.operators.process.timed import TimedOperator
 from headgate.operators.schemas import SchemaLike, batch_of, frame_of
 from headgate.operators.types import schema_text
@@ -127,7 +127,7 @@ class BatchProcessFunction:
 
 
 @dataclass(frozen=True)
-class BatchProcessSpec(StatefulSpec[BatchProcessFunction]):
+class BatchProcessSpec(StatefulFunctionSpec[BatchProcessFunction]):
     """Call a vectorised function with state. Made by ``batch_process_spec``, which learns ``descriptors``."""
 
     form: ClassVar[type[StatefulFunction]] = BatchProcessFunction

@@ -21,7 +21,7 @@ from headgate.operators.process.by_row import ProcessOperator
 from headgate.operators.process.cursor import Cursor, NoKey
 from headgate.operators.process.functions import StateHandle
 from headgate.operators.process.key_timers import KeyTimers
-from headgate.operators.process.spec import StatefulSpec
+from headgate.operators.process.spec import StatefulFunctionSpec
 from headgate.operators.process.timers import OperatorTime, Timer
 from headgate.operators.row_functions import divert_refused
 from headgate.operators.rows import Refused, paused_gc, rows_of
@@ -106,7 +106,7 @@ class KeyFunction(ABC):
 
 
 @dataclass(frozen=True)
-class KeyFunctionSpec(StatefulSpec[Any]):
+class KeyFunctionSpec(StatefulFunctionSpec[Any]):
     """Call a ``KeyFunction``.
 
     Attributes:

@@ -19,7 +19,7 @@ from headgate.operators.process.cursor import Cursor, NoKey
 from headgate.operators.process.declaring import Declarations
 from headgate.operators.process.functions import ProcessContext, ProcessFunction
 from headgate.operators.process.row_states import RowStates
-from headgate.operators.process.spec import StatefulFunction, StatefulSpec, opened
+from headgate.operators.process.spec import StatefulFunction, StatefulFunctionSpec, opened
 from headgate.operators.process.timed import TimedOperator
 from headgate.operators.process.timers import Timer, Timers
 from headgate.operators.row_functions import divert_refused
@@ -40,7 +40,7 @@ TIMERS_PER_TURN = 8_192
 
 
 @dataclass(frozen=True)
-class ProcessSpec(StatefulSpec[ProcessFunction]):
+class ProcessSpec(StatefulFunctionSpec[ProcessFunction]):
     """Call a function with state for each key. Made by ``row_process_spec``, which learns ``descriptors``."""
 
     form: ClassVar[type[StatefulFunction]] = ProcessFunction

@@ -35,7 +35,7 @@ Function = TypeVar("Function", bound=StatefulFunction)
 
 
 @dataclass(frozen=True)
-class StatefulSpec(ABC, Generic[Function]):
+class StatefulFunctionSpec(ABC, Generic[Function]):
     """Call a function with state for each key.
 
     Attributes:

@@ -16,7 +16,7 @@ from headgate.model.identity_parts import ACCUMULATORS
 from headgate.model.plan import Vertex
 from headgate.model.state_identity import StateIdentity
 from headgate.operators.keyed import key_columns
-from headgate.operators.process.spec import StatefulSpec
+from headgate.operators.process.spec import StatefulFunctionSpec
 from headgate.operators.reduce import ReduceSpec
 from headgate.operators.timestamps import WithTimestampsSpec
 from headgate.runtime.stored_state.shapes import Shape, shape_of
@@ -65,7 +65,7 @@ def _declared(node: Node, vertex: Vertex, now_ms: int) -> Declared:
     if isinstance(spec, ReduceSpec):
         states = _shapes(identity, [Section(ACCUMULATORS, spec.schema, spec.keys)])
         return Declared(node, vertex, {name: replace(shape, keys=spec.keys) for name, shape in states.items()})
-    if not isinstance(spec, StatefulSpec):
+    if not isinstance(spec, StatefulFunctionSpec):
         return Declared(node, vertex)
     keys = key_columns(spec.schema, spec.keys)
     sections = [section_of(keys, descriptor) for descriptor in spec.descriptors]

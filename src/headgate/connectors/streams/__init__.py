@@ -1,0 +1,29 @@
+"""Streams of the embedded store: ``source`` reads them, ``sink`` writes to them, exactly once, by ``transactions``.
+
+Source: docs/spec/stream-store.md, chapter 7. Counterpart: ``headgate.store.store.Store``.
+"""
+
+from headgate.connectors.streams.sink import StreamSink
+from headgate.connectors.streams.source import StreamCutReader, StreamSource, StreamSourceReader, decode_position
+from headgate.connectors.streams.transactions import (
+    StreamCommitter,
+    StreamSinkWriter,
+    checkpoint_of,
+    owner_of,
+    transaction_name,
+    transaction_of,
+)
+
+__all__ = [
+    "StreamCommitter",
+    "StreamCutReader",
+    "StreamSink",
+    "StreamSinkWriter",
+    "StreamSource",
+    "StreamSourceReader",
+    "checkpoint_of",
+    "decode_position",
+    "owner_of",
+    "transaction_name",
+    "transaction_of",
+]

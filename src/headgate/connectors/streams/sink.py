@@ -1,0 +1,151 @@
+"""A stream of the embedded store as sink: what it writes to, what must fit, and whose it is.
+
+Counterparts: ``transactions``, which writes and commits; ``headgate.store.store.Store``. Source: rules SC3 to SC7 of
+docs/spec/stream-store.md, SO1 of docs/spec/starting-over.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headgate.connectors.base import KEPT, Holding, SinkContext
+from headgate.connectors.streams.transactions import StreamCommitter, StreamSinkWriter, owner_of
+from headgate.errors import UsageError
+from headgate.model.ids import Generation
+from headgate.model.life import Life, Mine, Owner
+from headgate.model.targets import Target, TargetKind
+from headgate.operators.types import canonical_schema
+from headgate.store.schemas import schema_difference
+from headgate.store.store import Store, store_root
+from headgate.store.streams import StreamDefinition, StreamReset
+
+_SHARED = (
+    "also holds what others have written, and cannot be emptied for one of them; delete it if nobody needs it any more "
+    "(headgate streams delete), or give the pipeline another stream or another name"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSink:
+    """Writes to a stream of the store, exactly once.
+
+    Attributes:
+        stream: its name.
+        store: directory of the store; default as for ``StreamSource``.
+        routing_key: column whose equal values stay in order; a stream that exists keeps its own.
+        create: create the stream when it is missing, with ``segments`` segments.
+    """
+
+    stream: str
+    store: str | None = None
+    routing_key: str | None = None
+    create: bool = True
+    segments: int = 4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store", store_root(self.store))
+
+    def check(self, schema: pa.Schema) -> None:
+        """Check that records of ``schema`` fit the stream, or, when it is missing, that it can be made. Writes nothing.
+
+        Raises:
+            UsageError: it is missing and not to be created, sealed, or differs; names the columns.
+        """
+        info = self._find()
+        if info is not None:
+            self._check_fits(info, schema)
+        elif self.create:
+            self._wanted(schema).checked()
+        else:
+            there = [stream.name for stream in self._streams()]
+            raise no_such_stream(self.stream, str(self.store), there)
+
+    def make_target(self, schema: pa.Schema) -> None:
+        """See ``MakingSink``: create the stream when it is missing (SC7)."""
+        if self.create and self._find() is None:
+            wanted = self._wanted(schema)
+            Store.shared(self.store).create_stream(
+                wanted.name,
+                wanted.schema,
+                segments=wanted.segments_count,
+                routing_key=wanted.routing_key,
+                if_not_exists=True,
+            )
+        self.check(schema)
+
+    def open(self, context: SinkContext) -> StreamSinkWriter:
+        """Return the writer of one subtask."""
+        return StreamSinkWriter(Store.shared(self.store), self.stream, context)
+
+    def open_committer(self, pipeline: str, node: str, generation: Generation) -> StreamCommitter:
+        """Return the committer of one generation."""
+        return StreamCommitter(Store.shared(self.store), self.stream, node, owner_of(pipeline, node), generation)
+
+    def owner(self, pipeline: str, node: str) -> Owner:
+        """See ``OwnedSink``. A store that is not there knows nobody, and is not made by being asked (LV2)."""
+        return Store.shared(self.store).owner(owner_of(pipeline, node)) if Store.exists(self.store) else Owner()
+
+    def own(self, pipeline: str, node: str, life: Life) -> Owner:
+        """See ``OwnedSink``."""
+        return Store.shared(self.store).own(owner_of(pipeline, node), life)
+
+    def how_to_forget(self, pipeline: str, node: str) -> str:
+        """See ``OwnedSink``."""
+        return f"headgate streams forget '{owner_of(pipeline, node)}' --store '{self.store}'"
+
+    def recorded(self, node: str) -> Target:
+        """See ``ResettableSink``."""
+        return Target(
+            node, TargetKind.STREAM, str(self.store), self.stream, self.create, self.segments, self.routing_key
+        )
+
+    def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
+        """See ``ResettableSink``. A store that is not there holds nothing, and is not made by being asked."""
+        where = f"stream {self.stream} in {self.store}"
+        if not Store.exists(self.store):
+            return Holding("", where)
+        contents = Store.shared(self.store).contents(self.stream, f"{pipeline}/", mine)
+        if contents.is_shared:
+            return Holding("", where, problem=f"{where} {_SHARED}")
+        if contents.forgotten:
+            return Holding("", where, problem=f"{where} {KEPT}")
+        return Holding(f"{contents.events_count:,} events" if contents.ours else "", where)
+
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+        """See ``ResettableSink``. A stream that ``make_target`` makes again is deleted: its columns may change."""
+        if not Store.exists(self.store):
+            return
+        store, owner, of = Store.shared(self.store), owner_of(pipeline, node), f"{pipeline}/"
+        made = (self.segments, self.routing_key) if self.create else None
+        if not store.start_over(StreamReset(self.stream, owner, generation, life, of, mine, made)):
+            raise UsageError(f"stream {self.stream} in {self.store} {_SHARED}")
+
+    def _wanted(self, schema: pa.Schema) -> StreamDefinition:
+        return StreamDefinition(self.stream, canonical_schema(schema), self.segments, self.routing_key)
+
+    def _find(self) -> StreamInfo | None:
+        return next((info for info in self._streams() if info.name == self.stream), None)
+
+    def _streams(self) -> list[StreamInfo]:
+        return Store.shared(self.store).list_streams() if Store.exists(self.store) else []
+
+    def _check_fits(self, info: StreamInfo, schema: pa.Schema) -> None:
+        if self.routing_key is not None and self.routing_key != info.routing_key:
+            raise UsageError(
+                f"stream '{self.stream}' has the routing key {info.routing_key!r}, not {self.routing_key!r}; "
+                "leave routing_key out or write to another stream"
+            )
+        if info.is_sealed:
+            raise UsageError(f"stream '{self.stream}' is sealed: it takes no more events; write to another stream")
+        wanted, found = canonical_schema(info.schema), canonical_schema(schema)
+        if set(wanted.names) == set(found.names):
+            found = pa.schema([found.field(name) for name in wanted.names])  # columns are matched by name
+        difference = schema_difference(wanted, found)
+        if difference:
+            raise UsageError(
+                f"records do not fit stream '{self.stream}' in {self.store}: column {difference}; "
+                "select or cast the columns before the sink, or write to another stream; a pipeline that shall start "
+                "over with other columns is reset first (headgate reset)"
+            )
