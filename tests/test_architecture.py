@@ -359,8 +359,8 @@ def test_hypothesis_has_one_profile_that_judges_no_machine() -> None:
         assert is_profile or "too_slow" not in attributes, f"{name} judges the machine"
 
 
-TEXTS_FOR_PEOPLE = {"reason", "problem", "detail", "cause", "traceback"}
-"""Fields that hold a sentence. What is decided by them changes its meaning when somebody mends the English."""
+TEXTS_FOR_PEOPLE = {"reason", "problem", "detail", "cause", "traceback", "message", "error"}
+"""What holds a sentence. What is decided by it changes its meaning when somebody mends the English (``remedies``)."""
 
 
 def test_no_sentence_for_people_is_looked_into() -> None:
@@ -368,7 +368,7 @@ def test_no_sentence_for_people_is_looked_into() -> None:
     for path, nodes in nodes_of("src").items():
         for node in nodes:
             for asked in _asked(node):
-                if isinstance(asked, ast.Attribute | ast.Name) and _last_name(asked) in TEXTS_FOR_PEOPLE:
+                if _last_name(asked) in TEXTS_FOR_PEOPLE:
                     found.append(f"{path.relative_to(ROOT)}:{asked.lineno} {ast.unparse(node)}")
     assert found == []
 
@@ -377,16 +377,38 @@ def _asked(node: ast.AST) -> list[ast.expr]:
     """Return what ``node`` compares, or looks into."""
     if isinstance(node, ast.Compare):
         is_identity = all(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
-        return [] if is_identity else [node.left, *node.comparators]
+        return [] if is_identity else [_shown(one) for one in (node.left, *node.comparators)]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        return (
-            [node.func.value] if node.func.attr in ("startswith", "endswith", "removeprefix", "find", "index") else []
-        )
+        if node.func.attr in ("startswith", "endswith", "removeprefix", "find", "index"):
+            return [node.func.value]
+        return node.args if node.func.attr in ("search", "match", "fullmatch", "findall") else []
     return []
 
 
-def _last_name(node: ast.Attribute | ast.Name) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id
+def _shown(node: ast.expr) -> ast.expr:
+    """Return what ``str`` makes a text of."""
+    is_text = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "str" and node.args
+    return node.args[0] if is_text else node  # type: ignore[attr-defined]
+
+
+def _last_name(node: ast.expr) -> str | None:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_refused"),
+    [
+        ("GONE in error", True),
+        ("GONE in str(error)", True),
+        ("REFUSED.search(error.message)", True),
+        ("failure.reason.startswith('no')", True),
+        ("error is None", False),
+        ("isinstance(error.remedy, GoBackBehind)", False),
+    ],
+)
+def test_a_look_into_a_sentence_is_found(text: str, is_refused: bool) -> None:
+    asked = [_last_name(one) for node in ast.walk(ast.parse(text)) for one in _asked(node)]
+    assert bool(TEXTS_FOR_PEOPLE.intersection(asked)) is is_refused
 
 
 def test_no_outcome_is_decided_by_the_kind_of_a_storage() -> None:

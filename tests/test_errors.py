@@ -19,7 +19,9 @@ from headgate.errors import (
     ProtocolViolation,
     StorageError,
     UsageError,
+    with_remedy,
 )
+from headgate.remedies import BringOutputBack, GoBackBehind
 
 EXAMPLES: list[HeadgateError] = [
     HeadgateError("something"),
@@ -58,6 +60,13 @@ def test_an_error_survives_pickling_and_copying(error: HeadgateError) -> None:
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert type(again) is type(error)
         assert (again.args, vars(again), str(again)) == (error.args, vars(error), str(error))
+
+
+def test_what_a_user_can_do_crosses_process_boundaries_too() -> None:
+    again = pickle.loads(pickle.dumps(with_remedy(PipelineFailed("no"), GoBackBehind(9))))
+    assert again.remedy == GoBackBehind(9)
+    assert UsageError("no").remedy is None
+    assert OutputDenied("out", 7, "it is gone").remedy == BringOutputBack()
 
 
 @pytest.mark.parametrize("error", EXAMPLES[1:], ids=lambda e: type(e).__name__)

@@ -20,15 +20,19 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from headgate.remedies import BringOutputBack, Remedy
+
 
 class HeadgateError(Exception):
     """Base of every error that Headgate raises on purpose.
 
     Attributes:
         is_output_gone: a target says that promised output is not there any more, or other output is in its place (K26).
+        remedy: what the message says that the user can do, for programs; None if no program is told.
     """
 
     is_output_gone: bool = False
+    remedy: Remedy | None = None
 
 
 _E = TypeVar("_E", bound=HeadgateError)
@@ -37,6 +41,12 @@ _E = TypeVar("_E", bound=HeadgateError)
 def gone(error: _E) -> _E:
     """Return ``error``, which says from now on that promised output is gone: nothing is lost by giving it up."""
     error.is_output_gone = True
+    return error
+
+
+def with_remedy(error: _E, remedy: Remedy | None) -> _E:
+    """Return ``error``, which says from now on to programs, too, what the user can do."""
+    error.remedy = remedy
     return error
 
 
@@ -140,6 +150,8 @@ class OutputDenied(HeadgateError):
         checkpoint: whose output it is, or 0 while nothing is promised yet.
         cause: what the target said.
     """
+
+    remedy: Remedy | None = BringOutputBack()
 
     def __init__(self, sink: str, checkpoint: int, cause: str) -> None:
         super().__init__(sink, checkpoint, cause)

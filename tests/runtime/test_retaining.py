@@ -16,6 +16,7 @@ from headgate.connectors.files.commit import read_committed
 from headgate.errors import PipelineFailed
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.protocol.supervision.phases import Phase
+from headgate.remedies import PutCheckpointsBack
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.asking import Ask, RunRequest
 from headgate.runtime.driver.pipeline_lock import read_holder
@@ -102,8 +103,9 @@ def test_checkpoints_that_are_not_retained_are_removed(start: Start, tmp_path: P
     assert len(found) == len(set(found)) > 0, "what was committed is there once"
     assert not list((tmp_path / "out").glob("_staging/*/*")), "what nobody promised is aborted"
     again = start(definition_of(pipeline(tmp_path)))
-    with pytest.raises(PipelineFailed, match=r"former checkpoints of the same name .* removed since"):
+    with pytest.raises(PipelineFailed, match=r"former checkpoints of the same name .* removed since") as refused:
         again.result()
+    assert refused.value.remedy == PutCheckpointsBack()
     assert written(tmp_path) == found, "nothing is produced again before the sink is made to forget"
     hg.FileSink(tmp_path / "out").target("p", "out").forget()
     anew = start(definition_of(pipeline(tmp_path)))

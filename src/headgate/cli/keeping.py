@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, assert_never
 
 from headgate.cli.text import duration_text
-from headgate.model import config
+from headgate.model import claimants, config
 from headgate.model.config import RestartStrategy
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
@@ -117,7 +117,8 @@ class Keeping:
     def __init__(self, orders: Orders) -> None:
         self._orders = orders
         self._machine = Keeper(orders.strategy, is_standby=orders.is_standby)
-        self._claimant = f"supervisor {os.getpid()} on {socket.gethostname()}, driver {secrets.token_hex(4)}"
+        owner = claimants.keeper(os.getpid(), socket.gethostname())
+        self._claimant = claimants.claimant(owner, secrets.token_hex(4))
         self._child: subprocess.Popen[bytes] | None = None
         self._begun_s = 0.0
         self._words = -1

@@ -18,6 +18,7 @@ from typing import Any, assert_never
 from headgate.api.running import run_to_end
 from headgate.cli.kept import Kept
 from headgate.errors import FencedError, PipelineFailed, StorageError
+from headgate.model.claimants import owner_of
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.progress import PipelineHandle, RunResult
@@ -130,7 +131,7 @@ class StandingBy:
                 return None if self._ended.wait(effect.after_ms / 1000) else PauseOver()
             case Say():
                 names_an_owner = effect.notice in (Notice.WATCHING, Notice.TAKING_OVER)
-                owner = effect.detail.partition(", driver ")[0] or "its process"
+                owner = owner_of(effect.detail) or "its process"
                 text = TEXTS[effect.notice].format(detail=owner if names_an_owner else effect.detail)
                 self.say(effect.notice.name.lower().replace("_", "-"), text)
             case StandDown():

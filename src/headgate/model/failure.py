@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from headgate.remedies import Remedy
+
 
 class FailureKind(Enum):
     """What may be done about a failure."""
@@ -37,3 +39,10 @@ class Failure:
     def is_hopeless(self) -> bool:
         """Whether starting again cannot help, whatever was before."""
         return self.kind in (FailureKind.DETERMINISTIC, FailureKind.DENIED, FailureKind.REPLACED)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Failure):
+    """A claim that failed, and what the user can do about it. It stays in the driver: no message carries it."""
+
+    remedy: Remedy | None = None

@@ -21,6 +21,7 @@ from headgate.model.manifest import Committable, Manifest, SnapshotPart, Subtask
 from headgate.operators.base import RestoredState
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.recovery import incompatibility
+from headgate.remedies import LeaveBehind
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -267,7 +268,8 @@ def test_a_checkpoint_with_records_of_a_sink_that_is_gone_does_not_fit() -> None
     assert incompatibility(manifest, texts, 16) is None
     problem = incompatibility(manifest, {"total": "reduce"}, 16)
     assert problem is not None
-    assert "checkpoint 4 holds 14 records that sink 'out' has not written yet" in problem
+    assert "checkpoint 4 holds 14 records that sink 'out' has not written yet" in problem.reason
+    assert problem.remedy == LeaveBehind("out")
     empty = replace(manifest, entries=())
     assert incompatibility(empty, {"total": "reduce"}, 16) is None
 

@@ -32,6 +32,7 @@ from headgate.protocol.checkpoints.recovery import (
     next_claim,
     retained,
 )
+from headgate.remedies import LeaveBehind, NameOperator, RestoreFiles
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind, state_identity
 
 COUNT = StateDescriptor("timers)", StateKind.VALUE, pa.int64())
@@ -150,6 +151,7 @@ def test_a_damaged_checkpoint_is_refused_if_configured_so() -> None:  # R14
     )
     assert "checkpoint 2 committed" in choice.reason
     assert "on_damaged_checkpoint='previous'" in choice.reason
+    assert choice.remedy == RestoreFiles()
 
 
 def test_damage_older_than_the_newest_sound_checkpoint_stops_nothing() -> None:  # R14: nothing would be repeated
@@ -174,7 +176,9 @@ def test_a_damaged_or_lost_entry_is_named_or_refused() -> None:  # R9, R14
 
 def test_a_pipeline_never_starts_fresh_over_damage() -> None:  # R11, C36
     observed = log({1: claim(1), 2: manifest(1)})
-    assert choose(observed, damage_of(c1="torn"), PREVIOUS) == Refuse("chk-1: torn; no sound checkpoint is left")
+    assert choose(observed, damage_of(c1="torn"), PREVIOUS) == Refuse(
+        "chk-1: torn; no sound checkpoint is left", RestoreFiles()
+    )
 
 
 def test_a_lost_log_is_refused_at_the_second_try_too() -> None:  # R11
@@ -264,7 +268,7 @@ def test_state_that_does_not_fit_is_refused_in_one_sentence(
     else:
         assert found is not None
         with pytest.raises(ValueError, match=problem):
-            raise ValueError(found)
+            raise ValueError(found.reason)
 
 
 def test_data_of_a_hook_that_is_gone_is_named() -> None:  # EI9
@@ -302,14 +306,18 @@ def test_an_added_operator_without_a_name_is_refused() -> None:  # SV31
     texts = {"sum": "int by user", "reduce-2": "int by key"}
     found = incompatibility(manifest(5, sum="int by user"), texts, 128, derived={"reduce-2"})
     assert found is not None
-    assert "operator 'reduce-2' has state, and checkpoint 5 does not know it; if it is new, give it a name" in found
+    assert (
+        "operator 'reduce-2' has state, and checkpoint 5 does not know it; if it is new, give it a name" in found.reason
+    )
+    assert found.remedy == NameOperator("reduce-2")
     assert incompatibility(manifest(5, sum="int by user"), texts, 128, derived={"sum"}) is None, "the user named it"
 
 
 def test_state_without_an_operator_is_refused_unless_it_is_named() -> None:  # SV30
     found = incompatibility(manifest(5, sum="int by user"), {}, 128)
     assert found is not None
-    assert "headgate run --allow-unclaimed-state sum" in found
+    assert "headgate run --allow-unclaimed-state sum" in found.reason
+    assert found.remedy == LeaveBehind("sum")
     assert incompatibility(manifest(5, sum="int by user"), {}, 128, unclaimed={"sum"}) is None
     changed = incompatibility(manifest(5, sum="int by user"), {"sum": "float by user"}, 128, unclaimed={"sum"})
     assert changed is not None, "what is there must fit"

@@ -11,6 +11,7 @@ from headgate.model.manifest import Claim, Manifest, SubtaskEntry
 from headgate.model.places import RestoredFrom
 from headgate.protocol.checkpoints.recovery import Damage, ObservedEntry, ObservedLog, Refuse
 from headgate.protocol.checkpoints.restoring_by_name import Adopt, Decision, GoOn, Named, decide
+from headgate.remedies import GoBackBehind
 
 HERE = RestoredFrom("0a1b", cp(7), "/savepoints/here")
 THERE = RestoredFrom("2c3d", cp(9), "/savepoints/there")
@@ -60,7 +61,9 @@ def test_another_savepoint_at_the_same_place_is_another_one() -> None:  # SV24: 
 def test_going_back_is_refused_unless_the_newest_checkpoint_is_named() -> None:  # SV25
     for observed in (log(8, 9), log(8, 9, origin=THERE)):
         assert "give go_back_behind=9" in refused(decide(observed, MINE, named()))
-        assert isinstance(decide(observed, MINE, named(behind=8)), Refuse)
+        refusal = decide(observed, MINE, named(behind=8))
+        assert isinstance(refusal, Refuse)
+        assert refusal.remedy == GoBackBehind(9)
         assert decide(observed, MINE, named(behind=9)) == Adopt(cp(9))
 
 

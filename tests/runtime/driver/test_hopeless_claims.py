@@ -10,12 +10,14 @@ import pytest
 from tests.runtime.driver.test_owning import begin
 
 import headgate as hg
-from headgate.errors import CorruptionError, FencedError, OutputDenied, StorageError, UsageError
-from headgate.model.failure import FailureKind
+from headgate.errors import CorruptionError, FencedError, OutputDenied, StorageError, UsageError, with_remedy
+from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
+from headgate.remedies import BringOutputBack, LeaveBehind
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, supervision
+from headgate.runtime.driver.ending import error_of
 
 
 class Broken(hg.FileSink):
@@ -108,3 +110,11 @@ FAILURES = {
 def test_how_a_claim_failed_says_what_may_be_done() -> None:  # K5, F11
     for kind, errors in FAILURES.items():
         assert [supervision.claim_failure(error).kind for error in errors] == [kind] * len(errors)
+
+
+def test_a_run_that_failed_says_what_its_claim_said_the_user_can_do() -> None:
+    refused = with_remedy(UsageError("no"), LeaveBehind("sum"))
+    assert error_of(supervision.claim_failure(refused)).remedy == LeaveBehind("sum")
+    assert error_of(supervision.claim_failure(OutputDenied("out", 3, "unknown"))).remedy == BringOutputBack()
+    assert error_of(Failure(FailureKind.DENIED, "unknown")).remedy == BringOutputBack(), "while it ran"
+    assert error_of(supervision.claim_failure(ValueError("a bug"))).remedy is None

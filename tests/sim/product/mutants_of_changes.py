@@ -27,7 +27,7 @@ def a_checkpoint_needs_only_what_was_written_for_it() -> AbstractContextManager[
 
 
 def state_of_any_operator_that_is_gone_is_left_behind() -> AbstractContextManager[None]:  # SV30
-    def fits(manifest: Manifest, definition: PipelineDefinition) -> str | None:
+    def fits(manifest: Manifest, definition: PipelineDefinition) -> recovery.Refuse | None:
         plan = definition.plan
         names, derived = manifest.state_texts, definition.derived_names
         return INCOMPATIBILITY(manifest, plan.state_texts(), plan.max_parallelism, names, derived)
@@ -36,7 +36,7 @@ def state_of_any_operator_that_is_gone_is_left_behind() -> AbstractContextManage
 
 
 def an_operator_without_a_name_starts_empty() -> AbstractContextManager[None]:  # SV31
-    def fits(manifest: Manifest, definition: PipelineDefinition) -> str | None:
+    def fits(manifest: Manifest, definition: PipelineDefinition) -> recovery.Refuse | None:
         plan, left = definition.plan, definition.config.start.allow_unclaimed_state
         return INCOMPATIBILITY(manifest, plan.state_texts(), plan.max_parallelism, left)
 

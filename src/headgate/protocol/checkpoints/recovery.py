@@ -20,6 +20,7 @@ from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Claim, LogEntry, Manifest
 from headgate.model.state_identity import StateIdentity
 from headgate.protocol.checkpoints.evolution import Judged, judged
+from headgate.remedies import LeaveBehind, NameOperator, Remedy, RestoreFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,9 +277,10 @@ class NothingLeft:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Nothing may start; ``reason`` says what the user can do."""
+    """Nothing may start; ``reason`` says what the user can do, and ``remedy`` says it to programs, if to any."""
 
     reason: str
+    remedy: Remedy | None = None
 
 
 Choice: TypeAlias = StartFresh | Restore | NothingLeft | Refuse
@@ -297,14 +299,14 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
         problems = damage[manifest.checkpoint]
         if not problems:
             if policy is DamagedCheckpoint.FAIL and (passed or _damage_after(log, manifest)):  # R14
-                return Refuse(_describe(skipped) + _going_back(manifest, passed))
+                return Refuse(_describe(skipped) + _going_back(manifest, passed), RestoreFiles())
             if manifest.is_final and not passed:  # R13
                 return NothingLeft(manifest)
             return Restore(manifest, tuple(skipped), tuple(passed))  # R10
         skipped += problems
         passed.append(manifest.checkpoint)
     if skipped:  # silently starting empty is forbidden (R11, C36)
-        return Refuse(_describe(skipped) + "; no sound checkpoint is left")
+        return Refuse(_describe(skipped) + "; no sound checkpoint is left", RestoreFiles())
     return StartFresh()
 
 
@@ -329,8 +331,8 @@ def _describe(skipped: Sequence[Damage]) -> str:
     return "; ".join(f"{d.path}: {d.problem}" for d in skipped)
 
 
-def incompatibility_with(manifest: Manifest, definition: PipelineDefinition) -> str | None:
-    """Return why the state of ``manifest`` does not fit a pipeline, as one sentence, or None if it fits (R12)."""
+def incompatibility_with(manifest: Manifest, definition: PipelineDefinition) -> Refuse | None:
+    """Return why the state of ``manifest`` does not fit a pipeline, in one sentence, or None if it fits (R12)."""
     return incompatibility(
         manifest,
         definition.plan.state_texts(),
@@ -348,8 +350,8 @@ def incompatibility(
     unclaimed: Collection[str] = (),
     derived: Collection[str] = (),
     rules: Mapping[str, OperatorRules] = MappingProxyType({}),
-) -> str | None:
-    """Return why the state of ``manifest`` does not fit a plan, as one sentence, or None if it fits (R12).
+) -> Refuse | None:
+    """Return why the state of ``manifest`` does not fit a plan, in one sentence, or None if it fits (R12).
 
     The parallelism may differ: state moves with its key group, positions with their split (KG8, R15).
 
@@ -360,7 +362,7 @@ def incompatibility(
     """
     here = f"checkpoint {manifest.checkpoint}"
     if manifest.max_parallelism != max_parallelism:
-        return (
+        return Refuse(
             f"{here} was written with max_parallelism {manifest.max_parallelism}, this pipeline has "
             f"{max_parallelism}; set it back, because it decides which key belongs where"
         )
@@ -368,33 +370,37 @@ def incompatibility(
         if name in unclaimed and name not in state_texts:
             continue
         if text and name not in state_texts:
-            return (
+            return Refuse(
                 f"{here} holds state of operator '{name}', which this pipeline does not have; bring the operator "
                 "back under this name, or run under another pipeline name to start without the old state, or, to leave "
-                f"its state behind, give allow_unclaimed_state=['{name}'] (headgate run --allow-unclaimed-state {name})"
+                f"its state behind, give allow_unclaimed_state=['{name}'] "
+                f"(headgate run --allow-unclaimed-state {name})",
+                LeaveBehind(name),
             )
         if text:
             refusal = _judged(name, here, text, state_texts[name], rules).refusal
             if refusal is not None:
-                return refusal
+                return Refuse(refusal)
     for name, count in sorted(_held(manifest).items()):
         if name not in state_texts and name not in unclaimed:  # D15
-            return (
+            return Refuse(
                 f"{here} holds {count} records that sink '{name}' has not written yet, and this pipeline has no such "
                 "sink; bring it back under this name and run until it is drained or has written them, or, to give them "
-                f"up, give allow_unclaimed_state=['{name}'] (headgate run --allow-unclaimed-state {name})"
+                f"up, give allow_unclaimed_state=['{name}'] (headgate run --allow-unclaimed-state {name})",
+                LeaveBehind(name),
             )
     for name, text in sorted(state_texts.items()):
         if text and manifest.state_texts.get(name) == "" and _judged(name, here, "", text, rules).refusal is not None:
-            return (
+            return Refuse(
                 f"operator '{name}' has state, and {here} holds none for it; starting it empty would lose what "
                 "it should have counted: start over (headgate run PROGRAM --fresh), run under another pipeline name, "
                 "or give the operator another name to start it empty"
             )
         if text and name not in manifest.state_texts and name in derived:
-            return (
+            return Refuse(
                 f"operator '{name}' has state, and {here} does not know it; if it is new, give it a name of its own "
-                "(name=...) to start it empty: a name that is derived changes when operators are added before it"
+                "(name=...) to start it empty: a name that is derived changes when operators are added before it",
+                NameOperator(name),
             )
     return None
 

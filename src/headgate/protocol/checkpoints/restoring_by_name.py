@@ -13,6 +13,7 @@ from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Claim, Manifest
 from headgate.model.places import RestoredFrom
 from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse, candidates
+from headgate.remedies import GoBackBehind, NameAnotherPlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,11 @@ def decide(log: ObservedLog, life: str, named: Named) -> Decision:
             "give the pipeline another checkpoint directory"
         )
     if named.origin is None:
-        return Refuse("there is neither a savepoint nor a completed checkpoint")
+        return Refuse("there is neither a savepoint nor a completed checkpoint", NameAnotherPlace())
     if newest is None:
         return Adopt()
     if not goes_back:
-        return Refuse(_has_others(newest.checkpoint))
+        return Refuse(_has_others(newest.checkpoint), GoBackBehind(newest.checkpoint))
     if not named.may_go_back:
         return Refuse("its mode is at_most_once, and going back would process records a second time")
     return Adopt(newest.checkpoint)

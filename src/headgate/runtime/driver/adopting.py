@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError
+from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError, with_remedy
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Manifest
@@ -19,9 +19,9 @@ from headgate.model.places import Place, RestoredFrom
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse
 from headgate.protocol.checkpoints.restoring_by_name import Adopt, GoOn, Named, decide
-from headgate.runtime.checkpoints.in_flight import misfit
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed, Outcome
 from headgate.runtime.checkpoints.named import named_log, savepoint_at
+from headgate.runtime.driver.fitting import check_fit
 from headgate.storage.backends import local_directory
 
 
@@ -99,7 +99,8 @@ class Adoption:
             raise self._problem
         if isinstance(decision, Refuse):
             name = self._definition.config.name
-            raise UsageError(f"pipeline '{name}' is not restored from {self._url}: {decision.reason}")
+            refusal = UsageError(f"pipeline '{name}' is not restored from {self._url}: {decision.reason}")
+            raise with_remedy(refusal, decision.remedy)
         return decision
 
     def check(self) -> None:
@@ -116,12 +117,7 @@ class Adoption:
         if damage:
             named = "; ".join(f"{d.path}: {d.problem}" for d in damage)
             raise UsageError(f"{self._found.what} is damaged and is not restored: {named}")
-        known = {spec.name for spec in self._definition.hooks} | self._definition.forgotten_hooks
-        problem = misfit(self._found.manifest, self._definition)
-        problem = problem or recovery.incompatibility_with(self._found.manifest, self._definition)
-        problem = problem or recovery.unclaimed_hook(self._found.manifest, known)
-        if problem is not None:
-            raise UsageError(problem)
+        check_fit(self._found.manifest, self._definition)
         self._is_checked = True
 
     def adopt(self, claimed: Claimed) -> Claimed:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate import fault_points
-from headgate.errors import FencedError, StorageError, UsageError
+from headgate.errors import FencedError, StorageError, UsageError, with_remedy
 from headgate.model.config import DeniedOutput
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
@@ -24,9 +24,9 @@ from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, prom
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
-from headgate.runtime.checkpoints.in_flight import misfit
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
 from headgate.runtime.driver.adopting import Adoption
+from headgate.runtime.driver.fitting import check_fit
 from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.runtime.driver.lives import SinkOwners
@@ -137,25 +137,12 @@ def chosen(
         raise FencedError(f"pipeline {definition.config.name}", claimed.next.generation, newest)
     match choice:
         case recovery.Refuse():
-            raise UsageError(f"pipeline '{definition.config.name}' cannot be restored from {log.url}: {choice.reason}")
+            said = f"pipeline '{definition.config.name}' cannot be restored from {log.url}: {choice.reason}"
+            raise with_remedy(UsageError(said), choice.remedy)
         case recovery.StartFresh():
             return None, choice
         case recovery.NothingLeft() | recovery.Restore():
             return choice.manifest, choice
-
-
-def check_fit(restored: Manifest, definition: PipelineDefinition) -> None:
-    """Compare what is restored with the pipeline (R12, UA16, EI9).
-
-    Raises:
-        UsageError: it does not fit.
-    """
-    problem = misfit(restored, definition)
-    problem = problem or recovery.incompatibility_with(restored, definition)
-    known = {spec.name for spec in definition.hooks} | definition.forgotten_hooks
-    problem = problem or recovery.unclaimed_hook(restored, known)
-    if problem is not None:
-        raise UsageError(problem)
 
 
 def recovered_sinks(

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from headgate.codec import messages
 from headgate.errors import HeadgateError, UsageError
+from headgate.model import claimants
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.model.places import Place
@@ -65,7 +66,7 @@ class Driver:
         self._config = config
         self._around = around
         given = succession()
-        claimant = given.claimant or f"{owner}, driver {around.token(4).hex()}"  # differs even within one process
+        claimant = given.claimant or claimants.claimant(owner, around.token(4).hex())  # differs even within one process
         lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, owner)
         self._run = lock.nonce
         storage = open_storage(config.checkpoint_root)

@@ -8,12 +8,13 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from headgate.codec.lock_holder import Ending
-from headgate.errors import FencedError, HeadgateError, PipelineFailed
+from headgate.errors import FencedError, HeadgateError, PipelineFailed, with_remedy
 from headgate.model.definition import PipelineDefinition
-from headgate.model.failure import Failure, FailureKind
+from headgate.model.failure import Failure, FailureKind, Refusal
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Progress, RunResult
+from headgate.remedies import BringOutputBack, Remedy
 from headgate.runtime.driver.pipeline_lock import PipelineLock
 from headgate.runtime.surroundings import Surroundings
 
@@ -86,4 +87,10 @@ def error_of(failure: Failure) -> HeadgateError:
     if failure.kind is FailureKind.REPLACED:
         return FencedError(failure.reason)
     is_for_good = failure.is_hopeless or failure.kind is FailureKind.USER_CODE  # KR4
-    return PipelineFailed(failure.reason, failure.detail, is_for_good)
+    return with_remedy(PipelineFailed(failure.reason, failure.detail, is_for_good), _remedy_of(failure))
+
+
+def _remedy_of(failure: Failure) -> Remedy | None:
+    if isinstance(failure, Refusal):
+        return failure.remedy
+    return BringOutputBack() if failure.kind is FailureKind.DENIED else None

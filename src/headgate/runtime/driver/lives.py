@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from headgate.connectors.base import OwnedSink
-from headgate.errors import UsageError
+from headgate.errors import UsageError, with_remedy
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.protocol.supervision import lives
 from headgate.protocol.supervision.lives import Objection
+from headgate.remedies import PutCheckpointsBack
 from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.storage.backends import local_directory
 
@@ -56,7 +57,7 @@ class SinkOwners:
         for name, owner in owners.items():
             problem = lives.objection(self._life, owner, following)
             if problem is not None:
-                raise UsageError(self._refusal(name, owner, problem, following))
+                raise self._refusal(name, owner, problem, following)
 
     def tell(self) -> None:
         """Make this life the owner of every target, all in the same order (LV3).
@@ -67,7 +68,7 @@ class SinkOwners:
         """
         for name, owner in self._told():
             if not lives.may_own(self._life, owner):
-                raise UsageError(self._refusal(name, owner, Objection.OTHER_LIFE, Generation(0)))
+                raise self._refusal(name, owner, Objection.OTHER_LIFE, Generation(0))
 
     def _told(self) -> Iterator[tuple[str, Owner]]:
         for name, sink in self._sinks.items():
@@ -75,24 +76,28 @@ class SinkOwners:
                 owner = sink.own(self._pipeline, name, self._life)
             yield name, owner
 
-    def _refusal(self, name: str, owner: Owner, problem: Objection, following: Generation) -> str:
-        """Return one sentence: who owns the sink, and what to do."""
+    def _refusal(self, name: str, owner: Owner, problem: Objection, following: Generation) -> UsageError:
+        """Return what says who owns the sink, and what to do."""
         forget = self._sinks[name].how_to_forget(self._pipeline, name)
         sink = f"sink '{name}' of pipeline '{self._pipeline}'"
         if problem is Objection.OLDER_COPY:
-            return (
+            return UsageError(
                 f"{sink} was written to by generation {owner.generation}, but the checkpoints in {self._home} end "
                 f"before generation {following}: they are an older copy; restore the newest ones, or, to produce again "
                 f"what was committed since, run: {forget}"
             )
-        return (
+        refusal = UsageError(
             f"{sink} belongs to {_whose(owner, self._home, self._host)}, and what that one wrote would be there twice; "
             f"{self._what_to_do(owner)}, or, to start over in front of the same target, which keeps what it holds, "
             f"run: {forget}"
         )
+        return with_remedy(refusal, PutCheckpointsBack() if self._is_former(owner) else None)
+
+    def _is_former(self, owner: Owner) -> bool:
+        return lives.is_former(owner, self._home, self._host)
 
     def _what_to_do(self, owner: Owner) -> str:
-        if lives.is_former(owner, self._home, self._host):
+        if self._is_former(owner):
             return (
                 "put these checkpoints back, or give it another name, or delete what that one wrote and start over: "
                 "headgate run PROGRAM --fresh"

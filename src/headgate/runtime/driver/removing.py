@@ -17,6 +17,7 @@ from headgate.protocol.checkpoints.recovery import NextClaim
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.adopting import is_same_directory
+from headgate.runtime.driver.fitting import check_fit
 from headgate.runtime.driver.succession import Succession
 from headgate.runtime.surroundings import Surroundings
 
@@ -70,7 +71,7 @@ def _settled(
     restored, choice = claims.chosen(definition, log, claimed, around)
     _check_whole(choice)
     if restored is not None:
-        claims.check_fit(restored, definition)
+        check_fit(restored, definition)
     claims.recovered_sinks(definition, log, claimed.next.generation, restored, around, note).close()
     if restored is None:
         return None

@@ -21,13 +21,23 @@ from headgate.connectors.base import (
     Sink,
     TidyingCommitter,
 )
-from headgate.errors import CorruptionError, FencedError, HeadgateError, OutputDenied, StorageError, UsageError, gone
+from headgate.errors import (
+    CorruptionError,
+    FencedError,
+    HeadgateError,
+    OutputDenied,
+    StorageError,
+    UsageError,
+    gone,
+    with_remedy,
+)
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, SnapshotPart
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.remedies import LeaveBehind
 from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.storage.base import NotFound
 
@@ -112,7 +122,7 @@ class SinkCommits:
         """
         unknown = {c.sink for c in committables} - set(self._committers)
         if unknown:
-            raise UsageError(_no_such_sink(min(unknown)))
+            raise with_remedy(UsageError(_no_such_sink(min(unknown))), LeaveBehind(min(unknown)))
         ordered = sorted(committables, key=lambda c: (c.checkpoint, c.subtask_index, c.generation))
         for name, committer in self._committers.items():
             mine = [c for c in ordered if c.sink == name]

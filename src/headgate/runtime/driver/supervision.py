@@ -12,7 +12,7 @@ from typing import Protocol, assert_never
 
 from headgate.errors import FencedError, HeadgateError, OutputDenied, UsageError
 from headgate.model.definition import PipelineDefinition
-from headgate.model.failure import Failure, FailureKind
+from headgate.model.failure import Failure, FailureKind, Refusal
 from headgate.model.heartbeat import Course
 from headgate.model.ids import Generation
 from headgate.model.manifest import Manifest
@@ -388,7 +388,7 @@ def claim_failure(error: Exception) -> Failure:
     """Return what may be done about a claim that failed with ``error``."""
     match error:
         case UsageError() | OutputDenied():  # K5: in recovery as in the coordinator
-            return Failure(FailureKind.DETERMINISTIC, str(error))
+            return Refusal(FailureKind.DETERMINISTIC, str(error), remedy=error.remedy)
         case FencedError():
             return Failure(FailureKind.REPLACED, str(error))
         case HeadgateError():

@@ -12,8 +12,10 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+from headgate.errors import HeadgateError
 from headgate.model.progress import RunResult
 from headgate.protocol.checkpoints.recovery import candidates, has_given_up
+from headgate.remedies import PutCheckpointsBack
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
@@ -29,9 +31,6 @@ WITHOUT = (Fault.DAMAGE, Fault.AWAY, Fault.DENIED, Fault.DRAIN, Fault.CANCEL, Fa
 
 LOOK_MS = 3
 """How often the user looks at the pipeline."""
-
-OVER = "removed since"
-"""What a driver says whose sinks remember a life of the pipeline that is over."""
 
 
 class CancellingRun(Run):
@@ -80,8 +79,8 @@ class CancellingRun(Run):
     def _is_over(self, result: RunResult) -> bool:
         return result.has_removed_checkpoints or super()._is_over(result)
 
-    def _heed(self, error: str) -> None:
-        if OVER in error:
+    def _heed(self, error: HeadgateError) -> None:
+        if isinstance(error.remedy, PutCheckpointsBack):  # its sinks remember a life of the pipeline that is over
             self.is_finished = True
         super()._heed(error)
 

@@ -9,14 +9,14 @@ never. Everything drawn here comes from a generator of its own (SM44).
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import replace
 
 from headgate.codec.log_entry import decode_log_entry
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, HeadgateError
 from headgate.model.config import StartConfig
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
+from headgate.remedies import GoBackBehind, NameAnotherPlace
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.ends import Ends
 from headgate.sim.product.run import EVENTS_MAX, Run
@@ -32,9 +32,6 @@ RETAINED = 3
 GOES_BACK_RATE = 0.6
 REPEATS_RATE = 0.6
 """How often a start repeats the command of the one before."""
-
-REFUSED = re.compile(r"is not restored from .*give go_back_behind=(\d+)")
-GONE = "there is neither a savepoint nor a completed checkpoint"
 
 
 class GoingBackRun(Run):
@@ -97,16 +94,15 @@ class GoingBackRun(Run):
                 found += [int(entry.checkpoint)] if isinstance(entry, Manifest) else []
         return sorted(found, reverse=True)
 
-    def _heed(self, error: str) -> None:
-        refused = REFUSED.search(error)
-        start = self.settings.start
-        if self._must_go_on and (refused is not None or GONE in error):
+    def _heed(self, error: HeadgateError) -> None:
+        remedy, start = error.remedy, self.settings.start
+        if self._must_go_on and isinstance(remedy, GoBackBehind | NameAnotherPlace):
             self.history.fail("SV24", f"a start that is repeated does not go on: {error}")
-        if refused is not None and start.restore is not None:
+        if isinstance(remedy, GoBackBehind) and start.restore is not None:
             self.refused_count += 1
-            to, behind = int(start.restore.rpartition("-")[2]), int(refused.group(1))
+            to, behind = int(start.restore.rpartition("-")[2]), remedy.checkpoint
             self.history.may_go_back.add((to, behind))
             self.settings.start = replace(start, go_back_behind=CheckpointId(behind))
-        elif GONE in error:
+        elif isinstance(remedy, NameAnotherPlace):
             self.settings.start = StartConfig()
         super()._heed(error)

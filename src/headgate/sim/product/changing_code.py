@@ -9,7 +9,6 @@ a checkpoint was restored that does not know it. Everything drawn here comes fro
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,8 +17,10 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.base import Sink
+from headgate.errors import HeadgateError
 from headgate.model.config import StartConfig
 from headgate.model.progress import Continuation
+from headgate.remedies import LeaveBehind, NameOperator
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.ends import Ends
 from headgate.sim.product.records import Row
@@ -35,9 +36,6 @@ CHANGE_RATE = 0.6
 FORGETS_RATE = 0.3
 """How often a user forgets something: to allow what is left behind, or to name an operator."""
 SAFETY_MS = 2_500
-
-LEAVES = re.compile(r"allow_unclaimed_state=\['(.+?)'\]")
-NAMELESS = "give it a name of its own"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +189,13 @@ class ChangingCodeRun(Run):
         self.settings.start = StartConfig(allow_unclaimed_state=allowed)
         self.world.tell("user", f"edits the pipeline: {self.version}, leaves {sorted(allowed)}")
 
-    def _heed(self, error: str) -> None:
-        leaves = LEAVES.search(error)
+    def _heed(self, error: HeadgateError) -> None:
         start = self.settings.start
-        if leaves is not None:
+        if isinstance(error.remedy, LeaveBehind):
             self.refused["left"] += 1
-            allowed = start.allow_unclaimed_state | {leaves.group(1)}
+            allowed = start.allow_unclaimed_state | {error.remedy.name}
             self.settings.start = replace(start, allow_unclaimed_state=allowed)
-        elif NAMELESS in error:
+        elif isinstance(error.remedy, NameOperator):
             self.refused["named"] += 1
             self.version = replace(self.version, is_named=True)
         super()._heed(error)

@@ -19,8 +19,10 @@ import headgate as hg
 from headgate.connectors.base import Sink
 from headgate.connectors.custom import ledger
 from headgate.connectors.custom.fence import Fence, OutputName, owner_of
+from headgate.errors import HeadgateError
 from headgate.model.manifest import Committable, Manifest
 from headgate.protocol.supervision import restart
+from headgate.remedies import BringOutputBack
 from headgate.runtime.checkpoints import uploads
 from headgate.sim.machine.database import LATE_MS, Database, Row, Unreachable
 from headgate.sim.machine.faults import Fault
@@ -56,7 +58,6 @@ KEEPS_RATE = 0.25
 KEEPS_MS = 650
 """In so many runs the database ends what is prepared for so long (CS9), and checkpoints that go well take less."""
 
-DENIAL = "is neither prepared nor committed"
 _GIVES_UP = re.compile(rf"PipelineFailed: (cannot commit checkpoint \d+: )?{Unreachable.__name__}:")
 """What a driver says that does not try again what may pass; one that has tried says what it wanted to do (CS5)."""
 
@@ -236,15 +237,18 @@ class CustomRun(Run):
         if living and not self.faults.is_healed:
             self._rng.choice(living).kill()
 
-    def _heed(self, error: str) -> None:
-        if DENIAL in error:
+    def _judge(self, words: str) -> None:
+        if _GIVES_UP.match(words):
+            self.history.fail("CS5", f"what may pass stops the pipeline for good: {words}")
+        super()._judge(words)
+
+    def _heed(self, error: HeadgateError) -> None:
+        if isinstance(error.remedy, BringOutputBack):
             expired = {name: rows for name, rows in self.database.expired.items() if name in self._promises}
             self.expired_count += len(expired)
             self.database.prepared |= self._rolled_back | expired
             self._rolled_back.clear()
             self.database.expired.clear()
-        if _GIVES_UP.match(error):
-            self.history.fail("CS5", f"what may pass stops the pipeline for good: {error}")
         super()._heed(error)
 
     # -- what is visible --------------------------------------------------------------------------------------------

@@ -12,15 +12,11 @@ from headgate.codec.log_entry import decode_hint, decode_log_entry
 from headgate.connectors.files.layout import SinkIdentity
 from headgate.errors import CorruptionError
 from headgate.model.manifest import Manifest
+from headgate.remedies import BringOutputBack, PutCheckpointsBack, Remedy, RestoreFiles
 from headgate.sim.machine.disk import Disk, Stored
 from headgate.sim.machine.faults import Fault, Faults
 from headgate.sim.product.history import History
 from headgate.sim.product.settings import NAME
-
-REFUSALS = ("restore the damaged files from a copy", "no sound checkpoint is left")
-"""What a driver says that does not start from damaged checkpoints."""
-STRANGER = "put these checkpoints back"
-DENIAL = "neither it nor its staged form"
 
 
 class Harm:
@@ -52,11 +48,11 @@ class Harm:
             sink, name = self._rng.choice(prepared)
             self._take(sink, SinkIdentity(NAME, sink).staged(name))
 
-    def heed(self, error: str) -> None:
-        """Put back what ``error`` says is missing or damaged."""
-        if STRANGER in error and self._away is not None:
+    def heed(self, remedy: Remedy | None) -> None:
+        """Put back what is missing or damaged, if an error says so."""
+        if isinstance(remedy, PutCheckpointsBack) and self._away is not None:
             self._disk("checkpoints").objects, self._away = self._away, None
-        if DENIAL in error or any(refusal in error for refusal in REFUSALS):
+        if isinstance(remedy, BringOutputBack | RestoreFiles):
             for (disk, path), stored in self._backup.items():
                 self._disk(disk).objects[path] = stored
             self._backup.clear()

@@ -1,8 +1,8 @@
 """One run of the product: a pipeline of the public API and its user, faults, then healed, and a verdict.
 
 The user starts the pipeline, starts it again whenever it ends before all input is processed, perhaps at another
-parallelism, and sometimes stops it, drains it, cancels it, or starts it a second time beside itself. Users read what
-errors say and do that. A seed decides everything.
+parallelism, and sometimes stops it, drains it, cancels it, or starts it a second time beside itself. Users do what
+errors say: by their remedies, never by their words. A seed decides everything.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ LATE_MS = 1_000
 
 _BUG = re.compile(r"\b(Assertion|Attribute|Index|Key|Type|Value|ZeroDivision)Error\b|ProtocolViolation")
 """What no user should ever read."""
-_NEEDS_PARALLELISM = re.compile(r"can only be restored at parallelism (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +257,11 @@ class Run:
         if error is None:
             self.is_finished = self.is_finished or self._is_over(driver.result.result())
             return None
-        said = f"{type(error).__name__}: {error}"
-        self.world.tell(process.name, said)
-        if _BUG.search(said):
-            self.history.fail("thread", said)
-        self._heed(said)
+        words = f"{type(error).__name__}: {error}"
+        self.world.tell(process.name, words)
+        self._judge(words)
+        if isinstance(error, HeadgateError):
+            self._heed(error)
         return error
 
     def on_restored(self, started: Started, said: Continuation) -> None:
@@ -273,12 +272,14 @@ class Run:
         """Whether nobody starts a pipeline again that ended so."""
         return result.is_finished
 
-    def _heed(self, error: str) -> None:
+    def _judge(self, words: str) -> None:
+        """Look for what must not be read in an error; what is done next does not go by that."""
+        if _BUG.search(words):
+            self.history.fail("thread", words)
+
+    def _heed(self, error: HeadgateError) -> None:
         """Do what an error says."""
-        needed = _NEEDS_PARALLELISM.search(error)
-        if needed is not None:
-            self.settings.parallelism = int(needed.group(1))
-        self.harm.heed(error)
+        self.harm.heed(error.remedy)
 
     def _on_driver_gone(self, code: int) -> None:
         if self.faults.is_healed and not self.is_finished:
