@@ -55,7 +55,7 @@ def test_ctrl_c_and_sigterm_keep_the_last_checkpoint_and_the_next_run_continues(
             child = Child(command_line(program, what), tmp_path / "driver")
             children.append(child)
             if number is not None:
-                checkpoints(child, 2)
+                checkpoints(child, 1)
                 assert QUICK_COMPILER in command_of_jvm(child)
             if number is signal.SIGINT:
                 os.killpg(child.pid, number)  # a terminal tells the whole foreground group, the JVM too

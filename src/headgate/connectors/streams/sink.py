@@ -19,7 +19,7 @@ from headgate.model.targets import Target, TargetKind
 from headgate.operators.types import canonical_schema
 from headgate.store.schemas import schema_difference
 from headgate.store.store import Store, store_root
-from headgate.store.streams import StreamDefinition, StreamReset
+from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, no_such_stream
 
 _SHARED = (
     "also holds what others have written, and cannot be emptied for one of them; delete it if nobody needs it any more "
