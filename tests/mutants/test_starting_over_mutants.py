@@ -11,19 +11,27 @@ import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.runtime import test_starting_over_in_front_of_others as others
 from tests.runtime import test_starting_over_killed as killed
+from tests.runtime import test_starting_over_late as late
+from tests.runtime import test_starting_over_moved as moved
 from tests.sim.product.patching import around, skipped
 
+from headgate.connectors import recorded
 from headgate.connectors.files import starting_over as in_files
 from headgate.connectors.files.commit import FileCommitter
 from headgate.connectors.files.ledger import Ledger
+from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life
 from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints import starting_over as deciding
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.records import Records
 from headgate.runtime.driver import claims
+from headgate.runtime.driver import starting_over as driver
+from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock
 from headgate.runtime.driver.starting_over import StartingOver
+from headgate.storage.backends import open_storage
 from headgate.store.catalogue import owners, starting_over
 from headgate.store.catalogue.base import Contents
 
@@ -44,7 +52,7 @@ def output_goes_before_it_is_decided() -> AbstractContextManager[None]:
 
 def the_order_goes_before_the_output() -> AbstractContextManager[None]:
     def finish(call: Any, self: Any, order: Any, number: int, generation: Generation) -> None:
-        self._log.records.carried_out(number)
+        self._log.records.carried_out(number, order.token)
         call(self, order, number, generation)
 
     return around(StartingOver, "_finish", finish)
@@ -128,10 +136,63 @@ def nobody_looks_again() -> AbstractContextManager[None]:
 
 
 def an_order_is_not_asked_about() -> AbstractContextManager[None]:
-    def empty(self: Any, sink: Any, target: Any, generation: Generation, life: Life, mine: Any) -> None:
-        sink.start_over("p", target.sink, generation, life, mine)
+    return skipped(StartingOver, "_refuse_what_is_not_ours")
 
-    return patched(StartingOver, "_empty", empty)
+
+def each_stream_is_emptied_alone() -> AbstractContextManager[None]:
+    return patched(driver, "together", lambda fronts: [(front,) for front in fronts])
+
+
+def a_store_is_its_name() -> AbstractContextManager[None]:
+    return patched(recorded, "_real", lambda store: store)
+
+
+def whoever_wakes_late_goes_on() -> AbstractContextManager[None]:
+    return patched(StartingOver, "_remove", lambda self, path, order: self._storage.delete(path))
+
+
+def it_asks_the_log_alone() -> AbstractContextManager[None]:
+    def remove(self: Any, path: str, order: Any) -> None:
+        if deciding.decided(self._log.observe()) == order.token:
+            self._storage.delete(path)
+
+    return patched(StartingOver, "_remove", remove)
+
+
+def all_that_is_there_then_goes() -> AbstractContextManager[None]:
+    def finish(call: Any, self: Any, order: Any, *arguments: Any) -> None:
+        call(self, replace(order, beside=tuple(self._storage.list("p/inputs"))), *arguments)
+
+    return around(StartingOver, "_finish", finish)
+
+
+def all_orders_are_carried_out() -> AbstractContextManager[None]:
+    def carried_out(call: Any, self: Records, life: int, token: str) -> None:
+        call(self, life, token)
+        self.withdraw(self.orders())
+
+    return around(Records, "carried_out", carried_out)
+
+
+def every_order_counts() -> AbstractContextManager[None]:
+    def is_due(cls: Any, root: str, pipeline: str) -> bool:
+        return bool(Records(open_storage(root), pipeline).orders())
+
+    return patched(StartingOver, "is_due", classmethod(is_due))
+
+
+def orders_stay() -> AbstractContextManager[None]:
+    return skipped(Records, "withdraw")
+
+
+def a_reset_is_no_run() -> AbstractContextManager[None]:
+    def acquire(call: Any, *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except AlreadyRunning as error:
+            raise UsageError(str(error)) from None
+
+    return around(PipelineLock, "acquire", acquire)
 
 
 def generations_begin_anew() -> AbstractContextManager[None]:
@@ -187,3 +248,40 @@ OF_TARGETS: list[tuple[Mutant, Any]] = [
 @pytest.mark.parametrize(("mutant", "test"), OF_TARGETS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_mutant_of_targets_is_caught(tmp_path: Path, mutant: Mutant, test: Any) -> None:
     assert_caught(mutant, test, killed.Template(tmp_path))
+
+
+MOVED: list[tuple[Mutant, Any, tuple[str, ...]]] = [
+    (each_stream_is_emptied_alone, moved.test_all_that_a_moved_sink_wrote_goes, ("app/a", "app/b")),
+    (each_stream_is_emptied_alone, moved.test_all_that_a_moved_sink_wrote_goes, ("app/b", "app/a")),
+    (a_store_is_its_name, moved.test_a_store_with_two_names_is_one, ("store", "link")),
+]
+
+
+@pytest.mark.parametrize(("mutant", "test", "names"), MOVED)
+def test_a_mutant_of_a_moved_sink_is_caught(tmp_path: Path, mutant: Mutant, test: Any, names: tuple[str, ...]) -> None:
+    assert_caught(mutant, test, tmp_path, names)
+
+
+LATE: list[tuple[Mutant, Any]] = [
+    (whoever_wakes_late_goes_on, late.test_a_reset_that_wakes_behind_a_later_life_leaves_what_is_its_own),
+    (it_asks_the_log_alone, late.test_a_start_that_captures_behind_a_finished_reset_keeps_its_capture),
+    (all_that_is_there_then_goes, late.test_what_comes_behind_the_order_is_not_removed),
+    (all_orders_are_carried_out, late.test_a_reset_that_wakes_behind_a_later_order_leaves_it),
+]
+
+
+@pytest.mark.parametrize(("mutant", "test"), LATE, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_mutant_of_a_late_reset_is_caught(mutant: Mutant, test: Any) -> None:
+    assert_caught(mutant, test)
+
+
+NEVER_COUNTED: list[tuple[Mutant, Any]] = [
+    (every_order_counts, late.test_an_order_that_never_counted_stands_in_nobodys_way),
+    (orders_stay, late.test_a_start_removes_orders_that_never_counted),
+    (a_reset_is_no_run, late.test_a_takeover_waits_for_a_reset_that_is_under_way),
+]
+
+
+@pytest.mark.parametrize(("mutant", "test"), NEVER_COUNTED, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_mutant_of_orders_is_caught(tmp_path: Path, mutant: Mutant, test: Any) -> None:
+    assert_caught(mutant, test, moved.Moved(tmp_path, ("app/a",)))

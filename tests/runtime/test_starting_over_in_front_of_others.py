@@ -169,7 +169,7 @@ def test_nothing_goes_that_was_not_shown(template: Template) -> None:  # SO2
         with pytest.raises(UsageError, match="has changed since it was shown"):
             resetting.carry_out(plan)
     assert world.all()[1:] == ALL[1:]
-    assert not log_of(world).records.has_orders()
+    assert not log_of(world).records.orders()
     reset(world, definition(world))
     assert world.all() == NOTHING
 

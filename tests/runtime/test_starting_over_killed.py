@@ -178,7 +178,7 @@ def left_by_a_kill(world: World, reaper: Reaper, at: int) -> tuple[bool, str]:
     else:
         fresh.finish(program, SilentObserver())
     assert world.all() == NOTHING
-    assert not log.records.has_orders()
+    assert not log.records.orders()
     life = log.known_life(log.observe())
     sinks = [node for node in program.graph.nodes if hasattr(node.spec, "owner")]
     assert {node.spec.owner("p", str(node.name)).life for node in sinks} == {life}

@@ -23,7 +23,7 @@ from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 OWNER = "p/sink"
 LIFE = Life("a", "/a", "h", 1)
-RESET = StreamReset("s", OWNER, 9, LIFE, OWNER, lambda owner: True, None)
+RESET = StreamReset({"s": None, "quiet": (1, None)}, OWNER, 9, LIFE, OWNER, lambda owner: True)
 
 
 def chunk(name: str) -> ChunkRecord:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import Observer
-from headgate.runtime.checkpoints.records import Records
 from headgate.runtime.driver.starting_over import Plan, StartingOver
-from headgate.storage.backends import open_storage
 
 
 def start_over(definition: PipelineDefinition, watcher: Observer) -> None:
@@ -35,7 +33,7 @@ def finish(definition: PipelineDefinition, watcher: Observer) -> None:
         UsageError, CorruptionError, StorageError: it cannot be finished now.
     """
     config = definition.config
-    if not Records(open_storage(config.checkpoint_root), config.name).has_orders():
+    if not StartingOver.is_due(config.checkpoint_root, config.name):
         return
     with StartingOver.holding_the_lock(config.checkpoint_root, config.name, definition) as resetting:
         if resetting.finish():

@@ -1,16 +1,23 @@
-"""What the sinks of a pipeline write to, as it is written down; and a sink in front of what was written down.
+"""What the sinks of a pipeline write to, as it is written down; and sinks in front of what was written down.
 
-Source: SO1 of docs/spec/starting-over.md. Counterpart: ``runtime.checkpoints.records`` keeps it.
+Source: SO1, SO6 of docs/spec/starting-over.md. Counterpart: ``runtime.checkpoints.records`` keeps it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
 from headgate.connectors.base import ResettableSink
 from headgate.connectors.files.sink import FileSink
 from headgate.connectors.memory import Discard
-from headgate.connectors.streams import StreamSink
+from headgate.connectors.streams import StreamSink, StreamsOfOneSink
 from headgate.model.graph import Graph, Role
 from headgate.model.targets import Target, TargetKind
+
+Front: TypeAlias = tuple[Target, ResettableSink]
+"""A target, and the sink in front of it."""
 
 
 def targets_of(graph: Graph) -> tuple[Target, ...]:
@@ -36,3 +43,26 @@ def sink_of(target: Target) -> ResettableSink | None:
             return StreamSink(target.stream, target.place, target.routing_key, target.create, target.segments)
         case TargetKind.NOTHING | TargetKind.OWN:
             return None
+
+
+def together(fronts: Sequence[Front]) -> list[tuple[Front, ...]]:
+    """Group what has one owner, and so is emptied in one step: streams of one store that one sink has written to.
+
+    Of a step for each of them, the second would find that the new life owns it already (SO6).
+    """
+    groups: dict[object, tuple[Front, ...]] = {}
+    for number, (target, sink) in enumerate(fronts):
+        key = (target.sink, _real(str(sink.store))) if isinstance(sink, StreamSink) else number
+        groups[key] = (*groups.get(key, ()), (target, sink))
+    return list(groups.values())
+
+
+def in_one_step(fronts: Sequence[Front]) -> ResettableSink | StreamsOfOneSink:
+    """Return what empties one group of ``together``."""
+    streams = tuple(sink for _, sink in fronts if isinstance(sink, StreamSink))
+    return StreamsOfOneSink(streams) if streams else fronts[0][1]
+
+
+def _real(store: str) -> str:
+    """Return a store's only name: its directory may have several."""
+    return store if "://" in store else str(Path(store).resolve())

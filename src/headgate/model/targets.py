@@ -54,7 +54,9 @@ class ResetOrder:
     Attributes:
         token: nothing else is called so; the entry of the log that makes it count names it.
         targets: all that has to be emptied.
+        beside: paths of what was captured and set aside when it was given. What comes there later is not the order's.
     """
 
     token: str
     targets: tuple[Target, ...]
+    beside: tuple[str, ...] = ()

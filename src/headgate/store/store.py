@@ -345,23 +345,24 @@ class Store:
         """
         return self._catalogue.contents(stream, of, mine)
 
-    def start_over(self, reset: StreamReset) -> bool:
-        """Fence the owner, empty the stream and let another life be the owner, in one step (SO5).
+    def start_over(self, reset: StreamReset) -> str | None:
+        """Fence the owner, empty its streams and let another life be the owner, in one step (SO5).
 
         A stream in which the pipeline has written nothing is left alone, unless it is empty.
 
         Returns:
-            Whether it was done: not if others have written to it too.
+            None when it is done, else a stream that others have written to, too: then nothing has changed.
 
         Raises:
             FencedError: a newer epoch exists.
         """
-        if not self._catalogue.start_over(reset, self._now_ms()):
-            return False
+        shared = self._catalogue.start_over(reset, self._now_ms())
+        if shared is not None:
+            return shared
         paths = self._storage.list("")
         known = {str(info.stream_id) for info in self._catalogue.list_streams("")}  # behind the list of files
         delete_quietly(self._storage, [path for path in paths if path.partition("/")[0] not in known])
-        return True
+        return None
 
     def abort_prepared(self, owner: str) -> int:
         """Abort what ``owner`` has prepared and nobody will decide any more; return how many transactions.

@@ -7,7 +7,7 @@ Never touches the catalogue.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -95,25 +95,23 @@ class StreamDefinition:
 
 @dataclass(frozen=True, slots=True)
 class StreamReset:
-    """What a pipeline that starts over asks of a stream (SO5).
+    """What a pipeline that starts over asks of all streams that one of its sinks has written to (SO5).
 
     Attributes:
-        stream: its name.
-        owner: in whose name the pipeline writes there; its epochs before ``epoch`` are fenced.
+        streams: by name, how whoever needs it makes it again: its segments and routing key. A stream that was made so
+            is deleted. Any other, and one with None, is there afterwards as it was made, without events.
+        owner: in whose name the sink writes there; its epochs before ``epoch`` are fenced.
         life: the one that is ``owner`` afterwards.
         of: what the names of all owners of the pipeline begin with.
         mine: whether what such an owner wrote may be deleted.
-        made: segments and routing key of a stream that is made again by whoever needs it: then it is deleted.
-            Else, or None, it is there afterwards as it was made, without events.
     """
 
-    stream: str
+    streams: Mapping[str, tuple[int, str | None] | None]
     owner: str
     epoch: int
     life: Life
     of: str
     mine: Mine
-    made: tuple[int, str | None] | None
 
 
 @dataclass(frozen=True, slots=True)

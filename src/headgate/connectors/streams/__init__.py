@@ -3,7 +3,7 @@
 Source: docs/spec/stream-store.md, chapter 7. Counterpart: ``headgate.store.store.Store``.
 """
 
-from headgate.connectors.streams.sink import StreamSink
+from headgate.connectors.streams.sink import StreamSink, StreamsOfOneSink
 from headgate.connectors.streams.source import StreamCutReader, StreamSource, StreamSourceReader, decode_position
 from headgate.connectors.streams.transactions import (
     StreamCommitter,
@@ -21,6 +21,7 @@ __all__ = [
     "StreamSinkWriter",
     "StreamSource",
     "StreamSourceReader",
+    "StreamsOfOneSink",
     "checkpoint_of",
     "decode_position",
     "owner_of",

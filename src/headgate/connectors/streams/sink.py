@@ -114,13 +114,8 @@ class StreamSink:
         return Holding(f"{contents.events_count:,} events" if contents.ours else "", where)
 
     def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
-        """See ``ResettableSink``. A stream that ``make_target`` makes again is deleted: its columns may change."""
-        if not Store.exists(self.store):
-            return
-        store, owner, of = Store.shared(self.store), owner_of(pipeline, node), f"{pipeline}/"
-        made = (self.segments, self.routing_key) if self.create else None
-        if not store.start_over(StreamReset(self.stream, owner, generation, life, of, mine, made)):
-            raise UsageError(f"stream {self.stream} in {self.store} {_SHARED}")
+        """See ``ResettableSink``."""
+        StreamsOfOneSink((self,)).start_over(pipeline, node, generation, life, mine)
 
     def _wanted(self, schema: pa.Schema) -> StreamDefinition:
         return StreamDefinition(self.stream, canonical_schema(schema), self.segments, self.routing_key)
@@ -149,3 +144,25 @@ class StreamSink:
                 "select or cast the columns before the sink, or write to another stream; a pipeline that shall start "
                 "over with other columns is reset first (headgate reset)"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsOfOneSink:
+    """All streams of one store that a sink has written to: they have one owner, and are emptied in one step (SO6).
+
+    Attributes:
+        sinks: the sink in front of each of them.
+    """
+
+    sinks: tuple[StreamSink, ...]
+
+    def start_over(self, pipeline: str, node: str, generation: Generation, life: Life, mine: Mine) -> None:
+        """See ``ResettableSink``. A stream that ``make_target`` makes again is deleted: its columns may change."""
+        root = self.sinks[0].store
+        if not Store.exists(root):
+            return
+        made = {sink.stream: (sink.segments, sink.routing_key) if sink.create else None for sink in self.sinks}
+        owner, of = owner_of(pipeline, node), f"{pipeline}/"
+        shared = Store.shared(root).start_over(StreamReset(made, owner, generation, life, of, mine))
+        if shared is not None:
+            raise UsageError(f"stream {shared} in {root} {_SHARED}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 
 import xxhash
 
@@ -67,13 +68,14 @@ class Records:
         except NotFound:
             return None
 
-    def has_orders(self) -> bool:
-        """Whether there is any order, whether it counts or not: cheap.
+    def orders(self) -> tuple[str, ...]:
+        """Return the tokens of all orders, whether they count or not: cheap.
 
         Raises:
             StorageError
         """
-        return bool(self._tokens())
+        names = [path.removeprefix(f"{self._resets}/") for path in self._storage.list(self._resets)]
+        return tuple(name for name in names if _TOKEN.fullmatch(name))
 
     def give(self, order: ResetOrder) -> None:
         """Write an order down. It counts for nothing yet.
@@ -84,8 +86,8 @@ class Records:
         with contextlib.suppress(AlreadyExists):  # ours, whose answer was lost
             self._storage.put_if_absent(f"{self._resets}/{order.token}", [encode_order(order)])
 
-    def carried_out(self, life: int) -> None:
-        """Remove what lives before ``life`` wrote to, then every order: nothing is left to be done (SO7).
+    def carried_out(self, life: int, token: str) -> None:
+        """Remove what lives before ``life`` wrote to, then the order: nothing is left to be done (SO7).
 
         Raises:
             StorageError
@@ -93,14 +95,18 @@ class Records:
         for path, number in self._records().items():
             if number < life:
                 self._storage.delete(path)
-        for token in self._tokens():
+        self.withdraw((token,))
+
+    def withdraw(self, tokens: Iterable[str]) -> None:
+        """Remove orders that are carried out, or cannot count any more.
+
+        Raises:
+            StorageError
+        """
+        for token in tokens:
             self._storage.delete(f"{self._resets}/{token}")
 
     def _records(self) -> dict[str, int]:
         paths = self._storage.list(self._targets)
         found = {path: _RECORD.fullmatch(path.removeprefix(f"{self._targets}/")) for path in paths}
         return {path: int(match[1]) for path, match in found.items() if match is not None}
-
-    def _tokens(self) -> list[str]:
-        names = [path.removeprefix(f"{self._resets}/") for path in self._storage.list(self._resets)]
-        return [name for name in names if _TOKEN.fullmatch(name)]

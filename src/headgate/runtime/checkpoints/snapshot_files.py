@@ -180,6 +180,14 @@ class SnapshotFiles:
         paths = [path for path in listed if _ASIDE.fullmatch(path) and path.endswith(f"/{_WHY}")]
         return [Aside(*_range_of(path), self._storage.get(path).decode("utf-8", "replace").strip()) for path in paths]
 
+    def aside_paths(self) -> list[str]:
+        """Return the paths of what was set aside, reasons last.
+
+        Raises:
+            StorageError
+        """
+        return sorted(filter(_ASIDE.fullmatch, self._storage.list(f"{self._pipeline}/aside")))
+
     def discard_aside(self, manifests: Callable[[], Iterable[Manifest]]) -> int:
         """Remove what was set aside and what only stayed for its sake, but not what any manifest needs (SF7).
 

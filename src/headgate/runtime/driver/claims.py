@@ -6,7 +6,7 @@ Runs in the driver's storage thread. What to restore is decided by ``protocol.ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -303,10 +303,14 @@ def claim(
     _refuse_half_started_over(definition, log, observed, around)
     sinks.check(owners, recovery.next_claim(observed).generation)
     targets = definition.targets
+    orders: tuple[str, ...] = ()
     if mine is None and targets is not None:  # SO1: the sinks of a run do not change
         retrying(lambda: log.records.note(number, targets), around)
+        orders = retrying(log.records.orders, around)
     floor = max(above, lives.floor(owners.values()))
     claimed = retrying(lambda: log.claim(owner, wall_ms, mine, floor, number), around)
+    with suppress(StorageError):  # SO2: the step of an order that was there before the claim is fenced by it
+        log.records.withdraw(orders)
     retrying(sinks.tell, around)
     return claimed
 

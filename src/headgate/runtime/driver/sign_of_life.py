@@ -6,10 +6,10 @@ lives all the same was replaced, and is fenced.
 
 from __future__ import annotations
 
-from headgate.errors import UsageError
 from headgate.model.heartbeat import Course
 from headgate.protocol.supervision.standby import Standby
 from headgate.runtime.driver.lookout import Lookout
+from headgate.runtime.driver.pipeline_lock import AlreadyRunning
 from headgate.runtime.surroundings import Surroundings
 from headgate.storage.base import Storage
 
@@ -20,7 +20,7 @@ def refuse_if_alive(storage: Storage, pipeline: str, around: Surroundings) -> No
     """Wait for a sign of life of a run whose end nobody told.
 
     Raises:
-        UsageError: there was one.
+        AlreadyRunning: there was one.
         StorageError
     """
     lookout = Lookout(storage, pipeline, "")
@@ -33,7 +33,7 @@ def refuse_if_alive(storage: Storage, pipeline: str, around: Surroundings) -> No
         if seen.course not in _AT_WORK:
             return
         if seen.mark != first.mark:
-            raise UsageError(
+            raise AlreadyRunning(
                 f"pipeline '{pipeline}' is run by {seen.owner or 'another process'}, and cannot start over meanwhile; "
                 "stop it first"
             )

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from headgate.codec.lock_holder import Ending
 from headgate.connectors.base import KEPT, Holding, ResettableSink
-from headgate.connectors.recorded import sink_of, target_of, targets_of
+from headgate.connectors.recorded import Front, in_one_step, sink_of, target_of, targets_of, together
 from headgate.errors import StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
@@ -59,6 +59,7 @@ class Plan:
         pipeline, home: its name, and where its checkpoints are.
         checkpoints: the completed ones, newest first.
         inputs: paths of captured DataFrames.
+        aside: paths of what was set aside.
         targets: of all sinks that it has or had.
         log: what was there when this was found.
         is_empty: nothing would be deleted or forgotten: the next start begins at the beginning as it is.
@@ -68,6 +69,7 @@ class Plan:
     home: str
     checkpoints: tuple[Manifest, ...]
     inputs: tuple[str, ...]
+    aside: tuple[str, ...]
     targets: tuple[Found, ...]
     log: ObservedLog
     is_empty: bool
@@ -100,7 +102,8 @@ class StartingOver:
         """Give it while nobody else runs the pipeline (SO8).
 
         Raises:
-            UsageError: somebody runs it, or there is no such pipeline.
+            AlreadyRunning: somebody runs it.
+            UsageError: there is no such pipeline.
         """
         if is_missing(f"{root.rstrip('/')}/{pipeline}") and program is None:
             raise UsageError(f"there is no pipeline '{pipeline}' in {root}")
@@ -109,7 +112,7 @@ class StartingOver:
         except AlreadyRunning:
             holder = read_holder(root, pipeline)
             who = "another process" if holder is None else holder.owner
-            raise UsageError(
+            raise AlreadyRunning(
                 f"pipeline '{pipeline}' is run by {who}, and cannot start over meanwhile; stop it first: "
                 f"headgate stop {pipeline}"
             ) from None
@@ -138,10 +141,11 @@ class StartingOver:
         targets = self._targets(log, life)
         found = tuple(self._found(target, life) for target in targets)
         inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
+        aside = tuple(self._retrying(self._log.files.aside_paths))
         is_begun = bool(log.entries) and not has_given_up(log)
         is_in_the_way = any(one.holding.what or not _is_free_for(life, one.owner) for one in found)
         is_empty = not (is_begun or inputs or is_in_the_way or self._decided(log) is not None)
-        return Plan(self._pipeline, self._log.url, candidates(log), inputs, found, log, is_empty)
+        return Plan(self._pipeline, self._log.url, candidates(log), inputs, aside, found, log, is_empty)
 
     def _targets(self, log: ObservedLog, life: Life | None) -> tuple[Target, ...]:
         """Return all that is to be emptied: of the program, of what was written down, of an order half carried out.
@@ -164,9 +168,7 @@ class StartingOver:
     def _found(self, target: Target, life: Life | None) -> Found:
         if target.kind is TargetKind.NOTHING:
             return Found(target, None, Owner(), Holding("", ""))
-        sink = self._sink(target)
-        if sink is None:
-            raise UsageError(self._nobody_knows(target))
+        sink = self._known_sink(target)
         owner = self._retrying(lambda: sink.owner(self._pipeline, target.sink))
         mine = self._mine(() if life is None else (life,))
         holding = self._retrying(lambda: sink.holding(self._pipeline, target.sink, mine))
@@ -201,6 +203,12 @@ class StartingOver:
         if isinstance(mine, ResettableSink) and target_of(target.sink, mine).place_key == target.place_key:
             return mine
         return sink_of(target)
+
+    def _known_sink(self, target: Target) -> ResettableSink:
+        sink = self._sink(target)
+        if sink is None:
+            raise UsageError(self._nobody_knows(target))
+        return sink
 
     def _nobody_knows(self, target: Target) -> str:
         sink = f"sink '{target.sink}' of pipeline '{self._pipeline}' is of the class {target.place}"
@@ -243,12 +251,15 @@ class StartingOver:
         self._refuse_if_changed(plan)
         token, wall_ms = self._around.token(8).hex(), self._around.wall_ms()
         above = max((found.owner.generation for found in plan.targets), default=Generation(0))
-        order = ResetOrder(token, tuple(found.target for found in plan.targets if found.sink is not None))
+        targets = tuple(found.target for found in plan.targets if found.sink is not None)
+        order = ResetOrder(token, targets, (*plan.inputs, *plan.aside))
+        older = self._retrying(self._log.records.orders)
         self._retrying(lambda: self._log.records.give(order))
         claimant = starting_over.claimant(token)
         claimed = self._retrying(lambda: self._log.start_over(claimant, wall_ms, plan.log, above))
         self._finish(order, claimed.next.life, claimed.next.generation)
-        with suppress(StorageError):  # the next start sweeps, too
+        with suppress(StorageError):  # the next start does both, too
+            self._retrying(lambda: self._log.records.withdraw(older))
             self._retrying(self._log.files.sweep)
 
     def _refuse_if_changed(self, plan: Plan) -> None:
@@ -277,22 +288,41 @@ class StartingOver:
         token = starting_over.decided(log)
         return None if token is None else self._retrying(lambda: self._log.records.order(token))
 
+    @classmethod
+    def is_due(cls, root: str, pipeline: str) -> bool:
+        """Whether somebody has decided to start over and did not finish it: cheap if nobody ever wanted to.
+
+        Raises:
+            StorageError
+        """
+        log = CheckpointLog(open_storage(root), pipeline)
+        orders = log.records.orders()
+        return bool(orders) and starting_over.decided(log.observe()) in orders
+
     def _finish(self, order: ResetOrder, number: int, generation: Generation) -> None:
         """Do what is left to be done: every step is done once, however often this begins (SO6)."""
         life = self._retrying(lambda: self._log.later_life(number, self._around.host, self._around.wall_ms()))
         mine = self._mine((life, *self._retrying(lambda: self._log.lives_before(number))))
-        for target in order.targets:
-            sink = self._sink(target)
-            if sink is None:
-                raise UsageError(self._nobody_knows(target))
-            self._retrying(lambda sink=sink, target=target: self._empty(sink, target, generation, life, mine))  # type: ignore[misc]
-        for path in self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")):
-            self._retrying(lambda path=path: self._storage.delete(path))  # type: ignore[misc]
-        self._retrying(self._log.discard_aside)
-        self._retrying(lambda: self._log.records.carried_out(number))
+        for fronts in together([(target, self._known_sink(target)) for target in order.targets]):
+            self._retrying(lambda fronts=fronts: self._empty(fronts, generation, life, mine))  # type: ignore[misc]
+        for path in order.beside:
+            self._retrying(lambda path=path: self._remove(path, order))  # type: ignore[misc]
+        self._retrying(lambda: self._log.records.carried_out(number, order.token))
 
-    def _empty(self, sink: ResettableSink, target: Target, generation: Generation, life: Life, mine: Mine) -> None:
-        """Empty one target, unless it has become somebody else's since it was looked at (SO4)."""
+    def _remove(self, path: str, order: ResetOrder) -> None:
+        """Remove what the order names, unless it was carried out by now: then it may be a later life's (SO7)."""
+        if self._decided(self._log.observe()) == order:
+            self._storage.delete(path)
+
+    def _empty(self, fronts: tuple[Front, ...], generation: Generation, life: Life, mine: Mine) -> None:
+        """Empty what has one owner, unless it has become somebody else's since it was looked at (SO4)."""
+        for target, sink in fronts:
+            self._refuse_what_is_not_ours(target, sink, generation, mine)
+        in_one_step(fronts).start_over(self._pipeline, fronts[0][0].sink, generation, life, mine)
+
+    def _refuse_what_is_not_ours(
+        self, target: Target, sink: ResettableSink, generation: Generation, mine: Mine
+    ) -> None:
         owner = sink.owner(self._pipeline, target.sink)
         is_begun = owner.life is None and owner.generation == generation  # fenced by an attempt that was cut short
         if not mine(owner) and not is_begun:
@@ -302,7 +332,6 @@ class StartingOver:
             if holding.what or holding.problem:
                 kept = holding.problem or f"{holding.where} {KEPT}"
                 raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {kept}")
-        sink.start_over(self._pipeline, target.sink, generation, life, mine)
 
     def _retrying(self, call: Callable[[], _T]) -> _T:
         return claims.retrying(call, self._around)

@@ -331,8 +331,8 @@ class Catalogue(Protocol):
     def contents(self, stream: str, of: str, mine: Mine) -> Contents:
         """Return what is in ``stream`` by whom: see ``Store.contents``."""
 
-    def start_over(self, reset: StreamReset, now_ms: int) -> bool:
-        """Fence, empty the stream and let another life be its owner: see ``Store.start_over``.
+    def start_over(self, reset: StreamReset, now_ms: int) -> str | None:
+        """Fence, empty the streams and let another life be their owner: see ``Store.start_over``.
 
         Raises:
             FencedError: a newer epoch exists.

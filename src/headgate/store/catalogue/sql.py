@@ -247,19 +247,24 @@ class SqlCatalogue:
         with self._database.read() as connection:
             return starting_over.contents(connection, stream, of, mine, self._where)
 
-    def start_over(self, reset: StreamReset, now_ms: int) -> bool:
+    def start_over(self, reset: StreamReset, now_ms: int) -> str | None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             if starting_over.is_over(connection, reset.owner, reset.life, self._where):
-                return True
+                return None
             # What is there is looked at before its owner is fenced.
-            found = starting_over.contents(connection, reset.stream, reset.of, reset.mine, self._where)
-            if found.is_shared:
-                return False
+            found = {
+                stream: starting_over.contents(connection, stream, reset.of, reset.mine, self._where)
+                for stream in reset.streams
+            }
+            shared = next((stream for stream in found if found[stream].is_shared), None)
+            if shared is not None:
+                return shared
             transactions.raise_fence(connection, reset.owner, reset.epoch)
-            starting_over.empty(connection, reset, found, now_ms, self._where)
-            owners.hand_over(connection, reset.owner, reset.life)
-            return True
+            for stream in found:
+                starting_over.empty(connection, reset, stream, found[stream], now_ms, self._where)
+            owners.hand_over(connection, reset.owner, reset.life)  # of all of them: it is one owner (SO6)
+            return None
 
     # -- files and checks --------------------------------------------------------------------------------------------
 

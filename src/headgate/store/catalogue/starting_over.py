@@ -1,4 +1,4 @@
-"""Empties a stream of what one pipeline wrote, in the tables (SO4 to SO6 of docs/spec/starting-over.md).
+"""Empties streams of what one pipeline wrote, in the tables (SO4 to SO6 of docs/spec/starting-over.md).
 
 Counterpart: ``sql`` calls these inside its transactions, so that fence, events and owner change in one step. Never
 removes what others have written.
@@ -44,21 +44,21 @@ def contents(connection: Connection, stream: str, of: str, mine: Mine, where: st
 
 
 def is_over(connection: Connection, owner: str, life: Life, where: str) -> bool:
-    """Whether ``life`` has the stream already: then it was emptied for it, or is its own by now (SO6)."""
+    """Whether ``life`` is ``owner`` already: then all its streams were emptied, or are its own by now (SO6)."""
     known = find_owner(connection, owner, where).life
     return known is not None and known.id == life.id
 
 
-def empty(connection: Connection, reset: StreamReset, found: Contents, now_ms: int, where: str) -> None:
-    """Abort what its owner has prepared, then empty the stream, unless ``found`` says that it is somebody else's."""
-    info = _find(connection, reset.stream, where)
+def empty(connection: Connection, reset: StreamReset, stream: str, found: Contents, now_ms: int, where: str) -> None:
+    """Abort what its owner has prepared, then empty ``stream``, unless ``found`` says that it is somebody else's."""
+    info = _find(connection, stream, where)
     if info is None:
         return
     transactions.recover(connection, info, reset.owner, reset.epoch, (), now_ms, where)
     if found.others:
         return
     sql_streams.delete_stream(connection, info)
-    if reset.made != (info.segments_count, info.routing_key):
+    if reset.streams[stream] != (info.segments_count, info.routing_key):
         again = StreamDefinition(info.name, info.schema, info.segments_count, info.routing_key)
         sql_streams.insert_stream(connection, again, now_ms, if_not_exists=False, where=where)
 
