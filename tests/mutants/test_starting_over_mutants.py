@@ -12,6 +12,7 @@ from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.runtime import test_starting_over_in_front_of_others as others
 from tests.runtime import test_starting_over_killed as killed
 from tests.runtime import test_starting_over_late as late
+from tests.runtime import test_starting_over_leaving as leaving
 from tests.runtime import test_starting_over_moved as moved
 from tests.sim.product.patching import around, skipped
 
@@ -29,6 +30,7 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.records import Records
 from headgate.runtime.driver import claims
 from headgate.runtime.driver import starting_over as driver
+from headgate.runtime.driver.fronts import Fronts
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock
 from headgate.runtime.driver.starting_over import StartingOver
 from headgate.storage.backends import open_storage
@@ -136,7 +138,7 @@ def nobody_looks_again() -> AbstractContextManager[None]:
 
 
 def an_order_is_not_asked_about() -> AbstractContextManager[None]:
-    return skipped(StartingOver, "_refuse_what_is_not_ours")
+    return skipped(Fronts, "refuse_others")
 
 
 def each_stream_is_emptied_alone() -> AbstractContextManager[None]:
@@ -202,6 +204,18 @@ def generations_begin_anew() -> AbstractContextManager[None]:
     return around(CheckpointLog, "start_over", start_over)
 
 
+def nothing_is_left() -> AbstractContextManager[None]:
+    def init(call: Any, self: Any, *arguments: Any) -> None:
+        call(self, *arguments)
+        self._leave = frozenset()
+
+    return around(StartingOver, "__init__", init)
+
+
+def anything_can_be_left() -> AbstractContextManager[None]:
+    return skipped(StartingOver, "_refuse_unknown")
+
+
 @pytest.mark.parametrize(
     "mutant", [the_order_is_not_written, output_goes_before_it_is_decided, the_order_goes_before_the_output]
 )
@@ -242,6 +256,8 @@ OF_TARGETS: list[tuple[Mutant, Any]] = [
     (what_was_forgotten_is_its_own, others.test_what_was_made_to_forget_keeps_what_it_holds),
     (nobody_looks_again, others.test_nothing_goes_that_was_not_shown),
     (generations_begin_anew, killed.test_a_reset_fences_whoever_lost_its_checkpoints),
+    (nothing_is_left, leaving.test_what_was_left_is_written_to_when_it_has_forgotten),
+    (anything_can_be_left, leaving.test_only_a_sink_that_there_is_can_be_left),
 ]
 
 

@@ -25,6 +25,7 @@ from headgate.model.targets import Target
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.driver import claims
+from headgate.runtime.driver.fronts import Fronts
 from headgate.runtime.driver.starting_over import StartingOver
 from headgate.store.store import Store
 
@@ -133,7 +134,7 @@ def test_a_moved_sink_with_others_events_keeps_both_streams(tmp_path: Path, monk
 
     def late(self: Any, *arguments: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(StartingOver, "_refuse_what_is_not_ours", lambda *_: None)
+            patch.setattr(Fronts, "refuse_others", lambda *_: None)
             with Store.open(moved.stores[0]) as store, store.writer("app/b") as writer:
                 writer.append(pa.RecordBatch.from_pylist([{"number": 7}], store.describe("app/b").schema)).result()
             real(self, *arguments)

@@ -13,7 +13,8 @@ import typer
 from headgate.api.config import CHECKPOINT_DIR_DEFAULT
 from headgate.cli.options import DirOption, JsonOption, PipelineArgument
 from headgate.cli.text import count_text
-from headgate.model.targets import TargetKind
+from headgate.connectors.recorded import sink_of
+from headgate.model.targets import Target, TargetKind
 from headgate.runtime.driver.starting_over import Found, Plan, StartingOver
 from headgate.storage.backends import absolute_location
 
@@ -26,6 +27,10 @@ def reset(
     directory: DirOption = CHECKPOINT_DIR_DEFAULT,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: JsonOption = False,
+    leave: Annotated[
+        list[str] | None,
+        typer.Option(help="A sink whose target is gone for good: it is not emptied. Again for every other one."),
+    ] = None,
 ) -> None:
     """Have a pipeline start over: delete its checkpoints, and all that it has written to files and streams.
 
@@ -34,15 +39,18 @@ def reset(
 
     A pipeline with a sink of your own needs its program: headgate run PROGRAM --fresh. With --json it only shows what
     would go, unless --yes is given, too.
+
+    A target that cannot be reached keeps all the others. If it is gone for good, --leave names its sink.
     """
     root = absolute_location(directory)
-    with StartingOver.holding_the_lock(root, pipeline, None) as resetting:
-        resetting.finish()
+    with StartingOver.holding_the_lock(root, pipeline, None, leave=leave or ()) as resetting:
+        was_begun = not leave and resetting.finish()  # else that is ordered anew, without what is left
         plan = resetting.look()
         if as_json:
-            if yes and not plan.is_empty:
+            is_wanted = yes and not plan.is_empty
+            if is_wanted:
                 resetting.carry_out(plan)
-            typer.echo(json.dumps({**_facts(plan), "is_reset": yes}))
+            typer.echo(json.dumps({**_facts(plan), "is_reset": is_wanted or was_begun}))
             return
         if plan.is_empty:
             typer.echo(f"Nothing to delete: the next start of {pipeline} begins at the beginning.")
@@ -83,7 +91,18 @@ def _staying(plan: Plan) -> list[str]:
     lines = [_others(found) for found in plan.targets if found.holding.stays]
     streams = [found.target.stream for found in plan.targets if found.target.stream and found.holding.what]
     lines += [f"Whoever reads stream {stream} has to start over, too." for stream in sorted(set(streams))]
+    lines += [_left(plan, target) for target in plan.left]
     return [*lines, "Savepoints stay."]
+
+
+def _left(plan: Plan, target: Target) -> str:
+    sink = sink_of(target)
+    where = f"stream {target.stream} in {target.place}" if target.stream else target.place
+    how = "" if sink is None else f": {sink.how_to_forget(plan.pipeline, target.sink)}"
+    return (
+        f"Sink '{target.sink}' is left as it is ({where}); no start writes there before it was made to forget whose it "
+        f"is{how}"
+    )
 
 
 def _others(found: Found) -> str:
@@ -100,6 +119,7 @@ def _facts(plan: Plan) -> dict[str, object]:
         "checkpoints": [int(manifest.checkpoint) for manifest in plan.checkpoints],
         "home": plan.home,
         "captured": list(plan.captured),
+        "left": sorted({target.sink for target in plan.left}),
         "sinks": [
             {
                 "sink": found.target.sink,

@@ -7,26 +7,25 @@ Decisions are those of ``protocol.checkpoints.starting_over``. Holds the pipelin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from headgate.codec.lock_holder import Ending
 from headgate.connectors.base import KEPT, Holding, ResettableSink
-from headgate.connectors.recorded import Front, in_one_step, sink_of, target_of, targets_of, together
+from headgate.connectors.recorded import Front, in_one_step, targets_of, together
 from headgate.errors import StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
-from headgate.model.graph import Role
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Mine, Owner
 from headgate.model.manifest import Manifest
 from headgate.model.targets import ResetOrder, Target, TargetKind
 from headgate.protocol.checkpoints import starting_over
 from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, has_given_up, life_of
-from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, sign_of_life
+from headgate.runtime.driver.fronts import Fronts
 from headgate.runtime.driver.lives import host_of
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock, read_holder
 from headgate.runtime.driver.removing import check_nobody_needs
@@ -60,7 +59,8 @@ class Plan:
         checkpoints: the completed ones, newest first.
         inputs: paths of captured DataFrames.
         aside: paths of what was set aside.
-        targets: of all sinks that it has or had.
+        targets: of all sinks that it has or had, but for what is left.
+        left: targets that stay as they are, because the user said so.
         log: what was there when this was found.
         is_empty: nothing would be deleted or forgotten: the next start begins at the beginning as it is.
     """
@@ -71,6 +71,7 @@ class Plan:
     inputs: tuple[str, ...]
     aside: tuple[str, ...]
     targets: tuple[Found, ...]
+    left: tuple[Target, ...]
     log: ObservedLog
     is_empty: bool
 
@@ -84,20 +85,32 @@ class StartingOver:
     """One pipeline that starts over. Make it with ``holding_the_lock``."""
 
     def __init__(
-        self, storage: Storage, pipeline: str, program: PipelineDefinition | None, around: Surroundings = PROCESS
+        self,
+        storage: Storage,
+        pipeline: str,
+        program: PipelineDefinition | None,
+        around: Surroundings = PROCESS,
+        leave: Sequence[str] = (),
     ) -> None:
-        """``program``: the pipeline as its program makes it; None: only what is written down is known."""
+        """``program``: the pipeline as its program makes it; None: only what is written down is known.
+
+        ``leave``: names of sinks whose targets stay as they are (SO9).
+        """
+        self._leave = frozenset(leave)
         self._storage, self._pipeline, self._around = storage, pipeline, around
         self._log = CheckpointLog(storage, pipeline)
-        self._host = host_of(self._log.url, around.host)
-        graph = () if program is None else program.graph.nodes
+        self._fronts = Fronts(pipeline, self._log.url, host_of(self._log.url, around.host), program)
         self._program = None if program is None else targets_of(program.graph)
-        self._sinks: Mapping[str, object] = {str(node.name): node.spec for node in graph if node.role is Role.SINK}
 
     @classmethod
     @contextmanager
     def holding_the_lock(
-        cls, root: str, pipeline: str, program: PipelineDefinition | None, around: Surroundings = PROCESS
+        cls,
+        root: str,
+        pipeline: str,
+        program: PipelineDefinition | None,
+        around: Surroundings = PROCESS,
+        leave: Sequence[str] = (),
     ) -> Iterator[StartingOver]:
         """Give it while nobody else runs the pipeline (SO8).
 
@@ -120,7 +133,7 @@ class StartingOver:
             storage = open_storage(root)
             if not lock.nonce:
                 sign_of_life.refuse_if_alive(storage, pipeline, around)
-            yield cls(storage, pipeline, program, around)
+            yield cls(storage, pipeline, program, around, leave)
         finally:
             lock.release(Ending.CANCELLED, reason="")
 
@@ -139,13 +152,15 @@ class StartingOver:
         if life is not None:
             self._retrying(lambda: self._refuse_a_copy(life))
         targets = self._targets(log, life)
-        found = tuple(self._found(target, life) for target in targets)
+        self._refuse_unknown({target.sink for target in targets})
+        left = tuple(target for target in targets if target.sink in self._leave)
+        found = tuple(self._found(target, life) for target in targets if target not in left)
         inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
         aside = tuple(self._retrying(self._log.files.aside_paths))
         is_begun = bool(log.entries) and not has_given_up(log)
         is_in_the_way = any(one.holding.what or not _is_free_for(life, one.owner) for one in found)
         is_empty = not (is_begun or inputs or is_in_the_way or self._decided(log) is not None)
-        return Plan(self._pipeline, self._log.url, candidates(log), inputs, aside, found, log, is_empty)
+        return Plan(self._pipeline, self._log.url, candidates(log), inputs, aside, found, left, log, is_empty)
 
     def _targets(self, log: ObservedLog, life: Life | None) -> tuple[Target, ...]:
         """Return all that is to be emptied: of the program, of what was written down, of an order half carried out.
@@ -165,24 +180,25 @@ class StartingOver:
         known = (*(noted or ()), *(() if order is None else order.targets), *(self._program or ()))
         return tuple({target.place_key: target for target in known}.values())
 
+    def _refuse_unknown(self, sinks: set[str]) -> None:
+        unknown = sorted(self._leave - sinks)
+        if unknown:
+            there = ", ".join(f"'{name}'" for name in sorted(sinks)) or "none"
+            raise UsageError(f"pipeline '{self._pipeline}' has no sink '{unknown[0]}' to leave; its sinks: {there}")
+
     def _found(self, target: Target, life: Life | None) -> Found:
         if target.kind is TargetKind.NOTHING:
             return Found(target, None, Owner(), Holding("", ""))
-        sink = self._known_sink(target)
-        owner = self._retrying(lambda: sink.owner(self._pipeline, target.sink))
-        mine = self._mine(() if life is None else (life,))
-        holding = self._retrying(lambda: sink.holding(self._pipeline, target.sink, mine))
+        sink = self._fronts.known(target)
+        owner = self._at(target, lambda: sink.owner(self._pipeline, target.sink))
+        mine = self._fronts.mine(() if life is None else (life,))
+        holding = self._at(target, lambda: sink.holding(self._pipeline, target.sink, mine))
         if not owner.is_forgotten and not mine(owner):
-            raise UsageError(self._not_ours(target, owner, holding))
+            raise UsageError(self._fronts.not_ours(target, owner, holding))
         problem = holding.problem or (f"{holding.where} {KEPT}" if owner.is_forgotten and holding.what else "")
         if problem:
             raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {problem}")
         return Found(target, sink, owner, holding)
-
-    def _mine(self, known: Sequence[Life]) -> Mine:
-        """Return whose output may go, if ``known`` are the lives of the pipeline as far as anybody knows."""
-        home, host = self._log.url, self._host
-        return lambda owner: any(lives.may_empty(life, home, host, owner) for life in known or (None,))
 
     def _refuse_a_copy(self, life: Life) -> None:
         """Refuse if ``life`` began in another directory, and is there still: what its targets hold is that one's."""
@@ -196,47 +212,6 @@ class StartingOver:
                 f"the checkpoints in {self._log.url} are a copy of those in {life.home}, and what pipeline "
                 f"'{self._pipeline}' has written belongs to both; to delete it, run: headgate reset {name} --dir {root}"
             )
-
-    def _sink(self, target: Target) -> ResettableSink | None:
-        """Return the program's own sink in front of ``target``, else one made of what is written down."""
-        mine = self._sinks.get(target.sink)
-        if isinstance(mine, ResettableSink) and target_of(target.sink, mine).place_key == target.place_key:
-            return mine
-        return sink_of(target)
-
-    def _known_sink(self, target: Target) -> ResettableSink:
-        sink = self._sink(target)
-        if sink is None:
-            raise UsageError(self._nobody_knows(target))
-        return sink
-
-    def _nobody_knows(self, target: Target) -> str:
-        sink = f"sink '{target.sink}' of pipeline '{self._pipeline}' is of the class {target.place}"
-        if self._program is None:
-            return f"{sink}, which only its program can empty; run: headgate run PROGRAM --fresh"
-        if target.sink in self._sinks:
-            return (
-                f"{sink}, which does not say how its output is removed; derive it from headgate.TwoPhaseSink or "
-                "headgate.LedgerSink, with a method remove_output(self, fence)"
-            )
-        return f"{sink}, and is not in the program any more; put it back for this start, so that its output can go too"
-
-    def _not_ours(self, target: Target, owner: Owner, holding: Holding) -> str:
-        sink = f"sink '{target.sink}' of pipeline '{self._pipeline}'"
-        if owner.life is None:
-            return (
-                f"{sink}: version 0.1 wrote to {holding.where} from checkpoints that are not those in {self._log.url}; "
-                f"delete what is there yourself, or leave it and run: {self._how_to_forget(target)}"
-            )
-        root, _, name = owner.life.home.rpartition("/")
-        return (
-            f"{sink}: {holding.where} belongs to the pipeline of the same name with its checkpoints in "
-            f"{owner.life.home}; to delete what that one wrote, run: headgate reset {name} --dir {root}"
-        )
-
-    def _how_to_forget(self, target: Target) -> str:
-        sink = self._sink(target)
-        return "" if sink is None else sink.how_to_forget(self._pipeline, target.sink)
 
     # -- the step, and what follows it ------------------------------------------------------------------------------
 
@@ -302,9 +277,9 @@ class StartingOver:
     def _finish(self, order: ResetOrder, number: int, generation: Generation) -> None:
         """Do what is left to be done: every step is done once, however often this begins (SO6)."""
         life = self._retrying(lambda: self._log.later_life(number, self._around.host, self._around.wall_ms()))
-        mine = self._mine((life, *self._retrying(lambda: self._log.lives_before(number))))
-        for fronts in together([(target, self._known_sink(target)) for target in order.targets]):
-            self._retrying(lambda fronts=fronts: self._empty(fronts, generation, life, mine))  # type: ignore[misc]
+        mine = self._fronts.mine((life, *self._retrying(lambda: self._log.lives_before(number))))
+        for fronts in together([(target, self._fronts.known(target)) for target in order.targets]):
+            self._at(fronts[0][0], lambda fronts=fronts: self._empty(fronts, generation, life, mine))  # type: ignore[misc]
         for path in order.beside:
             self._retrying(lambda path=path: self._remove(path, order))  # type: ignore[misc]
         self._retrying(lambda: self._log.records.carried_out(number, order.token))
@@ -317,21 +292,19 @@ class StartingOver:
     def _empty(self, fronts: tuple[Front, ...], generation: Generation, life: Life, mine: Mine) -> None:
         """Empty what has one owner, unless it has become somebody else's since it was looked at (SO4)."""
         for target, sink in fronts:
-            self._refuse_what_is_not_ours(target, sink, generation, mine)
+            self._fronts.refuse_others(target, sink, generation, mine)
         in_one_step(fronts).start_over(self._pipeline, fronts[0][0].sink, generation, life, mine)
 
-    def _refuse_what_is_not_ours(
-        self, target: Target, sink: ResettableSink, generation: Generation, mine: Mine
-    ) -> None:
-        owner = sink.owner(self._pipeline, target.sink)
-        is_begun = owner.life is None and owner.generation == generation  # fenced by an attempt that was cut short
-        if not mine(owner) and not is_begun:
-            holding = sink.holding(self._pipeline, target.sink, mine)
-            if not owner.is_forgotten:
-                raise UsageError(self._not_ours(target, owner, holding))
-            if holding.what or holding.problem:
-                kept = holding.problem or f"{holding.where} {KEPT}"
-                raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {kept}")
+    def _at(self, target: Target, call: Callable[[], _T]) -> _T:
+        """Return what ``call`` does at ``target``; say what can be done if that stays out of reach (SO9)."""
+        try:
+            return self._retrying(call)
+        except StorageError as error:
+            cause = (
+                f"{error.cause}; so sink '{target.sink}' of pipeline '{self._pipeline}' cannot be emptied; try again, "
+                f"or, if its target is gone for good, leave it: {self._fronts.how_to_leave(target)}"
+            )
+            raise StorageError(error.operation, error.path, cause, error.is_transient) from error
 
     def _retrying(self, call: Callable[[], _T]) -> _T:
         return claims.retrying(call, self._around)

@@ -1,0 +1,132 @@
+"""A target that is gone for good keeps a reset from its end, until its sink is left (SO9)."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.runtime.test_starting_over import World
+from tests.runtime.test_starting_over_killed import ALL, NUMBERS, Killed, Template, definition, log_of, produce, reset
+from tests.runtime.test_starting_over_moved import Moved
+from typer.testing import CliRunner, Result
+
+from headgate.api import fresh
+from headgate.cli.main import app
+from headgate.connectors.files.sink import FileSink
+from headgate.errors import StorageError, UsageError
+from headgate.model.progress import SilentObserver
+from headgate.runtime.driver import claims
+from headgate.runtime.driver.starting_over import StartingOver
+from headgate.store.store import Store
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> Template:
+    return Template(tmp_path)
+
+
+def gone(*_: Any) -> Any:
+    raise StorageError("list", "s3://gone", "no such bucket", is_transient=False)
+
+
+def leaving(world: World, *sinks: str) -> None:
+    home = str(world.root / "home")
+    with StartingOver.holding_the_lock(home, "p", definition(world), leave=sinks) as resetting:
+        resetting.carry_out(resetting.look())
+
+
+def decided(template: Template, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A reset that has died behind its step."""
+
+    def dies(*_: Any) -> None:
+        raise Killed
+
+    world = template.again()
+    with monkeypatch.context() as deadly:
+        deadly.setattr(StartingOver, "_finish", dies)
+        with pytest.raises(Killed):
+            reset(world, definition(world))
+    assert world.all() == ALL
+    return world
+
+
+def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monkeypatch: Any) -> None:  # SO9
+    world = decided(template, monkeypatch)
+    with monkeypatch.context() as away:
+        for name in ("owner", "holding", "start_over"):
+            away.setattr(FileSink, name, gone)
+        with pytest.raises(StorageError, match=r"sink 'files' .* headgate reset p --dir .*/home --leave files"):
+            fresh.finish(definition(world), SilentObserver())
+        leaving(world, "files")
+        assert log_of(world).records.orders() == ()
+        fresh.finish(definition(world), SilentObserver())
+    assert world.all() == [NUMBERS, Counter(), Counter()]
+
+
+def test_what_was_left_is_written_to_when_it_has_forgotten(template: Template) -> None:  # SO9
+    world = template.again()
+    leaving(world, "files")
+    with pytest.raises(UsageError, match="sink 'files' of pipeline 'p' belongs to former checkpoints"):
+        claims.begin_generation(definition(world), log_of(world), "test", lambda _: None)
+    FileSink(world.files, "parquet").target("p", "files").forget()
+    produce(world)
+    assert world.all() == [NUMBERS + NUMBERS, NUMBERS, NUMBERS]
+
+
+def test_only_a_sink_that_there_is_can_be_left(template: Template) -> None:  # SO9
+    with pytest.raises(UsageError, match=r"has no sink 'fils' to leave; its sinks: 'files', 'own', 'stream'"):
+        leaving(template.again(), "fils", "files")
+
+
+def command(moved: Moved, *options: str) -> Result:
+    return CliRunner().invoke(app, ["reset", "p", "--dir", str(moved.root / "home"), *options])
+
+
+def test_the_command_says_what_it_leaves(tmp_path: Path) -> None:  # SO9
+    moved = Moved(tmp_path, ("app/a",))
+    result = command(moved, "--leave", "out", "--yes")
+    assert result.exit_code == 0, result.output
+    store = moved.stores[0]
+    assert (
+        f"Sink 'out' is left as it is (stream app/a in {store}); no start writes there before it was made to forget "
+        f"whose it is: headgate streams forget 'p/out' --store '{store}'\n" in result.output
+    )
+    assert moved.counts() == {"app/a": 1}
+    with Store.open(store) as opened:
+        opened.forget_owner("p/out")
+    moved.produce()
+    assert moved.counts() == {"app/a": 2}
+
+
+def test_json_says_whether_anything_was_reset(tmp_path: Path) -> None:
+    moved = Moved(tmp_path, ("app/a",))
+
+    def told(*options: str) -> Any:
+        found = json.loads(command(moved, "--json", *options).output)
+        return found["is_reset"], found["left"]
+
+    assert told() == (False, [])
+    assert told("--leave", "out") == (False, ["out"])
+    assert told("--yes") == (True, [])
+    assert told("--yes") == (False, []), "there was nothing to do"
+    assert moved.counts() == Counter()
+
+
+def test_json_says_that_a_reset_was_finished(tmp_path: Path, monkeypatch: Any) -> None:
+    moved = Moved(tmp_path, ("app/a",))
+    with monkeypatch.context() as deadly:
+        deadly.setattr(StartingOver, "_finish", gone)
+        with pytest.raises(StorageError):
+            moved.reset()
+    assert json.loads(command(moved, "--json").output)["is_reset"] is True
+    assert moved.counts() == Counter()
+
+
+def test_a_store_that_was_removed_needs_no_leave(tmp_path: Path) -> None:  # SO9
+    moved = Moved(tmp_path, ("app/a",))
+    shutil.rmtree(tmp_path / "store")
+    assert command(moved, "--yes").exit_code == 0
