@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 import headgate as hg
+from headgate.cli.main import app
 from headgate.errors import UsageError
 from headgate.model.config import StartConfig
 from headgate.model.definition import PipelineDefinition
+from headgate.spark.session import check_cluster
 
 
 def started(monkeypatch: pytest.MonkeyPatch, root: Path, **begins: Any) -> StartConfig:
@@ -48,3 +55,64 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=problem):
         started(monkeypatch, tmp_path, **begins)
+
+
+class Session:
+    """Of a cluster with two slots."""
+
+    def __init__(self) -> None:
+        self.sparkContext = SimpleNamespace(master="local[2]", defaultParallelism=2)  # as Spark spells it
+        self.is_stopped = False
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def test_a_run_that_cannot_begin_deletes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # SO4
+    happened: list[str] = []
+
+    def no_java(*_: Any) -> None:
+        happened.append("checked")
+        raise UsageError("there is no Java")
+
+    monkeypatch.setattr("headgate.api.pipeline.start_over", lambda *_: happened.append("deleted"))
+    for check, expected in ((no_java, ["checked"]), (lambda *_: happened.append("checked"), ["checked", "deleted"])):
+        happened.clear()
+        monkeypatch.setattr("headgate.spark.session.check_cluster", check)
+        with suppress(UsageError):
+            started(monkeypatch, tmp_path, fresh=True)
+        assert happened == expected
+
+
+def test_a_supervisor_that_cannot_begin_deletes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:  # SO4
+    happened: list[str] = []
+
+    def no_master(*_: Any) -> None:
+        raise UsageError("there is no such master")
+
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import headgate as hg\n"
+        "p = hg.Pipeline('p', parallelism=1)\n"
+        "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\n"
+    )
+    monkeypatch.setattr("headgate.cli.run.check_cluster", no_master)
+    monkeypatch.setattr("headgate.cli.run.start_over", lambda *_: happened.append("deleted"))
+    monkeypatch.setattr("headgate.cli.run.become_keeper", lambda *_: happened.append("kept"))
+    options = ["--fresh", "--supervised", "--quiet", "--checkpoint-dir", str(tmp_path / "home")]
+    result = CliRunner().invoke(app, ["run", str(program), *options])
+    assert str(result.exception) == "there is no such master"
+    assert happened == []
+
+
+@pytest.mark.parametrize("whose", ["made for it", "given", "of this process"])
+def test_a_check_stops_only_the_session_that_it_made(monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
+    session = Session()
+    monkeypatch.setattr(SparkContext, "_active_spark_context", session if whose == "of this process" else None)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr("headgate.spark.session.make_session", lambda *_: session)
+    given = session if whose == "given" else None
+    with pytest.raises(UsageError, match="parallelism 3 needs as many slots"):
+        check_cluster("p", 3, given, None)
+    assert session.is_stopped == (whose == "made for it")
+    check_cluster("p", 2, given, None)

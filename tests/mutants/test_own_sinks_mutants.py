@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from headgate.connectors.custom.output import LedgerOutput
 from headgate.connectors.custom.pieces import PieceBuffer
 from headgate.errors import HeadgateError, OutputDenied, StorageError
 from headgate.model.manifest import Committable
+from headgate.runtime.checkpoints import losses
 from headgate.runtime.checkpoints.losses import Losses
 from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.driver import sink_commits
@@ -233,6 +235,12 @@ def what_is_refused_is_lost() -> Iterator[None]:
 
 
 @contextmanager
+def any_file_is_a_loss() -> Iterator[None]:
+    with patched(losses, "_RECORD", re.compile(".*")):
+        yield
+
+
+@contextmanager
 def losses_are_told_and_not_recorded() -> Iterator[None]:
     """K26."""
     with patched(Losses, "_recorded", lambda self, lost, why, wall_ms: ""):
@@ -339,6 +347,7 @@ CASES = [
         what_is_refused_is_lost,
         lambda path: commits.test_what_a_target_refuses_otherwise_is_not_lost(path, NOT_ALLOWED, OutputDenied),
     ),
+    (any_file_is_a_loss, lambda _: commits.test_only_records_of_losses_are_counted()),
     (losses_are_told_and_not_recorded, lambda _: commits.test_a_loss_is_recorded_once_and_told_each_time()),
     (permits_are_not_looked_at, lambda path: sinks.test_output_beyond_the_permit_is_refused(path, SqliteSink)),
 ]

@@ -58,6 +58,7 @@ def started(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pi
         return SparkHandle(driver, None, False)
 
     monkeypatch.setattr("headgate.spark.session.start_pipeline", start)
+    monkeypatch.setattr("headgate.spark.session.check_cluster", lambda *_: None)
     yield definitions
     assert not any(launcher.alive() for launcher in launchers)
 

@@ -283,7 +283,7 @@ class Pipeline:
             UsageError: wrong pipeline, missing Java, too few slots, another driver runs this pipeline.
         """
         refuse_while_loading(self)
-        from headgate.spark.session import start_pipeline
+        from headgate.spark.session import check_cluster, start_pipeline
 
         definition = self.definition_on(master, spark=spark)
         given = (restore, go_back_behind, allow_unclaimed_state)
@@ -294,6 +294,8 @@ class Pipeline:
             raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
         make_checkpoint_directory(definition.config)
         watcher = LoggingObserver(self.name) if observer is None else observer
+        if fresh:  # SO4: nothing goes for a run that cannot begin
+            check_cluster(self.name, definition.plan.parallelism, spark, master)
         prepare = start_over if fresh else finish
         prepare(definition, watcher)
         spark = capture(definition) or spark

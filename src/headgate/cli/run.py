@@ -45,7 +45,7 @@ from headgate.cli.standby import StandingBy, jvm_check
 from headgate.cli.text import count_text, duration_text
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.runtime.driver.succession import Succession, succeeding
-from headgate.spark.session import WarmSession, quick_jvm
+from headgate.spark.session import WarmSession, check_cluster, quick_jvm
 
 COMMAND = [sys.executable, "-P", "-m", "headgate.cli.main"]
 """``headgate``, whatever is in the working directory."""
@@ -145,6 +145,8 @@ def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> 
     pipeline = _loaded(options, program, arguments)
     definition = pipeline.definition_on(options.master)
     make_checkpoint_directory(definition.config)
+    with quick_jvm():
+        check_cluster(pipeline.name, definition.plan.parallelism, None, options.master)
     with _observer(pipeline, options) as observer:
         start_over(definition, observer)
 

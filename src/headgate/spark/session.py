@@ -301,6 +301,27 @@ def _check_slots(session: Any, parallelism: int) -> None:
         time.sleep(0.2)
 
 
+def check_cluster(name: str, parallelism: int, spark: Any, master: str | None) -> None:
+    """Check that a start would find Java, its master, and enough slots: for one that deletes something before.
+
+    Nothing stays of it but the JVM, of which a process has one.
+
+    Raises:
+        UsageError: the cluster has fewer slots than the parallelism.
+        Exception: whatever Spark says when there is no Java or no such master.
+    """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    is_there = spark is not None or SparkContext._active_spark_context is not None
+    session = spark or SparkSession.getActiveSession() or make_session(name, parallelism, master)
+    try:
+        _check_slots(session, parallelism)
+    finally:
+        if not is_there:
+            session.stop()
+
+
 def plan_fingerprint(definition: PipelineDefinition) -> str:
     """Return a text that differs when driver and workers do not run the same plan."""
     plan = definition.plan

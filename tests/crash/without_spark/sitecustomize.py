@@ -11,7 +11,7 @@ SESSION = "headgate.spark.session"
 
 
 class Finder:
-    """Replaces two names of the session's module as soon as it is imported."""
+    """Replaces three names of the session's module as soon as it is imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != SESSION:
@@ -23,6 +23,7 @@ class Finder:
         def exec_module(module):
             original(module)
             module.start_pipeline = lambda definition, **options: start(module, definition, **options)
+            module.check_cluster = lambda *_: None
             module.WarmSession = Nothing
 
         spec.loader.exec_module = exec_module

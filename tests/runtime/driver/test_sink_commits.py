@@ -287,6 +287,17 @@ def test_a_loss_is_recorded_once_and_told_each_time() -> None:  # K26
     assert first in notes[0]
 
 
+def test_only_records_of_losses_are_counted() -> None:  # K26
+    storage = MemoryStorage()
+    Losses(storage, "p").losing(lambda: 17, lambda _: None)(output(4), "it expired")
+    first = storage.list("p/lost/")[0]
+    for other in ("notes.txt", ".DS_Store", f"{first.rpartition('/')[2]}~", "copy/of.json"):
+        storage.put(f"p/lost/{other}", [b""])
+    heir = Losses(storage, "p")
+    heir.look()
+    assert heir.count == 1
+
+
 def test_output_for_a_sink_that_is_gone_is_refused(tmp_path: Path) -> None:
     commits = commits_to(tmp_path, RecordedSink())
     with pytest.raises(

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable
 
 from headgate.model.manifest import Committable
 from headgate.storage.base import AlreadyExists, Storage
+
+_RECORD = re.compile(r"[0-9]{10,}-[^/]+-[0-9]{5,}-[0-9]{10,}\.json")
 
 
 class Losses:
@@ -33,7 +36,8 @@ class Losses:
         Raises:
             StorageError
         """
-        self._names |= frozenset(self._storage.list(self._prefix))
+        paths = self._storage.list(self._prefix)
+        self._names |= {path for path in paths if _RECORD.fullmatch(path.removeprefix(self._prefix))}
 
     def losing(self, wall_ms: Callable[[], int], note: Callable[[str], None]) -> Callable[[Committable, str], None]:
         """Return what records and tells that output is gone, and why.
