@@ -195,7 +195,7 @@ def test_messages_with_other_values_are_a_message_or_refused(message: messages.M
 
 
 NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats()
-ODD = st.none() | st.booleans() | NUMBERS | st.text(max_size=3) | st.just([]) | st.just({})
+ODD: st.SearchStrategy[object] = st.none() | st.booleans() | NUMBERS | st.text(max_size=3) | st.just([]) | st.just({})
 
 
 def with_another_value(fields: object, data: st.DataObject) -> object:
