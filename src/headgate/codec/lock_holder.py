@@ -12,6 +12,8 @@ from enum import Enum
 import msgspec
 import xxhash
 
+from headgate.codec.malformed import MALFORMED
+
 _MAGIC = b"headgate-lock 1"
 
 
@@ -73,5 +75,5 @@ def decode_holder(data: bytes) -> LockHolder | None:
         return None
     try:
         return msgspec.json.decode(body, type=LockHolder)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         return None

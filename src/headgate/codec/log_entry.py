@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from headgate.codec.malformed import MALFORMED
 from headgate.codec.snapshot import FILES_PREFIX, IN_FLIGHT_PREFIX
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -143,7 +144,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
         if _VERSIONS[words[1]] == 1 and words[2] == b"manifest":
             return _manifest_of_version_1(body)
         entry = msgspec.json.decode(body, type=_KINDS[words[2]])
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+    except (*MALFORMED, KeyError, TypeError, AttributeError) as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
     if _VERSIONS[words[1]] not in (1, _version(entry)):  # the checksum is that of the body
         expected = f"format version {_version(entry)}"
@@ -177,4 +178,7 @@ def decode_hint(data: bytes, path: str) -> int:
     expected = xxhash.xxh3_64_hexdigest(text.encode())
     if checksum and checksum != expected:
         raise CorruptionError(path, 0, f"checksum {expected}", checksum)
-    return int(text)
+    try:
+        return int(text)
+    except ValueError as error:  # so many digits that Python reads no number in them
+        raise CorruptionError(path, 0, "a number", repr(text[:20])) from error

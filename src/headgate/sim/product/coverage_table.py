@@ -19,8 +19,8 @@ import headgate
 
 SOURCE = Path(headgate.__file__).parent
 ROOMS = ("model", "protocol", "runtime", "store", "state", "connectors/custom", "connectors/streams")
-TRANSACTIONS = ("commit", "layout", "ledger", "owner", "rotation", "sink", "writer", "buffer")
-"""Of ``connectors/files``: what decides whether output is there once."""
+TRANSACTIONS = ("commit", "layout", "ledger", "owner", "rotation", "sink", "starting_over", "writer", "buffer")
+"""Of ``connectors/files``: what decides whether output is there once, and what of it is removed."""
 
 LEAST = 0.9
 """So much of what is not thin the seeds must run."""
@@ -47,7 +47,7 @@ ELSEWHERE = {
     "storage/local.py": "the file system",
     "storage/durable.py": "the file system",
     "storage/object_store.py": "object stores",
-    "spark": "Spark: launcher, task entry, ends in DataFrames",
+    "spark": "Spark: launcher, task entry, ends in DataFrames, its own processors",
     "cli/keeping.py": "the process of a keeper: forks, signals, pipes",
     "cli/kept.py": "the process that it keeps",
     "cli/standby.py": "the process of a standby: signals",
@@ -57,7 +57,6 @@ ELSEWHERE = {
 _CHANGED = "programs that are changed between two runs"
 
 NOT_YET = {
-    "state/rocksdb": "a native library on files of its own; --rocksdb runs it, and its parts are not judged yet",
     "runtime/written_state": "savepoints from frames",
     "model/evolution.py": _CHANGED,
     "model/identity_parts.py": _CHANGED,
