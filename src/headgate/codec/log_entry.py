@@ -22,6 +22,7 @@ from headgate.model.manifest import (
     IN_FLIGHT_VERSION,
     LATER_LIFE_VERSION,
     MANIFEST_VERSION,
+    ORDER_VERSION,
     PIECES_VERSION,
     Claim,
     Committable,
@@ -34,9 +35,18 @@ from headgate.model.manifest import (
 )
 
 _MAGIC = b"headgate-log"
-_KNOWN = (1, MANIFEST_VERSION, IN_FLIGHT_VERSION, LATER_LIFE_VERSION, PIECES_VERSION, FILES_VERSION)
+_KNOWN = (
+    1,
+    MANIFEST_VERSION,
+    IN_FLIGHT_VERSION,
+    LATER_LIFE_VERSION,
+    PIECES_VERSION,
+    FILES_VERSION,
+    ORDER_VERSION,
+)
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
-_WHERE_FROM = ("origin", "place")
+_IF_SET = ("origin", "place", "order")
+"""Not written where they are None, so that entries without them are what they were before."""
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 
 
@@ -49,7 +59,9 @@ def encode_log_entry(entry: LogEntry) -> bytes:
 
 
 def _version(entry: LogEntry) -> int:
-    """Return what a reader must know (UA18, LV7, SF14, SF16)."""
+    """Return what a reader must know (UA18, LV7, SF14, SF16, SO9)."""
+    if isinstance(entry, Claim) and entry.order is not None:
+        return ORDER_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()
     if any(part.section.startswith(FILES_PREFIX) for part in parts):
         return FILES_VERSION
@@ -91,7 +103,7 @@ def _fields(entry: LogEntry) -> dict[str, Any]:
 
     Output that is not in pieces does not say so, so that releases that know of none read it as ever (SF14).
     A pipeline that was never restored by name does not say so in each manifest, nor do its hooks, nor
-    one in its first life.
+    one in its first life. A claim names an order only if it is one (SO9).
     """
     fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
     if not entry.life:
@@ -100,7 +112,7 @@ def _fields(entry: LogEntry) -> dict[str, Any]:
         fields["entries"] = [_written(subtask) for subtask in entry.entries]
         fields["carried"] = [_written_output(committable) for committable in entry.carried]
         fields["hooks"] = [_written_hook(hook) for hook in entry.hooks]
-    return {name: value for name, value in fields.items() if value is not None or name not in _WHERE_FROM}
+    return {name: value for name, value in fields.items() if value is not None or name not in _IF_SET}
 
 
 def _written(entry: SubtaskEntry) -> _Undelayed:
@@ -134,7 +146,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
     if len(words) != 4 or words[0] != _MAGIC:
         raise CorruptionError(path, 0, "a checkpoint log entry", repr(data[:24]))
     if words[1] not in _VERSIONS:
-        expected = f"format version {FILES_VERSION} or less"
+        expected = f"format version {max(_KNOWN)} or less"
         raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[3] or words[2] not in _KINDS:

@@ -26,9 +26,7 @@ from headgate.model.progress import (
     RunResult,
     SilentObserver,
 )
-from headgate.runtime.driver.driver import Driver, owner_text
-from headgate.runtime.driver.pipeline_lock import PipelineLock
-from headgate.runtime.driver.succession import succession
+from headgate.runtime.driver.driver import Driver, lock_for
 from headgate.spark.launcher import SparkLauncher, warm_up
 from headgate.storage.backends import absolute_location
 
@@ -180,8 +178,7 @@ def start_pipeline(
     from pyspark.sql import SparkSession
 
     config = definition.config
-    silent = succession().lock_nonce
-    lock = PipelineLock.acquire(config.checkpoint_root, config.name, owner_text(), silent)  # before a JVM is started
+    lock = lock_for(config)  # before a JVM is started
     found = spark if spark is not None else SparkSession.getActiveSession()
     owns_session, session = found is None, found
     parallelism = definition.plan.parallelism

@@ -245,8 +245,7 @@ class StartingOver:
         above = max((found.owner.generation for found in plan.targets), default=Generation(0))
         order = ResetOrder(token, tuple(found.target for found in plan.targets if found.sink is not None))
         self._retrying(lambda: self._log.records.give(order))
-        claimant = starting_over.claimant(token)
-        claimed = self._retrying(lambda: self._log.start_over(claimant, wall_ms, plan.log, above))
+        claimed = self._retrying(lambda: self._log.start_over(token, wall_ms, plan.log, above))
         self._finish(order, claimed.next.life, claimed.next.generation)
         with suppress(StorageError):  # the next start sweeps, too
             self._retrying(self._log.files.sweep)
