@@ -1,0 +1,216 @@
+"""``headgate.testing.run``: a pipeline in the process of its test, without Spark (TR1 to TR8)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import psutil
+import pyarrow as pa
+import pytest
+
+import headgate as hg
+from headgate import testing
+from headgate.model.progress import SilentObserver
+from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource, in_process
+
+SCHEMA = {"word": pa.string(), "n": pa.int64()}
+
+
+class Totals(hg.ProcessFunction):
+    """Emits the running total of each word."""
+
+    schema = SCHEMA
+
+    def open(self, state: hg.StateHandle) -> None:
+        self.total = state.value("total", pa.int64())
+
+    def process(self, row: dict[str, Any], context: hg.ProcessContext) -> list[dict[str, Any]]:
+        total = self.total.get(0) + row["n"]
+        self.total.put(total)
+        return [{"word": context.key, "n": total}]
+
+
+class Watching(SilentObserver):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.restarts: list[str] = []
+        self.checkpoints: list[int] = []
+
+    def on_restart(self, reason: str, delay_ms: int) -> None:
+        self.restarts.append(reason)
+
+    def on_checkpoint(self, checkpoint: int, duration_ms: int, size_bytes: int) -> None:
+        self.checkpoints.append(checkpoint)
+
+
+def pipeline(name: str = "p", **options: Any) -> hg.Pipeline:
+    options.setdefault("restart", hg.FixedDelay(delay="10ms"))
+    options.setdefault("checkpointing", hg.Checkpointing(interval="20ms"))
+    return hg.Pipeline(name, parallelism=2, **options)
+
+
+def ones(count: int) -> list[dict[str, Any]]:
+    return [{"word": "abc"[number % 3], "n": 1} for number in range(count)]
+
+
+def totals_of(items: Any, sink: Any, **options: Any) -> hg.Pipeline:
+    """Return a pipeline with a shuffle."""
+    made = pipeline(**options)
+    made.source(ScriptedSource(items, schema=SCHEMA, pause_ms=30)).key_by("word").process(Totals()).sink(sink)
+    return made
+
+
+def seen(sink: Collect) -> dict[str, list[int]]:
+    """Return the totals of each word in order; each is there once if every record counted once."""
+    found: dict[str, list[int]] = {}
+    for row in sink.rows() if Path(sink.url).exists() else ():
+        found.setdefault(row["word"], []).append(row["n"])
+    return {word: sorted(totals) for word, totals in found.items()}
+
+
+ONCE = {word: list(range(1, 41)) for word in "abc"}
+HALVES = (ones(60), ones(60))
+
+
+def held() -> tuple[set[str], set[Any]]:
+    threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("headgate")}
+    return threads, {(c.laddr, c.raddr) for c in psutil.Process().net_connections("tcp")}
+
+
+def test_a_pipeline_with_a_shuffle_counts_every_record_once(tmp_path: Path) -> None:  # TR1
+    sink, before = Collect(tmp_path / "out"), (*held(), sys.getswitchinterval(), pa.cpu_count())
+    result = testing.run(totals_of([*HALVES, EOF], sink))
+    assert result.is_finished
+    assert seen(sink) == ONCE
+    assert (*held(), sys.getswitchinterval(), pa.cpu_count()) == before  # TR5
+    assert not (tmp_path / ".headgate").exists()  # TR3
+
+
+def test_a_function_that_fails_once_is_restarted_from_a_checkpoint(tmp_path: Path) -> None:  # TR4
+    sink, watching, before = Collect(tmp_path / "out"), Watching(), held()
+    script = [HALVES[0], PAUSE, PAUSE, FailOnce(tmp_path / "failed"), HALVES[1], EOF]
+    assert testing.run(totals_of(script, sink), observer=watching).is_finished
+    assert len(watching.restarts) == 1
+    assert "ScriptedFailure" in watching.restarts[0]
+    assert seen(sink) == ONCE
+    assert held() == before
+
+
+def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:  # TR7
+    sink, watching = Collect(tmp_path / "out"), Watching()
+    script = [HALVES[0], *[PAUSE] * 10, HALVES[1], EOF]
+    testing.run(totals_of(script, sink), observer=watching, kill_worker_after_checkpoint=2)
+    assert len(watching.restarts) == 1
+    assert "worker 0" in watching.restarts[0]
+    assert seen(sink) == ONCE
+
+
+def test_a_run_goes_on_from_the_savepoint_of_another(tmp_path: Path) -> None:  # TR8
+    first, second = Collect(tmp_path / "first"), Collect(tmp_path / "second")
+    with testing.running(totals_of([HALVES[0], PAUSE], first)) as handle:
+        while handle.progress.nodes == () or handle.progress.nodes[-1].records_in < 60:
+            time.sleep(0.01)
+        stopped = handle.stop(savepoint=tmp_path / "savepoint")
+    assert stopped is not None
+    assert not stopped.is_finished
+    assert testing.run(totals_of([HALVES[0], HALVES[1], EOF], second), restore=tmp_path / "savepoint").is_finished
+    assert {word: sorted(seen(first)[word] + seen(second)[word]) for word in "abc"} == ONCE
+
+
+def test_a_run_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:  # TR3
+    sink = Collect(tmp_path / "out")
+    checkpointing = hg.Checkpointing(interval="20ms", dir=tmp_path / "checkpoints")
+    with testing.running(totals_of([HALVES[0], PAUSE], sink, checkpointing=checkpointing)) as handle:
+        handle.take_checkpoint()
+        handle.cancel()
+    result = testing.run(totals_of([HALVES[0], HALVES[1], EOF], sink, checkpointing=checkpointing))
+    assert result.is_finished
+    assert seen(sink) == ONCE
+
+
+def test_state_in_rocksdb_survives_a_failure(tmp_path: Path) -> None:  # TR4
+    sink = Collect(tmp_path / "out")
+    script = [HALVES[0], PAUSE, PAUSE, FailOnce(tmp_path / "failed"), HALVES[1], EOF]
+    testing.run(totals_of(script, sink, state=hg.RocksDB()))
+    assert seen(sink) == ONCE
+
+
+def halve(loop: hg.Stream) -> tuple[hg.Stream, hg.Stream]:
+    smaller = loop.select((pl.col("n") // 2).alias("n"))
+    return smaller.filter(pl.col("n") > 1), smaller.filter(pl.col("n") <= 1)
+
+
+def test_loops_run(tmp_path: Path) -> None:  # TR1
+    sink, made = Collect(tmp_path / "out"), pipeline()
+    made.source(hg.FromRows([{"n": number} for number in range(1, 65)])).iterate(halve).sink(sink)
+    testing.run(made)
+    assert sum(row["n"] for row in sink.rows()) == 63
+    assert len(sink.rows()) == 64
+
+
+def test_a_wrong_pipeline_is_refused_as_ever() -> None:  # TR1
+    made = pipeline()
+    made.source(hg.FromRows([{"n": 1}]))
+    with pytest.raises(hg.UsageError, match="sink"):
+        testing.run(made)
+    with pytest.raises(hg.UsageError, match=r"a headgate\.Pipeline is needed, not str"):
+        testing.run("p")  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_copied_is_refused_before_anything_runs(tmp_path: Path) -> None:  # TR2
+    lock, made = threading.Lock(), pipeline()
+
+    def locked(row: dict[str, Any]) -> dict[str, Any]:
+        with lock:
+            return row
+
+    made.source(hg.FromRows([{"n": 1}])).map(locked).sink(Collect(tmp_path / "out"))
+    with pytest.raises(hg.UsageError, match="pipeline 'p' cannot be sent to its workers: cannot pickle"):
+        testing.run(made)
+
+
+def test_a_failure_for_good_is_raised(tmp_path: Path) -> None:  # TR4
+    made, before = pipeline(restart=hg.NoRestart()), held()
+    made.source(hg.FromRows([{"n": 0}])).map(lambda row: {"n": 1 // row["n"]}).sink(Collect(tmp_path / "out"))
+    with pytest.raises(hg.PipelineFailed, match="'map' failed on the record"):
+        testing.run(made)
+    assert held() == before
+
+
+def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:  # TR6
+    before = held()
+    expected = "pipeline 'p' had not ended after 0.3 s: it was .*, with .* completed checkpoints; give it bounded input"
+    with pytest.raises(TimeoutError, match=expected):
+        testing.run(totals_of([HALVES[0], PAUSE], Collect(tmp_path / "out")), timeout_s=0.3)
+    assert held() == before
+    with pytest.raises(hg.UsageError, match="timeout_s must be more than zero"):
+        testing.run(pipeline(), timeout_s=0)
+
+
+def stick(row: dict[str, Any]) -> dict[str, Any]:
+    """Wait for the test, which holds it up."""
+    STUCK.wait()
+    return row
+
+
+STUCK = threading.Event()
+
+
+def test_a_function_that_does_not_return_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # TR6
+    monkeypatch.setattr(in_process, "LEAVE_S", 0.2)
+    made, before = pipeline(), held()
+    made.source(hg.FromRows([{"n": 0}])).map(stick).sink(Collect(tmp_path / "out"))
+    try:
+        with pytest.raises(TimeoutError, match=r"a function did not return, .* stopped: worker 0 in wait \("):
+            testing.run(made, timeout_s=0.5)
+    finally:
+        STUCK.set()
+    while held() != before:
+        time.sleep(0.01)
+    assert seen(Collect(tmp_path / "out")) == {}
