@@ -40,6 +40,7 @@ SPECS = [
     "snapshots",
     "supervision",
     "keeper",
+    "in-process",
     "standby",
     "two-phase-commit",
     "plan",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import headgate as hg
 from headgate import testing
 from headgate.model.progress import SilentObserver
 from headgate.testing import EOF, PAUSE, Collect, FailOnce, ScriptedSource, in_process
+from headgate.testing.worker_threads import ThreadSurroundings
 
 SCHEMA = {"word": pa.string(), "n": pa.int64()}
 
@@ -76,6 +78,9 @@ def seen(sink: Collect) -> dict[str, list[int]]:
 
 ONCE = {word: list(range(1, 41)) for word in "abc"}
 HALVES = (ones(60), ones(60))
+HELD_UP = [HALVES[0], PAUSE]
+GOING_ON = [*HELD_UP, HALVES[1], EOF]
+"""What ``HELD_UP`` becomes in the next run: positions count items."""
 
 
 def held() -> tuple[set[str], set[Any]]:
@@ -83,13 +88,30 @@ def held() -> tuple[set[str], set[Any]]:
     return threads, {(c.laddr, c.raddr) for c in psutil.Process().net_connections("tcp")}
 
 
-def test_a_pipeline_with_a_shuffle_counts_every_record_once(tmp_path: Path) -> None:  # TR1
-    sink, before = Collect(tmp_path / "out"), (*held(), sys.getswitchinterval(), pa.cpu_count())
-    result = testing.run(totals_of([*HALVES, EOF], sink))
+@pytest.fixture
+def settings() -> Iterator[Callable[[], tuple[float, int]]]:
+    """What a worker would set for its process; others than its own."""
+    read = lambda: (sys.getswitchinterval(), pa.cpu_count())  # noqa: E731
+    interval, cores = read()
+    sys.setswitchinterval(0.004)
+    pa.set_cpu_count(3)
+    yield read
+    sys.setswitchinterval(interval)
+    pa.set_cpu_count(cores)
+
+
+def test_a_pipeline_with_a_shuffle_counts_every_record_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Callable[[], tuple[float, int]]
+) -> None:  # TR1
+    monkeypatch.chdir(tmp_path)
+    sink, before = Collect(tmp_path / "out"), (held(), settings())
+    made = totals_of([*HALVES, EOF], sink)
+    result = testing.run(made)
     assert result.is_finished
     assert seen(sink) == ONCE
-    assert (*held(), sys.getswitchinterval(), pa.cpu_count()) == before  # TR5
-    assert not (tmp_path / ".headgate").exists()  # TR3
+    assert (held(), settings()) == before  # TR5
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]  # TR3
+    assert made.definition().config.checkpoint_root == str(tmp_path / ".headgate" / "checkpoints")
 
 
 def test_a_function_that_fails_once_is_restarted_from_a_checkpoint(tmp_path: Path) -> None:  # TR4
@@ -113,23 +135,23 @@ def test_a_lost_worker_is_replaced(tmp_path: Path) -> None:  # TR7
 
 def test_a_run_goes_on_from_the_savepoint_of_another(tmp_path: Path) -> None:  # TR8
     first, second = Collect(tmp_path / "first"), Collect(tmp_path / "second")
-    with testing.running(totals_of([HALVES[0], PAUSE], first)) as handle:
+    with testing.running(totals_of(HELD_UP, first)) as handle:
         while sum(map(len, seen(first).values())) < 60:
             time.sleep(0.01)
         stopped = handle.stop(savepoint=tmp_path / "savepoint")
     assert stopped is not None
     assert not stopped.is_finished
-    assert testing.run(totals_of([HALVES[0], HALVES[1], EOF], second), restore=tmp_path / "savepoint").is_finished
+    assert testing.run(totals_of(GOING_ON, second), restore=tmp_path / "savepoint").is_finished
     assert {word: sorted(seen(first)[word] + seen(second)[word]) for word in "abc"} == ONCE
 
 
 def test_a_run_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:  # TR3
     sink = Collect(tmp_path / "out")
     checkpointing = hg.Checkpointing(interval="20ms", dir=tmp_path / "checkpoints")
-    with testing.running(totals_of([HALVES[0], PAUSE], sink, checkpointing=checkpointing)) as handle:
+    with testing.running(totals_of(HELD_UP, sink, checkpointing=checkpointing)) as handle:
         handle.take_checkpoint()
         handle.cancel()
-    result = testing.run(totals_of([HALVES[0], HALVES[1], EOF], sink, checkpointing=checkpointing))
+    result = testing.run(totals_of(GOING_ON, sink, checkpointing=checkpointing))
     assert result.is_finished
     assert seen(sink) == ONCE
 
@@ -163,6 +185,50 @@ def test_a_wrong_pipeline_is_refused_as_ever() -> None:  # TR1
         testing.run("p")  # type: ignore[arg-type]
 
 
+def test_what_a_function_keeps_for_itself_is_gone_after_a_restart(tmp_path: Path) -> None:  # TR2
+    sink, calls, made = Collect(tmp_path / "out"), [0], pipeline()
+
+    def count(row: dict[str, Any]) -> dict[str, Any]:
+        calls.append(0)
+        return {**row, "n": len(calls) - 1}
+
+    script = [ones(4), PAUSE, PAUSE, FailOnce(tmp_path / "failed"), ones(3), EOF]
+    made.source(ScriptedSource(script, schema=SCHEMA, pause_ms=30)).map(count).sink(sink)
+    testing.run(made)
+    counted = [row["n"] for row in sink.rows()]
+    assert counted in ([1, 2, 3, 4, 1, 2, 3], [*range(1, 8)]), "the second if no checkpoint had completed before"
+    assert calls == [0]
+
+
+def test_the_end_of_a_worker_is_not_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:  # TR4
+    left: list[str] = []
+    errors: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    around = ThreadSurroundings(lambda: left.append("left"))
+    thread = around.thread(lambda: around.exit(75), "headgate-test")
+    thread.start()
+    thread.join()
+    assert left == ["left"]
+    assert errors == []
+
+
+def test_a_worker_is_gone_when_its_last_thread_is() -> None:  # TR5
+    around, release, order = ThreadSurroundings(lambda: None), threading.Event(), list[str]()
+
+    def work() -> None:
+        release.wait()
+        order.append("worked")
+
+    around.thread(work, "headgate-test").start()
+    around.pool(1, "headgate-test").submit(work)
+    joining = threading.Thread(target=lambda: (around.join(), order.append("gone")))
+    joining.start()
+    joining.join(0.1)  # not a wait for anything: time in which it must not be gone
+    release.set()
+    joining.join()
+    assert order == ["worked", "worked", "gone"]
+
+
 def test_what_cannot_be_copied_is_refused_before_anything_runs(tmp_path: Path) -> None:  # TR2
     lock, made = threading.Lock(), pipeline()
 
@@ -187,7 +253,7 @@ def test_a_run_that_does_not_end_is_ended(tmp_path: Path) -> None:  # TR6
     before = held()
     expected = "pipeline 'p' had not ended after 0.3 s: it was .*, with .* completed checkpoints; give it bounded input"
     with pytest.raises(TimeoutError, match=expected):
-        testing.run(totals_of([HALVES[0], PAUSE], Collect(tmp_path / "out")), timeout_s=0.3)
+        testing.run(totals_of(HELD_UP, Collect(tmp_path / "out")), timeout_s=0.3)
     assert held() == before
     with pytest.raises(hg.UsageError, match="timeout_s must be more than zero"):
         testing.run(pipeline(), timeout_s=0)

@@ -24,6 +24,7 @@ from headgate.model.progress import Observer, PipelineHandle, Progress, RunResul
 from headgate.runtime.driver.driver import Driver
 from headgate.runtime.driver.handle import DriverHandle
 from headgate.testing.worker_threads import FINGERPRINT, ThreadLauncher
+from headgate.threads import DaemonThread
 
 SILENCE_MS_MAX = 60_000
 """A thread dies with its process, so silence says only that the machine is busy."""
@@ -121,11 +122,8 @@ class InProcessHandle(DriverHandle):
             self.driver.cancel(retain=True)
             wait([self.driver.result], LEAVE_S)
             stuck = self._launcher.give_up()
-            wait([self.driver.result])
-        self.driver.join()
-        if not stuck:
-            self._launcher.join(LEAVE_S)
-        return stuck
+            wait([self.driver.result], LEAVE_S)
+        return [*stuck, *self._joined(has_left=not stuck)]
 
     def time_is_up(self, timeout_s: float) -> str:
         """End; return a sentence that says how far it had come."""
@@ -140,8 +138,16 @@ class InProcessHandle(DriverHandle):
         )
 
     def _release(self) -> None:
-        super()._release()
-        self._launcher.join(LEAVE_S)
+        self._joined()
+
+    def _joined(self, *, has_left: bool = True) -> list[str]:
+        """Wait for what ends by itself, but not for ever: the driver calls sinks and hooks of the user's, too."""
+        joining = DaemonThread(target=self.driver.join, name="headgate-join", daemon=True)
+        joining.start()
+        joining.join(LEAVE_S)
+        if has_left:
+            self._launcher.join(LEAVE_S)
+        return ["the driver"] if joining.is_alive() else []
 
 
 class _Watcher:
