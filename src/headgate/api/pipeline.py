@@ -340,7 +340,7 @@ class Pipeline:
         """
         refuse_while_loading(self)
         made = copy.copy(self)
-        if made._checkpointing.dir is None:
+        if made._checkpointing.dir is None:  # TR3
             made.override(checkpoint_dir=checkpoint_dir)
         made._announces = False
         watcher = LoggingObserver(self.name) if observer is None else observer

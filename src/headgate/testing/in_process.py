@@ -97,7 +97,7 @@ def running(
     """Run a pipeline in this process for the length of a ``with`` block, which gets its handle.
 
     For input that does not end, and for checkpoints and savepoints on demand. What still runs at the end of the block
-    is cancelled; its checkpoints stay. The arguments are those of ``run``.
+    is cancelled; its checkpoints stay (TR8). The arguments are those of ``run``.
 
     Raises:
         UsageError: the pipeline is wrong.
@@ -202,7 +202,7 @@ def _start(definition: PipelineDefinition, watcher: Observer, scratch: Path, kil
     definition = replace(definition, config=replace(definition.config, runtime=runtime))
     launcher = ThreadLauncher(definition, scratch)
     watching = _Watcher(watcher, launcher.kill, kill_after)
-    driver = Driver(definition, launcher, watching, FINGERPRINT)
+    driver = Driver(definition, launcher, watching, FINGERPRINT)  # TR1
     driver.start()
     return InProcessHandle(driver, launcher, watching, definition.config.name)
 
