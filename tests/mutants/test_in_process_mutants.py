@@ -12,6 +12,7 @@ from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.testing import test_run_in_process as run_tests
 
 from headgate.testing import worker_threads
+from headgate.testing.in_process import InProcessHandle
 from headgate.testing.worker_threads import ThreadLauncher, ThreadSurroundings
 
 
@@ -38,6 +39,10 @@ def a_worker_is_never_lost() -> AbstractContextManager[None]:  # TR7
     return patched(ThreadLauncher, "kill", lambda self: None)
 
 
+def a_run_that_lost_nobody_passes() -> AbstractContextManager[None]:  # TR7
+    return patched(InProcessHandle, "refuse_unharmed", lambda self: None)
+
+
 @pytest.mark.parametrize(
     ("mutant", "test", "fixtures"),
     [
@@ -56,6 +61,11 @@ def a_worker_is_never_lost() -> AbstractContextManager[None]:  # TR7
             nobody_is_ever_stuck,
             run_tests.test_a_function_that_does_not_return_is_named,
             ["tmp_path", "monkeypatch"],
+        ),
+        (
+            a_run_that_lost_nobody_passes,
+            run_tests.test_a_run_that_ends_before_its_worker_is_lost_is_refused,
+            ["tmp_path"],
         ),
         (a_worker_is_never_lost, run_tests.test_a_lost_worker_is_replaced, ["tmp_path"]),
     ],

@@ -75,7 +75,7 @@ def run(
     Raises:
         PipelineFailed: the restart strategy gave up.
         TimeoutError: it had not ended in time.
-        UsageError: the pipeline is wrong.
+        UsageError: the pipeline is wrong, or it ended before a worker could be lost.
     """
     if not timeout_s > 0:
         raise UsageError(f"timeout_s must be more than zero, but is {timeout_s}")
@@ -83,6 +83,7 @@ def run(
         result = handle.wait(timeout_s)
         if result is None:
             raise TimeoutError(handle.time_is_up(timeout_s))
+        handle.refuse_unharmed()
     return result
 
 
@@ -137,6 +138,19 @@ class InProcessHandle(DriverHandle):
             f"checkpoints{restarted}{hang}; give it bounded input or a longer timeout_s="
         )
 
+    def refuse_unharmed(self) -> None:
+        """Refuse a run that should have lost a worker and did not: a test of that would prove nothing (TR7).
+
+        Raises:
+            UsageError
+        """
+        wanted, count = self._watcher.kill_after, self._watcher.checkpoints_count
+        if wanted is not None and count < wanted:
+            raise UsageError(
+                f"pipeline '{self._name}' ended with {count} completed checkpoints, before "
+                f"kill_worker_after_checkpoint={wanted}; give it more input or a shorter checkpointing interval"
+            )
+
     def _release(self) -> None:
         self._joined()
 
@@ -156,8 +170,8 @@ class _Watcher:
     def __init__(self, watcher: Observer, kill: Callable[[], None], kill_after: int | None) -> None:
         self._watcher = watcher
         self._kill = kill
-        self._kill_after = kill_after
-        self._checkpoints_count = 0
+        self.kill_after = kill_after
+        self.checkpoints_count = 0
         self.restarts: list[str] = []
 
     def on_progress(self, progress: Progress) -> None:
@@ -171,9 +185,9 @@ class _Watcher:
         self._watcher.on_note(text)
 
     def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
-        self._checkpoints_count += 1
+        self.checkpoints_count += 1
         self._watcher.on_checkpoint(checkpoint, duration_ms, size_bytes)
-        if self._checkpoints_count == self._kill_after:
+        if self.checkpoints_count == self.kill_after:
             self._kill()
 
 
@@ -181,6 +195,8 @@ class _Watcher:
 def _running(
     pipeline: Startable, observer: Observer | None, kill_after: int | None, begins: dict[str, Any]
 ) -> Iterator[InProcessHandle]:
+    if kill_after is not None and kill_after < 1:
+        raise UsageError(f"kill_worker_after_checkpoint must be 1 or more, but is {kill_after}")
     if not hasattr(pipeline, "start_with"):
         raise UsageError(f"a headgate.Pipeline is needed, not {type(pipeline).__name__}")
     with _settings_kept(), tempfile.TemporaryDirectory(prefix="headgate-test-", ignore_cleanup_errors=True) as name:
