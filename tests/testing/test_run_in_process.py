@@ -89,7 +89,7 @@ def held() -> tuple[set[str], set[Any]]:
 
 
 def has_left_nothing(before: tuple[set[str], set[Any]]) -> bool:
-    """Whether no thread and no socket is there that was not there ``before``: those of other tests may end meanwhile."""
+    """Whether every thread and socket was there ``before``; those of other tests may end meanwhile."""
     return all(now <= then for now, then in zip(held(), before, strict=True))
 
 
