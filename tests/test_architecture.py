@@ -41,6 +41,7 @@ SPECS = [
     "snapshots",
     "supervision",
     "keeper",
+    "in-process",
     "standby",
     "two-phase-commit",
     "plan",

@@ -31,6 +31,7 @@ THIN = {
     "runtime/wire/tls_streams.py": "OpenSSL",
     "runtime/driver/pipeline_lock.py": "a lock of the file system",
     "runtime/driver/stopping.py": "signals between processes",
+    "runtime/driver/handle.py": "what users call, and wait for with the operating system's futures",
     "runtime/driver/asking.py": "files by which processes of one machine ask each other, and their ids",
     "store/catalogue/database.py": "connections to SQLite's file",
     "store/catalogue/making_lock.py": "a lock of the file system",
