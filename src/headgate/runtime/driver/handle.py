@@ -1,17 +1,19 @@
 """A started pipeline in its user's hands, whoever starts its workers.
 
-Counterparts: ``runtime.driver.driver``, which it asks; ``spark.session`` and ``testing.in_process`` hand it out.
-Decides nothing.
+Decides nothing. ``runtime.driver.driver`` is asked; ``spark.session`` and ``testing.in_process`` hand it out.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from typing import TypeVar
 
 from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Location, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
 from headgate.storage.backends import absolute_location
+
+_T = TypeVar("_T")
 
 
 class DriverHandle:
@@ -33,13 +35,12 @@ class DriverHandle:
             FencedError: another driver of the same pipeline took over.
         """
         try:
-            result = self.driver.result.result(timeout_s)
-        except FutureTimeout:
-            return None
+            result = _in_time(self.driver.result, timeout_s)
         except BaseException:
             self._release()
             raise
-        self._release()
+        if result is not None:
+            self._release()
         return result
 
     def stop(
@@ -70,10 +71,7 @@ class DriverHandle:
 
         None when ``timeout_s`` passed before; the checkpoint may still complete.
         """
-        try:
-            return self.driver.take_checkpoint().result(timeout_s)
-        except FutureTimeout:
-            return None
+        return _in_time(self.driver.take_checkpoint(), timeout_s)
 
     def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
         """Write a savepoint at ``path`` and wait for what comes of it; ``savepoint`` of that is set if there is one.
@@ -83,11 +81,7 @@ class DriverHandle:
         Raises:
             UsageError: it cannot be there.
         """
-        asked = self.driver.take_savepoint(absolute_location(path))
-        try:
-            return asked.result(timeout_s)
-        except FutureTimeout:
-            return None
+        return _in_time(self.driver.take_savepoint(absolute_location(path)), timeout_s)
 
     def answer_requests(self) -> None:
         """Take a checkpoint for whoever asks from another process, and tell them what came of it."""
@@ -120,3 +114,7 @@ class DriverHandle:
     def _release(self) -> None:
         """Give up what the run needed; it has ended. May be called again."""
         self.driver.join()
+
+
+def _in_time(asked: Future[_T], timeout_s: float | None) -> _T | None:
+    return asked.result() if wait([asked], timeout_s).done else None
