@@ -67,10 +67,7 @@ class DriverHandle:
         return self.wait(timeout_s)
 
     def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
-        """Take a checkpoint now, without waiting for the interval or the pause, and wait for what comes of it.
-
-        None when ``timeout_s`` passed before; the checkpoint may still complete.
-        """
+        """Take a checkpoint now, whatever interval and pause say. None: ``timeout_s`` passed; it may still complete."""
         return _in_time(self.driver.take_checkpoint(), timeout_s)
 
     def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
