@@ -35,7 +35,8 @@ from headgate.model.manifest import (
 _MAGIC = b"headgate-log"
 _KNOWN = (1, MANIFEST_VERSION, IN_FLIGHT_VERSION, LATER_LIFE_VERSION, PIECES_VERSION, FILES_VERSION)
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
-_WHERE_FROM = ("origin", "place")
+_LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "left": ()}
+"""What is not written where it says nothing: each manifest would say so, of nearly every pipeline."""
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 
 
@@ -90,7 +91,7 @@ def _fields(entry: LogEntry) -> dict[str, Any]:
 
     Output that is not in pieces does not say so, so that releases that know of none read it as ever (SF14).
     A pipeline that was never restored by name does not say so in each manifest, nor do its hooks, nor
-    one in its first life.
+    one in its first life, nor one that never went back.
     """
     fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
     if not entry.life:
@@ -99,7 +100,7 @@ def _fields(entry: LogEntry) -> dict[str, Any]:
         fields["entries"] = [_written(subtask) for subtask in entry.entries]
         fields["carried"] = [_written_output(committable) for committable in entry.carried]
         fields["hooks"] = [_written_hook(hook) for hook in entry.hooks]
-    return {name: value for name, value in fields.items() if value is not None or name not in _WHERE_FROM}
+    return {name: value for name, value in fields.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
 
 def _written(entry: SubtaskEntry) -> _Undelayed:

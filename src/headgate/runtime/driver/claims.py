@@ -5,6 +5,7 @@ Runs in the driver's storage thread. What to restore is decided by ``protocol.ch
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,16 +17,17 @@ from headgate.model.config import DeniedOutput
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
-from headgate.model.manifest import Committable, Manifest
+from headgate.model.manifest import Committable, Left, Manifest
 from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery, starting_over
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
+from headgate.protocol.checkpoints.promises import leaving
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
-from headgate.runtime.driver.adopting import Adoption
+from headgate.runtime.driver.adopting import Adoptable, Adoption
 from headgate.runtime.driver.fitting import check_fit
 from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.hopeless import stopping_for_good
@@ -51,6 +53,8 @@ class NewGeneration:
     commits: SinkCommits
     origin: RestoredFrom | None = None
     """What the restored checkpoint goes back to, if somebody named that (SV24)."""
+    left: tuple[Left, ...] = ()
+    """The older checkpoints that it does not descend from (SV26)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,9 @@ def begin_generation(
     """
     claimed = _claim_or_adopt(definition, log, owner, mine, note, around)
     restored, choice = chosen(definition, log, claimed, around)
+    left: tuple[Left, ...] = ()
     if restored is not None:
-        _set_aside(log, claimed, choice, restored, note, around)
+        left = _set_aside(log, claimed, choice, restored, note, around)
         check_fit(restored, definition)
         for text in recovery.changes(restored, definition):
             note(text)
@@ -100,7 +105,7 @@ def begin_generation(
         begin = hooks or HookCalls()
         retrying(lambda: begin.begin(definition.config.name, claimed.next.generation, restored), around)
     origin = None if restored is None else restored.origin
-    return NewGeneration(claimed.next.generation, claimed.first_checkpoint, restored, retained, commits, origin)
+    return NewGeneration(claimed.next.generation, claimed.first_checkpoint, restored, retained, commits, origin, left)
 
 
 def _claim_or_adopt(
@@ -118,7 +123,7 @@ def _claim_or_adopt(
     floor = Generation(0) if adoption is None else adoption.floor
     claimed = claim(definition, log, owner, mine, around, floor)
     fault_points.reach("after-claim")
-    return claimed if adoption is None else _adopted(adoption, claimed, note, around)
+    return claimed if adoption is None else _adopted(definition, log, adoption, claimed, note, around)
 
 
 def chosen(
@@ -200,16 +205,48 @@ def _looked(definition: PipelineDefinition, log: CheckpointLog, around: Surround
     return Adoption.look(definition, log)
 
 
-def _adopted(adoption: Adoption, claimed: Claimed, note: Callable[[str], None], around: Surroundings) -> Claimed:
+def _adopted(
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    adoption: Adoption,
+    claimed: Claimed,
+    note: Callable[[str], None],
+    around: Surroundings,
+) -> Claimed:
     """Restore what was named, unless that was done before; ``claimed`` holds the log as nobody changes it any more."""
     decision = adoption.decide(claimed.log)
     if isinstance(decision, Adopt):
         retrying(adoption.check, around)
-        claimed = adoption.adopt(claimed)
+        adoptable = retrying(lambda: adoption.adoptable(claimed), around)
+        _ask_the_targets(definition, log, adoption, adoptable, around)
+        claimed = adoption.adopt(claimed, adoptable)
         fault_points.reach("after-adoption")
     for text in adoption.story(decision):
         note(text)
     return claimed
+
+
+def _ask_the_targets(
+    definition: PipelineDefinition, log: CheckpointLog, adoption: Adoption, adoptable: Adoptable, around: Surroundings
+) -> None:
+    """Refuse what a target would deny once it is adopted, while nothing is (SV20).
+
+    Raises:
+        UsageError: one denies it, or has perhaps forgotten it.
+        StorageError, FencedError
+    """
+    promised = _promised(adoptable.manifest, definition)
+    doubtful = [committable for committable in promised if committable in adoptable.doubtful]
+    if not doubtful:
+        return
+    retrying(lambda: make_targets(definition), around)
+    place = adoptable.manifest.place
+    commits = SinkCommits(definition, adoptable.manifest.generation, lambda part: log.files.read(part, place))
+    with contextlib.closing(commits):
+        may_lose = definition.config.on_denied is DeniedOutput.LOSE
+        why = retrying(lambda: commits.denial(doubtful, adoptable.remembered, may_lose=may_lose), around)
+    if why:
+        raise adoption.refusal(adoptable, why)
 
 
 def _promised(restored: Manifest, definition: PipelineDefinition) -> tuple[Committable, ...]:
@@ -231,17 +268,22 @@ def _set_aside(
     restored: Manifest,
     note: Callable[[str], None],
     around: Surroundings,
-) -> None:
-    """Keep what this start cannot use, before anything is swept or aborted (R51), and say so."""
+) -> tuple[Left, ...]:
+    """Keep what this start cannot use, before anything is swept or aborted (R51), and say so.
+
+    Return the checkpoints that no later one descends from.
+    """
     restore = choice if isinstance(choice, recovery.Restore) else recovery.Restore(restored)
     gaps = recovery.gaps(claimed.log, restored, claimed.first_checkpoint, restore.skipped)
     if not gaps:
-        return
+        return restored.left
     _tell(restored, gaps, note)
     if restore.contradicts:
         _tell_what_comes_again(restore, note)
     retrying(lambda: log.files.set_aside(claimed.log, gaps), around)
     note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
+    is_passed = any(gap.above == restored.checkpoint for gap in gaps)
+    return leaving(restored, claimed.first_checkpoint) if is_passed else restored.left
 
 
 def tidy_up(call: Callable[[], None], around: Surroundings, note: Callable[[str], None]) -> None:

@@ -256,6 +256,7 @@ class Coordination:
             mode=self._definition.config.checkpoints.mode,
             hooks=effect.hooks,
             origin=self._begun.origin,
+            left=self._begun.left,
         )
 
     # -- hooks ------------------------------------------------------------------------------------------------------
