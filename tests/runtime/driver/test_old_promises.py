@@ -18,7 +18,8 @@ from headgate import fault_points
 from headgate.codec.snapshot import FINISHED_PREFIX
 from headgate.connectors.base import SinkContext
 from headgate.connectors.files.commit import read_committed
-from headgate.errors import OutputDenied, StorageError, UsageError
+from headgate.connectors.streams.transactions import StreamCommitter
+from headgate.errors import CorruptionError, OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint, DeniedOutput, StartConfig
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
@@ -329,6 +330,46 @@ def test_what_another_life_promised_is_asked_for_before_it_is_adopted(tmp_path: 
     assert other.checkpoints == []
     assert other.run(home.chk(3)) > 3
     assert kind.shown[:3] == [1, 2, 3]
+
+
+def test_numbers_of_another_life_say_nothing_about_ones_own(tmp_path: Path) -> None:  # SV26
+    """What the copy promised was aborted by the life that the target belongs to now."""
+    kind = KINDS["streams"](tmp_path)
+    home = Home(tmp_path, kind)
+    home.run(commits=False)
+    place = copied(home, 1, tmp_path)
+    with Store.open(tmp_path / "store") as store:
+        store.forget_owner("p/out")
+    other = Home(tmp_path, kind, "another")
+    newest = [other.run() for _ in range(3)][-1]
+    before = other.checkpoints
+    with pytest.raises(UsageError, match="is not restored"):
+        other.begin(place, newest)
+    assert other.checkpoints == before
+    assert other.begin(place, newest, on_denied=DeniedOutput.LOSE).restored is not None
+    assert any("LOST" in note for note in other.notes), "then it is lost, and said"
+
+
+def test_what_cannot_be_asked_for_is_not_adopted(tmp_path: Path) -> None:  # SV20
+    """A target that is out of reach for good, or what a checkpoint had prepared and nobody can read."""
+    kind = KINDS["streams"](tmp_path)
+    home = Home(tmp_path, kind)
+    home.run(retained=9)
+    home.run(retained=9)
+    assert home.run(home.chk(1), 2, retained=9) == 4
+    before = home.checkpoints
+    for error in (StorageError("list", "db", "no rights", is_transient=False), CorruptionError("x", 0, "a", "b")):
+
+        def refuse(self: object, committable: Committable, error: Exception = error) -> str:
+            raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StreamCommitter, "denial", refuse)
+            with pytest.raises(UsageError, match="sink 'out'"):
+                home.begin(home.chk(2), 4)
+        assert home.checkpoints == before
+    home.run(home.chk(2), 4)
+    assert kind.shown[:3] == [1, 2, 4]
 
 
 def test_a_sentence_about_denied_output_names_all_ways_back() -> None:  # SV25, K5

@@ -116,7 +116,7 @@ class SinkCommits:
         for one in committables:
             committer = self._committers.get(one.sink)
             if isinstance(committer, AskedCommitter):
-                why = "" if may_lose else committer.denial(self._with_payload(one))
+                why = "" if may_lose else self._denial(committer, one)
                 if why:
                     return f"sink '{one.sink}' denies output that it promised for checkpoint {one.checkpoint}: {why}"
             elif isinstance(committer, ForgettingCommitter | NamingCommitter) and one not in remembered:
@@ -125,6 +125,13 @@ class SinkCommits:
                     f"target of sink '{one.sink}' was let forget it"
                 )
         return ""
+
+    def _denial(self, committer: AskedCommitter, committable: Committable) -> str:
+        try:
+            with _denials(committable.sink, committable.checkpoint):
+                return committer.denial(self._with_payload(committable))
+        except OutputDenied as error:
+            return error.cause
 
     def left_behind(self) -> list[str]:
         """Return what is to be said of things that ``recover`` could not remove, although nobody needs them (K24)."""
