@@ -28,7 +28,7 @@ def nothing_is_promised_once_more() -> Context:  # SV26
 
 
 def nobody_is_asked() -> Context:  # SV20
-    return patched(claims, "_ask_the_targets", lambda *arguments: None)
+    return patched(Adoption, "ask", lambda self, adoptable: None)
 
 
 def whatever_is_older_is_in_line() -> Context:  # SV26

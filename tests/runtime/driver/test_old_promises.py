@@ -55,7 +55,7 @@ def streams(root: Path) -> Kind:
             readers = [store.reader("s", segment) for segment in range(store.describe("s").segments_count)]
             return [row["id"] for one in readers for batch in iter(one.read, None) for row in batch.to_pylist()]
 
-    return Kind(hg.StreamSink("s", store=root / "store"), read)
+    return Kind(hg.StreamSink("s", store=str(root / "store")), read)
 
 
 def files(root: Path) -> Kind:
@@ -75,11 +75,11 @@ def staged(kind: Any) -> Callable[[Path], Kind]:
 
 
 class Lasting(StagedSink):
-    transaction_timeout = None
+    transaction_timeout = None  # type: ignore[assignment]
 
 
 class Forgetful(ForgettingSink):
-    transaction_timeout = None
+    transaction_timeout = None  # type: ignore[assignment]
 
 
 KINDS: dict[str, Callable[[Path], Kind]] = {
@@ -183,8 +183,7 @@ def test_going_back_to_a_copy_commits_nothing_twice_and_loses_nothing(  # SV26, 
     place = keep(home, 1, tmp_path)
     assert [home.run(), home.run()] == [2, 3]
     home.begin()  # targets forget
-    lose = {"on_denied": DeniedOutput.LOSE}
-    assert home.run(place, 3, **lose) == 5
+    assert home.run(place, 3, on_denied=DeniedOutput.LOSE) == 5
     assert home.run() == 6
     assert home.kind.shown == [1, 2, 3, 5, 6]
     assert not [note for note in home.notes if "LOST" in note]
@@ -304,8 +303,7 @@ def test_a_checkpoint_that_a_start_could_not_use_is_left_too(tmp_path: Path) -> 
     place = copied(home, 2, tmp_path)
     for part in (home.root / "p" / "chk-0000000002").iterdir():
         part.write_bytes(b"garbage")
-    previous = {"on_damaged": DamagedCheckpoint.PREVIOUS}
-    assert home.run(retained=9, **previous) == 3
+    assert home.run(retained=9, on_damaged=DamagedCheckpoint.PREVIOUS) == 3
     home.run()
     with pytest.raises(UsageError, match="is not restored"):
         home.begin(place, 4)

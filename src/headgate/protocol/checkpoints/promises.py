@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable, Left, Manifest
 
@@ -40,11 +41,11 @@ def settled(found: Manifest, newer: Manifest) -> frozenset[Committable]:
     return frozenset(c for c in promised if _identity(c) not in still)
 
 
-def known(found: Manifest, newer: Manifest) -> frozenset[Committable]:
-    """Return what ``found`` promised and ``newer``, of the same line, promises still: no target can deny it."""
-    if not is_in_line(found.checkpoint, newer):
-        return frozenset()
-    return among(found.committables, newer.committables)
+def promised_here(restored: Manifest, definition: PipelineDefinition) -> tuple[Committable, ...]:
+    """Return what ``restored`` promised, but for sinks that were removed by name (SV30)."""
+    here = definition.plan.state_texts()
+    gone = {name for name in definition.config.start.allow_unclaimed_state if name not in here}
+    return tuple(committable for committable in restored.committables if committable.sink not in gone)
 
 
 def among(committables: Iterable[Committable], promised: Iterable[Committable]) -> frozenset[Committable]:

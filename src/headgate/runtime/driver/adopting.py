@@ -8,9 +8,11 @@ storage thread, as a part of ``claims``; changes nothing at the named place.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError, with_remedy
+from headgate.model.config import DeniedOutput
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable, Left, Manifest
@@ -24,6 +26,7 @@ from headgate.remedies import NameAnotherPlace
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed, Outcome
 from headgate.runtime.checkpoints.named import named_log, savepoint_at
 from headgate.runtime.driver.fitting import check_fit
+from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
 from headgate.storage.backends import local_directory
 
 
@@ -54,13 +57,11 @@ class Adoptable:
 
     Attributes:
         manifest: of it, with the output that is promised once more.
-        doubtful: of that output what its target may deny: only the target knows what became of it.
-        remembered: of that what no target was let forget by this pipeline (K20).
+        remembered: of that output what no target was let forget by this pipeline (K20).
         newest: the newest checkpoint until now.
     """
 
     manifest: Manifest
-    doubtful: frozenset[Committable] = frozenset()
     remembered: frozenset[Committable] = frozenset()
     newest: Manifest | None = None
 
@@ -171,19 +172,35 @@ class Adoption:
         if found.pipeline != self._definition.config.name:  # SV26
             return Adoptable(promises.without(manifest, promised), newest=newest)
         settled = [promises.settled(found.manifest, newer) for newer in (found.newest, own) if newer is not None]
-        known = frozenset() if own is None else promises.known(found.manifest, own)
         manifest = promises.without(manifest, frozenset().union(*settled))
-        doubtful = frozenset(manifest.committables) - known
-        remembered = doubtful if newest is None else promises.among(doubtful, promised_by(claimed.log))
-        return Adoptable(manifest, doubtful, remembered, newest)
+        asked_for = manifest.committables if newest is None else promised_by(claimed.log)
+        return Adoptable(manifest, promises.among(manifest.committables, asked_for), newest)
 
     def _is_own_life(self, found: Found, observed: ObservedLog) -> bool:
         """Whether ids of ``found`` mean what they mean in the log of this pipeline."""
         life = self._log.known_life(observed)
         return found.pipeline == self._definition.config.name and life is not None and life.id == found.life
 
-    def refusal(self, adoptable: Adoptable, why: str) -> UsageError:
-        """Return what is said instead of adopting what a target denies (SV20), and how to go on."""
+    def ask(self, adoptable: Adoptable) -> None:
+        """Ask the targets for what would be promised once more, while nothing is adopted (SV20).
+
+        Raises:
+            UsageError: one denies it, or was let forget it.
+            StorageError, FencedError
+        """
+        promised = promises.promised_here(adoptable.manifest, self._definition)
+        if not promised:
+            return
+        make_targets(self._definition)
+        place, generation = adoptable.manifest.place, adoptable.manifest.generation
+        commits = SinkCommits(self._definition, generation, lambda part: self._log.files.read(part, place))
+        with contextlib.closing(commits):
+            may_lose = self._definition.config.on_denied is DeniedOutput.LOSE
+            why = commits.denial(promised, adoptable.remembered, may_lose=may_lose)
+        if why:
+            raise with_remedy(self._refusal(adoptable, why), NameAnotherPlace())
+
+    def _refusal(self, adoptable: Adoptable, why: str) -> UsageError:
         ways = "name another checkpoint, or a savepoint"
         if adoptable.newest is not None:
             at = adoptable.newest.checkpoint
@@ -192,9 +209,7 @@ class Adoption:
                 f"--go-back-behind {at})"
             )
         name = self._definition.config.name
-        return with_remedy(
-            UsageError(f"pipeline '{name}' is not restored from {self._url}: {why}; {ways}"), NameAnotherPlace()
-        )
+        return UsageError(f"pipeline '{name}' is not restored from {self._url}: {why}; {ways}")
 
     def adopt(self, claimed: Claimed, adoptable: Adoptable) -> Claimed:
         """Write it to the log as the newest checkpoint of the generation just claimed (SV21).

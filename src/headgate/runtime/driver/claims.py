@@ -5,7 +5,6 @@ Runs in the driver's storage thread. What to restore is decided by ``protocol.ch
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,17 +16,17 @@ from headgate.model.config import DeniedOutput
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
-from headgate.model.manifest import Committable, Left, Manifest
+from headgate.model.manifest import Left, Manifest
 from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery, starting_over
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
-from headgate.protocol.checkpoints.promises import leaving
+from headgate.protocol.checkpoints.promises import leaving, promised_here
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
-from headgate.runtime.driver.adopting import Adoptable, Adoption
+from headgate.runtime.driver.adopting import Adoption
 from headgate.runtime.driver.fitting import check_fit
 from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.hopeless import stopping_for_good
@@ -123,7 +122,7 @@ def _claim_or_adopt(
     floor = Generation(0) if adoption is None else adoption.floor
     claimed = claim(definition, log, owner, mine, around, floor)
     fault_points.reach("after-claim")
-    return claimed if adoption is None else _adopted(definition, log, adoption, claimed, note, around)
+    return claimed if adoption is None else _adopted(adoption, claimed, note, around)
 
 
 def chosen(
@@ -172,7 +171,7 @@ def recovered_sinks(
         lose = log.losses.losing(around.wall_ms, note)
     commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place), lose)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
-    keep = () if restored is None else _promised(restored, definition)  # R18: whatever the parallelism was
+    keep = () if restored is None else promised_here(restored, definition)  # R18: whatever the parallelism was
     with _closed_on_failure(commits):
         retrying(lambda: commits.recover(permit, keep), around)
     return commits
@@ -205,55 +204,18 @@ def _looked(definition: PipelineDefinition, log: CheckpointLog, around: Surround
     return Adoption.look(definition, log)
 
 
-def _adopted(
-    definition: PipelineDefinition,
-    log: CheckpointLog,
-    adoption: Adoption,
-    claimed: Claimed,
-    note: Callable[[str], None],
-    around: Surroundings,
-) -> Claimed:
+def _adopted(adoption: Adoption, claimed: Claimed, note: Callable[[str], None], around: Surroundings) -> Claimed:
     """Restore what was named, unless that was done before; ``claimed`` holds the log as nobody changes it any more."""
     decision = adoption.decide(claimed.log)
     if isinstance(decision, Adopt):
         retrying(adoption.check, around)
         adoptable = retrying(lambda: adoption.adoptable(claimed), around)
-        _ask_the_targets(definition, log, adoption, adoptable, around)
+        retrying(lambda: adoption.ask(adoptable), around)
         claimed = adoption.adopt(claimed, adoptable)
         fault_points.reach("after-adoption")
     for text in adoption.story(decision):
         note(text)
     return claimed
-
-
-def _ask_the_targets(
-    definition: PipelineDefinition, log: CheckpointLog, adoption: Adoption, adoptable: Adoptable, around: Surroundings
-) -> None:
-    """Refuse what a target would deny once it is adopted, while nothing is (SV20).
-
-    Raises:
-        UsageError: one denies it, or has perhaps forgotten it.
-        StorageError, FencedError
-    """
-    promised = _promised(adoptable.manifest, definition)
-    doubtful = [committable for committable in promised if committable in adoptable.doubtful]
-    if not doubtful:
-        return
-    retrying(lambda: make_targets(definition), around)
-    place = adoptable.manifest.place
-    commits = SinkCommits(definition, adoptable.manifest.generation, lambda part: log.files.read(part, place))
-    with contextlib.closing(commits):
-        may_lose = definition.config.on_denied is DeniedOutput.LOSE
-        why = retrying(lambda: commits.denial(doubtful, adoptable.remembered, may_lose=may_lose), around)
-    if why:
-        raise adoption.refusal(adoptable, why)
-
-
-def _promised(restored: Manifest, definition: PipelineDefinition) -> tuple[Committable, ...]:
-    """Return what ``restored`` promised, but for sinks that were removed by name (SV30)."""
-    here = definition.plan.state_texts()
-    gone = {name for name in definition.config.start.allow_unclaimed_state if name not in here}
-    return tuple(committable for committable in restored.committables if committable.sink not in gone)
 
 
 def is_listening(definition: PipelineDefinition) -> bool:
