@@ -281,6 +281,37 @@ def test_a_target_that_cannot_be_asked_is_told_to_commit(tmp_path: Path, kind: s
     assert home.kind.shown == [1, 2, 4, 6]
 
 
+class Remembering(StagedLedger):
+    """Its target never forgets a name."""
+
+    forget = hg.LedgerSink.forget
+
+
+def test_a_ledger_that_forgets_nothing_is_told_to_publish_whatever_was_left(tmp_path: Path) -> None:  # SV20
+    home = Home(tmp_path, staged(Remembering)(tmp_path))
+    home.run(retained=9)
+    home.run(retained=9)
+    place = copied(home, 2, tmp_path)
+    assert home.run(home.chk(1), 2) == 4
+    assert home.run() == 5
+    home.run(place, 5)
+    assert home.kind.shown[:4] == [1, 2, 4, 5]
+
+
+def test_a_savepoint_of_ones_own_life_leaves_what_is_before_it_in_line(tmp_path: Path) -> None:  # SV26
+    home = Home(tmp_path, KINDS["streams"](tmp_path))
+    home.run()
+    place = copied(home, 1, tmp_path)
+    home.run()
+    home.run()
+    hg.edit_savepoint(home.chk(3), tmp_path / "taken").write()
+    home.run()
+    assert home.run(tmp_path / "taken", 4) == 6
+    home.run()
+    assert home.run(place, 7) == 9
+    assert home.kind.shown == [1, 2, 3, 4, 6, 7, 9]
+
+
 def test_a_target_that_may_have_forgotten_and_cannot_be_asked_publishes_nothing(tmp_path: Path) -> None:  # SV26
     home = Home(tmp_path, KINDS["ledger"](tmp_path))
     home.run(retained=9)
