@@ -45,8 +45,8 @@ _KNOWN = (
     ORDER_VERSION,
 )
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
-_IF_SET = ("origin", "place", "order")
-"""Not written where they are None, so that entries without them are what they were before."""
+_LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": ()}
+"""What is not written where it says nothing, so that entries without it are what they were before."""
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 
 
@@ -103,7 +103,7 @@ def _fields(entry: LogEntry) -> dict[str, Any]:
 
     Output that is not in pieces does not say so, so that releases that know of none read it as ever (SF14).
     A pipeline that was never restored by name does not say so in each manifest, nor do its hooks, nor
-    one in its first life. A claim names an order only if it is one (SO9).
+    one in its first life, nor one that never went back. A claim names an order only if it is one (SO9).
     """
     fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
     if not entry.life:
@@ -112,7 +112,7 @@ def _fields(entry: LogEntry) -> dict[str, Any]:
         fields["entries"] = [_written(subtask) for subtask in entry.entries]
         fields["carried"] = [_written_output(committable) for committable in entry.carried]
         fields["hooks"] = [_written_hook(hook) for hook in entry.hooks]
-    return {name: value for name, value in fields.items() if value is not None or name not in _IF_SET}
+    return {name: value for name, value in fields.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
 
 def _written(entry: SubtaskEntry) -> _Undelayed:

@@ -181,6 +181,14 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """The checkpoints after ``above`` and before ``below`` were left: the pipeline went back to ``above`` (SV26)."""
+
+    above: CheckpointId
+    below: CheckpointId
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A completed checkpoint.
 
@@ -216,6 +224,8 @@ class Manifest:
     """Where the files of its parts are, if not in the pipeline's directory: they are somebody else's (SV27)."""
     life: int = 0
     """As in the claim of its generation."""
+    left: tuple[Left, ...] = ()
+    """The older checkpoints of this life that this one does not descend from."""
 
     def state_of_hook(self, hook: str) -> HookState:
         """Return what ``hook`` returned, and for which checkpoint; for this one if it was not there then."""

@@ -86,6 +86,8 @@ class CheckpointLog:
         self._next_sequence = 0
         self._generation = Generation(0)
         self._lineage = Lineage()
+        self.life_id = ""
+        """Of the life that ``life`` or ``later_life`` last told, "" before."""
         self.problem = ""
         """What storage last said about an append; for messages."""
 
@@ -132,7 +134,7 @@ class CheckpointLog:
             refuse_unless_exclusive(self._storage, self._pipeline)
             newest = Generation(next_claim(self.observe()).generation - 1)
             self._lives.draw(0, self.url, host, wall_ms, newest)
-        return self._lives.read(0)
+        return self._told(self._lives.read(0))
 
     def lives_before(self, number: int) -> list[Life]:
         """Return who this pipeline was to its sinks before life ``number``.
@@ -150,7 +152,11 @@ class CheckpointLog:
         """
         if not self._lives.exists(number):
             self._lives.draw(number, self.url, host, wall_ms, NO_GENERATION)
-        return self._lives.read(number)
+        return self._told(self._lives.read(number))
+
+    def _told(self, life: Life) -> Life:
+        self.life_id = life.id
+        return life
 
     def claim(
         self,
