@@ -43,7 +43,8 @@ TEXTS = {
     ProtocolViolation: "Aligner: second barrier; its last events:\n    one\n    two",
     CorruptionError: "log/1 is damaged at byte 8: expected checksum 1, found 2",
     OutputDenied: "sink 'out' cannot commit the output of checkpoint 7: it is gone; starting again cannot help: bring "
-    "back what is missing there, or start over, which deletes all output: headgate run PROGRAM --fresh",
+    "back what is missing there, restore another checkpoint (headgate run PROGRAM --from PLACE --go-back-behind 7), or "
+    "start over, which deletes all output: headgate run PROGRAM --fresh",
     FencedError: "pipeline p: generation 3 was replaced by generation 4",
     StorageError: "cannot put log/1: no space",
 }

@@ -161,9 +161,13 @@ class OutputDenied(HeadgateError):
 
     def __str__(self) -> str:
         what = f"commit the output of checkpoint {self.checkpoint}" if self.checkpoint else "be recovered"
+        back = ""
+        if self.checkpoint:
+            named = f"--from PLACE --go-back-behind {self.checkpoint}"
+            back = f", restore another checkpoint (headgate run PROGRAM {named})"
         return (
             f"sink '{self.sink}' cannot {what}: {self.cause}; starting again cannot help: bring back what is missing "
-            "there, or start over, which deletes all output: headgate run PROGRAM --fresh"
+            f"there{back}, or start over, which deletes all output: headgate run PROGRAM --fresh"
         )
 
 

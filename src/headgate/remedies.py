@@ -27,7 +27,7 @@ class BringOutputBack:
 
 @dataclass(frozen=True, slots=True)
 class NameAnotherPlace:
-    """Nothing is at the place that the start names: name another one, or none."""
+    """Nothing is at the place that the start names, or a target denies what it promised: name another one, or none."""
 
 
 @dataclass(frozen=True, slots=True)

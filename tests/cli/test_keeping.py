@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from headgate.cli import keeping
-from headgate.cli.failures import exit_of
 from headgate.cli.keeping import KEPT, Orders, Terms, restart_text
 from headgate.errors import (
     BadRecord,
@@ -30,7 +29,7 @@ from headgate.errors import (
     UsageError,
 )
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, NoRestart, RestartStrategy
-from headgate.model.exits import Exit
+from headgate.model.exits import Exit, exit_of
 from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.supervision.keeper import ChildEnded, ReportRestart
 from headgate.runtime.driver.asking import RunRequest

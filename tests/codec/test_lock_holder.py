@@ -10,6 +10,7 @@ from headgate.codec.lock_holder import Ending, LockHolder, decode_holder, encode
 HOLDERS = [
     LockHolder("process 7 of ü", "host", 7, "nonce"),
     LockHolder("o", "h", 1, "n", True, Ending.FAILED, 12, "storage\nis full"),
+    LockHolder("o", "h", 1, "n", claimant="supervisor 7 on h, driver 12"),
     *(LockHolder("o", "h", 1, "n", ending=ending) for ending in Ending),
 ]
 
@@ -41,6 +42,12 @@ def test_other_fields_under_a_right_checksum_say_nothing(body: bytes) -> None:
 def test_an_ending_that_this_release_does_not_know_says_nothing() -> None:
     body = b'{"owner":"o","host":"h","pid":1,"nonce":"n","ending":"vanished"}\n'
     assert decode_holder(b"headgate-lock 1 %s\n%s" % (xxhash.xxh3_64_hexdigest(body).encode(), body)) is None
+
+
+def test_a_holder_that_does_not_say_who_claims_is_read() -> None:  # SB15
+    body = b'{"owner":"o","host":"h","pid":1,"nonce":"n","keeper":7}\n'
+    data = b"headgate-lock 1 %s\n%s" % (xxhash.xxh3_64_hexdigest(body).encode(), body)
+    assert decode_holder(data) == LockHolder("o", "h", 1, "n", keeper=7)
 
 
 def test_another_version_says_nothing() -> None:

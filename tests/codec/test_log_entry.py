@@ -10,6 +10,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headgate.codec import log_entry
 from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
@@ -75,8 +76,8 @@ def test_a_claim_of_version_0_1_is_read() -> None:
 
 
 def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
-    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 7 ", 1)
-    with pytest.raises(CorruptionError, match="expected format version 6 or less, found 7"):
+    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 8 ", 1)
+    with pytest.raises(CorruptionError, match="expected format version 7 or less, found 8"):
         decode_log_entry(newer, "log/1")
 
 
@@ -111,6 +112,21 @@ def test_a_manifest_with_output_in_pieces_is_of_a_version_of_its_own(where: str)
     assert decode_log_entry(data, "log/1") == held
     assert {piece.path for piece in pieces} <= held.files
     assert b"pieces" not in encode_log_entry(dataclasses.replace(MANIFEST, carried=ENTRY.committables))
+
+
+def test_a_claim_that_orders_to_start_over_is_of_a_version_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:  # SO9
+    later = dataclasses.replace(CLAIM, follows=0, life=5)
+    order = dataclasses.replace(later, order="5eed")
+    data = encode_log_entry(order)
+    assert data.startswith(b"headgate-log 7 claim ")
+    assert decode_log_entry(data, "log/5") == order
+    for entry, version in ((CLAIM, 2), (later, 4)):
+        assert encode_log_entry(entry).startswith(b"headgate-log %d claim " % version)
+        assert b"order" not in encode_log_entry(entry), "all other claims are what they were"
+    known = {version: number for version, number in log_entry._VERSIONS.items() if number < 7}
+    monkeypatch.setattr(log_entry, "_VERSIONS", known)
+    with pytest.raises(CorruptionError, match=r"format version .* found 7"):
+        decode_log_entry(data, "log/5")
 
 
 @given(st.integers(0, 10**12))

@@ -8,6 +8,15 @@ from pathlib import Path
 import pytest
 from tests.docs.documentation import ROOT, SOURCE, code_names, definitions, file_of, links, pages
 
+from headgate.codec import chunk, frames
+from headgate.codec.handshake import HANDSHAKE_VERSION
+from headgate.model import manifest as m
+from headgate.model.heartbeat import HEARTBEAT_VERSION
+from headgate.model.life import LIFE_VERSION
+from headgate.model.savepoint import SAVEPOINT_VERSION
+from headgate.model.targets import TARGETS_VERSION
+from headgate.store.catalogue.tables import CATALOGUE_VERSION
+
 NAMING = ["ARCHITECTURE.md", "CONTRIBUTING.md", *(f"docs/decisions/{p.name}" for p in ROOT.glob("docs/decisions/*.md"))]
 EXAMPLE_FILES = {"quickstart.py", "limit_length.py", "test_limit_length.py"}
 """Files that a page asks its reader to write."""
@@ -41,6 +50,23 @@ def test_every_package_is_on_the_map() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     for package in sorted(p.parent.name for p in SOURCE.glob("*/__init__.py")):
         assert re.search(rf"^ {package}  |`{package}/`", text, re.MULTILINE), f"{package} is missing"
+
+
+def test_the_table_of_formats_has_the_versions_of_the_code() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    later = f"{m.MANIFEST_VERSION}, .* {m.IN_FLIGHT_VERSION}, .* {m.LATER_LIFE_VERSION}, .* {m.PIECES_VERSION}, .*"
+    for told in (
+        rf"`headgate-log` {later} {m.FILES_VERSION}, .* {m.ORDER_VERSION} \(1 is read\)",
+        rf"`headgate-savepoint` {SAVEPOINT_VERSION} ",
+        rf"`headgate-life` {LIFE_VERSION} ",
+        rf"`headgate-targets` {TARGETS_VERSION}, `headgate-reset` {TARGETS_VERSION} ",
+        rf"`headgate-heartbeat` {HEARTBEAT_VERSION} ",
+        rf"`HGCHUNK` {chunk.VERSION} ",
+        rf"`<store>/catalogue\.sqlite` \| {CATALOGUE_VERSION} ",
+        rf"`{frames.MAGIC.decode()}` {frames.FRAME_VERSION} ",
+        rf"`HGHS` {HANDSHAKE_VERSION} ",
+    ):
+        assert re.search(told, text), f"ARCHITECTURE.md says something else than {told}"
 
 
 def test_every_kill_point_of_the_code_is_listed() -> None:

@@ -80,6 +80,14 @@ def test_the_source_of_the_guide_passes_the_conformance_kit(directory: Path) -> 
     assert len(calls) == 1, "the page calls the kit"
 
 
+def test_the_test_of_the_guide_passes(directory: Path) -> None:
+    (code,) = (code for code in examples("docs/user-guide.md") if "def test_totals" in code)
+    names: dict[str, Any] = {"__name__": "example"}
+    exec(PREAMBLE, names)
+    exec(compile(code, "the test of the guide", "exec", dont_inherit=True), names)
+    names["test_totals"](directory)
+
+
 def test_the_guide_begins_with_the_lines_that_its_examples_need() -> None:
     assert examples("docs/user-guide.md")[0] == PREAMBLE
 

@@ -177,7 +177,7 @@ def a_missing_place_is_made() -> Context:  # SV5
 
 
 def removed_sinks_are_recovered() -> Context:  # SV30
-    return patched(claims, "_promised", lambda restored, definition: restored.committables)
+    return patched(claims, "promised_here", lambda restored, definition: restored.committables)
 
 
 def every_start_adopts() -> Context:  # SV24

@@ -34,6 +34,7 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import heart as hearts
 from headgate.runtime.driver import last_wish, lookout, pipeline_lock, stopping
 from headgate.runtime.driver.driver import Driver
+from headgate.runtime.driver.succession import Succession
 from headgate.runtime.driver.supervision import Supervision
 from headgate.storage.faulty import FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -215,6 +216,24 @@ def a_wish_hits_whoever_runs_now() -> AbstractContextManager[None]:  # SB15
     return patched(last_wish, "_is_by", lambda dead, owner: True)
 
 
+def a_name_that_begins_alike_is_the_same() -> AbstractContextManager[None]:  # SB15
+    return patched(last_wish, "_is_by", lambda dead, owner: owner.startswith(dead.claimant))
+
+
+def a_lock_without_a_name_is_of_all() -> AbstractContextManager[None]:  # SB15
+    return patched(last_wish, "_is_by", lambda dead, owner: dead.claimant == owner)
+
+
+def a_lock_does_not_say_who_claims() -> AbstractContextManager[None]:  # SB15
+    def acquire(call: Any, *given: Any, claimant: str) -> Any:
+        lock = call(*given)
+        lock.claimant = claimant
+        return lock
+
+    original = pipeline_lock.PipelineLock.acquire
+    return patched(pipeline_lock.PipelineLock, "acquire", partial(acquire, original))
+
+
 def whoever_was_replaced_records_an_end() -> AbstractContextManager[None]:  # SB3
     def word(call: Any, generation: Generation, owner: str, *given: Any) -> Any:
         return call(generation, owner, *given) or Beat(generation, owner, 0, Course.FAILED)
@@ -244,9 +263,9 @@ def heartbeats_pile_up() -> AbstractContextManager[None]:  # SB4
 
 
 def any_lock_is_broken() -> AbstractContextManager[None]:  # SB8
-    def acquire(call: Any, root: str, pipeline: str, owner: str, silent: str | None = None) -> Any:
+    def acquire(call: Any, root: str, pipeline: str, owner: str, silent: str | None = None, **named: str) -> Any:
         holder = pipeline_lock.read_holder(root, pipeline)
-        return call(root, pipeline, owner, silent and holder and holder.nonce)
+        return call(root, pipeline, owner, silent and holder and holder.nonce, **named)
 
     original = pipeline_lock.PipelineLock.acquire
     return patched(pipeline_lock.PipelineLock, "acquire", partial(acquire, original))
@@ -303,8 +322,14 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (
         a_wish_hits_whoever_runs_now,
         wish_tests.test_a_wish_for_a_former_run_is_no_wish_for_a_later_one,
-        ("process 12 on here, driver 3",),
+        ("another driver",),
     ),
+    (
+        a_name_that_begins_alike_is_the_same,
+        wish_tests.test_a_wish_for_a_former_run_is_no_wish_for_a_later_one,
+        ("a driver, driver 2",),
+    ),
+    (a_lock_without_a_name_is_of_all, wish_tests.test_a_lock_that_does_not_say_who_claims_is_of_nobody, ()),
     (what_was_claimed_is_forgotten, keeper_tests.test_the_next_driver_is_told_what_the_last_one_claimed, ()),
     (the_silence_goes_on_over_an_outage, standby_tests.test_after_an_outage_the_count_starts_again, ()),
     (a_standby_that_slept_goes_on_counting, standby_tests.test_a_standby_that_slept_counts_again, ()),
@@ -407,6 +432,11 @@ def test_who_does_not_tell_a_keeper_is_caught(
 @pytest.mark.parametrize(
     ("mutant", "test", "arguments"),
     [
+        (
+            a_lock_does_not_say_who_claims,
+            wish_tests.test_a_lock_says_under_which_name_its_driver_claims,
+            (Succession(),),
+        ),
         (whoever_died_unheard_was_not_asked, wish_tests.test_whoever_asked_records_it_and_an_outage_is_no_matter, ()),
         (
             a_driver_keeps_a_wish_to_itself,

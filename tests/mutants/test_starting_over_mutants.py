@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.codec import test_log_entry as entries
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.protocol.checkpoints import test_orders_in_the_log as in_the_log
 from tests.runtime import test_starting_over_in_front_of_others as others
 from tests.runtime import test_starting_over_killed as killed
 from tests.runtime import test_starting_over_late as late
@@ -16,6 +18,7 @@ from tests.runtime import test_starting_over_leaving as leaving
 from tests.runtime import test_starting_over_moved as moved
 from tests.sim.product.patching import around, skipped
 
+from headgate.codec import log_entry
 from headgate.connectors import recorded
 from headgate.connectors.files import starting_over as in_files
 from headgate.connectors.files.commit import FileCommitter
@@ -68,9 +71,36 @@ def a_driver_writes_in_front_of_half_of_it() -> AbstractContextManager[None]:
     return skipped(claims, "_refuse_half_started_over")
 
 
+def the_log_does_not_name_the_order() -> AbstractContextManager[None]:
+    def claim(call: Any, self: Any, owner: str, wall_ms: int, mine: Any, next_of: Any, order: Any = None) -> Any:
+        return call(self, owner, wall_ms, mine, next_of)
+
+    return around(CheckpointLog, "_claim", claim)
+
+
+def the_name_of_a_claim_orders() -> AbstractContextManager[None]:
+    def decided(call: Any, log: Any) -> str | None:
+        owner = log.counted()[0].content.owner
+        return owner.removeprefix("start over ") if owner.startswith("start over ") else call(log)
+
+    return around(deciding, "decided", decided)
+
+
+def every_claim_may_order() -> AbstractContextManager[None]:
+    return patched(deciding, "has_given_up", lambda log: True)
+
+
+def an_order_is_of_no_version_of_its_own() -> AbstractContextManager[None]:
+    return around(log_entry, "_version", lambda call, entry: 4 if entry.life else call(entry))
+
+
+def every_claim_says_that_it_orders_nothing() -> AbstractContextManager[None]:
+    return patched(log_entry, "_IF_SET", ("origin", "place"))
+
+
 def whoever_claimed_meanwhile_is_not_noticed() -> AbstractContextManager[None]:
-    def start_over(self: Any, owner: str, wall_ms: int, seen: Any, above: Any) -> Any:
-        return self._claim(owner, wall_ms, None, lambda log: recovery.next_claim(log, above).ending_life())
+    def start_over(self: Any, order: str, wall_ms: int, seen: Any, above: Any) -> Any:
+        return self._claim("a reset", wall_ms, None, lambda log: recovery.next_claim(log, above).ending_life(), order)
 
     return patched(CheckpointLog, "start_over", start_over)
 
@@ -198,8 +228,8 @@ def a_reset_is_no_run() -> AbstractContextManager[None]:
 
 
 def generations_begin_anew() -> AbstractContextManager[None]:
-    def start_over(call: Any, self: Any, owner: str, wall_ms: int, seen: Any, above: Any) -> Any:
-        return call(self, owner, wall_ms, seen, Generation(0))
+    def start_over(call: Any, self: Any, order: str, wall_ms: int, seen: Any, above: Any) -> Any:
+        return call(self, order, wall_ms, seen, Generation(0))
 
     return around(CheckpointLog, "start_over", start_over)
 
@@ -225,6 +255,7 @@ def test_a_mutant_that_a_kill_shows_is_caught(tmp_path: Path, monkeypatch: pytes
 
 
 HALF: list[tuple[Mutant, Any]] = [
+    (the_log_does_not_name_the_order, killed.test_the_next_start_finishes_what_was_begun),
     (nobody_finishes_it, killed.test_the_next_start_finishes_what_was_begun),
     (an_order_is_not_asked_about, others.test_an_order_asks_again_whose_a_target_is),
     (a_driver_writes_in_front_of_half_of_it, killed.test_a_driver_does_not_write_in_front_of_half_empty_targets),
@@ -236,6 +267,25 @@ def test_a_mutant_of_what_is_left_half_done_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Mutant, test: Any
 ) -> None:
     assert_caught(mutant, test, killed.Template(tmp_path), monkeypatch)
+
+
+OF_THE_ENTRY: list[tuple[Mutant, Any, tuple[Any, ...]]] = [
+    (the_log_does_not_name_the_order, in_the_log.test_a_reset_names_its_order_in_the_log, ()),
+    (the_name_of_a_claim_orders, in_the_log.test_the_name_of_whoever_claims_orders_nothing, ("start over 5eed",)),
+    (every_claim_may_order, in_the_log.test_a_claim_that_gives_nothing_up_orders_nothing, ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test", "arguments"), OF_THE_ENTRY, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_mutant_of_the_entry_is_caught(mutant: Mutant, test: Any, arguments: tuple[Any, ...]) -> None:
+    assert_caught(mutant, test, *arguments)
+
+
+@pytest.mark.parametrize("mutant", [an_order_is_of_no_version_of_its_own, every_claim_says_that_it_orders_nothing])
+def test_a_mutant_of_the_bytes_is_caught(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
+    assert_caught(mutant, entries.test_a_claim_that_orders_to_start_over_is_of_a_version_of_its_own, monkeypatch)
 
 
 OF_TARGETS: list[tuple[Mutant, Any]] = [

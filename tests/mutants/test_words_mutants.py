@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
-from tests.codec import test_messages
+from tests.codec import test_foreign_bytes, test_messages
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.operators import test_timestamps
 from tests.protocol import test_machine_stories
@@ -16,7 +18,7 @@ from tests.protocol.supervision import test_supervisor
 from tests.runtime.wire import test_control
 from tests.storage import test_backends
 
-from headgate.codec import messages
+from headgate.codec import log_entry, messages, savepoint
 from headgate.model.failure import Failure, FailureKind
 from headgate.operators import timestamps
 from headgate.protocol import machine
@@ -129,3 +131,22 @@ def test_forgetting_how_channels_were_written_is_caught() -> None:  # W17
     test = test_timestamps.test_the_times_that_version_0_1_wrote_are_read
     assert_caught(what_version_0_1_wrote_is_splits_only, test)
     assert str(ChannelOrigin(test_timestamps.CHANNELS[1].channel)) == "channel-1"
+
+
+@pytest.mark.parametrize(
+    ("codec", "head", "decode"),
+    [(log_entry, "headgate-log 2 claim", "decode_log_entry"), (savepoint, "headgate-savepoint 1", "decode_savepoint")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+@pytest.mark.parametrize("body", [test_foreign_bytes.TOO_DEEP, test_foreign_bytes.NOT_UTF8], ids=["deep", "no UTF-8"])
+def test_a_codec_that_refuses_only_what_its_library_does_is_caught(
+    codec: ModuleType, head: str, decode: str, body: bytes
+) -> None:
+    @contextmanager
+    def only_what_the_library_refuses() -> Iterator[None]:
+        with patched(codec, "MALFORMED", (msgspec.MsgspecError,)):
+            yield
+
+    test = test_foreign_bytes.test_nonsense_under_a_right_checksum_is_refused
+    test(head, getattr(codec, decode), body)
+    assert_caught(only_what_the_library_refuses, test, head, getattr(codec, decode), body)

@@ -120,7 +120,7 @@ def test_a_sink_that_the_program_has_no_more_is_emptied_too(world: World, starte
     assert world.in_stream() == once()[1]
 
 
-def test_what_is_written_down_is_enough_for_files_and_streams(world: World, started: Any) -> None:  # SO1
+def test_what_is_written_down_is_enough_for_files_and_streams(world: World, started: Any) -> None:  # SO1, SO7
     world.pipeline(sinks="files stream").run()
     (Path(world.files) / "notes.txt").write_text("mine")
     plan = reset(world)
@@ -132,6 +132,7 @@ def test_what_is_written_down_is_enough_for_files_and_streams(world: World, star
     assert world.all()[:2] == [Counter(), Counter()]
     assert (Path(world.files) / "notes.txt").read_text() == "mine"
     assert list((world.root / "home" / "p").glob("chk-*")) == []
+    assert list((world.root / "home" / "p" / "resets").glob("*")) == [], "the order goes last"
     world.pipeline(sinks="files stream").run()
     assert world.all()[:2] == once()[:2]
 

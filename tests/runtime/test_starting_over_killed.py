@@ -195,7 +195,9 @@ def all_kills(template: Template, reaper: Reaper) -> list[str]:
     raise AssertionError("it has no end")
 
 
-def test_a_reset_that_dies_anywhere_leaves_all_or_nothing(template: Template, reaper: Reaper) -> None:  # SO2, SO3, SO6
+def test_a_reset_that_dies_anywhere_leaves_all_or_nothing(
+    template: Template, reaper: Reaper
+) -> None:  # SO2, SO3, SO6, SO7
     found = all_kills(template, reaper)
     turn = found.index("decided")
     assert turn > 0

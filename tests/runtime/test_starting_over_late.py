@@ -56,7 +56,7 @@ def ordered(storage: Storage, token: str) -> None:
     """Somebody orders and decides, and dies."""
     log = CheckpointLog(storage, "p")
     log.records.give(ResetOrder(token, log.records.targets() or ()))
-    log.start_over(deciding.claimant(token), 0, log.observe(), Generation(0))
+    log.start_over(token, 0, log.observe(), Generation(0))
 
 
 def test_a_reset_that_wakes_behind_a_later_life_leaves_what_is_its_own() -> None:  # SO7

@@ -1,4 +1,4 @@
-"""A target that is gone for good keeps a reset from its end, until its sink is left (SO9)."""
+"""A target that is gone for good keeps a reset from its end, until its sink is left (SO10)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def decided(template: Template, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monkeypatch: Any) -> None:  # SO9
+def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monkeypatch: Any) -> None:  # SO10
     world = decided(template, monkeypatch)
     with monkeypatch.context() as away:
         for name in ("owner", "holding", "start_over"):
@@ -67,7 +67,7 @@ def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monke
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
 
-def test_what_was_left_is_written_to_when_it_has_forgotten(template: Template) -> None:  # SO9
+def test_what_was_left_is_written_to_when_it_has_forgotten(template: Template) -> None:  # SO10
     world = template.again()
     leaving(world, "files")
     with pytest.raises(UsageError, match="sink 'files' of pipeline 'p' belongs to former checkpoints"):
@@ -77,7 +77,7 @@ def test_what_was_left_is_written_to_when_it_has_forgotten(template: Template) -
     assert world.all() == [NUMBERS + NUMBERS, NUMBERS, NUMBERS]
 
 
-def test_only_a_sink_that_there_is_can_be_left(template: Template) -> None:  # SO9
+def test_only_a_sink_that_there_is_can_be_left(template: Template) -> None:  # SO10
     with pytest.raises(UsageError, match=r"has no sink 'fils' to leave; its sinks: 'files', 'own', 'stream'"):
         leaving(template.again(), "fils", "files")
 
@@ -86,7 +86,7 @@ def command(moved: Moved, *options: str) -> Result:
     return CliRunner().invoke(app, ["reset", "p", "--dir", str(moved.root / "home"), *options])
 
 
-def test_the_command_says_what_it_leaves(tmp_path: Path) -> None:  # SO9
+def test_the_command_says_what_it_leaves(tmp_path: Path) -> None:  # SO10
     moved = Moved(tmp_path, ("app/a",))
     result = command(moved, "--leave", "out", "--yes")
     assert result.exit_code == 0, result.output
@@ -126,7 +126,7 @@ def test_json_says_that_a_reset_was_finished(tmp_path: Path, monkeypatch: Any) -
     assert moved.counts() == Counter()
 
 
-def test_a_store_that_was_removed_needs_no_leave(tmp_path: Path) -> None:  # SO9
+def test_a_store_that_was_removed_needs_no_leave(tmp_path: Path) -> None:  # SO10
     moved = Moved(tmp_path, ("app/a",))
     shutil.rmtree(tmp_path / "store")
     assert command(moved, "--yes").exit_code == 0

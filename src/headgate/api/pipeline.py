@@ -6,8 +6,9 @@ Counterparts: ``headgate.api.stream`` (the verbs), ``headgate.spark.session`` (w
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 from headgate.api.builder import GraphBuilder, check_name
@@ -285,25 +286,44 @@ class Pipeline:
         refuse_while_loading(self)
         from headgate.spark.session import check_cluster, start_pipeline
 
-        definition = self.definition_on(master, spark=spark)
-        given = (restore, go_back_behind, allow_unclaimed_state)
-        begins = start_config(definition.config, *(self._begins if given == (None, None, ()) else given))
-        config, targets = replace(definition.config, start=begins), targets_of(definition.graph)
-        definition = replace(definition, config=config, targets=targets)
-        if fresh and begins.restore is not None:
-            raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
-        make_checkpoint_directory(definition.config)
         watcher = LoggingObserver(self.name) if observer is None else observer
-        if fresh:  # SO4: nothing goes for a run that cannot begin
-            check_cluster(self.name, definition.plan.parallelism, spark, master)
-        prepare = start_over if fresh else finish
-        prepare(definition, watcher)
-        spark = capture(definition) or spark
-        definition = with_captured(definition)
-        if self._announces:
-            announce(definition, watcher)
-        handle: PipelineHandle = start_pipeline(definition, spark=spark, master=master, observer=watcher)
+        begins = (restore, go_back_behind, allow_unclaimed_state)
+        made = self.definition_on(master, spark=spark)
+        check = partial(check_cluster, self.name, made.plan.parallelism, spark, master)
+        definition, found = self._ready(made, watcher, begins, check if fresh else None)
+        handle: PipelineHandle = start_pipeline(definition, spark=found or spark, master=master, observer=watcher)
         return handle
+
+    def start_with(
+        self,
+        starter: Callable[[PipelineDefinition, Observer], PipelineHandle],
+        *,
+        checkpoint_dir: str,
+        observer: Observer | None = None,
+        restore: Restorable | None = None,
+        go_back_behind: int | None = None,
+        allow_unclaimed_state: Sequence[str] = (),
+        fresh: bool = False,
+    ) -> PipelineHandle:
+        """Start without Spark, for ``headgate.testing.run``.
+
+        Args:
+            starter: starts what the pipeline defines.
+            checkpoint_dir: where checkpoints are kept if the pipeline does not say.
+            observer, restore, go_back_behind, allow_unclaimed_state, fresh: see ``start``.
+
+        Raises:
+            UsageError: wrong pipeline, or another driver runs it.
+        """
+        refuse_while_loading(self)
+        made = copy.copy(self)
+        if made._checkpointing.dir is None:  # TR3
+            made.override(checkpoint_dir=checkpoint_dir)
+        made._announces = False
+        watcher = LoggingObserver(self.name) if observer is None else observer
+        begins = (restore, go_back_behind, allow_unclaimed_state)
+        definition, _ = made._ready(made.definition(), watcher, begins, (lambda: None) if fresh else None)
+        return starter(definition, watcher)
 
     def run(
         self,
@@ -362,6 +382,37 @@ class Pipeline:
         made._announces = False
         made._bad_records = Fail() if isinstance(self._bad_records, Fail) else DeadLetter(Discard())
         return made
+
+    def _ready(
+        self,
+        definition: PipelineDefinition,
+        watcher: Observer,
+        given: tuple[Restorable | None, int | None, Sequence[str]],
+        fresh: Callable[[], None] | None,
+    ) -> tuple[PipelineDefinition, Any]:
+        """Do what comes before a start; return what is started, and the SparkSession that its input came from, if any.
+
+        ``fresh`` is for one that starts over: it looks whether the run can begin, before anything is deleted (SO4).
+
+        Raises:
+            UsageError: see ``start``.
+        """
+        begins = start_config(definition.config, *(self._begins if given == (None, None, ()) else given))
+        config, targets = replace(definition.config, start=begins), targets_of(definition.graph)
+        definition = replace(definition, config=config, targets=targets)
+        if fresh is not None and begins.restore is not None:
+            raise UsageError("give fresh=True to begin at the beginning, or restore= to begin elsewhere, not both")
+        make_checkpoint_directory(definition.config)
+        if fresh is None:
+            finish(definition, watcher)
+        else:
+            fresh()
+            start_over(definition, watcher)
+        spark = capture(definition)
+        definition = with_captured(definition)
+        if self._announces:
+            announce(definition, watcher)
+        return definition, spark
 
     def _checked_parallelism(self, parallelism: int) -> int:
         return whole(parallelism, self._max_parallelism, "parallelism")

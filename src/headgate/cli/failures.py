@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from headgate.errors import BadRecord, FencedError, HeadgateError, OutputDenied, PipelineFailed, UsageError
-from headgate.model.exits import Exit
+from headgate.errors import HeadgateError
+from headgate.model.exits import exit_of
 
 
 def report(error: HeadgateError) -> int:
@@ -15,16 +15,3 @@ def report(error: HeadgateError) -> int:
     """
     typer.secho(f"Error: {error}", err=True, fg=typer.colors.RED)
     return int(exit_of(error))
-
-
-def exit_of(error: HeadgateError) -> Exit:
-    """Return what whoever might start the command again has to know about ``error`` (KR4)."""
-    match error:
-        case UsageError():
-            return Exit.USAGE
-        case FencedError():
-            return Exit.REPLACED
-        case OutputDenied() | BadRecord() | PipelineFailed(is_for_good=True):
-            return Exit.FOR_GOOD
-        case _:
-            return Exit.FAILED

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
+from headgate.codec.malformed import MALFORMED
 from headgate.model.heartbeat import HEARTBEAT_VERSION, Beat
 
 _MAGIC = b"headgate-heartbeat %d" % HEARTBEAT_VERSION
@@ -30,7 +31,7 @@ def decode_beat(data: bytes) -> Beat | None:
         return None
     try:
         return msgspec.json.decode(body, type=Beat)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
+from headgate.codec.malformed import MALFORMED
 from headgate.errors import CorruptionError
 from headgate.model.life import LIFE_VERSION, Life
 
@@ -37,5 +38,5 @@ def decode_life(data: bytes, path: str) -> Life | None:
         raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
     try:
         return msgspec.json.decode(body, type=Life | None)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error

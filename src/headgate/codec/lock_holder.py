@@ -12,6 +12,8 @@ from enum import Enum
 import msgspec
 import xxhash
 
+from headgate.codec.malformed import MALFORMED
+
 _MAGIC = b"headgate-lock 1"
 
 
@@ -44,6 +46,7 @@ class LockHolder:
         takes_savepoints: whether what it is asked for may be a savepoint.
         takes_cancels: whether it may be asked to cancel.
         keeper: the process that starts it again when it died, 0 if there is none.
+        claimant: the name under which it claims, exactly; "" in files of older releases, and of what does not claim.
     """
 
     owner: str
@@ -58,6 +61,7 @@ class LockHolder:
     takes_savepoints: bool = False
     takes_cancels: bool = False
     keeper: int = 0
+    claimant: str = ""
 
 
 def encode_holder(holder: LockHolder) -> bytes:
@@ -73,5 +77,5 @@ def decode_holder(data: bytes) -> LockHolder | None:
         return None
     try:
         return msgspec.json.decode(body, type=LockHolder)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         return None

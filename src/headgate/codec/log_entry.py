@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import xxhash
 
+from headgate.codec.malformed import MALFORMED
 from headgate.codec.snapshot import FILES_PREFIX, IN_FLIGHT_PREFIX
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
@@ -21,6 +22,7 @@ from headgate.model.manifest import (
     IN_FLIGHT_VERSION,
     LATER_LIFE_VERSION,
     MANIFEST_VERSION,
+    ORDER_VERSION,
     PIECES_VERSION,
     Claim,
     Committable,
@@ -33,9 +35,18 @@ from headgate.model.manifest import (
 )
 
 _MAGIC = b"headgate-log"
-_KNOWN = (1, MANIFEST_VERSION, IN_FLIGHT_VERSION, LATER_LIFE_VERSION, PIECES_VERSION, FILES_VERSION)
+_KNOWN = (
+    1,
+    MANIFEST_VERSION,
+    IN_FLIGHT_VERSION,
+    LATER_LIFE_VERSION,
+    PIECES_VERSION,
+    FILES_VERSION,
+    ORDER_VERSION,
+)
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
-_WHERE_FROM = ("origin", "place")
+_LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": ()}
+"""What is not written where it says nothing, so that entries without it are what they were before."""
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 
 
@@ -48,7 +59,9 @@ def encode_log_entry(entry: LogEntry) -> bytes:
 
 
 def _version(entry: LogEntry) -> int:
-    """Return what a reader must know (UA18, LV7, SF14, SF16)."""
+    """Return what a reader must know (UA18, LV7, SF14, SF16, SO9)."""
+    if isinstance(entry, Claim) and entry.order is not None:
+        return ORDER_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()
     if any(part.section.startswith(FILES_PREFIX) for part in parts):
         return FILES_VERSION
@@ -90,7 +103,7 @@ def _fields(entry: LogEntry) -> dict[str, Any]:
 
     Output that is not in pieces does not say so, so that releases that know of none read it as ever (SF14).
     A pipeline that was never restored by name does not say so in each manifest, nor do its hooks, nor
-    one in its first life.
+    one in its first life, nor one that never went back. A claim names an order only if it is one (SO9).
     """
     fields = {field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)}
     if not entry.life:
@@ -99,7 +112,7 @@ def _fields(entry: LogEntry) -> dict[str, Any]:
         fields["entries"] = [_written(subtask) for subtask in entry.entries]
         fields["carried"] = [_written_output(committable) for committable in entry.carried]
         fields["hooks"] = [_written_hook(hook) for hook in entry.hooks]
-    return {name: value for name, value in fields.items() if value is not None or name not in _WHERE_FROM}
+    return {name: value for name, value in fields.items() if name not in _LEFT_OUT or value != _LEFT_OUT[name]}
 
 
 def _written(entry: SubtaskEntry) -> _Undelayed:
@@ -133,7 +146,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
     if len(words) != 4 or words[0] != _MAGIC:
         raise CorruptionError(path, 0, "a checkpoint log entry", repr(data[:24]))
     if words[1] not in _VERSIONS:
-        expected = f"format version {FILES_VERSION} or less"
+        expected = f"format version {max(_KNOWN)} or less"
         raise CorruptionError(path, len(_MAGIC) + 1, expected, words[1].decode("latin-1"))
     found = xxhash.xxh3_64_hexdigest(body)
     if found.encode() != words[3] or words[2] not in _KINDS:
@@ -143,7 +156,7 @@ def decode_log_entry(data: bytes, path: str) -> LogEntry:
         if _VERSIONS[words[1]] == 1 and words[2] == b"manifest":
             return _manifest_of_version_1(body)
         entry = msgspec.json.decode(body, type=_KINDS[words[2]])
-    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError) as error:
+    except (*MALFORMED, KeyError, TypeError, AttributeError) as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error
     if _VERSIONS[words[1]] not in (1, _version(entry)):  # the checksum is that of the body
         expected = f"format version {_version(entry)}"
@@ -177,4 +190,7 @@ def decode_hint(data: bytes, path: str) -> int:
     expected = xxhash.xxh3_64_hexdigest(text.encode())
     if checksum and checksum != expected:
         raise CorruptionError(path, 0, f"checksum {expected}", checksum)
-    return int(text)
+    try:
+        return int(text)
+    except ValueError as error:  # so many digits that Python reads no number in them
+        raise CorruptionError(path, 0, "a number", repr(text[:20])) from error

@@ -26,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headgate.codec.malformed import MALFORMED
 from headgate.codec.snapshot import Buffer, decode_sections, encode_sections
 from headgate.errors import CorruptionError
 
@@ -169,7 +170,7 @@ def log_rows(sections: Mapping[str, memoryview]) -> int | None:
     """Return the number of records of a log with these sections, or None if they are not those of a log."""
     try:
         header = msgspec.msgpack.decode(sections.get("header", b""), type=LogHeader)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         return None
     if header.format != FORMAT or "chunks" not in sections:
         return None
@@ -182,7 +183,7 @@ def log_rows(sections: Mapping[str, memoryview]) -> int | None:
 def _decode_header(data: memoryview, path: str) -> LogHeader:
     try:
         header = msgspec.msgpack.decode(data, type=LogHeader)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise CorruptionError(path, 0, "the header of a loop log", str(error)) from error
     if (header.format, header.version) != (FORMAT, VERSION):
         found = f"{header.format} version {header.version}"

@@ -25,6 +25,7 @@ from headgate.codec.bounds import (
     check_rounds,
     check_subtask,
 )
+from headgate.codec.malformed import MALFORMED
 from headgate.errors import ProtocolViolation
 from headgate.model.failure import Failure
 from headgate.model.ids import Generation, SubtaskId, WorkerIndex
@@ -385,7 +386,7 @@ def decode_greeting(raw: bytes | bytearray | memoryview) -> DataGreeting:
 def _decode(decoder: msgspec.msgpack.Decoder[_M], raw: bytes | bytearray | memoryview) -> _M:
     try:
         return decoder.decode(raw)  # CN10: structs only
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+    except MALFORMED as error:
         raise ProtocolViolation("messages", f"a malformed message of {len(raw)} bytes: {error}") from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 import xxhash
 
+from headgate.codec.malformed import MALFORMED
 from headgate.errors import CorruptionError
 from headgate.model.savepoint import SAVEPOINT_VERSION, Savepoint
 
@@ -39,5 +40,5 @@ def decode_savepoint(data: bytes, path: str) -> Savepoint:
         raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
     try:
         return msgspec.json.decode(body, type=Savepoint)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error

@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 import xxhash
 
+from headgate.codec.malformed import MALFORMED
 from headgate.errors import CorruptionError
 from headgate.model.targets import TARGETS_VERSION, ResetOrder, Target
 
@@ -63,5 +64,5 @@ def _decoded(magic: bytes, data: bytes, path: str, kind: type[_T]) -> _T:
         raise CorruptionError(path, len(head) + 1, f"checksum {words[2].decode('latin-1')}", found)
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         raise CorruptionError(path, len(head) + 1, "the fields of this version", str(error)) from error

@@ -282,6 +282,20 @@ class PiecewiseCommitter(Committer, Protocol):
 
 
 @runtime_checkable
+class AskedCommitter(Committer, Protocol):
+    """A committer that can be asked what it would deny. Optional: of others it is found out when they commit."""
+
+    def denial(self, committable: Committable) -> str:
+        """Return why ``commit`` would raise for good, as a clause; "" if it would not. Changes nothing (SV20).
+
+        Called before ``recover``, beside the committers of older generations.
+
+        Raises:
+            StorageError
+        """
+
+
+@runtime_checkable
 class ForgettingCommitter(Committer, Protocol):
     """A committer whose target remembers how each transaction was decided. Optional: one without never forgets."""
 

@@ -1,7 +1,7 @@
 """The names under which drivers claim a pipeline: made here, and taken apart here.
 
 A name says whose driver it is, for people, and then which one, because one process may have several. Counterparts:
-``runtime.driver.driver`` and ``cli.keeping`` claim under them; ``runtime.driver.last_wish`` tells by them who has died.
+``runtime.driver.driver`` and ``cli.keeping`` claim under them; ``cli.standby`` tells people whose driver it was.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from headgate.errors import BadRecord, FencedError, HeadgateError, OutputDenied, PipelineFailed, UsageError
+
 
 class Exit(IntEnum):
     """Exit codes of ``headgate``. A process that a signal killed has none of these."""
@@ -18,3 +20,16 @@ class Exit(IntEnum):
     """Starting again fails in the same way until somebody changes something."""
     REPLACED = 4
     """Somebody else runs the pipeline now."""
+
+
+def exit_of(error: HeadgateError) -> Exit:
+    """Return what whoever might start the command again has to know about ``error`` (KR4)."""
+    match error:
+        case UsageError():
+            return Exit.USAGE
+        case FencedError():
+            return Exit.REPLACED
+        case OutputDenied() | BadRecord() | PipelineFailed(is_for_good=True):
+            return Exit.FOR_GOOD
+        case _:
+            return Exit.FAILED

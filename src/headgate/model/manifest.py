@@ -27,6 +27,8 @@ PIECES_VERSION = 5
 
 FILES_VERSION = 6
 """Of manifests with files of a database: who does not know of them would restore without that state (SF16)."""
+ORDER_VERSION = 7
+"""Of claims that order to start over: who does not know of them would leave the output that is to go (SO9)."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""
@@ -162,7 +164,7 @@ class HookState:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A generation begins. ``owner`` says who, for messages (host and process)."""
+    """A generation begins. ``owner`` says who, for messages (host and process), and whether two are the same one."""
 
     generation: Generation
     owner: str
@@ -174,6 +176,16 @@ class Claim:
     life: int = 0
     """Sequence of the claim that ended the life before the present one, by removing all checkpoints; 0: there was none
     (C72). That claim names itself."""
+    order: str | None = None
+    """Token of the order to start over that this claim, which ends a life, makes count (SO9). None: it is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The checkpoints after ``above`` and before ``below`` were left: the pipeline went back to ``above`` (SV26)."""
+
+    above: CheckpointId
+    below: CheckpointId
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +224,8 @@ class Manifest:
     """Where the files of its parts are, if not in the pipeline's directory: they are somebody else's (SV27)."""
     life: int = 0
     """As in the claim of its generation."""
+    left: tuple[Left, ...] = ()
+    """The older checkpoints of this life that this one does not descend from."""
 
     def state_of_hook(self, hook: str) -> HookState:
         """Return what ``hook`` returned, and for which checkpoint; for this one if it was not there then."""

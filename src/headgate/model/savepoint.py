@@ -27,6 +27,7 @@ class Savepoint:
         taken_ms: when it was complete, in milliseconds since 1970.
         files: the directory beside it in which the files of ``manifest`` are.
         manifest: of that checkpoint, but with the parts in ``files``, and without output: that is committed (SV2).
+        life: of the pipeline whose state it is; "" if nobody knows, as in a savepoint made of nothing.
     """
 
     id: str
@@ -34,3 +35,4 @@ class Savepoint:
     taken_ms: int
     files: str
     manifest: Manifest
+    life: str = ""

@@ -50,6 +50,9 @@ _STRUCT = "struct<"
 _NAME = re.compile(r"([^:;,<>]+): ")
 _PLAIN = re.compile(r"\w+(\[\w+\])?")
 
+NESTED_MAX = 100
+"""So deeply is a type nested at most, which is deeper than Arrow writes any: no text takes more stack than there is."""
+
 
 def columns_text(columns: tuple[tuple[str, ValueType], ...]) -> str:
     """Return ``name: type, …``."""
@@ -59,7 +62,7 @@ def columns_text(columns: tuple[tuple[str, ValueType], ...]) -> str:
 def read_type(text: str) -> ValueType | None:
     """Return the type that ``text`` says; None if it reads as none."""
     try:
-        found, end = _type_at(text, 0)
+        found, end = _type_at(text, 0, 0)
     except _UnreadableError:
         return None
     return found if end == len(text) else None
@@ -91,27 +94,29 @@ class _UnreadableError(Exception):
     """The text is no type."""
 
 
-def _type_at(text: str, at: int) -> tuple[ValueType, int]:
-    """Return the type that begins at ``at``, and where it ends."""
+def _type_at(text: str, at: int, depth: int) -> tuple[ValueType, int]:
+    """Return the type that begins at ``at``, inside ``depth`` others, and where it ends."""
+    if depth > NESTED_MAX:
+        raise _UnreadableError
     if text.startswith(_LIST, at):
-        element, end = _type_at(text, at + len(_LIST))
+        element, end = _type_at(text, at + len(_LIST), depth + 1)
         return ListOf(element), _after(text, end, ">")
     if text.startswith(_STRUCT, at):
-        return _fields_at(text, at + len(_STRUCT))
+        return _fields_at(text, at + len(_STRUCT), depth + 1)
     found = _PLAIN.match(text, at)
     if found is None:
         raise _UnreadableError
     return Plain(found.group()), found.end()
 
 
-def _fields_at(text: str, at: int) -> tuple[StructOf, int]:
+def _fields_at(text: str, at: int, depth: int) -> tuple[StructOf, int]:
     fields: list[tuple[str, ValueType]] = []
     while not text.startswith(">", at):
         at = _after(text, at, ", ") if fields else at
         name = _NAME.match(text, at)
         if name is None:
             raise _UnreadableError
-        dtype, at = _type_at(text, name.end())
+        dtype, at = _type_at(text, name.end(), depth)
         fields.append((name.group(1), dtype))
     return StructOf(tuple(fields)), at + 1
 

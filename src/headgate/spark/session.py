@@ -10,27 +10,15 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
-from headgate.model.progress import (
-    CheckpointOutcome,
-    CheckpointProgress,
-    Location,
-    Observer,
-    Progress,
-    RunResult,
-    SilentObserver,
-)
-from headgate.runtime.driver.driver import Driver, owner_text
-from headgate.runtime.driver.pipeline_lock import PipelineLock
-from headgate.runtime.driver.succession import succession
+from headgate.model.progress import Observer, SilentObserver
+from headgate.runtime.driver.driver import Driver, lock_for
+from headgate.runtime.driver.handle import DriverHandle
 from headgate.spark.launcher import SparkLauncher, warm_up
-from headgate.storage.backends import absolute_location
 
 SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
@@ -47,115 +35,18 @@ QUICK_COMPILER = "-XX:TieredStopAtLevel=1"
 """A pipeline's JVM computes nothing: optimizing code that runs once was a third of the processor time of a start."""
 
 
-class SparkHandle:
-    """A started pipeline (``model.progress.PipelineHandle``)."""
+class SparkHandle(DriverHandle):
+    """A pipeline that runs on Spark."""
 
     def __init__(self, driver: Driver, spark: Any, owns_session: bool) -> None:
-        self.driver = driver
+        super().__init__(driver)
         self._spark = spark
         self._owns_session = owns_session
-
-    @property
-    def progress(self) -> Progress:
-        """The latest snapshot."""
-        return self.driver.progress
-
-    def wait(self, timeout_s: float | None = None) -> RunResult | None:
-        """Wait until the pipeline ended; None when ``timeout_s`` passed before.
-
-        Raises:
-            PipelineFailed: the restart strategy gave up.
-            FencedError: another driver of the same pipeline took over.
-        """
-        try:
-            result = self.driver.result.result(timeout_s)
-        except FutureTimeout:
-            return None
-        except BaseException:
-            self._release()
-            raise
-        self._release()
-        return result
-
-    def stop(
-        self, timeout_s: float | None = None, *, drain: bool = False, savepoint: Location | None = None
-    ) -> RunResult | None:
-        """Take a last checkpoint, then stop; a later run of the same pipeline continues from it.
-
-        With ``drain`` the sources end as if their input had ended: windows fire, everything in flight is processed,
-        and the last checkpoint is final. A drained pipeline has finished: it does not continue. ``savepoint``: a place
-        at which a savepoint of the last checkpoint is written; ``RunResult.savepoint`` says what came of it.
-
-        Raises:
-            UsageError: the savepoint cannot be there; the pipeline goes on.
-            PipelineFailed, FencedError: see ``wait``.
-        """
-        if savepoint is not None:
-            asked = self.driver.end_with_savepoint(absolute_location(savepoint), drain=drain)
-            result = self.wait(timeout_s)
-            return None if result is None else replace(result, savepoint=asked.result())
-        if drain:
-            self.driver.drain()
-        else:
-            self.driver.stop()
-        return self.wait(timeout_s)
-
-    def take_checkpoint(self, timeout_s: float | None = None) -> CheckpointOutcome | None:
-        """Take a checkpoint now, without waiting for the interval or the pause, and wait for what comes of it.
-
-        None when ``timeout_s`` passed before; the checkpoint may still complete.
-        """
-        try:
-            return self.driver.take_checkpoint().result(timeout_s)
-        except FutureTimeout:
-            return None
-
-    def take_savepoint(self, path: Location, timeout_s: float | None = None) -> CheckpointOutcome | None:
-        """Write a savepoint at ``path`` and wait for what comes of it; ``savepoint`` of that is set if there is one.
-
-        None when ``timeout_s`` passed before.
-
-        Raises:
-            UsageError: it cannot be there.
-        """
-        asked = self.driver.take_savepoint(absolute_location(path))
-        try:
-            return asked.result(timeout_s)
-        except FutureTimeout:
-            return None
-
-    def answer_requests(self) -> None:
-        """Take a checkpoint for whoever asks from another process, and tell them what came of it."""
-        self.driver.answer_asks()
-
-    def cancel(self, *, retain: bool = False) -> None:
-        """Stop at once, without a last checkpoint; a later run continues from the latest completed one.
-
-        With ``Checkpointing(retain_on_cancel=False)`` the checkpoints are removed, unless ``retain`` is given.
-        """
-        self.driver.cancel(retain=retain)
-
-    def checkpoints(self) -> tuple[CheckpointProgress, ...]:
-        """Return the completed checkpoints of this run, oldest first (bounded)."""
-        return tuple(self.driver.book.checkpoints)
-
-    def metrics(self) -> dict[str, dict[str, int | float]]:
-        """Return ``node → metric → number`` of the latest snapshot."""
-        return {
-            str(node.node): {
-                "records_in": node.records_in,
-                "records_out": node.records_out,
-                "records_in_per_second": node.records_in_per_second,
-                "records_out_per_second": node.records_out_per_second,
-                **dict(node.counters),
-            }
-            for node in self.driver.progress.nodes
-        }
 
     def _release(self) -> None:
         from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
-        self.driver.join()
+        super()._release()
         if self._owns_session:
             self._owns_session = False
             with suppress(Py4JNetworkError, OSError):  # the JVM may have died before
@@ -180,8 +71,7 @@ def start_pipeline(
     from pyspark.sql import SparkSession
 
     config = definition.config
-    silent = succession().lock_nonce
-    lock = PipelineLock.acquire(config.checkpoint_root, config.name, owner_text(), silent)  # before a JVM is started
+    lock = lock_for(config)  # before a JVM is started
     found = spark if spark is not None else SparkSession.getActiveSession()
     owns_session, session = found is None, found
     parallelism = definition.plan.parallelism

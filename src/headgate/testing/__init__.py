@@ -1,6 +1,7 @@
-"""For tests of pipelines, sources and sinks: a scripted source, a sink to collect from, conformance kits."""
+"""For tests of pipelines, sources and sinks: a runner without Spark, a scripted source, a sink to read, kits."""
 
 from headgate.testing.collect import Collect
+from headgate.testing.in_process import run, running
 from headgate.testing.late_splits import Growing, check_late_splits
 from headgate.testing.script import EOF, PAUSE, FailOnce, ScriptedSource
 from headgate.testing.sink_kit import check_sink
@@ -18,4 +19,6 @@ __all__ = [
     "check_late_splits",
     "check_sink",
     "check_source",
+    "run",
+    "running",
 ]

@@ -46,12 +46,9 @@ class Nothing:
 def start(module, definition, *, observer=None, **_):
     from tests.runtime.launching import FINGERPRINT, ProcessLauncher, Zygote
 
-    from headgate.runtime.driver.driver import Driver, owner_text
-    from headgate.runtime.driver.pipeline_lock import PipelineLock
-    from headgate.runtime.driver.succession import succession
+    from headgate.runtime.driver.driver import Driver, lock_for
 
-    config = definition.config
-    lock = PipelineLock.acquire(config.checkpoint_root, config.name, owner_text(), succession().lock_nonce)
+    lock = lock_for(definition.config)
     driver = Driver(definition, ProcessLauncher(Zygote(), definition), observer, FINGERPRINT, lock=lock, beats=True)
     driver.start()
     return module.SparkHandle(driver, None, False)

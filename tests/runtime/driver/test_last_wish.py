@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.runtime.driver.test_heart import driver_at, wait_for
 
 from headgate.codec.heartbeat import beat_path, encode_beat, end_path
 from headgate.codec.lock_holder import Ending, LockHolder
@@ -16,7 +18,9 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.heart import Heart
 from headgate.runtime.driver.last_wish import tell_standbys
 from headgate.runtime.driver.lookout import Lookout
+from headgate.runtime.driver.pipeline_lock import read_holder
 from headgate.runtime.driver.stopping import RunningPipeline
+from headgate.runtime.driver.succession import Succession
 from headgate.runtime.process import PROCESS
 from headgate.storage.backends import open_storage
 from headgate.storage.base import Storage
@@ -24,8 +28,8 @@ from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
 
 FIRST, SECOND = Generation(1), Generation(2)
-DEAD = LockHolder("process 1 on here", "here", 1, "n", True)
-NAME = "process 1 on here, driver 12"
+NAME = "a driver"
+DEAD = LockHolder("process 1 on here", "here", 1, "n", True, claimant=NAME)
 
 
 def claimed(storage: Storage, name: str = NAME) -> Storage:
@@ -41,14 +45,12 @@ def seen(storage: Storage) -> Observed:
     return Lookout(storage, "p", "").all()
 
 
-@pytest.mark.parametrize("name", [NAME, "supervisor 7 on here, driver 12"], ids=["alone", "kept"])
 @pytest.mark.parametrize("drain", [False, True])
-def test_what_was_asked_of_a_driver_that_died_is_told_to_standbys(name: str, drain: bool) -> None:  # SB15
-    storage = claimed(MemoryStorage(), name)
-    said(storage, Course.RUNNING, name=name)
-    dead = LockHolder("process 1 on here", "here", 1, "n", True, keeper=7)
+def test_what_was_asked_of_a_driver_that_died_is_told_to_standbys(drain: bool) -> None:  # SB15
+    storage = claimed(MemoryStorage())
+    said(storage, Course.RUNNING)
     for _ in range(2):  # it is asked twice
-        tell_standbys(storage, "p", dead, drain=drain)
+        tell_standbys(storage, "p", DEAD, drain=drain)
         found = seen(storage)
         assert (found.course, found.was_draining) == (Course.FAILED if drain else Course.STOPPED, drain)
 
@@ -80,12 +82,32 @@ def test_what_a_run_said_itself_about_its_end_stays(course: Course) -> None:  # 
     assert seen(storage).course is course
 
 
-@pytest.mark.parametrize("name", ["process 12 on here, driver 3", "supervisor 0 on there, driver 4"])
+@pytest.mark.parametrize("name", ["another driver", f"{NAME}, driver 2", NAME[:-1]])
 def test_a_wish_for_a_former_run_is_no_wish_for_a_later_one(name: str) -> None:  # SB15
     storage = claimed(claimed(MemoryStorage()), name)
     said(storage, Course.RUNNING, SECOND, name)
     tell_standbys(storage, "p", DEAD, drain=False)
     assert (seen(storage).generation, seen(storage).course) == (SECOND, Course.RUNNING)
+
+
+def test_a_lock_that_does_not_say_who_claims_is_of_nobody() -> None:  # SB15
+    storage = claimed(MemoryStorage(), "")
+    said(storage, Course.RUNNING, name="")
+    tell_standbys(storage, "p", replace(DEAD, claimant=""), drain=False)
+    assert seen(storage).course is Course.RUNNING
+
+
+@pytest.mark.parametrize("given", [Succession(), Succession("the driver of a keeper", keeper=7)], ids=["alone", "kept"])
+def test_a_lock_says_under_which_name_its_driver_claims(tmp_path: Path, given: Succession) -> None:  # SB15
+    driver = driver_at(tmp_path, given)
+    holder = read_holder(str(tmp_path / "checkpoints"), "p")
+    driver.start()
+    wait_for(lambda: driver.supervision.machine.generation or driver.result.done())
+    driver.cancel()
+    driver.join()
+    owner = seen(open_storage(str(tmp_path / "checkpoints"))).owner
+    assert holder is not None
+    assert holder.claimant == owner != ""
 
 
 def test_a_run_without_heartbeats_is_left_alone() -> None:  # SB11, SB15
@@ -98,9 +120,9 @@ def test_a_wish_is_over_when_the_pipeline_is_started_on_purpose() -> None:  # SB
     storage = claimed(MemoryStorage())
     said(storage, Course.RUNNING)
     tell_standbys(storage, "p", DEAD, drain=False)
-    claimed(storage, "process 2 on here, driver 5")
+    claimed(storage, "a later driver")
     assert seen(storage).course is Course.RUNNING
-    heart = Heart(storage, "p", "process 2 on here, driver 5", PROCESS)
+    heart = Heart(storage, "p", "a later driver", PROCESS)
     heart.beat(SECOND, Course.RUNNING)
     heart._pool.shutdown(wait=True)
     assert storage.list("p/heartbeats") == [beat_path("p", SECOND)]

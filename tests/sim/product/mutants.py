@@ -7,8 +7,7 @@ tests.sim.product.mutants [NAME...]`` looks for seeds anew, after workloads or f
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -29,6 +28,7 @@ from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.loop_log import LoopLog
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.sim.product.run import run_seed
+from headgate.sim.world import Violation
 
 EVENTS_MAX = 60_000
 """A run that needs more hangs; sound ones need a tenth."""
@@ -217,15 +217,6 @@ MUTANTS: dict[Mutant, int] = {ALL[name]: seed for name, seed in SEEDS.items()}
 """Those with a seed. ``named`` has a test for each of the others, or says why it does no harm."""
 
 
-def catching_seed(mutant: Mutant, seeds: Iterable[int]) -> int | None:
-    """Return the first of ``seeds`` that finds ``mutant``. Plain ones are quick."""
-    with mutant():
-        for seed in seeds:
-            if run_seed(seed, is_plain=True, events_max=EVENTS_MAX).violation is not None:
-                return seed
-    return None
-
-
-if __name__ == "__main__":
-    for name in sys.argv[1:] or sorted(ALL):
-        print(f'    "{name}": {catching_seed(ALL[name], range(300))},', flush=True)
+def run_plain(seed: int) -> Violation | None:
+    """Run ``seed`` as long as planted bugs need; plain ones are quick."""
+    return run_seed(seed, is_plain=True, events_max=EVENTS_MAX).violation

@@ -118,7 +118,9 @@ def the_newest_is_committed_first() -> AbstractContextManager[None]:  # K2
 
 
 def a_ledger_forgets_what_may_still_be_asked_for() -> AbstractContextManager[None]:  # CS6, K20
-    return around(ledger._Committer, "forget", lambda call, self, before: call(self, CheckpointId(before + 1_000)))
+    return around(
+        ledger._ForgettingCommitter, "forget", lambda call, self, before: call(self, CheckpointId(before + 1_000))
+    )
 
 
 def two_phases_forget_what_may_still_be_asked_for() -> AbstractContextManager[None]:  # CS24, K20

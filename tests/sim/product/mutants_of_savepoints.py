@@ -40,12 +40,12 @@ DECIDE = adopting.decide
 
 
 def an_adopted_savepoint_is_looked_for_in_the_pipelines_directory() -> AbstractContextManager[None]:  # SV27
-    def adopt(call: Any, self: Any, claimed: Any) -> Any:
+    def adoptable(call: Any, self: Any, claimed: Any) -> Any:
         manifest = self._found.manifest
         self._found = replace(self._found, manifest=replace(manifest, place=None))
         return call(self, claimed)
 
-    return around(adopting.Adoption, "adopt", adopt)
+    return around(adopting.Adoption, "adoptable", adoptable)
 
 
 def a_drain_takes_its_savepoint_of_the_next_checkpoint() -> AbstractContextManager[None]:  # SV10

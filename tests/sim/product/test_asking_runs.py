@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.mutants.harness import Mutant, patched
 from tests.mutants.test_request_mutants import any_completion_answers_everybody
+from tests.sim.product.finding import assert_found
 from tests.sim.product.patching import around
 
 from headgate.protocol.checkpoints.coordinator_events import AnswerRequest
@@ -51,8 +52,4 @@ MUTANTS: dict[Mutant, int] = {
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_asking_is_found(mutant: Mutant, seed: int) -> None:  # SM47
-    for each in (seed, *range(20)):
-        with mutant():
-            if run_seed(each, events_max=100_000).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=100_000).violation, (seed,), range(20))

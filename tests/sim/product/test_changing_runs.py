@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.mutants.harness import Mutant
 from tests.mutants.test_guarantee_mutants import a_stop_skips_what_is_held, positions_are_in_front_of_what_is_held
+from tests.sim.product.finding import assert_found
 from tests.sim.product.mutants_of_changes import (
     a_checkpoint_needs_only_what_was_written_for_it,
     a_start_that_is_repeated_goes_back_again,
@@ -59,11 +60,7 @@ MODE_MUTANTS: dict[Mutant, int] = {a_stop_skips_what_is_held: 2, positions_are_i
 
 @pytest.mark.parametrize(("mutant", "seed"), MODE_MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_between_two_modes_is_found(mutant: Mutant, seed: int) -> None:  # SM43
-    for each in (seed, *range(40)):
-        with mutant():
-            if ChangingModeRun(each, events_max=100_000).run() is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: ChangingModeRun(seed, events_max=100_000).run(), (seed,), range(40))
 
 
 def test_a_user_goes_back_to_an_older_checkpoint_by_hand() -> None:  # SM44

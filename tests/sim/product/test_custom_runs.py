@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from tests.mutants.harness import Mutant
 from tests.sim.product.digests import digests_of
+from tests.sim.product.finding import assert_found
 from tests.sim.product.mutants_of_custom import ALL, HARMLESS
 
 from headgate.connectors.custom import ledger
@@ -58,11 +59,7 @@ def test_a_seed_of_users_sinks_has_one_digest() -> None:  # SM80
 
 @pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_users_sinks_is_found(mutant: Mutant, seed: int) -> None:  # SM80
-    for tried in (seed, *range(60)):
-        with mutant():
-            if run_seed(tried, events_max=60_000).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=60_000).violation, (seed,), range(60))
 
 
 def test_what_does_no_harm_says_why() -> None:  # SM6

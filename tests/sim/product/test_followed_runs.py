@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.mutants.harness import Mutant
 from tests.sim.product.digests import digests_of
+from tests.sim.product.finding import assert_found
 from tests.sim.product.mutants_of_followed import ALL
 from tests.sim.product.patching import around
 
@@ -49,8 +50,4 @@ def test_a_seed_that_follows_files_has_one_digest() -> None:  # SM81, N70
 
 @pytest.mark.parametrize(("mutant", "seed"), ALL.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_followed_files_is_found(mutant: Mutant, seed: int) -> None:  # SM81
-    for tried in (seed, *range(60)):
-        with mutant():
-            if run_seed(tried, events_max=100_000).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=100_000).violation, (seed,), range(60))

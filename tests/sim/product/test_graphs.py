@@ -109,6 +109,9 @@ def test_the_list_of_thin_files_is_short_and_on_the_page() -> None:  # SM11
     told = re.fullmatch(r"left out: ([\d,]+) lines of thin files, and ([\d,]+) lines .*", coverage_table.left_out())
     assert told is not None
     assert 1_000 < int(told[1].replace(",", "")) < 1_500
+    said = re.search(r"some ([\d,]+) lines:", page)
+    assert said is not None
+    assert int(told[2].replace(",", "")) == pytest.approx(int(said[1].replace(",", "")), rel=0.1)
     assert measured.issuperset(coverage_table.THIN)
     assert not measured.intersection(coverage_table.ELSEWHERE)
     assert [name for name, why in coverage_table.THIN.items() if f"| `{name}` | {why} |" not in page] == []

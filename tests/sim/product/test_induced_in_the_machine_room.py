@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant
+from tests.sim.product.finding import assert_found
 from tests.sim.product.mutants_of_induced import ALL, SEEDS
 
 from headgate.model.ids import CheckpointId, Generation
@@ -36,11 +37,7 @@ def test_seeds_that_found_something_pass(seed: int) -> None:  # SM40
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.__name__)
 def test_a_planted_bug_of_induced_checkpoints_is_found(mutant: Mutant) -> None:  # SM6, SM40
     seed = SEEDS[mutant.__name__]  # type: ignore[attr-defined]
-    with mutant():
-        for tried in (seed, *range(60)):
-            if run_seed(tried, events_max=60_000).violation is not None:
-                return
-    raise AssertionError("it survives")
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=60_000).violation, (seed,), range(60))
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from tests.mutants.test_guarantee_mutants import (
     what_is_read_is_processed_at_once,
 )
 from tests.mutants.test_overtaking_mutants import what_waits_is_not_recorded
+from tests.sim.product.finding import assert_found
 from tests.sim.product.mutants_of_induced import the_first_marker_cuts_all_splits
 
 from headgate.model.manifest import Manifest
@@ -58,8 +59,4 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
 
 @pytest.mark.parametrize(("mutant", "seeds"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_such_a_mixture_is_found(mutant: Mutant, seeds: tuple[int, ...]) -> None:  # SM42
-    for seed in (*seeds, *range(60)):
-        with mutant():
-            if run_seed(seed, events_max=100_000).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=100_000).violation, seeds, range(60))

@@ -13,6 +13,7 @@ from tests.mutants.test_guarantee_mutants import (
     the_first_barrier_completes,
     what_is_read_is_processed_at_once,
 )
+from tests.sim.product.finding import assert_found
 
 from headgate.model.options import Guarantee
 from headgate.sim.product.modes import RULES, Judge, draw_mode, run_seed
@@ -84,8 +85,4 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
 
 @pytest.mark.parametrize(("mutant", "seeds"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_a_mode_is_found(mutant: Mutant, seeds: tuple[int, ...]) -> None:  # SM30
-    for seed in (*seeds, *range(60)):
-        with mutant():
-            if run_seed(seed).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed).violation, seeds, range(60))

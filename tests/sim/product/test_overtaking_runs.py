@@ -17,6 +17,7 @@ from tests.mutants.test_overtaking_mutants import (
     what_is_left_of_a_replay_is_in_no_snapshot,
     what_waits_is_not_recorded,
 )
+from tests.sim.product.finding import assert_found
 from tests.sim.product.patching import around
 
 from headgate.runtime.worker import deployment
@@ -54,8 +55,4 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
 
 @pytest.mark.parametrize(("mutant", "seeds"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_overtaking_is_found(mutant: Mutant, seeds: tuple[int, ...]) -> None:  # SM50
-    for seed in (*seeds, *range(200)):
-        with mutant():
-            if run_seed(seed, events_max=100_000).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=100_000).violation, seeds, range(200))

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.mutants.harness import Mutant, assert_caught
-from tests.sim.product.mutants import ALL, MUTANTS, SEEDS, catching_seed
+from tests.sim.product.finding import assert_found
+from tests.sim.product.mutants import ALL, MUTANTS, SEEDS, run_plain
 from tests.sim.product.named import HARMLESS, NAMED, Given
 
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_is_found(mutant: Mutant, seed: int) -> None:  # SM6
-    assert catching_seed(mutant, (seed, *range(120))) is not None
+    assert_found(mutant, run_plain, (seed,), range(160))
 
 
 @pytest.mark.parametrize(("mutant", "test", "given"), NAMED, ids=lambda value: getattr(value, "__name__", None))

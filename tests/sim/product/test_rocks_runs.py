@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant
+from tests.sim.product.finding import assert_found
 from tests.sim.product.patching import around, skipped
 
 from headgate.sim.product.rocks import RocksRun, run_seed
@@ -42,8 +43,4 @@ MUTANTS: dict[Mutant, int] = {a_database_forgets_the_last_row_of_each_write: 3, 
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_rocksdb_is_found(mutant: Mutant, seed: int) -> None:  # SM48
-    for each in (seed, *range(20)):
-        with mutant():
-            if run_seed(each, events_max=60_000).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=60_000).violation, (seed,), range(20))

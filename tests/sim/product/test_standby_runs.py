@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from tests.mutants.harness import Mutant, patched
+from tests.sim.product.finding import assert_found
 
 from headgate.model.heartbeat import Course
 from headgate.protocol.supervision import pulse
@@ -75,8 +76,4 @@ MUTANTS: dict[Mutant, int] = {
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_standing_by_is_found(mutant: Mutant, seed: int) -> None:  # SM73
-    for tried in (seed, *range(100)):
-        with mutant():
-            if run_seed(tried).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed).violation, (seed,), range(100))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.mutants.harness import Mutant, patched
+from tests.sim.product.finding import assert_found
 
 from headgate.runtime.stored_state import pieces, places, reading
 from headgate.runtime.stored_state.reading import Selection
@@ -88,8 +89,4 @@ MUTANTS: dict[Mutant, int] = {
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_reading_state_is_found(mutant: Mutant, seed: int) -> None:  # SM72
-    for tried in (seed, *range(40)):
-        with mutant():
-            if read_states(tried)[0] is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: read_states(seed)[0], (seed,), range(40))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.mutants.harness import Mutant
+from tests.sim.product.finding import assert_found
 from tests.sim.product.stream_mutants import MUTANTS, SHARED
 
 from headgate.sim.machine.faults import Fault
@@ -32,17 +33,9 @@ def test_smoke_seeds_reach_what_they_are_for() -> None:
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_the_store_is_found(mutant: Mutant, seed: int) -> None:  # SM12
-    for tried in (seed, *range(40)):
-        with mutant():
-            if run_seed(tried, is_plain=True).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed, is_plain=True).violation, (seed,), range(40))
 
 
 @pytest.mark.parametrize(("mutant", "seed"), SHARED.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_threads_in_the_store_is_found(mutant: Mutant, seed: int) -> None:  # SM71
-    for tried in (seed, *range(40)):
-        with mutant():
-            if run_seed(tried).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed).violation, (seed,), range(40))

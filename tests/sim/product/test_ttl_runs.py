@@ -16,6 +16,7 @@ from tests.mutants.test_ttl_mutants import (
     reads_always_renew,
     reads_renew_nothing,
 )
+from tests.sim.product.finding import assert_found
 from tests.sim.product.patching import around
 
 from headgate.operators.process.timed import TimedOperator
@@ -61,8 +62,4 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
 
 @pytest.mark.parametrize(("mutant", "seeds"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_ttl_is_found(mutant: Mutant, seeds: tuple[int, ...]) -> None:  # SM61
-    for seed in (*seeds, *range(60)):
-        with mutant():
-            if run_seed(seed, events_max=100_000).violation is not None:
-                return
-    pytest.fail(f"no seed finds {mutant}")
+    assert_found(mutant, lambda seed: run_seed(seed, events_max=100_000).violation, seeds, range(60))

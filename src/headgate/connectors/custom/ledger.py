@@ -76,7 +76,9 @@ class LedgerSink(RememberingSink):
 
     def open_committer(self, pipeline: str, node: str, generation: Generation) -> _Committer:
         """See ``connectors.base.Sink``."""
-        return _Committer(self, Fence(owner_of(pipeline, node), int(generation)))
+        forgets = type(self).forget is not LedgerSink.forget
+        kind = _ForgettingCommitter if forgets else _Committer
+        return kind(self, Fence(owner_of(pipeline, node), int(generation)))
 
 
 def output_checkpoint(name: str) -> int:
@@ -188,13 +190,17 @@ class _Committer:
             with transient(self._sink.transient_errors, "publish", self._fence.owner):
                 self._sink.publish(outputs, self._fence)
 
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class _ForgettingCommitter(_Committer):
+    """Has the target forget names."""
+
     def forget(self, before: CheckpointId) -> None:
         """See ``ForgettingCommitter`` (K20)."""
         with transient(self._sink.transient_errors, "forget", self._fence.owner):
             self._sink.forget(self._fence.owner, int(before))
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _read_nothing(piece: SnapshotPart) -> NoReturn:

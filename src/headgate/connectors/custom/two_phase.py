@@ -256,6 +256,14 @@ class _ForgettingCommitter(_Committer):
         self._checkpoints |= {_name_of(committable): committable.checkpoint for committable in committables}
         super().commit(permit, committables)
 
+    def denial(self, committable: Committable) -> str:
+        """See ``AskedCommitter``: such a target lists what it prepared, and what it remembers."""
+        name, owner = _name_of(committable), self._fence.owner
+        with transient(self._sink.transient_errors, "look up", owner):
+            if name in self._sink.prepared(owner) or name in self._sink.committed(owner):
+                return ""
+        return f"{name} is neither prepared nor known to be committed"
+
     def forget_all_but(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
         """See ``NamingCommitter``."""
         kept = {_name_of(committable) for committable in promised}

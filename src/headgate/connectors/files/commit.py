@@ -127,6 +127,16 @@ class FileCommitter:
             self._storage.delete(self._identity.staged(file.name))
         self._ledger.withdraw([path for path, found in self._ledger.intended().items() if set(files).issuperset(found)])
 
+    def denial(self, committable: Committable) -> str:
+        """See ``AskedCommitter``."""
+        files = self._files(committable)
+        listed = self._ledger.listed(files, committable.checkpoint)
+        try:
+            self._see_that_they_are_there([file for file in files if file not in listed])
+        except CorruptionError as error:
+            return str(error)
+        return ""
+
     def _check(self, permit: CommitPermit, committables: Sequence[Committable]) -> None:
         for committable in committables:
             if committable.checkpoint > permit.checkpoint:
@@ -146,18 +156,26 @@ class FileCommitter:
 
         From then on one that is gone was published and taken away.
         """
-        staged = set(self._storage.list(self._identity.staging))
-        decided = {file for found in self._ledger.intended().values() for file in found}
-        for file in files:
-            if self._identity.staged(file.name) not in staged and file not in decided:
-                # published by a version that wrote no intents, or gone (K5)
-                read_again(partial(self._check_content, file))
+        self._see_that_they_are_there(files)
         intent = self._ledger.intend(checkpoint, files)
         try:
             self._refuse_if_fenced()
         except FencedError:
             self._ledger.withdraw([intent])  # the newer generation may have looked before it was there
             raise
+
+    def _see_that_they_are_there(self, files: Sequence[StagedFile]) -> None:
+        """Raise unless each of ``files`` is prepared, or was decided to be published.
+
+        Raises:
+            CorruptionError: one is gone (K5), or another one has its name.
+        """
+        staged = set(self._storage.list(self._identity.staging))
+        decided = {file for found in self._ledger.intended().values() for file in found}
+        for file in files:
+            if self._identity.staged(file.name) not in staged and file not in decided:
+                # published by a version that wrote no intents, or gone
+                read_again(partial(self._check_content, file))
 
     def _publish(self, file: StagedFile) -> None:
         """Rename, or find that it was done before (D5)."""

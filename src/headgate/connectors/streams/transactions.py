@@ -21,6 +21,7 @@ from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
 from headgate.operators.types import to_canonical
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.protocol.store.transactions import Status
 from headgate.store.open_transaction import Transaction
 from headgate.store.store import Store
 
@@ -141,6 +142,14 @@ class StreamCommitter:
         names = [(payload.stream, payload.name) for payload in payloads]
         if names:
             self._store.commit_transactions(names, owner=self._owner, epoch=permit.generation)
+
+    def denial(self, committable: Committable) -> str:
+        """See ``AskedCommitter``."""
+        name = transaction_of(committable)
+        found = {x.name: x.status for x in self._store.list_transactions(owner=self._owner, prefix=name)}.get(name)
+        if found is None:
+            return f"the store found no record of the transaction {name}"
+        return f"the transaction {name} was aborted" if found is Status.ABORTED else ""
 
     def forget(self, before: CheckpointId) -> None:
         """See ``ForgettingCommitter``."""

@@ -9,21 +9,18 @@ from headgate.model.ids import Generation
 from headgate.model.manifest import Claim
 from headgate.protocol.checkpoints.recovery import ObservedLog, has_given_up
 
-_OWNER = "start over "
-
 
 def claimant(token: str) -> str:
-    """Return under which name the claim that makes an order count stands in the log (SO2)."""
-    return f"{_OWNER}{token}"
+    """Return the owner of the claim that makes an order count, for people; differs for each order."""
+    return f"start over {token}"
 
 
 def decided(log: ObservedLog) -> str | None:
-    """Return the order that the log has made count, unless a start has followed it; None: there is none (SO2)."""
+    """Return the order that the log has made count, unless a start has followed it; None: there is none (SO2, SO9)."""
     if not has_given_up(log):
         return None
     claim = log.counted()[0].content
-    is_order = isinstance(claim, Claim) and claim.owner.startswith(_OWNER)
-    return claim.owner.removeprefix(_OWNER) if is_order else None  # type: ignore[union-attr]
+    return claim.order if isinstance(claim, Claim) else None
 
 
 def has_started_over(log: ObservedLog) -> bool:

@@ -38,7 +38,7 @@ from headgate.protocol.checkpoints.recovery import (
     was_given_up,
 )
 from headgate.protocol.checkpoints.replacement import replaced_by
-from headgate.protocol.checkpoints.starting_over import newest_generation
+from headgate.protocol.checkpoints.starting_over import claimant, newest_generation
 from headgate.runtime.checkpoints.entries import LogEntries
 from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.losses import Losses
@@ -86,6 +86,8 @@ class CheckpointLog:
         self._next_sequence = 0
         self._generation = Generation(0)
         self._lineage = Lineage()
+        self.life_id = ""
+        """Of the life that ``life`` or ``later_life`` last told, "" before."""
         self.problem = ""
         """What storage last said about an append; for messages."""
 
@@ -132,7 +134,7 @@ class CheckpointLog:
             refuse_unless_exclusive(self._storage, self._pipeline)
             newest = Generation(next_claim(self.observe()).generation - 1)
             self._lives.draw(0, self.url, host, wall_ms, newest)
-        return self._lives.read(0)
+        return self._told(self._lives.read(0))
 
     def lives_before(self, number: int) -> list[Life]:
         """Return who this pipeline was to its sinks before life ``number``.
@@ -150,7 +152,11 @@ class CheckpointLog:
         """
         if not self._lives.exists(number):
             self._lives.draw(number, self.url, host, wall_ms, NO_GENERATION)
-        return self._lives.read(number)
+        return self._told(self._lives.read(number))
+
+    def _told(self, life: Life) -> Life:
+        self.life_id = life.id
+        return life
 
     def claim(
         self,
@@ -194,25 +200,33 @@ class CheckpointLog:
         """
         self._claim(owner, wall_ms, mine, lambda log: next_claim(log).ending_life())
 
-    def start_over(self, owner: str, wall_ms: int, seen: ObservedLog, above: Generation) -> Claimed:
-        """Give up everything in ``seen``, as ``give_up`` does, in a generation above ``above`` (SO2).
+    def start_over(self, order: str, wall_ms: int, seen: ObservedLog, above: Generation) -> Claimed:
+        """Give up everything in ``seen``, as ``give_up`` does, in a generation above ``above``: ``order`` counts (SO2).
 
         Raises:
             FencedError: a driver has claimed since.
             StorageError: nobody can tell whether it is there; the next start sees.
         """
         self._next_sequence = next_claim(seen).sequence  # what is damaged before it is nobody's any more
-        return self._claim(owner, wall_ms, newest_generation(seen), lambda log: next_claim(log, above).ending_life())
+        mine = newest_generation(seen)
+        return self._claim(claimant(order), wall_ms, mine, lambda log: next_claim(log, above).ending_life(), order)
 
     def _claim(
-        self, owner: str, wall_ms: int, mine: Generation | None, next_of: Callable[[ObservedLog], NextClaim]
+        self,
+        owner: str,
+        wall_ms: int,
+        mine: Generation | None,
+        next_of: Callable[[ObservedLog], NextClaim],
+        order: str | None = None,
     ) -> Claimed:
         for _ in range(CLAIM_TRIES_MAX):
             log = self.observe()
             if mine is not None:
                 self._refuse_if_replaced(log, mine, owner)
             following = next_of(log)
-            claim = Claim(following.generation, owner, wall_ms, follows=following.follows, life=following.life)
+            claim = Claim(
+                following.generation, owner, wall_ms, follows=following.follows, life=following.life, order=order
+            )
             try:
                 self._storage.put_if_absent(self._entries.path(following.sequence), [encode_log_entry(claim)])
             except AlreadyExists:

@@ -2,38 +2,68 @@
 
 From then on the log alone decides what to restore (SV21 of docs/spec/savepoints.md). The life of a pipeline is never
 restored: its sinks decide about that as at any start (SV28). Decisions are those of
-``protocol.checkpoints.restoring_by_name``. Runs in the driver's storage thread, as a part of ``claims``; changes
-nothing at the named place.
+``protocol.checkpoints.restoring_by_name``, and of ``promises``, which output is still promised. Runs in the driver's
+storage thread, as a part of ``claims``; changes nothing at the named place.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 
 from headgate.errors import CorruptionError, HeadgateError, StorageError, UsageError, with_remedy
+from headgate.model.config import DeniedOutput
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.manifest import Manifest
+from headgate.model.manifest import Committable, Left, Manifest
 from headgate.model.options import Guarantee
 from headgate.model.places import Place, RestoredFrom
-from headgate.protocol.checkpoints import recovery
+from headgate.protocol.checkpoints import promises, recovery
+from headgate.protocol.checkpoints.commit import promised_by
 from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse
 from headgate.protocol.checkpoints.restoring_by_name import Adopt, GoOn, Named, decide
+from headgate.remedies import NameAnotherPlace
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed, Outcome
 from headgate.runtime.checkpoints.named import named_log, savepoint_at
 from headgate.runtime.driver.fitting import check_fit
+from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
 from headgate.storage.backends import local_directory
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is at a named place. ``manifest`` says where its files are; ``pipeline``: whose it was."""
+    """What is at a named place.
+
+    Attributes:
+        manifest: says where its files are.
+        pipeline: whose it was; ``life``: in which of its lives, "" if nobody knows.
+        what: it is, for messages.
+        is_newest: it was named as the newest one.
+        newest: checkpoint of the log that it was found in, if it was in one.
+    """
 
     manifest: Manifest
     origin: RestoredFrom
     pipeline: str
     what: str
     is_newest: bool = False
+    life: str = ""
+    newest: Manifest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adoptable:
+    """What becomes the newest checkpoint.
+
+    Attributes:
+        manifest: of it, with the output that is promised once more.
+        remembered: of that output what no target was let forget by this pipeline (K20).
+        newest: the newest checkpoint until now.
+    """
+
+    manifest: Manifest
+    remembered: frozenset[Committable] = frozenset()
+    newest: Manifest | None = None
 
 
 class Adoption:
@@ -120,25 +150,79 @@ class Adoption:
         check_fit(self._found.manifest, self._definition)
         self._is_checked = True
 
-    def adopt(self, claimed: Claimed) -> Claimed:
-        """Write it to the log as the newest checkpoint of the generation just claimed (SV21).
+    def adoptable(self, claimed: Claimed) -> Adoptable:
+        """Return what ``adopt`` is to write, in front of the log as it was claimed. Changes nothing.
 
         Raises:
-            FencedError: another generation was claimed.
-            StorageError: nobody knows whether it is there; the next claim sees.
+            CorruptionError, StorageError
         """
         found = self._found
         assert found is not None
         checkpoint = CheckpointId(max(claimed.first_checkpoint, found.manifest.checkpoint + 1))  # SV22
         manifest = replace(found.manifest, checkpoint=checkpoint, generation=claimed.next.generation)
         manifest = replace(manifest, origin=found.origin, hooks=found.manifest.hooks_as_called())
+        newest = next(iter(recovery.candidates(claimed.log)), None)
+        own = newest if self._is_own_life(found, claimed.log) else None
+        if own is not None:
+            left = promises.leaving(found.manifest, checkpoint)
+        else:
+            left = () if newest is None else (Left(CheckpointId(0), checkpoint),)
+        manifest = replace(manifest, left=left)
+        promised = frozenset(found.manifest.committables)
         if found.pipeline != self._definition.config.name:  # SV26
-            entries = tuple(replace(entry, committables=()) for entry in manifest.entries)
-            manifest = replace(manifest, entries=entries, carried=())
-        self._log.reserve(checkpoint)
+            return Adoptable(promises.without(manifest, promised), newest=newest)
+        settled = [promises.settled(found.manifest, newer) for newer in (found.newest, own) if newer is not None]
+        manifest = promises.without(manifest, frozenset().union(*settled))
+        asked_for = manifest.committables if newest is None else promised_by(claimed.log)
+        return Adoptable(manifest, promises.among(manifest.committables, asked_for), newest)
+
+    def _is_own_life(self, found: Found, observed: ObservedLog) -> bool:
+        """Whether ids of ``found`` mean what they mean in the log of this pipeline."""
+        life = self._log.known_life(observed)
+        return found.pipeline == self._definition.config.name and life is not None and life.id == found.life
+
+    def ask(self, adoptable: Adoptable) -> None:
+        """Ask the targets for what would be promised once more, while nothing is adopted (SV20).
+
+        Raises:
+            UsageError: one denies it, or was let forget it.
+            StorageError, FencedError
+        """
+        promised = promises.promised_here(adoptable.manifest, self._definition)
+        if not promised:
+            return
+        make_targets(self._definition)
+        place, generation = adoptable.manifest.place, adoptable.manifest.generation
+        commits = SinkCommits(self._definition, generation, lambda part: self._log.files.read(part, place))
+        with contextlib.closing(commits):
+            may_lose = self._definition.config.on_denied is DeniedOutput.LOSE
+            why = commits.denial(promised, adoptable.remembered, may_lose=may_lose)
+        if why:
+            raise with_remedy(self._refusal(adoptable, why), NameAnotherPlace())
+
+    def _refusal(self, adoptable: Adoptable, why: str) -> UsageError:
+        ways = "name another checkpoint, or a savepoint"
+        if adoptable.newest is not None:
+            at = adoptable.newest.checkpoint
+            ways = (
+                f"start it without naming anything to go on from checkpoint {at}, or {ways} (headgate run --from PLACE "
+                f"--go-back-behind {at})"
+            )
+        name = self._definition.config.name
+        return UsageError(f"pipeline '{name}' is not restored from {self._url}: {why}; {ways}")
+
+    def adopt(self, claimed: Claimed, adoptable: Adoptable) -> Claimed:
+        """Write it to the log as the newest checkpoint of the generation just claimed (SV21).
+
+        Raises:
+            FencedError: another generation was claimed.
+            StorageError: nobody knows whether it is there; the next claim sees.
+        """
+        manifest = adoptable.manifest
+        self._log.reserve(manifest.checkpoint)
         if self._log.append(manifest) is not Outcome.WRITTEN:
             raise StorageError("restore", self._log.url, self._log.problem or "nobody can tell whether it was written")
-        return Claimed(claimed.next, CheckpointId(checkpoint + 1), self._log.observe())
+        return Claimed(claimed.next, CheckpointId(manifest.checkpoint + 1), self._log.observe())
 
     def story(self, decision: Adopt | GoOn) -> list[str]:
         """Return what the user should read about it."""
@@ -165,7 +249,7 @@ def _savepoint_at(url: str) -> Found | None:
     manifest = replace(savepoint.manifest, place=Place(url, savepoint.files))
     origin = RestoredFrom(savepoint.id, manifest.checkpoint, url)
     what = f"the savepoint {url} (of pipeline '{savepoint.pipeline}', checkpoint {manifest.checkpoint})"
-    return Found(manifest, origin, savepoint.pipeline, what)
+    return Found(manifest, origin, savepoint.pipeline, what, life=savepoint.life)
 
 
 def _checkpoint_at(url: str, own: CheckpointLog) -> Found | None:
@@ -184,7 +268,8 @@ def _checkpoint_at(url: str, own: CheckpointLog) -> Found | None:
         manifest = replace(manifest, place=Place(named.root, named.pipeline))
     origin = RestoredFrom(log.url if life is None else life.id, found[0].checkpoint, url)
     what = f"checkpoint {manifest.checkpoint} of pipeline '{named.pipeline}' at {log.url}"
-    return Found(manifest, origin, named.pipeline, what, is_newest=named.checkpoint is None)
+    is_newest, known = named.checkpoint is None, "" if life is None else life.id
+    return Found(manifest, origin, named.pipeline, what, is_newest, known, manifests[0])
 
 
 def is_same_directory(url: str, other: str) -> bool:

@@ -16,11 +16,12 @@ from headgate.model.config import DeniedOutput
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
-from headgate.model.manifest import Committable, Manifest
+from headgate.model.manifest import Left, Manifest
 from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery, starting_over
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
+from headgate.protocol.checkpoints.promises import leaving, promised_here
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.supervision import lives
@@ -51,6 +52,8 @@ class NewGeneration:
     commits: SinkCommits
     origin: RestoredFrom | None = None
     """What the restored checkpoint goes back to, if somebody named that (SV24)."""
+    left: tuple[Left, ...] = ()
+    """The older checkpoints that it does not descend from (SV26)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,9 @@ def begin_generation(
     """
     claimed = _claim_or_adopt(definition, log, owner, mine, note, around)
     restored, choice = chosen(definition, log, claimed, around)
+    left: tuple[Left, ...] = ()
     if restored is not None:
-        _set_aside(log, claimed, choice, restored, note, around)
+        left = _set_aside(log, claimed, choice, restored, note, around)
         check_fit(restored, definition)
         for text in recovery.changes(restored, definition):
             note(text)
@@ -100,7 +104,7 @@ def begin_generation(
         begin = hooks or HookCalls()
         retrying(lambda: begin.begin(definition.config.name, claimed.next.generation, restored), around)
     origin = None if restored is None else restored.origin
-    return NewGeneration(claimed.next.generation, claimed.first_checkpoint, restored, retained, commits, origin)
+    return NewGeneration(claimed.next.generation, claimed.first_checkpoint, restored, retained, commits, origin, left)
 
 
 def _claim_or_adopt(
@@ -167,7 +171,7 @@ def recovered_sinks(
         lose = log.losses.losing(around.wall_ms, note)
     commits = SinkCommits(definition, generation, lambda part: log.files.read(part, place), lose)
     permit = None if restored is None else CommitPermit(restored.checkpoint, generation)
-    keep = () if restored is None else _promised(restored, definition)  # R18: whatever the parallelism was
+    keep = () if restored is None else promised_here(restored, definition)  # R18: whatever the parallelism was
     with _closed_on_failure(commits):
         retrying(lambda: commits.recover(permit, keep), around)
     return commits
@@ -205,18 +209,13 @@ def _adopted(adoption: Adoption, claimed: Claimed, note: Callable[[str], None], 
     decision = adoption.decide(claimed.log)
     if isinstance(decision, Adopt):
         retrying(adoption.check, around)
-        claimed = adoption.adopt(claimed)
+        adoptable = retrying(lambda: adoption.adoptable(claimed), around)
+        retrying(lambda: adoption.ask(adoptable), around)
+        claimed = adoption.adopt(claimed, adoptable)
         fault_points.reach("after-adoption")
     for text in adoption.story(decision):
         note(text)
     return claimed
-
-
-def _promised(restored: Manifest, definition: PipelineDefinition) -> tuple[Committable, ...]:
-    """Return what ``restored`` promised, but for sinks that were removed by name (SV30)."""
-    here = definition.plan.state_texts()
-    gone = {name for name in definition.config.start.allow_unclaimed_state if name not in here}
-    return tuple(committable for committable in restored.committables if committable.sink not in gone)
 
 
 def is_listening(definition: PipelineDefinition) -> bool:
@@ -231,17 +230,22 @@ def _set_aside(
     restored: Manifest,
     note: Callable[[str], None],
     around: Surroundings,
-) -> None:
-    """Keep what this start cannot use, before anything is swept or aborted (R51), and say so."""
+) -> tuple[Left, ...]:
+    """Keep what this start cannot use, before anything is swept or aborted (R51), and say so.
+
+    Return the checkpoints that no later one descends from.
+    """
     restore = choice if isinstance(choice, recovery.Restore) else recovery.Restore(restored)
     gaps = recovery.gaps(claimed.log, restored, claimed.first_checkpoint, restore.skipped)
     if not gaps:
-        return
+        return restored.left
     _tell(restored, gaps, note)
     if restore.contradicts:
         _tell_what_comes_again(restore, note)
     retrying(lambda: log.files.set_aside(claimed.log, gaps), around)
     note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
+    is_passed = any(gap.above == restored.checkpoint for gap in gaps)
+    return leaving(restored, claimed.first_checkpoint) if is_passed else restored.left
 
 
 def tidy_up(call: Callable[[], None], around: Surroundings, note: Callable[[str], None]) -> None:

@@ -256,6 +256,7 @@ class Coordination:
             mode=self._definition.config.checkpoints.mode,
             hooks=effect.hooks,
             origin=self._begun.origin,
+            left=self._begun.left,
         )
 
     # -- hooks ------------------------------------------------------------------------------------------------------
@@ -377,7 +378,7 @@ class Coordination:
         drawn, name = self._around.token(16).hex(), self._definition.config.name
         try:
             fault_points.reach("before-savepoint")
-            savepoint = Savepoint(drawn, name, self._around.wall_ms(), place.prefix, whole)
+            savepoint = Savepoint(drawn, name, self._around.wall_ms(), place.prefix, whole, self._log.life_id)
             SavepointDirectory(place.url).write(savepoint)
             fault_points.reach("after-savepoint")
         except Exception as error:

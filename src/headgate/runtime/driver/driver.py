@@ -15,6 +15,7 @@ from dataclasses import replace
 from headgate.codec import messages
 from headgate.errors import HeadgateError, UsageError
 from headgate.model import claimants
+from headgate.model.config import PipelineConfig
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation, WorkerIndex
 from headgate.model.places import Place
@@ -59,19 +60,16 @@ class Driver:
     ) -> None:
         """Make the driver; ``host`` is the address on which workers can reach this process.
 
-        ``lock`` is the pipeline's lock if the caller holds it already; the driver releases it at its end. ``beats``:
-        it gives signs of life, for standbys.
+        ``lock`` is from ``lock_for`` if the caller holds it already; the driver releases it at its end. ``beats``: it
+        gives signs of life, for standbys.
         """
-        config, owner = definition.config, owner_text(around)
-        self._config = config
+        config = self._config = definition.config
         self._around = around
-        given = succession()
-        claimant = given.claimant or claimants.claimant(owner, around.token(4).hex())  # differs even within one process
-        lock = lock or PipelineLock.acquire(config.checkpoint_root, config.name, owner)
+        lock = lock or lock_for(config, around)
         self._run = lock.nonce
         storage = open_storage(config.checkpoint_root)
         log = self._log = CheckpointLog(storage, config.name)
-        self._heart = Heart(storage, config.name, claimant, around) if beats else None
+        self._heart = Heart(storage, config.name, lock.claimant, around) if beats else None
         self._observer = observer
         self.book = ProgressBook("bad-records", around.monotonic_ns)
         self._latest = Progress(PipelineState.STARTING)
@@ -93,7 +91,7 @@ class Driver:
             self.workers,
             self.book,
             self._on_finish,
-            succession=replace(given, claimant=claimant),
+            succession=replace(succession(), claimant=lock.claimant),
             around=around,
         )
         self._watch = ReplacementWatch(log, self._pools.storage, self._loop, self._on_replaced)
@@ -297,6 +295,12 @@ def _told(ask: asking.Ask, outcome: Future[CheckpointOutcome]) -> Future[None]:
     return told
 
 
-def owner_text(around: Surroundings = PROCESS) -> str:
-    """Return who runs a pipeline, for people."""
-    return f"process {around.process_id} on {around.host}"
+def lock_for(config: PipelineConfig, around: Surroundings = PROCESS) -> PipelineLock:
+    """Take the lock of a pipeline for the driver that is made next; it says under which name that one claims.
+
+    Raises:
+        UsageError: another driver runs this pipeline.
+    """
+    given, owner = succession(), f"process {around.process_id} on {around.host}"
+    claimant = given.claimant or claimants.claimant(owner, around.token(4).hex())  # differs even within one process
+    return PipelineLock.acquire(config.checkpoint_root, config.name, owner, given.lock_nonce, claimant=claimant)

@@ -1,6 +1,6 @@
 """The sinks in front of what a pipeline that starts over has written to, and whether it may be emptied.
 
-Counterpart: ``starting_over``, which empties it. Source: SO1, SO4 and SO9 of docs/spec/starting-over.md.
+Counterpart: ``starting_over``, which empties it. Source: SO1, SO4 and SO10 of docs/spec/starting-over.md.
 Changes nothing.
 """
 

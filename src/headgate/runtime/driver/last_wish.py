@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from headgate.codec.heartbeat import encode_beat, end_path
 from headgate.codec.lock_holder import LockHolder
-from headgate.model.claimants import keeper, owner_of
 from headgate.model.heartbeat import Beat, Course
 from headgate.runtime.driver.lookout import Lookout
 from headgate.storage.base import Storage
@@ -36,5 +35,5 @@ def tell_standbys(storage: Storage, pipeline: str, dead: LockHolder, *, drain: b
 
 
 def _is_by(dead: LockHolder, owner: str) -> bool:
-    """Whether ``dead`` has claimed as ``owner``."""
-    return owner_of(owner) in (dead.owner, keeper(dead.keeper, dead.host))
+    """Whether ``dead`` has claimed as ``owner``. Of a lock that does not say it, nobody can tell."""
+    return dead.claimant == owner != ""

@@ -47,14 +47,20 @@ class AlreadyRunning(UsageError):  # noqa: N818  says what is so
 
 
 class PipelineLock:
-    """Holds ``<root>/<pipeline>/lock`` while this process lives."""
+    """Holds ``<root>/<pipeline>/lock`` while this process lives.
 
-    def __init__(self, file: IO[bytes] | None, holder: LockHolder | None = None) -> None:
+    ``claimant`` is the name under which whoever holds it claims; "" if it does not claim as a driver.
+    """
+
+    def __init__(self, file: IO[bytes] | None, claimant: str, holder: LockHolder | None = None) -> None:
+        self.claimant = claimant
         self._file = file
         self._holder = holder
 
     @classmethod
-    def acquire(cls, root: str, pipeline: str, owner: str, silent: str | None = None) -> PipelineLock:
+    def acquire(
+        cls, root: str, pipeline: str, owner: str, silent: str | None = None, *, claimant: str = ""
+    ) -> PipelineLock:
         """Take the lock, if ``root`` is a local directory.
 
         ``silent`` is the nonce of a run that has given no sign of life: its lock is broken (SB8). A process that is
@@ -65,7 +71,7 @@ class PipelineLock:
         """
         local = local_directory(root)
         if local is None:
-            return cls(None)
+            return cls(None, claimant)
         directory = local / pipeline
         make_directories(directory, access_in(directory) if local.is_dir() else Access.OWNER)
         file = _locked(directory / LOCK_NAME)
@@ -90,8 +96,9 @@ class PipelineLock:
             takes_savepoints=signals,
             takes_cancels=signals,
             keeper=succession().keeper,
+            claimant=claimant,
         )
-        lock = cls(file, taken)
+        lock = cls(file, claimant, taken)
         lock._write(taken)
         return lock
 

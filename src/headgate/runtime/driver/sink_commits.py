@@ -7,12 +7,13 @@ Used from one thread of the driver at a time.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias, cast
 
 from headgate import fault_points
 from headgate.connectors.base import (
+    AskedCommitter,
     Committer,
     ForgettingCommitter,
     MakingSink,
@@ -97,6 +98,40 @@ class SinkCommits:
                 committer.recover([self._with_payload(c) for c in keep if c.sink == name])
         if permit is not None:
             self.commit(permit, keep)
+
+    def denial(
+        self, committables: Sequence[Committable], remembered: Collection[Committable], *, may_lose: bool
+    ) -> str:
+        """Return why ``commit`` would be denied, or might show output twice, as a clause; "" if not. Changes nothing.
+
+        Args:
+            committables: what somebody wants to promise again.
+            remembered: those that no target was let forget.
+            may_lose: what is gone may be lost (K26).
+
+        Raises:
+            StorageError: a transient one; repeating is safe.
+            FencedError
+        """
+        for one in committables:
+            committer = self._committers.get(one.sink)
+            if isinstance(committer, AskedCommitter):
+                why = "" if may_lose else self._denial(committer, one)
+                if why:
+                    return f"sink '{one.sink}' denies output that it promised for checkpoint {one.checkpoint}: {why}"
+            elif isinstance(committer, ForgettingCommitter | NamingCommitter) and one not in remembered:
+                return (
+                    f"nobody can tell any more whether the output of checkpoint {one.checkpoint} was committed: the "
+                    f"target of sink '{one.sink}' was let forget it"
+                )
+        return ""
+
+    def _denial(self, committer: AskedCommitter, committable: Committable) -> str:
+        try:
+            with _denials(committable.sink, committable.checkpoint):
+                return committer.denial(self._with_payload(committable))
+        except OutputDenied as error:
+            return error.cause
 
     def left_behind(self) -> list[str]:
         """Return what is to be said of things that ``recover`` could not remove, although nobody needs them (K24)."""

@@ -94,7 +94,7 @@ class StartingOver:
     ) -> None:
         """``program``: the pipeline as its program makes it; None: only what is written down is known.
 
-        ``leave``: names of sinks whose targets stay as they are (SO9).
+        ``leave``: names of sinks whose targets stay as they are (SO10).
         """
         self._leave = frozenset(leave)
         self._storage, self._pipeline, self._around = storage, pipeline, around
@@ -230,8 +230,7 @@ class StartingOver:
         order = ResetOrder(token, targets, (*plan.inputs, *plan.aside))
         older = self._retrying(self._log.records.orders)
         self._retrying(lambda: self._log.records.give(order))
-        claimant = starting_over.claimant(token)
-        claimed = self._retrying(lambda: self._log.start_over(claimant, wall_ms, plan.log, above))
+        claimed = self._retrying(lambda: self._log.start_over(token, wall_ms, plan.log, above))
         self._finish(order, claimed.next.life, claimed.next.generation)
         with suppress(StorageError):  # the next start does both, too
             self._retrying(lambda: self._log.records.withdraw(older))
@@ -296,7 +295,7 @@ class StartingOver:
         in_one_step(fronts).start_over(self._pipeline, fronts[0][0].sink, generation, life, mine)
 
     def _at(self, target: Target, call: Callable[[], _T]) -> _T:
-        """Return what ``call`` does at ``target``; say what can be done if that stays out of reach (SO9)."""
+        """Return what ``call`` does at ``target``; say what can be done if that stays out of reach (SO10)."""
         try:
             return self._retrying(call)
         except StorageError as error:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Claim, Manifest, SnapshotPart
+from headgate.model.manifest import Claim, Committable, Manifest, SnapshotPart
 from headgate.model.places import Place
+from headgate.protocol.checkpoints.promises import settled
 from headgate.protocol.checkpoints.recovery import Damage, ObservedLog, candidates
 from headgate.runtime.checkpoints.named import NamedLog, named_log, savepoint_at
 from headgate.runtime.checkpoints.snapshots import read_part, storage_at
@@ -33,12 +34,14 @@ class StoredCheckpoint:
         pipeline: whose it is.
         manifest: says what is in it; its ``place`` says where its files are.
         log: where it was found; None for a savepoint. Such files are removed when newer checkpoints are completed.
+        life: of a savepoint, as it says.
     """
 
     what: str
     pipeline: str
     manifest: Manifest
     log: NamedLog | None = None
+    life: str = ""
 
     @property
     def place(self) -> Place:
@@ -80,6 +83,20 @@ class StoredCheckpoint:
         except NotFound as error:
             raise self._missing(part) from error
 
+    def standing(self) -> tuple[str, frozenset[Committable]]:
+        """Return in which life of its pipeline it was written, "" if nobody knows; and of what it promised that which
+        is committed, because a newer checkpoint of its log promises it no more (WS10).
+
+        Raises:
+            UsageError, CorruptionError, StorageError
+        """
+        if self.log is None:
+            return self.life, frozenset()
+        log = self.log.open()
+        observed = log.observe()
+        life, newest = log.known_life(observed), next(iter(candidates(observed)), self.manifest)
+        return "" if life is None else life.id, settled(self.manifest, newest)
+
     def _missing(self, part: SnapshotPart) -> CorruptionError | StorageError:
         if self.log is not None and not self._is_retained(self.log):
             return StorageError(
@@ -116,7 +133,7 @@ def find(path: str, checkpoint: int | None = None) -> StoredCheckpoint:
             raise UsageError(f"{url} is a savepoint of checkpoint {savepoint.manifest.checkpoint}, not {checkpoint}")
         manifest = replace(savepoint.manifest, place=Place(url, savepoint.files))
         what = f"the savepoint {url} (pipeline '{savepoint.pipeline}', checkpoint {manifest.checkpoint})"
-        return StoredCheckpoint(what, savepoint.pipeline, manifest)
+        return StoredCheckpoint(what, savepoint.pipeline, manifest, life=savepoint.life)
     log = named_log(url)
     if log is None:
         raise UsageError(_nothing_at(url))

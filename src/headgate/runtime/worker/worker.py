@@ -121,6 +121,8 @@ class Worker:
         self._peer_lost: tuple[int, PeerLost] | None = None
         self._overtakes = task.definition.config.checkpoints.alignment_timeout_ms is not None
         self._has_arrivals = False
+        self._exchange: Exchange | None = None
+        self._is_leaving = False
 
     def run(self) -> None:
         """Serve one generation; return when the pipeline has ended well.
@@ -161,13 +163,22 @@ class Worker:
         except WorkerStopped:
             raise
         except BaseException as error:
-            control.send(self._last_words(error))
+            if not self._is_leaving:
+                control.send(self._last_words(error))
             raise WorkerStopped(str(error)) from None
         finally:
             control.close()  # first: peers that notice our end must not be heard before our own reason
             self._close(exchange)
         if self._stopping is None or not self._stopping.is_success:
             raise WorkerStopped(self._stopping.reason if self._stopping else "stopped")
+
+    def leave(self) -> None:
+        """End soon and in silence, as if killed (TR4). For a worker that is not a process. From any thread."""
+        self._is_leaving = True
+        self._mail.append(messages.Refused("it was told to leave"))
+        self._wake.set()
+        if self._exchange is not None:  # the mailbox may wait for another worker there
+            self._exchange.close()
 
     def _last_words(self, error: BaseException) -> messages.Failed:
         """Say why this worker cannot go on; a peer that left may have said why itself (G15)."""
@@ -307,6 +318,7 @@ class Worker:
         self._metrics.slept(self._around.monotonic_ns() - begun)
 
     def _report_metrics(self) -> None:
+        assert self._exchange is not None
         busy = self._metrics.busy_fraction()
         for runner in self._runners:
             runner.chain.set_busy(busy > 0.9)

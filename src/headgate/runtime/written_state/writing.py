@@ -8,7 +8,7 @@ changed operators are made anew, a subtask at a time. Counterparts: ``draft``, w
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -76,9 +76,10 @@ def write_savepoint(draft: Draft, url: str, now_ms: int) -> Written:
     directory = SavepointDirectory(url)
     place = directory.place(storage.draw_name(8))
     resolved = draft.resolved()
+    life, settled = ("", frozenset[Committable]()) if draft.base is None else draft.base.checkpoint.standing()
     try:
-        manifest = _Writer(draft, resolved, storage, place).manifest(now_ms)
-        savepoint = Savepoint(storage.draw_name(16), draft.pipeline, now_ms, place.prefix, manifest)
+        manifest = _Writer(draft, resolved, storage, place, settled).manifest(now_ms)
+        savepoint = Savepoint(storage.draw_name(16), draft.pipeline, now_ms, place.prefix, manifest, life)
         fault_points.reach("before-savepoint")
         directory.write(savepoint)
     except BaseException:
@@ -91,8 +92,12 @@ def write_savepoint(draft: Draft, url: str, now_ms: int) -> Written:
 class _Writer:
     """Writes the parts of one savepoint."""
 
-    def __init__(self, draft: Draft, resolved: Resolved, storage: Storage, place: Place) -> None:
+    def __init__(
+        self, draft: Draft, resolved: Resolved, storage: Storage, place: Place, settled: Collection[Committable]
+    ) -> None:
+        """``settled``: what the base promised and was committed since."""
         self._draft = draft
+        self._settled = settled
         self._resolved = resolved
         self._storage = storage
         self._place = place
@@ -119,7 +124,7 @@ class _Writer:
         return replace(
             former,
             entries=entries,
-            carried=tuple(self._copied(base, one) for one in former.carried if one.sink not in resolved.gone),
+            carried=self._copied_outputs(base, former.carried),
             state_texts=dict(resolved.texts),
             is_final=former.is_final and not resolved.positions and not resolved.gone,  # WS9
             version=max(MANIFEST_VERSION, former.version),
@@ -183,8 +188,7 @@ class _Writer:
                 target.put(part.section, [base.read(part)], part.rows, part.key_groups, part.name)
         known = {section: parts for section, parts in former.changed.items() if not self._is_gone(section)}
         self._put_changed(target, subtask, changes, known)
-        outputs = tuple(self._copied(base, c) for c in entry.committables if c.sink not in self._resolved.gone)
-        return replace(entry, parts=target.finish(), committables=outputs)
+        return replace(entry, parts=target.finish(), committables=self._copied_outputs(base, entry.committables))
 
     def _put_changed(
         self,
@@ -230,6 +234,11 @@ class _Writer:
         """Whether it goes with its operator; what was on its way to one, or whether it had ended, is of its chain."""
         is_of_chain = section.startswith((IN_FLIGHT_PREFIX, FINISHED_PREFIX))
         return not is_of_chain and node_of(section) in self._resolved.gone
+
+    def _copied_outputs(self, base: Base, outputs: Iterable[Committable]) -> tuple[Committable, ...]:
+        """Return those that are promised still: not of operators that go, nor committed since (WS10)."""
+        promised = (c for c in outputs if c.sink not in self._resolved.gone and c not in self._settled)
+        return tuple(self._copied(base, committable) for committable in promised)
 
     def _copied(self, base: Base, output: Committable) -> Committable:
         """Return prepared output with its files copied: whoever restores it under the same name commits it (WS10)."""

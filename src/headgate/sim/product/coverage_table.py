@@ -19,8 +19,8 @@ import headgate
 
 SOURCE = Path(headgate.__file__).parent
 ROOMS = ("model", "protocol", "runtime", "store", "state", "connectors/custom", "connectors/streams")
-TRANSACTIONS = ("commit", "layout", "ledger", "owner", "rotation", "sink", "writer", "buffer")
-"""Of ``connectors/files``: what decides whether output is there once."""
+TRANSACTIONS = ("commit", "layout", "ledger", "owner", "rotation", "sink", "starting_over", "writer", "buffer")
+"""Of ``connectors/files``: what decides whether output is there once, and what of it is removed."""
 
 LEAST = 0.9
 """So much of what is not thin the seeds must run."""
@@ -31,6 +31,7 @@ THIN = {
     "runtime/wire/tls_streams.py": "OpenSSL",
     "runtime/driver/pipeline_lock.py": "a lock of the file system",
     "runtime/driver/stopping.py": "signals between processes",
+    "runtime/driver/handle.py": "what users call, and wait for with the operating system's futures",
     "runtime/driver/asking.py": "files by which processes of one machine ask each other, and their ids",
     "store/catalogue/database.py": "connections to SQLite's file",
     "store/catalogue/making_lock.py": "a lock of the file system",
@@ -47,7 +48,7 @@ ELSEWHERE = {
     "storage/local.py": "the file system",
     "storage/durable.py": "the file system",
     "storage/object_store.py": "object stores",
-    "spark": "Spark: launcher, task entry, ends in DataFrames",
+    "spark": "Spark: launcher, task entry, ends in DataFrames, its own processors",
     "cli/keeping.py": "the process of a keeper: forks, signals, pipes",
     "cli/kept.py": "the process that it keeps",
     "cli/standby.py": "the process of a standby: signals",
@@ -57,7 +58,6 @@ ELSEWHERE = {
 _CHANGED = "programs that are changed between two runs"
 
 NOT_YET = {
-    "state/rocksdb": "a native library on files of its own; --rocksdb runs it, and its parts are not judged yet",
     "runtime/written_state": "savepoints from frames",
     "model/evolution.py": _CHANGED,
     "model/identity_parts.py": _CHANGED,

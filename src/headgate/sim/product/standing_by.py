@@ -13,17 +13,9 @@ import random
 from dataclasses import dataclass, field, replace
 
 from headgate.codec.heartbeat import end_path
-from headgate.errors import (
-    BadRecord,
-    FencedError,
-    HeadgateError,
-    OutputDenied,
-    PipelineFailed,
-    StorageError,
-    UsageError,
-)
+from headgate.errors import FencedError, HeadgateError, StorageError
 from headgate.model.config import ExponentialDelay, FailureRate, FixedDelay, RestartStrategy
-from headgate.model.exits import Exit
+from headgate.model.exits import Exit, exit_of
 from headgate.model.ids import Generation
 from headgate.model.progress import RunResult
 from headgate.protocol.supervision import keeper, standby
@@ -332,20 +324,12 @@ class StandbyRun(Run):
 
 
 def exit_code(error: BaseException | None) -> Exit:
-    """Return what a command ends with (KR4), as ``cli.failures`` says."""
-    match error:
-        case None:
-            return Exit.DONE
-        case FencedError():
-            return Exit.REPLACED
-        case OutputDenied() | BadRecord() | PipelineFailed(is_for_good=True):
-            return Exit.FOR_GOOD
-        case UsageError():
-            return Exit.USAGE
-        case HeadgateError():
-            return Exit.FAILED
-        case _:
-            raise error
+    """Return what the command that ``error`` ended, if any did, ends with; a bug ends the seed."""
+    if error is None:
+        return Exit.DONE
+    if not isinstance(error, HeadgateError):
+        raise error
+    return exit_of(error)
 
 
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:

@@ -255,7 +255,7 @@ def disk_error(operation: str, path: Path, error: OSError) -> CorruptionError | 
 
 @contextmanager
 def told(operation: str, path: Path) -> Iterator[None]:
-    """Say what RocksDB says in the words of this project."""
+    """Say what RocksDB says in the words of this project: one sentence, with the directory (RB8)."""
     try:
         yield
     except rocksdict.DbClosedError as error:

@@ -1,0 +1,71 @@
+"""What an old checkpoint promised and may be promised again (rules SV26 and WS10 of docs/spec/savepoints.md).
+
+Pure functions over manifests of one life of a pipeline. A checkpoint promises its output until a newer one no longer
+does: from then on it is committed, and targets may forget that (K20). That is so only in one line of checkpoints; those
+that a pipeline left by going back are in no line, and what they promised may have been aborted.
+Counterparts: ``runtime.driver.adopting``, ``runtime.written_state``, which restore and write what was promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId
+from headgate.model.manifest import Committable, Left, Manifest
+
+_Identity = tuple[str, int, int, int]
+
+
+def is_in_line(checkpoint: CheckpointId, newer: Manifest) -> bool:
+    """Whether ``newer`` descends from ``checkpoint`` of the same life, or is it."""
+    was_left = any(left.above < checkpoint < left.below for left in newer.left)
+    return checkpoint <= newer.checkpoint and not was_left
+
+
+def leaving(base: Manifest, first: CheckpointId) -> tuple[Left, ...]:
+    """Return what checkpoints from ``first`` on have to say, when they descend from ``base``, an older one."""
+    return (*base.left, Left(base.checkpoint, first))
+
+
+def settled(found: Manifest, newer: Manifest) -> frozenset[Committable]:
+    """Return what ``found`` promised and was committed before ``newer`` was written, both of one life.
+
+    What a sink promised that ``newer`` does not know is not: it was given up (SV30).
+    """
+    if not is_in_line(found.checkpoint, newer):
+        return frozenset()
+    still = _identities(newer.committables)
+    promised = (c for c in found.committables if c.sink in newer.state_texts)
+    return frozenset(c for c in promised if _identity(c) not in still)
+
+
+def promised_here(restored: Manifest, definition: PipelineDefinition) -> tuple[Committable, ...]:
+    """Return what ``restored`` promised, but for sinks that were removed by name (SV30)."""
+    here = definition.plan.state_texts()
+    gone = {name for name in definition.config.start.allow_unclaimed_state if name not in here}
+    return tuple(committable for committable in restored.committables if committable.sink not in gone)
+
+
+def among(committables: Iterable[Committable], promised: Iterable[Committable]) -> frozenset[Committable]:
+    """Return those that are promised, by their identity (K8): where they are stored may differ."""
+    identities = _identities(promised)
+    return frozenset(c for c in committables if _identity(c) in identities)
+
+
+def without(manifest: Manifest, committables: Collection[Committable]) -> Manifest:
+    """Return ``manifest`` without the promise of ``committables``."""
+    entries = tuple(
+        replace(entry, committables=tuple(c for c in entry.committables if c not in committables))
+        for entry in manifest.entries
+    )
+    return replace(manifest, entries=entries, carried=tuple(c for c in manifest.carried if c not in committables))
+
+
+def _identities(committables: Iterable[Committable]) -> set[_Identity]:
+    return {_identity(committable) for committable in committables}
+
+
+def _identity(committable: Committable) -> _Identity:
+    return (committable.sink, committable.checkpoint, committable.subtask_index, committable.generation)

@@ -1,0 +1,234 @@
+"""Runs a pipeline in this process, without Spark: for users' tests.
+
+Driver, workers, checkpoints and connections are the product's own; workers are threads (``testing.worker_threads``).
+Rules: docs/spec/in-process.md. Counterpart: ``spark.session``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import wait
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from headgate.errors import UsageError
+from headgate.model.definition import PipelineDefinition
+from headgate.model.ids import CheckpointId
+from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult
+from headgate.runtime.driver.driver import Driver
+from headgate.runtime.driver.handle import DriverHandle
+from headgate.testing.worker_threads import FINGERPRINT, ThreadLauncher
+from headgate.threads import DaemonThread
+
+SILENCE_MS_MAX = 60_000
+"""A thread dies with its process, so silence says only that the machine is busy."""
+
+LEAVE_S = 5.0
+"""How long a worker may take to leave before it counts as stuck."""
+
+
+class Startable(Protocol):
+    """What ``headgate.Pipeline`` is."""
+
+    name: str
+
+    def start_with(
+        self,
+        starter: Callable[[PipelineDefinition, Observer], PipelineHandle],
+        *,
+        checkpoint_dir: str,
+        observer: Observer | None = None,
+        restore: Any = None,
+        go_back_behind: int | None = None,
+        allow_unclaimed_state: Sequence[str] = (),
+        fresh: bool = False,
+    ) -> PipelineHandle:
+        """Make the definition and give it to ``starter``."""
+
+
+def run(
+    pipeline: Startable,
+    *,
+    timeout_s: float = 30.0,
+    observer: Observer | None = None,
+    kill_worker_after_checkpoint: int | None = None,
+    **begins: Any,
+) -> RunResult:
+    """Run a pipeline in this process until its bounded input ends. Neither Java nor Spark is needed.
+
+    Each worker is a thread that works on a copy of the pipeline, as on Spark. Checkpoints are in a temporary directory
+    unless the pipeline says where; then a later run goes on from them.
+
+    Args:
+        pipeline: a ``headgate.Pipeline``.
+        timeout_s: how long it may take. A function that never returns cannot be stopped: its thread stays behind.
+        observer: gets progress; default logs restarts and notes to the logger ``headgate``.
+        kill_worker_after_checkpoint: a worker is lost when so many checkpoints of this run have completed.
+        begins: ``restore``, ``go_back_behind``, ``allow_unclaimed_state``, ``fresh``: as for ``Pipeline.start``.
+
+    Raises:
+        PipelineFailed: the restart strategy gave up.
+        TimeoutError: it had not ended in time.
+        UsageError: the pipeline is wrong, or it ended before a worker could be lost.
+    """
+    if not timeout_s > 0:
+        raise UsageError(f"timeout_s must be more than zero, but is {timeout_s}")
+    with _running(pipeline, observer, kill_worker_after_checkpoint, begins) as handle:
+        result = handle.wait(timeout_s)
+        if result is None:
+            raise TimeoutError(handle.time_is_up(timeout_s))
+        handle.refuse_unharmed()
+    return result
+
+
+@contextmanager
+def running(
+    pipeline: Startable,
+    *,
+    observer: Observer | None = None,
+    kill_worker_after_checkpoint: int | None = None,
+    **begins: Any,
+) -> Iterator[PipelineHandle]:
+    """Run a pipeline in this process for the length of a ``with`` block, which gets its handle.
+
+    For input that does not end, and for checkpoints and savepoints on demand. What still runs at the end of the block
+    is cancelled; its checkpoints stay (TR8). The arguments are those of ``run``.
+
+    Raises:
+        UsageError: the pipeline is wrong.
+    """
+    with _running(pipeline, observer, kill_worker_after_checkpoint, begins) as handle:
+        yield handle
+
+
+class InProcessHandle(DriverHandle):
+    """A pipeline that runs in this process."""
+
+    def __init__(self, driver: Driver, launcher: ThreadLauncher, watcher: _Watcher, name: str) -> None:
+        super().__init__(driver)
+        self._launcher = launcher
+        self._watcher = watcher
+        self._name = name
+
+    def end(self) -> list[str]:
+        """Cancel what still runs, and wait; return where workers are that did not leave (TR6)."""
+        stuck = []
+        if not self.driver.result.done():
+            self.driver.cancel(retain=True)
+            wait([self.driver.result], LEAVE_S)
+            stuck = self._launcher.give_up()
+            wait([self.driver.result], LEAVE_S)
+        return [*stuck, *self._joined(has_left=not stuck)]
+
+    def time_is_up(self, timeout_s: float) -> str:
+        """End; return a sentence that says how far it had come."""
+        state, count = self.progress.state.value, len(self.driver.book.checkpoints)
+        restarts = self._watcher.restarts
+        restarted = f" and {len(restarts)} restarts, the last because {restarts[-1]}" if restarts else ""
+        stuck = self.end()
+        hang = f"; a function did not return, and cannot be stopped: {' and '.join(stuck)}" if stuck else ""
+        return (
+            f"pipeline '{self._name}' had not ended after {timeout_s:g} s: it was {state}, with {count} completed "
+            f"checkpoints{restarted}{hang}; give it bounded input or a longer timeout_s="
+        )
+
+    def refuse_unharmed(self) -> None:
+        """Refuse a run that should have lost a worker and did not: a test of that would prove nothing (TR7).
+
+        Raises:
+            UsageError
+        """
+        wanted, count = self._watcher.kill_after, self._watcher.checkpoints_count
+        if wanted is not None and count < wanted:
+            raise UsageError(
+                f"pipeline '{self._name}' ended with {count} completed checkpoints, before "
+                f"kill_worker_after_checkpoint={wanted}; give it more input or a shorter checkpointing interval"
+            )
+
+    def _release(self) -> None:
+        self._joined()
+
+    def _joined(self, *, has_left: bool = True) -> list[str]:
+        """Wait for what ends by itself, but not for ever: the driver calls sinks and hooks of the user's, too."""
+        joining = DaemonThread(target=self.driver.join, name="headgate-join", daemon=True)
+        joining.start()
+        joining.join(LEAVE_S)
+        if has_left:
+            self._launcher.join(LEAVE_S)
+        return ["the driver"] if joining.is_alive() else []
+
+
+class _Watcher:
+    """Stands before the user's observer; loses a worker when it is time (TR7)."""
+
+    def __init__(self, watcher: Observer, kill: Callable[[], None], kill_after: int | None) -> None:
+        self._watcher = watcher
+        self._kill = kill
+        self.kill_after = kill_after
+        self.checkpoints_count = 0
+        self.restarts: list[str] = []
+
+    def on_progress(self, progress: Progress) -> None:
+        self._watcher.on_progress(progress)
+
+    def on_restart(self, reason: str, delay_ms: int) -> None:
+        self.restarts.append(reason)
+        self._watcher.on_restart(reason, delay_ms)
+
+    def on_note(self, text: str) -> None:
+        self._watcher.on_note(text)
+
+    def on_checkpoint(self, checkpoint: CheckpointId, duration_ms: int, size_bytes: int) -> None:
+        self.checkpoints_count += 1
+        self._watcher.on_checkpoint(checkpoint, duration_ms, size_bytes)
+        if self.checkpoints_count == self.kill_after:
+            self._kill()
+
+
+@contextmanager
+def _running(
+    pipeline: Startable, observer: Observer | None, kill_after: int | None, begins: dict[str, Any]
+) -> Iterator[InProcessHandle]:
+    if kill_after is not None and kill_after < 1:
+        raise UsageError(f"kill_worker_after_checkpoint must be 1 or more, but is {kill_after}")
+    if not hasattr(pipeline, "start_with"):
+        raise UsageError(f"a headgate.Pipeline is needed, not {type(pipeline).__name__}")
+    with _settings_kept(), tempfile.TemporaryDirectory(prefix="headgate-test-", ignore_cleanup_errors=True) as name:
+        scratch = Path(name)
+
+        def start(definition: PipelineDefinition, watcher: Observer) -> InProcessHandle:
+            return _start(definition, watcher, scratch, kill_after)
+
+        handle = pipeline.start_with(start, checkpoint_dir=str(scratch / "checkpoints"), observer=observer, **begins)
+        assert isinstance(handle, InProcessHandle)
+        try:
+            yield handle
+        finally:
+            handle.end()
+
+
+def _start(definition: PipelineDefinition, watcher: Observer, scratch: Path, kill_after: int | None) -> InProcessHandle:
+    runtime = replace(definition.config.runtime, heartbeat_timeout_ms=SILENCE_MS_MAX)
+    definition = replace(definition, config=replace(definition.config, runtime=runtime))
+    launcher = ThreadLauncher(definition, scratch)
+    watching = _Watcher(watcher, launcher.kill, kill_after)
+    driver = Driver(definition, launcher, watching, FINGERPRINT)  # TR1
+    driver.start()
+    return InProcessHandle(driver, launcher, watching, definition.config.name)
+
+
+@contextmanager
+def _settings_kept() -> Iterator[None]:
+    """Workers set what counts for their process, which is somebody else's here (TR5)."""
+    interval, cores = sys.getswitchinterval(), pa.cpu_count()
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
+        pa.set_cpu_count(cores)

@@ -1,0 +1,85 @@
+"""Mutants of what an old checkpoint promises once more: all of it, nothing, or without a question. Each is caught."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.runtime.driver import test_old_promises as old
+
+from headgate.protocol.checkpoints import promises
+from headgate.runtime.driver import claims
+from headgate.runtime.driver.adopting import Adoption
+from headgate.runtime.driver.sink_commits import SinkCommits
+from headgate.runtime.stored_state.places import StoredCheckpoint
+
+Context = AbstractContextManager[None]
+
+
+def what_was_promised_is_promised_for_ever() -> Context:  # SV26
+    return patched(promises, "settled", lambda found, newer: frozenset())
+
+
+def nothing_is_promised_once_more() -> Context:  # SV26
+    return patched(promises, "settled", lambda found, newer: frozenset(found.committables))
+
+
+def nobody_is_asked() -> Context:  # SV20
+    return patched(Adoption, "ask", lambda self, adoptable: None)
+
+
+def whatever_is_older_is_in_line() -> Context:  # SV26
+    return patched(promises, "is_in_line", lambda checkpoint, newer: checkpoint <= newer.checkpoint)
+
+
+def what_a_start_could_not_use_is_in_line() -> Context:  # SV26
+    return patched(claims, "leaving", lambda base, first: base.left)
+
+
+def one_life_is_as_good_as_another() -> Context:  # SV26
+    return patched(Adoption, "_is_own_life", lambda self, found, observed: True)
+
+
+def targets_remember_everything() -> Context:  # K20
+    ask = SinkCommits.denial
+
+    def denial(self: SinkCommits, committables: list[object], remembered: object, *, may_lose: bool) -> str:
+        return ask(self, committables, committables, may_lose=may_lose)  # type: ignore[arg-type]
+
+    return patched(SinkCommits, "denial", denial)
+
+
+def a_changed_savepoint_promises_what_its_source_did() -> Context:  # WS10
+    return patched(StoredCheckpoint, "standing", lambda self: ("", frozenset()))
+
+
+TWICE = old.test_going_back_to_a_copy_commits_nothing_twice_and_loses_nothing
+LEFT = old.test_a_checkpoint_that_was_left_with_its_output_undecided_is_not_adopted
+CASES: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
+    (what_was_promised_is_promised_for_ever, TWICE, ("streams", old.copied)),
+    (
+        nothing_is_promised_once_more,
+        old.test_what_the_newest_checkpoint_still_promises_is_committed,
+        ("two phases", old.copied),
+    ),
+    (nobody_is_asked, LEFT, ("streams", "own")),
+    (whatever_is_older_is_in_line, LEFT, ("files", "copy")),
+    (what_a_start_could_not_use_is_in_line, old.test_a_checkpoint_that_a_start_could_not_use_is_left_too, ()),
+    (one_life_is_as_good_as_another, old.test_numbers_of_another_life_say_nothing_about_ones_own, ()),
+    (targets_remember_everything, old.test_a_target_that_may_have_forgotten_and_cannot_be_asked_publishes_nothing, ()),
+    (
+        a_changed_savepoint_promises_what_its_source_did,
+        old.test_an_old_checkpoint_of_a_log_that_went_on_promises_no_more_when_it_is_changed,
+        (),
+    ),
+]
+
+
+@pytest.mark.parametrize(("mutant", "test", "arguments"), CASES, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_promise_that_is_kept_twice_or_not_is_caught(
+    mutant: Mutant, test: Callable[..., object], arguments: tuple[object, ...], tmp_path: Path
+) -> None:
+    assert_caught(mutant, test, tmp_path, *arguments)

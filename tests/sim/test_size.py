@@ -1,0 +1,26 @@
+"""What runs ordinary pipelines through faults stays small: somebody has to believe it (docs/decisions/0011)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import headgate.sim
+
+SIM = Path(headgate.sim.__file__).parent
+MACHINE = ("tasks", "primitives", "sockets", "disk", "faults", "surroundings", "store")
+"""The machine room, without what only some kinds of runs have in it."""
+
+ORDINARY = (
+    *("run", "strikes", "harm", "settings", "source", "spark", "workloads", "graphs", "steps", "records"),
+    *("verdict", "history", "leaks", "streams", "coverage_table", "__main__"),
+)
+
+
+def lines_of(room: str, names: tuple[str, ...]) -> int:
+    return sum(len((SIM / room / f"{name}.py").read_text(encoding="utf-8").splitlines()) for name in names)
+
+
+def test_the_machine_room_and_the_ordinary_run_are_small() -> None:
+    machine = lines_of("machine", MACHINE)
+    assert machine < 1_500
+    assert machine + lines_of("product", ORDINARY) < 5_000
