@@ -257,7 +257,9 @@ def read_restored(
     count = restored[0].parallelism if restored else 0
     exact = all(snapshot.is_exact for snapshot in restored)
     stored = {
-        (index, node): StoredFiles(found, partial(_read, storage, pipeline), f"files of '{node}', subtask {index}")
+        (index, node): StoredFiles(
+            found, partial(_read, storage, pipeline), f"files of '{node}', subtask {index}", pipeline
+        )
         for (index, node), found in files.items()
     }
     return RestoredSnapshots(
