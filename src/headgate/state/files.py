@@ -13,11 +13,11 @@ from headgate.errors import CorruptionError
 from headgate.model.manifest import SnapshotPart
 
 
-class LocalDamage(CorruptionError):
+class LocalDamage(CorruptionError):  # noqa: N818 - it says whose the damage is
     """Files of a database on a local disk contradict themselves: no checkpoint has them (RB23), or has others."""
 
 
-class UnsoundFiles(CorruptionError):
+class UnsoundFiles(CorruptionError):  # noqa: N818 - it says whose the damage is
     """Files in a checkpoint are as they were written, and hold something wrong: who opens them finds out (R57)."""
 
 

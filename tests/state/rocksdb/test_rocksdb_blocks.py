@@ -136,9 +136,8 @@ def test_a_bit_that_flips_before_the_first_upload_is_in_no_checkpoint(subtask: S
 def test_a_bit_that_flips_before_a_file_is_written_again_is_in_no_checkpoint(subtask: Subtask) -> None:
     subtask.put(range(KEYS))
     subtask.write(1)  # it never completes, so the next one writes all files again
-    with a_bit_flips(lambda size: size // 3):
-        with pytest.raises(LocalDamage, match=r"checkpoint-2/.* with checksum"):
-            subtask.write(2)
+    with a_bit_flips(lambda size: size // 3), pytest.raises(LocalDamage, match=r"checkpoint-2/.* with checksum"):
+        subtask.write(2)
     subtask.write(3)
 
 

@@ -1,4 +1,4 @@
-"""Whether the bytes of a file are those that RocksDB wrote: each block by its own checksum (RB23 of docs/spec/rocksdb.md).
+"""Whether the bytes of a file are those that RocksDB wrote: each block by its checksum (RB23 of docs/spec/rocksdb.md).
 
 The library offers no such look at one file. A file is blocks without gaps (data, filter, index, properties), then an
 index of those that hold no data, then a footer; each block has a trailer of its kind of compression and a checksum.

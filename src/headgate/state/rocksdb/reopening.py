@@ -244,14 +244,22 @@ class PortableRows:
             UnsoundFiles, LocalDamage: see ``go_on_with``.
             CorruptionError, StorageError
         """
-        if self._rows is None:
-            self._description, self._rows = self._open()
-        with judged(self._stored, self._description, self._rows.path):
-            found, _ = encode_rows(self._description.tables, self._rows.scan(group_start(first), group_start(end)))
+        try:
+            found = self._encoded(first, end)
+        except BaseException:
+            self.close()
+            raise
         self._left.pop((first, end), None)
         if not self._left:
             self.close()
         return memoryview(b"".join(memoryview(one) for one in found))
+
+    def _encoded(self, first: int, end: int) -> Sequence[Buffer]:
+        if self._rows is None:
+            self._description = self._open()
+        assert self._rows is not None
+        with judged(self._stored, self._description, self._rows.path):
+            return encode_rows(self._description.tables, self._rows.scan(group_start(first), group_start(end)))[0]
 
     def close(self) -> None:
         """Remove the database. Idempotent; it is opened again when somebody asks."""
@@ -260,7 +268,7 @@ class PortableRows:
             self._rows = None
         self._close()
 
-    def _open(self) -> tuple[Description, Rows]:
+    def _open(self) -> Description:
         description = describe(self._stored)
         try:
             own = OwnDirectory(self._parent)
@@ -270,10 +278,10 @@ class PortableRows:
         path = own.path / "db"
         fetch(self._stored, description, path, _nothing_near)
         with judged(self._stored, description, path):
-            rows = opened(path, SharedMemory(_MEMORY_BYTES))
+            self._rows = opened(path, SharedMemory(_MEMORY_BYTES))
             where = self._stored.path_of(self._stored.description)
-            check_rows(rows, description.tables, rows_of(self._stored), where)
-        return description, rows
+            check_rows(self._rows, description.tables, rows_of(self._stored), where)
+        return description
 
 
 def schema_of(stored: StoredFiles, state: str) -> pa.Schema:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from headgate.state.files import LocalDamage
 from headgate.state.descriptors import Section
+from headgate.state.files import LocalDamage
 from headgate.state.key_hash import Words
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.layout import PREFIX_BYTES, TIME_BYTES, encode_times
