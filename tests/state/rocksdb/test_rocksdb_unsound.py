@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.state.rocksdb.increments import Restored, Subtask, files_of, manifest_of
 
 from headgate.model.config import MemoryState, RocksState
+from headgate.model.ids import WorkerIndex
 from headgate.model.manifest import Manifest
+from headgate.runtime.worker import deployment
 from headgate.state.choice import local_directory
 from headgate.state.files import LocalDamage, UnsoundFiles
 from headgate.state.rocksdb import increments, reopening
@@ -134,3 +137,21 @@ def test_files_of_a_rescale_are_where_the_state_is_configured_to_be() -> None:
     assert local_directory("sum", RocksState(1), (), "/spill") == "/spill"
     assert local_directory("sum", fast, (("sum", MemoryState()),), "/spill") == "/spill"
     assert local_directory("sum", RocksState(1), (), None) is None
+
+
+# RB22
+def test_a_worker_puts_files_of_a_rescale_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def read(*arguments: Any) -> None:
+        asked.append(arguments[-1])
+
+    monkeypatch.setattr(deployment, "read_restored", read)
+    config = SimpleNamespace(name="p", state=RocksState(1, "/fast"), operator_states=(("other", MemoryState()),))
+    made = deployment.Deployment.__new__(deployment.Deployment)
+    made._definition = cast(Any, SimpleNamespace(plan=SimpleNamespace(vertices=()), config=config))
+    made._message = cast(Any, SimpleNamespace(place="", restored=[]))
+    made._storage, made._worker, made._local_directory = cast(Any, None), WorkerIndex(0), "/spill"
+    assert made.runners() == []
+    (directory,) = asked
+    assert (directory("sum"), directory("other")) == ("/fast", "/spill")
