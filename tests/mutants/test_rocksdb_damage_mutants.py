@@ -14,6 +14,7 @@ from tests.state.rocksdb import test_rocksdb_blocks as blocks
 from tests.state.rocksdb import test_rocksdb_unsound as unsound
 from tests.state.rocksdb.increments import Subtask
 
+from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.checkpoints import unsound as found_by_workers
 from headgate.protocol.supervision import restart
 from headgate.runtime.driver import claims
@@ -129,7 +130,7 @@ def a_strategy_counts_damage() -> Iterator[None]:
     original = restart.Restarts.after
 
     def after(self: Any, failure: Any, at_ms: int, jitter: float) -> Any:
-        lost = restart.Failure(restart.FailureKind.LOST, failure.reason)
+        lost = Failure(FailureKind.LOST, failure.reason)
         return original(self, lost, at_ms, jitter)
 
     with patched(restart.Restarts, "after", after):

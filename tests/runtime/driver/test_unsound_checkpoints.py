@@ -11,6 +11,7 @@ from tests.runtime.driver.test_claims import CALLS, Place, begun
 from headgate.errors import UsageError
 from headgate.model.config import DamagedCheckpoint, NoRestart
 from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
 from headgate.protocol.supervision.restart import RestartAfter, Restarts
@@ -95,7 +96,7 @@ def test_a_file_that_checkpoints_share_is_damage_of_all_of_them(place: Place) ->
     place.complete(1, 1)
     second = place.complete(2, 1)
     shared = second.entries[0].parts
-    third = replace(second, checkpoint=claims.CheckpointId(3))
+    third = replace(second, checkpoint=CheckpointId(3))
     own = replace(shared[0], path="chk-0000000003/own")
     third = replace(third, entries=(replace(third.entries[0], parts=(own, *shared)),))
     by_file, by_checkpoint = found_in(third, shared[0].path), found_in(third, own.path)
