@@ -315,4 +315,4 @@ def test_bugs_of_reading_rows_are_caught(
 
 def test_local_damage_is_not_written(subtask: Subtask) -> None:
     test = increments.test_a_local_file_that_is_damaged_is_not_written_to_a_checkpoint
-    assert_caught(local_damage_is_not_looked_for, test, subtask, "truncated")
+    assert_caught(local_damage_is_not_looked_for, test, subtask, "missing")

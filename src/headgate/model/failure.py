@@ -19,6 +19,9 @@ class FailureKind(Enum):
     """A process, connection or machine failed: start again."""
     USER_CODE = "user-code"
     """The user's function raised: start again, once for the same failure."""
+    DAMAGED = "damaged"
+    """The restored checkpoint cannot be used, which only a worker could find: start again, from what the policy for
+    damaged checkpoints says (R57)."""
     DETERMINISTIC = "deterministic"
     """Starting again cannot help."""
     DENIED = "denied"
@@ -29,11 +32,19 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a generation ended. ``reason``: one sentence; ``detail``: a short traceback or ""."""
+    """Why a generation ended.
+
+    Attributes:
+        kind: what may be done about it.
+        reason: one sentence.
+        detail: a short traceback or "".
+        path: of damage, the file of the checkpoint, or "".
+    """
 
     kind: FailureKind
     reason: str
     detail: str = ""
+    path: str = ""
 
     @property
     def is_hopeless(self) -> bool:

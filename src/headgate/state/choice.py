@@ -83,6 +83,19 @@ def schema_in_files(stored: StoredFiles, state: str) -> pa.Schema:
     return reopening.schema_of(stored, state)
 
 
+def local_directory(
+    node: str, config: StateConfig, others: Iterable[tuple[str, StateConfig]], directory: str | None
+) -> str | None:
+    """Return where the files of a database of ``node`` are to be on this machine (RB22).
+
+    Args:
+        node: an operator.
+        config, others, directory: see ``worker_states``.
+    """
+    own = dict(others).get(node, config)
+    return directory if isinstance(own, MemoryState) else own.directory or directory
+
+
 class _ByOperator:
     """State of operators that do not all have the same. Those that have the same share what it may use (RB13)."""
 

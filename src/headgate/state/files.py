@@ -13,6 +13,14 @@ from headgate.errors import CorruptionError
 from headgate.model.manifest import SnapshotPart
 
 
+class LocalDamage(CorruptionError):  # noqa: N818 - it says whose the damage is
+    """Files of a database on a local disk contradict themselves: no checkpoint has them (RB23), or has others."""
+
+
+class UnsoundFiles(CorruptionError):  # noqa: N818 - it says whose the damage is
+    """Files in a checkpoint are as they were written, and hold something wrong: who opens them finds out (R57)."""
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class StoredFiles:
     """The files of one operator's state in one former subtask.
@@ -21,11 +29,13 @@ class StoredFiles:
         parts: the files by their names, and a nameless one that says what they are.
         read: returns the bytes of a part, verified.
         where: they are, for messages.
+        directory: in which the paths of parts are, for messages.
     """
 
     parts: Sequence[SnapshotPart]
     read: Callable[[SnapshotPart], memoryview]
     where: str
+    directory: str
 
     @property
     def description(self) -> SnapshotPart:
@@ -43,6 +53,10 @@ class StoredFiles:
     def files(self) -> Mapping[str, SnapshotPart]:
         """The files by name."""
         return {part.name: part for part in self.parts if part.name}
+
+    def path_of(self, part: SnapshotPart) -> str:
+        """Return what to call ``part``, for messages."""
+        return f"{self.directory}/{part.path}" if part.path else self.where
 
     @property
     def size_bytes(self) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,14 +15,17 @@ from tests.runtime.checkpoints.frozen_cases import CASES, Live, joined, made, sm
 from headgate.codec.snapshot import Buffer
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Manifest, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import KeyGroups, Manifest, SnapshotPart, SubtaskEntry
 from headgate.protocol.subtasks.subtask import SnapshotFailed, SnapshotWritten
 from headgate.runtime.checkpoints import uploads
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.snapshots import read_part
 from headgate.runtime.checkpoints.targets import Destination
 from headgate.runtime.checkpoints.uploads import FrozenSubtask, SnapshotWriter
-from headgate.state.frozen import FrozenState
+from headgate.state.choice import portable_rows
+from headgate.state.files import StoredFiles
+from headgate.state.frozen import FrozenState, OwnedKeys
+from headgate.state.rocksdb import increments
 from headgate.storage.base import Bytes
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -74,16 +78,21 @@ class Observed(FrozenState):
 class Writing:
     """A snapshot writer on faulty storage; ``events`` are its reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: OwnedKeys | None = None) -> None:
+        """``keys``: of whoever writes files of a database."""
         self.storage = BusyStorage(MemoryStorage())
         self.events: list[SnapshotWritten | SnapshotFailed] = []
         self.errors: list[BaseException] = []
         self._pool = ThreadPoolExecutor(1)
-        to = Destination(self.storage, "p", Generation(1), 0)
+        to = Destination(self.storage, "p", Generation(1), 0, keys)
         self.writer = SnapshotWriter(SUBTASK, to, self._pool, lambda e, _: self.events.append(e), self.errors.append)
 
     def start(self, checkpoint: int, state: FrozenState, sealed: Sequence[Any] = ()) -> None:
         self.writer.start(FrozenSubtask(CheckpointId(checkpoint), {"node": state}, {"flag": b"x"}, sealed))
+
+    def wait(self) -> None:
+        """Wait until everything that was started is written."""
+        self._pool.submit(int).result()
 
     def finish(self) -> list[SnapshotWritten | SnapshotFailed]:
         self._pool.shutdown()
@@ -134,6 +143,57 @@ def test_a_transient_fault_in_any_storage_operation_changes_nothing_of_the_state
 @pytest.mark.parametrize("name", CASES)
 def test_a_state_whose_encoding_failed_is_encoded_again(name: str) -> None:
     check_written(name, [], failures=3)
+
+
+FILES = [f"rocksdb-{name}" for name in ("by-row-list", "by-batch-map", "reduce")]
+"""State in a database that is written as its files, once they are large enough."""
+
+
+def check_files_written(name: str, faults: Sequence[Fault], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Write the files of ``name`` under ``faults``, behind a checkpoint that has some of them."""
+    monkeypatch.setattr(increments, "SIZE_BYTES_MIN", 0)
+    groups = KeyGroups(0, 128)
+    live, writing = made(name), Writing(OwnedKeys(groups, groups.count))
+    writing.start(1, live.freeze())
+    writing.wait()
+    writing.writer.completed(CheckpointId(1))
+    live.change()
+    frozen = live.freeze()
+    contents, rows = live.contents(joined(frozen.encode())), dict(frozen.rows())
+    before = len(writing.storage.calls)
+    writing.storage.live = live
+    for fault in faults:
+        writing.storage.inject(fault)
+    writing.start(7, frozen)
+    _, event = writing.finish()
+    calls = list(writing.storage.calls)[before:]
+    writing.storage.heal()
+    assert isinstance(event, SnapshotWritten)
+    assert frozen.is_released
+    parts = [part for part in event.parts if part.section == "files/node"]
+    own = [part for part in parts if part.path.startswith("chk-0000000007")]
+    assert len(own) < len(parts), "some are shared"
+    assert SubtaskEntry(SUBTASK, event.parts).rows == {"node": rows}
+    stored = StoredFiles(parts, partial(read_part, writing.storage, "p"), "files of 'node'", "p")
+    (read,) = portable_rows(stored, None, groups)
+    assert live.contents(bytes(read())) == contents
+    return calls
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_transient_fault_in_any_storage_operation_changes_nothing_of_files(  # U6 SF15 RB20
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations = check_files_written(name, [], monkeypatch)
+    assert len(operations) > 1, "a file, and what all of them are"
+    for number, kind in itertools.product(range(1, len(operations) + 1), FAULTS):
+        repeated = check_files_written(name, [Fault(kind, first=number, times=1)], monkeypatch)
+        assert len(repeated) > len(operations)
+
+
+def test_files_that_fail_several_times_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:  # U6
+    for kind in FAULTS:
+        check_files_written("rocksdb-reduce", [Fault(kind, first=2, times=3)], monkeypatch)
 
 
 def check_two_writes_of_a_reduce_are_the_same() -> None:

@@ -127,7 +127,7 @@ def restored_states(
     vertex = next(v for v in plan.vertices if not v.is_source)
     sent = restored_by(manifest, plan, WorkerIndex(worker))
     local = None if directory is None else str(directory)
-    return read_restored(storage, "p", WorkerIndex(worker), plan, sent, local).states("sum", vertex)
+    return read_restored(storage, "p", WorkerIndex(worker), plan, sent, lambda node: local).states("sum", vertex)
 
 
 class Restored:

@@ -119,6 +119,9 @@ class Restarts:
         """Return when to begin the next generation, or what the run fails with."""
         if self._is_hopeless(failure):
             return failure
+        if failure.kind is FailureKind.DAMAGED:  # R57: no other generation begins with that checkpoint
+            self._count += 1
+            return RestartAfter(0)
         decision = self._policy.on_failure(at_ms, jitter)
         if isinstance(decision, StayDown):
             return Failure(failure.kind, f"{failure.reason}; {decision.reason}", failure.detail)

@@ -81,6 +81,10 @@ Readers: TypeAlias = Mapping[str, Sequence[Callable[[], memoryview]]]
 """What reads each part of a section, in the order in which they were written."""
 
 
+def _anywhere(node: str) -> None:
+    """Where nothing is configured, the system's directory for temporary files is taken."""
+
+
 class RestoredSnapshots:
     """What this worker was given of the snapshots, by former subtask."""
 
@@ -95,7 +99,7 @@ class RestoredSnapshots:
         is_exact: bool = True,
         in_flight: Mapping[str, Sequence[RestoredPart]] | None = None,
         files: Mapping[tuple[int, str], StoredFiles] | None = None,
-        directory: str | None = None,
+        directory: Callable[[str], str | None] = _anywhere,
     ) -> None:
         """Use ``read_restored``. ``count`` is the former parallelism (0: nothing to restore).
 
@@ -105,7 +109,7 @@ class RestoredSnapshots:
             is_exact: none holds what came from behind the barrier (GM20).
             in_flight: records that were on their way, by the node that they were on their way to.
             files: of databases, by former index and node.
-            directory: where they are put while their rows are read; None: the system's for temporary files.
+            directory: where those of a node are put while their rows are read; None: the system's for temporary files.
         """
         self._worker = int(worker)
         self._is_moved = count != plan.parallelism or not is_exact
@@ -154,7 +158,7 @@ class RestoredSnapshots:
             return []
         owned = stored.description.key_groups
         groups = self._owned if owned is None else owned.common(self._owned)
-        readers = portable_rows(stored, self._directory, groups)
+        readers = portable_rows(stored, self._directory(node), groups)
         return [RestoredState(index, self._count, read, self._is_exact, stored) for read in readers]
 
     def positions(self, node: str) -> dict[str, bytes] | None:
@@ -224,11 +228,12 @@ def read_restored(
     worker: WorkerIndex,
     plan: Plan,
     restored: Sequence[Restored],
-    directory: str | None = None,
+    directory: Callable[[str], str | None] = _anywhere,
 ) -> RestoredSnapshots:
     """Read the small sections of ``restored``, and find the other parts; all are verified when they are read.
 
-    ``directory``: on a local disk, for databases of which the rows are read; None: the system's for temporary files.
+    ``directory``: returns one on a local disk for a node whose database is read row by row; None: the system's for
+    temporary files.
 
     Raises:
         CorruptionError: one is damaged or gone (the coordinator verified it moments ago).
@@ -257,7 +262,9 @@ def read_restored(
     count = restored[0].parallelism if restored else 0
     exact = all(snapshot.is_exact for snapshot in restored)
     stored = {
-        (index, node): StoredFiles(found, partial(_read, storage, pipeline), f"files of '{node}', subtask {index}")
+        (index, node): StoredFiles(
+            found, partial(_read, storage, pipeline), f"files of '{node}', subtask {index}", pipeline
+        )
         for (index, node), found in files.items()
     }
     return RestoredSnapshots(

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError, with_remedy
-from headgate.model.config import DeniedOutput
+from headgate.model.config import DamagedCheckpoint, DeniedOutput
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.life import NO_GENERATION
@@ -24,6 +24,7 @@ from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, prom
 from headgate.protocol.checkpoints.promises import leaving, promised_here
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
+from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed
 from headgate.runtime.driver.adopting import Adoption
@@ -71,10 +72,12 @@ def begin_generation(
     mine: Generation | None = None,
     around: Surroundings = PROCESS,
     hooks: HookCalls | None = None,
+    unsound: UnsoundCheckpoints | None = None,
 ) -> NewGeneration | Finished:
     """Claim the next generation and make everything ready for its deployment.
 
     ``mine`` is the generation that this driver claimed before: if another driver claimed since, this one stops.
+    ``unsound``: what workers of this run could not restore.
 
     Raises:
         UsageError: the state does not fit the pipeline, or nothing sound can be restored.
@@ -82,7 +85,7 @@ def begin_generation(
         StorageError, FencedError
     """
     claimed = _claim_or_adopt(definition, log, owner, mine, note, around)
-    restored, choice = chosen(definition, log, claimed, around)
+    restored, choice = chosen(definition, log, claimed, around, unsound)
     left: tuple[Left, ...] = ()
     if restored is not None:
         left = _set_aside(log, claimed, choice, restored, note, around)
@@ -126,7 +129,11 @@ def _claim_or_adopt(
 
 
 def chosen(
-    definition: PipelineDefinition, log: CheckpointLog, claimed: Claimed, around: Surroundings
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    claimed: Claimed,
+    around: Surroundings,
+    unsound: UnsoundCheckpoints | None = None,
 ) -> tuple[Manifest | None, recovery.Choice]:
     """Return what the generation just claimed begins with, None if there never was a completed checkpoint.
 
@@ -135,7 +142,7 @@ def chosen(
         FencedError: what seems to be damaged may have been removed by the driver that replaced this one (X11).
         StorageError
     """
-    choice = _choose(definition, log, claimed.log, around)
+    choice = _choose(definition, log, claimed.log, around, unsound or UnsoundCheckpoints())
     newest = retrying(log.newer_generation, around)
     if newest is not None:
         raise FencedError(f"pipeline {definition.config.name}", claimed.next.generation, newest)
@@ -336,15 +343,32 @@ def _refuse_half_started_over(
 
 
 def _choose(
-    definition: PipelineDefinition, log: CheckpointLog, observed: recovery.ObservedLog, around: Surroundings
+    definition: PipelineDefinition,
+    log: CheckpointLog,
+    observed: recovery.ObservedLog,
+    around: Surroundings,
+    unsound: UnsoundCheckpoints,
 ) -> recovery.Choice:
     """Verify candidates from the newest down to the first sound one, then choose."""
     damage: dict[CheckpointId, list[recovery.Damage]] = {}
     for manifest in recovery.candidates(observed):
-        damage[manifest.checkpoint] = retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
+        found = retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
+        damage[manifest.checkpoint] = found or unsound.of(manifest) or _left_behind(definition, log, manifest, around)
         if not damage[manifest.checkpoint]:
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)
+
+
+def _left_behind(
+    definition: PipelineDefinition, log: CheckpointLog, manifest: Manifest, around: Surroundings
+) -> list[recovery.Damage]:
+    """Return why a former start went back behind ``manifest``: what it had promised was aborted then (R57)."""
+    if definition.config.on_damaged is DamagedCheckpoint.FAIL:
+        return []
+    asides = retrying(log.files.aside, around)
+    reasons = [aside.why for aside in asides if aside.above < manifest.checkpoint < aside.below]
+    name = f"checkpoint {manifest.checkpoint}"
+    return [recovery.Damage(name, f"a former start went back behind it: {why}") for why in reasons[:1]]
 
 
 def _tell(restored: Manifest, gaps: Sequence[recovery.Gap], note: Callable[[str], None]) -> None:

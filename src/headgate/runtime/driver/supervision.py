@@ -21,6 +21,7 @@ from headgate.model.progress import CheckpointOutcome, CheckpointProgress, Conti
 from headgate.protocol.checkpoints import coordinator
 from headgate.protocol.checkpoints.coordinator import SavepointOrder
 from headgate.protocol.checkpoints.savepoints import ONE_END
+from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
 from headgate.protocol.machine import Ignored
 from headgate.protocol.supervision import events
 from headgate.protocol.supervision.events import AttemptId
@@ -111,6 +112,8 @@ class Supervision:
         self._submission: int | None = None
         self._deployed: AttemptId | None = None
         self._failed_ms: int | None = None
+        self._restored: Manifest | None = None
+        self._unsound = UnsoundCheckpoints()
         self._is_stop_wanted = False
         self._is_drain_wanted = False
         self._asked: dict[int, Answer] = {}
@@ -242,6 +245,7 @@ class Supervision:
                 self._timers.arm(timer, effect.after_ms, lambda: self.handle(self._fired(timer)))
             case events.ReportRestart():
                 self.state = PipelineState.RESTARTING
+                self._note_damage(effect.failure)
                 self._observer.on_restart(effect.failure.reason, effect.delay_ms)
             case events.RemoveCheckpoints():
                 self._pools.storage.submit(self._remove)
@@ -267,12 +271,18 @@ class Supervision:
                 self.last_generation,
                 self._around,
                 self.hooks,
+                self._unsound,
             )
         except Exception as error:
             failure, jitter = claim_failure(error), self._around.random.random()
             self._timers.post(lambda: self.handle(events.ClaimFailed(failure, self._around.monotonic_ms(), jitter)))
         else:
             self._timers.post(lambda: self._claimed(begun))
+
+    def _note_damage(self, failure: Failure) -> None:
+        """Have the next claim know what a worker found: nobody else can tell (R57)."""
+        if failure.kind is FailureKind.DAMAGED and self._restored is not None:
+            self._unsound.note(self._restored, failure)
 
     def _remove(self) -> None:
         """Runs in the storage thread."""
@@ -290,6 +300,7 @@ class Supervision:
             self.handle(events.AlreadyFinished(begun.manifest.checkpoint))
             return
         self.last_generation = begun.generation
+        self._restored = begun.restored
         self._succession.tell_claim(begun.generation)
         # From now on, not from its start: a quick subtask reports before the last worker is ready.
         definition, timers, workers = self._definition, self._timers, self._workers

@@ -91,8 +91,9 @@ class PartReader:
 
     def _stored(self, piece: Piece) -> StoredFiles:
         place = self._checkpoint.place
-        where = place_of(f"{place.url.rstrip('/')}/{place.prefix}", piece.part)
-        return StoredFiles(piece.files, partial(self._checkpoint.read, self._storage), where)
+        directory = f"{place.url.rstrip('/')}/{place.prefix}"
+        where = place_of(directory, piece.part)
+        return StoredFiles(piece.files, partial(self._checkpoint.read, self._storage), where, directory)
 
     def _in_files(self, operator: str, piece: Piece, identity: StateIdentity, where: str) -> Decoded:
         """Return the rows of ``piece``, which are read a range of key groups at a time."""

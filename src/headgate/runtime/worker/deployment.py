@@ -42,7 +42,7 @@ from headgate.runtime.worker.overtaking import Overtaking
 from headgate.runtime.worker.sources import REPORTS_PER_TIMEOUT
 from headgate.runtime.worker.subtask_parts import Reports, SubtaskParts
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
-from headgate.state.choice import WorkerStates, worker_states
+from headgate.state.choice import WorkerStates, local_directory, worker_states
 from headgate.state.frozen import FrozenState
 from headgate.storage.base import NotFound, Storage
 
@@ -135,7 +135,12 @@ class Deployment:
                 storage, pipeline = storage_at(place), place.prefix
             except NotFound as error:
                 raise CorruptionError(error.path, 0, "a savepoint, or checkpoints", "no directory") from error
-        restored = read_restored(storage, pipeline, self._worker, plan, self._message.restored, self._local_directory)
+        config = self._definition.config
+
+        def directory(node: str) -> str | None:
+            return local_directory(node, config.state, config.operator_states, self._local_directory)
+
+        restored = read_restored(storage, pipeline, self._worker, plan, self._message.restored, directory)
         runners = [self._runner(vertex, restored) for vertex in plan.vertices]
         return list(reversed(runners))
 

@@ -44,6 +44,7 @@ from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.metrics import WorkerMetrics
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.state.choice import WorkerStates, worker_states
+from headgate.state.files import LocalDamage, UnsoundFiles
 from headgate.state.frozen import OwnedKeys
 from headgate.storage.backends import open_storage
 
@@ -462,6 +463,10 @@ def failure_of(error: BaseException) -> Failure:
         case PrepareRefused() | BadRecord():
             return Failure(FailureKind.DETERMINISTIC, str(error))
     where = f"operator '{node}': " if node else ""
+    if isinstance(error, UnsoundFiles):  # R57
+        return Failure(FailureKind.DAMAGED, f"{where}{error}", path=error.path)
+    if isinstance(error, LocalDamage):  # RB23: as a machine that fails; the checkpoints have what is needed
+        return Failure(FailureKind.LOST, f"{where}{error}")
     if isinstance(error, StorageError) and error.is_transient:  # G25
         return Failure(FailureKind.LOST, f"{where}{error}")
     if isinstance(error, HeadgateError):

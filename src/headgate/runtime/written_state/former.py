@@ -78,7 +78,8 @@ def _take_files(former: Former, base: Base, entry: SubtaskEntry, node: str, chan
     manifest, where = base.manifest, f"{FILES_PREFIX}{node} of {entry.subtask}"
     owned = key_groups_of_subtask(entry.subtask.index, manifest.max_parallelism, manifest.parallelism)
     section = f"{STATE_PREFIX}{node}"
-    for read in portable_rows(StoredFiles(parts, base.read, where), None, KeyGroups(owned.start, len(owned))):
+    stored = StoredFiles(parts, base.read, where, base.checkpoint.place.prefix)
+    for read in portable_rows(stored, None, KeyGroups(owned.start, len(owned))):
         if section in changed:
             former.changed.setdefault(section, []).append(decode_sections(read(), where))
         else:

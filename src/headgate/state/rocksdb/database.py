@@ -16,7 +16,8 @@ from typing import TypeAlias
 import rocksdict
 from rocksdict import Rdict
 
-from headgate.errors import CorruptionError, StorageError
+from headgate.errors import StorageError
+from headgate.state.files import LocalDamage
 from headgate.state.rocksdb.memory import RowSizes, SharedMemory
 
 _FULL = ("No space left", "no space left", "ENOSPC", "Disk quota exceeded")
@@ -67,7 +68,7 @@ class Rows:
         """Yield the rows from ``start`` on, up to and without ``end``, in their order, some thousands at a time.
 
         Raises:
-            CorruptionError: what is there cannot be read. The library itself would end as if there were no more.
+            LocalDamage: what is there cannot be read. The library itself would end as if there were no more.
         """
         options = _options(end)
         last = start
@@ -82,7 +83,7 @@ class Rows:
         """Return the first rows from ``start`` on, ``count`` at most, none from ``end`` on.
 
         Raises:
-            CorruptionError: see ``scan``.
+            LocalDamage: see ``scan``.
         """
         options = _options(end)
         with told("read", self._path):
@@ -97,13 +98,13 @@ class Rows:
         rest.seek(last + b"\0")
         rest.status()
         if rest.valid():
-            raise CorruptionError(str(self._path), 0, "all rows of a range", "an end before the last one")
+            raise LocalDamage(str(self._path), 0, "all rows of a range", "an end before the last one")
 
     def of_keys(self, prefixes: Iterable[bytes], counts: Iterable[int]) -> Iterator[tuple[bytes, bytes]]:
         """Yield the first rows that begin with each of ``prefixes``, as many as ``counts`` says.
 
         Raises:
-            CorruptionError: there are fewer.
+            LocalDamage: there are fewer.
         """
         with told("read", self._path):
             rest = self._db.iter()
@@ -113,7 +114,7 @@ class Rows:
                     row = rest.key() if rest.valid() else None
                     if row is None or not row.startswith(prefix):
                         rest.status()
-                        raise CorruptionError(str(self._path), 0, f"{count} rows of a key", f"{number} rows")
+                        raise LocalDamage(str(self._path), 0, f"{count} rows of a key", f"{number} rows")
                     yield row, rest.value()
                     rest.next()
 
@@ -217,7 +218,7 @@ class Database(Rows):
         """Open a checkpoint for reading. In any thread.
 
         Raises:
-            CorruptionError: it is damaged.
+            LocalDamage: it is damaged.
             StorageError
         """
         if not path.is_dir():  # the library would make it
@@ -228,7 +229,7 @@ class Database(Rows):
         """Have what is in the directory ``path``, instead of what it has. ``path`` becomes this one's.
 
         Raises:
-            CorruptionError, StorageError
+            LocalDamage, StorageError
         """
         self.close()
         shutil.rmtree(self._path)
@@ -240,7 +241,7 @@ def opened(path: Path, memory: SharedMemory) -> Rows:
     """Open the database in the directory ``path`` for reading. In any thread.
 
     Raises:
-        CorruptionError: it is damaged.
+        LocalDamage: it is damaged.
         StorageError
     """
     with told("open", path):
@@ -248,7 +249,7 @@ def opened(path: Path, memory: SharedMemory) -> Rows:
         return Rows(path, Rdict(str(path), memory.options(is_new=False), access_type=access))
 
 
-def disk_error(operation: str, path: Path, error: OSError) -> CorruptionError | StorageError:
+def disk_error(operation: str, path: Path, error: OSError) -> LocalDamage | StorageError:
     """Say what the system says of a file beside the library's own."""
     return _error(operation, path, error.strerror or str(error))
 
@@ -271,10 +272,10 @@ def _is_of_the_library(error: Exception) -> bool:
     return type(error) is Exception
 
 
-def _error(operation: str, path: Path, text: str) -> CorruptionError | StorageError:
+def _error(operation: str, path: Path, text: str) -> LocalDamage | StorageError:
     if any(word in text for word in _FULL):
         hint = "no space is left on this disk; free some, or give headgate.RocksDB(dir=) a directory on a larger one"
         return StorageError(operation, str(path), hint, False)
     if operation in ("open", "read") and any(word in text for word in _DAMAGED):
-        return CorruptionError(str(path), 0, "a RocksDB database", " ".join(text.split()))
+        return LocalDamage(str(path), 0, "a RocksDB database", " ".join(text.split()))
     return StorageError(operation, str(path), text, False)

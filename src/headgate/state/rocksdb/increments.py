@@ -10,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from headgate.errors import CorruptionError
+import xxhash
+
 from headgate.model.manifest import SnapshotPart
+from headgate.state.files import LocalDamage
 from headgate.state.frozen import OwnedKeys, SnapshotTarget
+from headgate.state.rocksdb.blocks import check_blocks
 from headgate.state.rocksdb.database import disk_error
 from headgate.state.rocksdb.described import Description, is_told_by
 from headgate.state.rocksdb.tables import Table
@@ -52,7 +55,8 @@ def write_files(
         rows: of each state.
 
     Raises:
-        CorruptionError, StorageError
+        LocalDamage: a file is not as it was written; nothing of it is (RB23).
+        StorageError
     """
     keys = target.keys
     assert isinstance(keys, OwnedKeys)
@@ -62,17 +66,31 @@ def write_files(
         if there is not None and known.get(path.name) == (there.size_bytes, there.checksum):
             target.share(there)
             continue
-        part = target.put_file(path.name, _read(path))
+        data = _read(path)
+        _check(path, data, known.get(path.name))
+        part = target.put_file(path.name, data)
         known[path.name] = part.size_bytes, part.checksum
     small = {path.name: _read(path) for path in sorted(checkpoint.iterdir()) if not path.name.endswith(_LEFT_OUT)}
     description = Description(tables, keys, [path.name for path in large], small)
     target.describe_files(description.encode(), rows)
 
 
+def _check(path: Path, data: bytes, known: tuple[int, int] | None) -> None:
+    """Make sure that ``data`` is what it was when it was ``known``, or else that it is what RocksDB wrote (RB23)."""
+    if known is None:
+        check_blocks(data, path)
+        return
+    found = len(data), xxhash.xxh3_64_intdigest(data)
+    if found != known:
+        raise LocalDamage(
+            str(path), 0, f"{known[0]} bytes with checksum {known[1]:016x}", f"{found[0]} with {found[1]:016x}"
+        )
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise CorruptionError(str(path), 0, "a file of a RocksDB database", "no file") from error
+        raise LocalDamage(str(path), 0, "a file of a RocksDB database", "no file") from error
     except OSError as error:
         raise disk_error("read", path, error) from error

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 import rocksdict
 
+from headgate.state.rocksdb.blocks import FORMAT_VERSION
+
 _WRITE_SHARE = 4
 """Of RocksDB's half, one part in so many is for rows that are not in a file yet."""
 _WRITE_BUFFER_MAX = 64 << 20
@@ -85,6 +87,8 @@ class SharedMemory:
         blocks.set_cache_index_and_filter_blocks(True)
         blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
         blocks.set_bloom_filter(10, False)
+        blocks.set_format_version(FORMAT_VERSION)
+        blocks.set_checksum_type(rocksdict.ChecksumType.xxh3())
         options = rocksdict.Options(raw_mode=True)
         options.create_if_missing(is_new)
         options.set_block_based_table_factory(blocks)

@@ -2,7 +2,8 @@
 
 Counterpart: ``increments``, which wrote them. Files that are near, because a worker of this machine left them, are
 linked instead of fetched, if they are the same ones. Nothing is opened before every file is there and verified, and
-nothing of it is used before its rows are counted.
+nothing of it is used before its rows are counted. What is wrong then is the checkpoint's, unless the files here have
+changed (R57).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,7 @@ from headgate.errors import CorruptionError
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.backend import Ownership
-from headgate.state.files import StoredFiles
+from headgate.state.files import LocalDamage, StoredFiles, UnsoundFiles
 from headgate.state.frozen import OwnedKeys
 from headgate.state.rocksdb.database import Rows, disk_error, opened
 from headgate.state.rocksdb.described import Description, decode_description
@@ -40,6 +41,9 @@ from headgate.storage.own_directory import OwnDirectory
 Near = Callable[[str], Iterable[Path]]
 """Returns where a file with this name may be on this machine."""
 
+_OPTIONS = "OPTIONS-"
+"""The library would go on with these, whatever it is told: with the format of who wrote them (RB23), and its memory."""
+
 _READ_BYTES = 8 << 20
 _MEMORY_BYTES = 32 << 20
 """Of a database that is only read from one end to the other."""
@@ -49,12 +53,18 @@ def describe(stored: StoredFiles) -> Description:
     """Return what the files of a checkpoint are, after checking that it has all of them.
 
     Raises:
-        CorruptionError: one is missing, or it does not say what they are.
+        UnsoundFiles: one is missing, or it does not say what they are.
+        CorruptionError, StorageError
     """
-    description = decode_description(stored.read(stored.description), stored.where)
+    data = stored.read(stored.description)
+    try:
+        description = decode_description(data, stored.where)
+    except CorruptionError as error:
+        raise UnsoundFiles(stored.path_of(stored.description), 0, error.expected, error.found) from error
     missing = sorted(set(description.names) - stored.files.keys())
     if missing:
-        raise CorruptionError(stored.where, 0, f"the file {missing[0]} of a RocksDB database", "no part with this name")
+        expected = f"the file {missing[0]} of a RocksDB database"
+        raise UnsoundFiles(stored.path_of(stored.description), 0, expected, "no part with this name")
     return description
 
 
@@ -74,7 +84,8 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: Near) -
                 _write(to / name, stored.read(part))
             known[name] = part.size_bytes, part.checksum
         for name, data in description.small.items():
-            _write(to / name, data)
+            if not name.startswith(_OPTIONS):
+                _write(to / name, data)
     except OSError as error:
         shutil.rmtree(to, ignore_errors=True)
         raise disk_error("write", to, error) from error
@@ -112,10 +123,10 @@ def _write(path: Path, data: Buffer) -> None:
 
 
 def check_rows(rows: Rows, tables: Sequence[Table], wanted: Mapping[str, int], where: str) -> None:
-    """Make sure that each state has as many rows as its manifest says (U7).
+    """Make sure that each state has as many rows as its manifest says, and that there are no other states (R30).
 
     Raises:
-        CorruptionError: it has others.
+        UnsoundFiles: it is not so.
     """
     names = {table.number: table.section.name for table in tables}
     found = dict.fromkeys(names.values(), 0)
@@ -123,9 +134,43 @@ def check_rows(rows: Rows, tables: Sequence[Table], wanted: Mapping[str, int], w
         for number, start, end in runs(scanned):
             if number in names:
                 found[names[number]] += end - start
-    for name, count in found.items():
-        if count != wanted.get(name, 0):
-            raise CorruptionError(where, 0, f"{wanted.get(name, 0)} rows of state '{name}'", f"{count} rows")
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name, 0) != wanted.get(name, 0):
+            expected = f"{wanted.get(name, 0)} rows of state '{name}'"
+            raise UnsoundFiles(where, 0, expected, f"{found.get(name, 0)} rows")
+
+
+@contextmanager
+def judged(stored: StoredFiles, description: Description, directory: Path) -> Iterator[None]:
+    """Tell what is wrong with the files in ``directory`` by the files of the checkpoint that they are (R57).
+
+    Raises:
+        UnsoundFiles: they are as the checkpoint has them, so it is the checkpoint's.
+        LocalDamage: they are not any more.
+    """
+    try:
+        yield
+    except (LocalDamage, UnsoundFiles) as error:
+        path = _changed(stored, description, directory)
+        if path is not None:
+            raise LocalDamage(str(path), 0, "what the checkpoint has", "other bytes") from error
+        if isinstance(error, UnsoundFiles):
+            raise
+        named = next((part for name, part in stored.files.items() if f"/{name}" in error.found), stored.description)
+        found = error.found.replace(f"{directory}/", "")
+        raise UnsoundFiles(stored.path_of(named), error.offset, "files that RocksDB can read", found) from error
+
+
+def _changed(stored: StoredFiles, description: Description, directory: Path) -> Path | None:
+    """Return a file that is not as the checkpoint has it."""
+    try:
+        for name in description.names:
+            part, path = stored.files[name], directory / name
+            if (path.stat().st_size, _checksum(path)) != (part.size_bytes, part.checksum):
+                return path
+    except OSError:
+        return path
+    return None
 
 
 def rows_of(stored: StoredFiles) -> dict[str, int]:
@@ -142,6 +187,8 @@ def go_on_with(
         How many rows each state has; None: it is of others, and nothing was done.
 
     Raises:
+        UnsoundFiles: the checkpoint cannot be restored, whatever its checksums say.
+        LocalDamage: what is on this disk is damaged, when it was fetched once more as well.
         CorruptionError, StorageError
     """
     description = describe(stored)
@@ -150,13 +197,26 @@ def go_on_with(
     if description.keys != keys or list(description.tables) != list(tables):
         return None
     path = place.directory / "restored"
-    known = fetch(stored, description, path, place.near)
-    counts = rows_of(stored)
-    with closing(place.database.opened(path)) as rows:
-        check_rows(rows, tables, counts, stored.where)
+    try:
+        known = _fetched(place, stored, description, path, place.near)
+    except LocalDamage:  # what is near went bad, which says nothing of the checkpoint
+        known = _fetched(place, stored, description, path, _nothing_near)
     place.database.go_on_with(path)
     place.known = known
+    counts = rows_of(stored)
     return {table.section.name: counts.get(table.section.name, 0) for table in tables}
+
+
+def _fetched(place: LocalDatabase, stored: StoredFiles, description: Description, path: Path, near: Near) -> Known:
+    """Have the files in ``path``, opened and counted once; nothing is left there of what is not sound."""
+    known = fetch(stored, description, path, near)
+    try:
+        with judged(stored, description, path), closing(place.database.opened(path)) as rows:
+            check_rows(rows, description.tables, rows_of(stored), stored.path_of(stored.description))
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+    return known
 
 
 class PortableRows:
@@ -174,22 +234,32 @@ class PortableRows:
         self._left = dict.fromkeys(pairwise(ends))
         self.parts: list[Callable[[], memoryview]] = [partial(self.read, *ends) for ends in self._left]
         self._rows: Rows | None = None
-        self._tables: Sequence[Table] = ()
+        self._description: Description
         self._close: Callable[[], object] = _nothing
 
     def read(self, first: int, end: int) -> memoryview:
         """Return a container with the rows of the key groups from ``first`` on, up to and without ``end``.
 
         Raises:
+            UnsoundFiles, LocalDamage: see ``go_on_with``.
             CorruptionError, StorageError
         """
-        if self._rows is None:
-            self._rows = self._open()
-        found, _ = encode_rows(self._tables, self._rows.scan(group_start(first), group_start(end)))
+        try:
+            found = self._encoded(first, end)
+        except BaseException:
+            self.close()
+            raise
         self._left.pop((first, end), None)
         if not self._left:
             self.close()
         return memoryview(b"".join(memoryview(one) for one in found))
+
+    def _encoded(self, first: int, end: int) -> Sequence[Buffer]:
+        if self._rows is None:
+            self._description = self._open()
+        assert self._rows is not None
+        with judged(self._stored, self._description, self._rows.path):
+            return encode_rows(self._description.tables, self._rows.scan(group_start(first), group_start(end)))[0]
 
     def close(self) -> None:
         """Remove the database. Idempotent; it is opened again when somebody asks."""
@@ -198,18 +268,20 @@ class PortableRows:
             self._rows = None
         self._close()
 
-    def _open(self) -> Rows:
+    def _open(self) -> Description:
         description = describe(self._stored)
         try:
             own = OwnDirectory(self._parent)
         except OSError as error:
             raise disk_error("open", self._parent, error) from error
         self._close = weakref.finalize(self, own.remove)
-        fetch(self._stored, description, own.path / "db", _nothing_near)
-        rows = opened(own.path / "db", SharedMemory(_MEMORY_BYTES))
-        check_rows(rows, description.tables, rows_of(self._stored), self._stored.where)
-        self._tables = description.tables
-        return rows
+        path = own.path / "db"
+        fetch(self._stored, description, path, _nothing_near)
+        with judged(self._stored, description, path):
+            self._rows = opened(path, SharedMemory(_MEMORY_BYTES))
+            where = self._stored.path_of(self._stored.description)
+            check_rows(self._rows, description.tables, rows_of(self._stored), where)
+        return description
 
 
 def schema_of(stored: StoredFiles, state: str) -> pa.Schema:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from headgate.errors import CorruptionError
 from headgate.state.descriptors import Section
+from headgate.state.files import LocalDamage
 from headgate.state.key_hash import Words
 from headgate.state.rocksdb.database import Changes, Database
 from headgate.state.rocksdb.layout import PREFIX_BYTES, TIME_BYTES, encode_times
@@ -68,7 +68,7 @@ class StoredWindows:
         """Remove the rows of a window; return them, by key group, or by suffix over all key groups.
 
         Raises:
-            CorruptionError: some are missing.
+            LocalDamage: some are missing.
         """
         count = self._counts.pop(window)
         keys: list[bytes] = []
@@ -79,7 +79,7 @@ class StoredWindows:
             keys += found
             values += bytes_of
         if len(keys) != count:
-            raise CorruptionError(str(self._database.path), 0, f"{count} rows of a window", f"{len(keys)} rows")
+            raise LocalDamage(str(self._database.path), 0, f"{count} rows of a window", f"{len(keys)} rows")
         changes = Changes()
         changes.delete(keys)
         self._database.write(changes)

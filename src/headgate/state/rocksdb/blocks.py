@@ -1,0 +1,167 @@
+"""Whether the bytes of a file are those that RocksDB wrote: each block by its checksum (RB23 of docs/spec/rocksdb.md).
+
+The library offers no such look at one file. A file is blocks without gaps (data, filter, index, properties), then an
+index of those that hold no data, then a footer; each block has a trailer of its kind of compression and a checksum.
+Counterpart: ``memory``, whose options say how files are written; ``increments`` asks before a file is written away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import TypeAlias
+
+import pyarrow as pa
+import xxhash
+
+from headgate.codec.snapshot import Buffer
+from headgate.state.files import LocalDamage
+
+FORMAT_VERSION = 6
+"""Of what is written: a later library may have another default, and here it could not be read."""
+
+_FOOTER = Struct("<BIIII24xIQ")
+"""Kind of checksum, a second magic number, checksum of the footer, base of the others, size of the index of what is
+no data, format version, magic number."""
+
+_MAGIC, _MAGIC_2 = 0x88E241B785F4CFF7, 0x007A003E
+_XXH3 = 4
+_TRAILER = Struct("<BI")
+_LAST_BYTE = 0x6B9083D9
+_PLAIN, _LZ4 = 0, 4
+_INDEX = b"rocksdb.index"
+_32_BITS = 0xFFFFFFFF
+
+_Handle: TypeAlias = tuple[int, int]
+"""Where a block begins, and its size without its trailer."""
+
+
+class _Wrong(Exception):  # noqa: N818 - it never leaves this module
+    """What was expected at which byte, and what was found."""
+
+    def __init__(self, offset: int, expected: str, found: str) -> None:
+        super().__init__(offset, expected, found)
+
+
+def check_blocks(data: Buffer, path: Path) -> None:
+    """Make sure that every byte of ``data``, which was read from ``path``, is as it was written.
+
+    Raises:
+        LocalDamage: one is not.
+    """
+    try:
+        _File(memoryview(data)).check()
+    except _Wrong as wrong:
+        raise LocalDamage(str(path), *wrong.args) from None
+    except (IndexError, ValueError, pa.ArrowException) as error:  # a bad number led astray
+        raise LocalDamage(str(path), 0, "a file of a RocksDB database", f"{type(error).__name__}: {error}") from error
+
+
+class _File:
+    """The bytes of one file."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._end = len(data) - _FOOTER.size
+        self._base = 0
+
+    def check(self) -> None:
+        """Check the footer, then all blocks, and that there is nothing else."""
+        metas_size = self._check_footer()
+        at = self._end - metas_size - _TRAILER.size
+        metas = dict(_entries(self._block((at, metas_size))))
+        handles = [_handle(value) for value in metas.values() if value]
+        index = self._block(_handle(metas[_INDEX])) if _INDEX in metas else b""
+        data = [_handle(value) for _, value in _entries(index, has_sizes=False)]
+        end = 0
+        for handle in sorted([*data, *handles, (at, metas_size)]):
+            if handle[0] != end:
+                raise _Wrong(end, "a block", f"the next one at {handle[0]}")
+            self._checked(handle)
+            end = handle[0] + handle[1] + _TRAILER.size
+        if end != self._end:
+            raise _Wrong(end, "the footer", f"it at {self._end}")
+
+    def _check_footer(self) -> int:
+        """Return the size of the index of what is no data."""
+        if self._end < 0:
+            raise _Wrong(0, "a footer", f"{len(self._data)} bytes")
+        footer = bytearray(self._data[self._end :])
+        kind, second, checksum, base, metas_size, version, magic = _FOOTER.unpack(footer)
+        if (kind, second, version, magic) != (_XXH3, _MAGIC_2, FORMAT_VERSION, _MAGIC):
+            raise _Wrong(self._end, "the footer of a file of this format", footer.hex())
+        self._base = base
+        footer[5:9] = bytes(4)
+        found = self._checksum(memoryview(footer)[:-1], footer[-1], self._end)
+        if found != checksum:
+            raise _Wrong(self._end, f"a footer with checksum {checksum:08x}", f"{found:08x}")
+        return int(metas_size)
+
+    def _checksum(self, data: memoryview, last: int, at: int) -> int:
+        """Return the checksum of ``data`` and the byte ``last`` behind it; at another place it is another one."""
+        found = xxhash.xxh3_64_intdigest(data) ^ last * _LAST_BYTE
+        modifier = self._base ^ ((at & _32_BITS) + (at >> 32)) if self._base else 0
+        return (found + modifier) & _32_BITS
+
+    def _checked(self, handle: _Handle) -> int:
+        """Return how the block is compressed."""
+        at, size = handle
+        end = at + size
+        if not 0 <= at <= end <= self._end - _TRAILER.size:
+            raise _Wrong(at, "a block within the file", f"one of {size} bytes")
+        kind, checksum = _TRAILER.unpack_from(self._data, end)
+        found = self._checksum(self._data[at:end], kind, at)
+        if found != checksum:
+            raise _Wrong(at, f"a block with checksum {checksum:08x}", f"{found:08x}")
+        return int(kind)
+
+    def _block(self, handle: _Handle) -> bytes:
+        """Return what is in a block, once it is checked."""
+        kind = self._checked(handle)
+        at, size = handle
+        data = bytes(self._data[at : at + size])
+        if kind == _PLAIN:
+            return data
+        if kind != _LZ4:
+            raise _Wrong(at, "a block that LZ4 compressed", f"one of kind {kind}")
+        plain_size, begin = _number(data, 0)
+        return bytes(pa.decompress(data[begin:], plain_size, codec="lz4_raw", asbytes=True))
+
+
+def _entries(block: bytes, *, has_sizes: bool = True) -> Iterator[tuple[bytes, bytes]]:
+    """Yield what is in a block that shortens no key; without sizes each value is one handle."""
+    if not block:
+        return
+    restarts = int.from_bytes(block[-4:], "little") & 0x0FFFFFFF
+    end = len(block) - 4 - 4 * restarts
+    at = 0
+    while at < end:
+        shared, at = _number(block, at)
+        key_size, at = _number(block, at)
+        if shared:
+            raise _Wrong(at, "a whole key", f"one that shares {shared} bytes")
+        value_size = 0
+        if has_sizes:
+            value_size, at = _number(block, at)
+        begin = at + key_size
+        after = begin + value_size if has_sizes else _number(block, _number(block, begin)[1])[1]
+        yield block[at:begin], block[begin:after]
+        at = after
+
+
+def _handle(data: bytes) -> _Handle:
+    at, behind = _number(data, 0)
+    return at, _number(data, behind)[0]
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number of variable length at ``at``, and where it ends."""
+    found = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        found |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return found, at
+        shift += 7

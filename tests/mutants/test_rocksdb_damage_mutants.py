@@ -1,0 +1,218 @@
+"""Planted bugs in what is done about damaged files of RocksDB, here and in checkpoints: all are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.runtime.driver import test_unsound_checkpoints as claiming
+from tests.state.rocksdb import test_rocksdb_blocks as blocks
+from tests.state.rocksdb import test_rocksdb_unsound as unsound
+from tests.state.rocksdb.increments import Subtask
+
+from headgate.model.failure import Failure, FailureKind
+from headgate.protocol.checkpoints import unsound as found_by_workers
+from headgate.protocol.supervision import restart
+from headgate.runtime.driver import claims
+from headgate.runtime.worker import worker
+from headgate.state.rocksdb import increments, reopening
+from headgate.state.rocksdb.blocks import _File, check_blocks
+
+subtask = blocks.subtask
+"""The fixture of those tests."""
+place = claiming.place
+
+
+@contextmanager
+def new_files_are_believed() -> Iterator[None]:
+    with patched(increments, "check_blocks", lambda data, path: None):
+        yield
+
+
+@contextmanager
+def files_that_were_written_before_are_believed() -> Iterator[None]:
+    def check(path: Path, data: bytes, known: Any) -> None:
+        if known is None:
+            check_blocks(data, path)
+
+    with patched(increments, "_check", check):
+        yield
+
+
+@contextmanager
+def every_file_must_be_of_this_format() -> Iterator[None]:
+    with patched(increments, "_check", lambda path, data, known: check_blocks(data, path)):
+        yield
+
+
+@contextmanager
+def options_of_the_former_are_taken() -> Iterator[None]:
+    with patched(reopening, "_OPTIONS", "nothing"):
+        yield
+
+
+@contextmanager
+def blocks_in_the_middle_are_believed() -> Iterator[None]:
+    original = _File._checked
+
+    def checked(self: Any, handle: tuple[int, int]) -> int:
+        is_data = handle[0] < self._end // 2
+        return 0 if is_data else original(self, handle)
+
+    with patched(_File, "_checked", checked):
+        yield
+
+
+@contextmanager
+def a_disk_is_taken_for_the_checkpoint() -> Iterator[None]:
+    with patched(reopening, "_changed", lambda stored, description, directory: None):
+        yield
+
+
+@contextmanager
+def a_checkpoint_is_taken_for_the_disk() -> Iterator[None]:
+    with patched(reopening, "_changed", lambda stored, description, directory: directory):
+        yield
+
+
+@contextmanager
+def only_states_that_are_there_are_counted() -> Iterator[None]:
+    original = reopening.check_rows
+
+    def check(rows: Any, tables: Any, wanted: Any, where: str) -> None:
+        names = {table.section.name for table in tables}
+        original(rows, tables, {name: count for name, count in wanted.items() if name in names}, where)
+
+    with patched(reopening, "check_rows", check):
+        yield
+
+
+@contextmanager
+def nobody_listens_to_workers() -> Iterator[None]:
+    with patched(found_by_workers.UnsoundCheckpoints, "of", lambda self, manifest: []):
+        yield
+
+
+@contextmanager
+def files_are_of_one_checkpoint_only() -> Iterator[None]:
+    with patched(found_by_workers, "_has", lambda manifest, restored, path: False):
+        yield
+
+
+@contextmanager
+def what_was_gone_back_behind_is_forgotten() -> Iterator[None]:
+    with patched(claims, "_left_behind", lambda *_: []):
+        yield
+
+
+@contextmanager
+def damage_is_a_failure_of_user_code() -> Iterator[None]:
+    class NeverError(Exception): ...
+
+    with patched(worker, "UnsoundFiles", NeverError):
+        yield
+
+
+@contextmanager
+def a_bad_disk_is_a_failure_of_user_code() -> Iterator[None]:
+    class NeverError(Exception): ...
+
+    with patched(worker, "LocalDamage", NeverError):
+        yield
+
+
+@contextmanager
+def a_strategy_counts_damage() -> Iterator[None]:
+    original = restart.Restarts.after
+
+    def after(self: Any, failure: Any, at_ms: int, jitter: float) -> Any:
+        lost = Failure(FailureKind.LOST, failure.reason)
+        return original(self, lost, at_ms, jitter)
+
+    with patched(restart.Restarts, "after", after):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test", "others"),
+    [
+        (new_files_are_believed, blocks.test_a_bit_that_flips_before_the_first_upload_is_in_no_checkpoint, ("data",)),
+        (
+            files_that_were_written_before_are_believed,
+            blocks.test_a_bit_that_flips_before_a_file_is_written_again_is_in_no_checkpoint,
+            (),
+        ),
+        (blocks_in_the_middle_are_believed, blocks.test_a_sound_file_is_sound_and_any_bit_of_it_counts, ()),
+        (blocks_in_the_middle_are_believed, blocks.test_blocks_that_changed_places_are_damage, ()),
+    ],
+)
+def test_damage_of_the_disk_is_written_nowhere(
+    mutant: Mutant, test: Any, others: tuple[Any, ...], subtask: Subtask
+) -> None:
+    assert_caught(mutant, test, subtask, *others)
+
+
+@pytest.mark.parametrize("mutant", [every_file_must_be_of_this_format, options_of_the_former_are_taken])
+def test_files_of_other_releases_stay_usable(
+    mutant: Mutant, subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = blocks.test_files_of_another_release_are_known_by_their_checksums
+    assert_caught(mutant, test, subtask, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (
+            a_disk_is_taken_for_the_checkpoint,
+            unsound.test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint,
+        ),
+        (a_checkpoint_is_taken_for_the_disk, unsound.test_an_unsound_checkpoint_is_named_by_its_own_file),
+        (only_states_that_are_there_are_counted, unsound.test_a_state_that_only_the_manifest_names_is_missed),
+    ],
+)
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_damage_is_told_by_whose_it_is(
+    mutant: Mutant, test: Any, parallelism: int, subtask: Subtask, tmp_path: Path
+) -> None:
+    assert_caught(mutant, test, subtask, tmp_path, parallelism)
+
+
+def test_what_is_near_is_fetched_first(subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = unsound.test_what_is_near_and_goes_bad_is_fetched_before_anything_is_judged
+    assert_caught(a_disk_is_taken_for_the_checkpoint, test, subtask, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (nobody_listens_to_workers, claiming.test_what_a_worker_could_not_restore_is_gone_back_behind),
+        (nobody_listens_to_workers, claiming.test_what_a_worker_could_not_restore_refuses_the_start_if_configured_so),
+        (files_are_of_one_checkpoint_only, claiming.test_a_file_that_checkpoints_share_is_damage_of_all_of_them),
+        (
+            what_was_gone_back_behind_is_forgotten,
+            claiming.test_a_later_driver_does_not_return_to_what_was_gone_back_behind,
+        ),
+    ],
+)
+def test_the_next_claim_knows(mutant: Mutant, test: Any, place: Any) -> None:
+    assert_caught(mutant, test, place)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "test"),
+    [
+        (damage_is_a_failure_of_user_code, claiming.test_damage_of_a_checkpoint_is_another_failure_than_that_of_a_disk),
+        (
+            a_bad_disk_is_a_failure_of_user_code,
+            claiming.test_damage_of_a_checkpoint_is_another_failure_than_that_of_a_disk,
+        ),
+        (a_strategy_counts_damage, claiming.test_damage_is_no_failure_that_a_restart_strategy_counts),
+    ],
+)
+def test_damage_has_a_kind_of_its_own(mutant: Mutant, test: Any) -> None:
+    assert_caught(mutant, test)

@@ -1,0 +1,125 @@
+"""What workers could not restore counts as damaged for the next claim: the policy decides, as for any damage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.runtime.driver.test_claims import CALLS, Place, begun
+
+from headgate.errors import UsageError
+from headgate.model.config import DamagedCheckpoint, NoRestart
+from headgate.model.failure import Failure, FailureKind
+from headgate.model.ids import CheckpointId
+from headgate.model.manifest import Manifest
+from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
+from headgate.protocol.supervision.restart import RestartAfter, Restarts
+from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.driver import claims
+from headgate.runtime.driver.claims import begin_generation
+from headgate.runtime.worker.chain import NodeError
+from headgate.runtime.worker.worker import failure_of
+from headgate.state.files import LocalDamage, UnsoundFiles
+
+SAID = "p/{} is damaged at byte 0: expected files that RocksDB can read, found Corruption: block checksum mismatch"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
+    return Place(tmp_path)
+
+
+def found_in(manifest: Manifest, path: str = "") -> UnsoundCheckpoints:
+    """Return what a worker reported that had to restore ``manifest``."""
+    path = path or manifest.entries[0].parts[0].path
+    made = UnsoundCheckpoints()
+    made.note(manifest, Failure(FailureKind.DAMAGED, SAID.format(path), path=f"p/{path}"))
+    return made
+
+
+def begin(
+    place: Place, unsound: UnsoundCheckpoints, policy: DamagedCheckpoint = DamagedCheckpoint.PREVIOUS
+) -> Manifest:
+    config = replace(place.definition.config, on_damaged=policy)
+    place.log = CheckpointLog(place.storage, "p")
+    definition = replace(place.definition, config=config)
+    new = begun(begin_generation(definition, place.log, "test", place.notes.append, unsound=unsound))
+    assert new.restored is not None
+    return new.restored
+
+
+# R57 R10
+def test_what_a_worker_could_not_restore_is_gone_back_behind(place: Place) -> None:
+    place.begin()
+    place.complete(1, 1)
+    newest = place.complete(2, 1)
+    file = newest.entries[0].parts[0].path
+    CALLS.clear()
+    assert begin(place, found_in(newest)).checkpoint == 1
+    assert f"damaged: p/{file}" in place.notes[0]
+    assert "block checksum mismatch; using checkpoint 1 instead" in place.notes[0]
+    assert CALLS == [("recover", [1]), ("commit 1 as 2", [1])], "what checkpoint 2 promised is aborted"
+    (aside,) = place.log.files.aside()
+    assert (aside.above, aside.below) == (1, 3)
+
+
+# R57 R51
+def test_a_later_driver_does_not_return_to_what_was_gone_back_behind(place: Place) -> None:
+    """Its files verify as sound, but what it promised was aborted, so its sinks would deny it for ever."""
+    place.begin()
+    place.complete(1, 1)
+    begin(place, found_in(place.complete(2, 1)))
+    CALLS.clear()
+    assert begin(place, UnsoundCheckpoints()).checkpoint == 1
+    assert CALLS == [("recover", [1]), ("commit 1 as 3", [1])]
+    assert any("checkpoint 2: a former start went back behind it: p/chk-0000000002" in note for note in place.notes)
+    place.complete(3, 3)
+    assert begin(place, UnsoundCheckpoints()).checkpoint == 3
+
+
+# R57 R14
+def test_what_a_worker_could_not_restore_refuses_the_start_if_configured_so(place: Place) -> None:
+    place.begin()
+    place.complete(1, 1)
+    newest = place.complete(2, 1)
+    CALLS.clear()
+    with pytest.raises(UsageError, match=newest.entries[0].parts[0].path + ".*going back to checkpoint 1"):
+        begin(place, found_in(newest), DamagedCheckpoint.FAIL)
+    assert CALLS == [], "no sink is touched"
+
+
+# R57 SF15
+def test_a_file_that_checkpoints_share_is_damage_of_all_of_them(place: Place) -> None:
+    place.begin()
+    place.complete(1, 1)
+    second = place.complete(2, 1)
+    shared = second.entries[0].parts
+    third = replace(second, checkpoint=CheckpointId(3))
+    own = replace(shared[0], path="chk-0000000003/own")
+    third = replace(third, entries=(replace(third.entries[0], parts=(own, *shared)),))
+    by_file, by_checkpoint = found_in(third, shared[0].path), found_in(third, own.path)
+    assert by_file.of(third)
+    assert by_file.of(second)
+    assert by_checkpoint.of(third)
+    assert not by_checkpoint.of(second), "its own files may be sound"
+    assert begin(place, by_file).checkpoint == 1
+
+
+# R57
+def test_damage_of_a_checkpoint_is_another_failure_than_that_of_a_disk() -> None:
+    unsound = UnsoundFiles("p/chk-0000000002/x.f1", 0, "files that RocksDB can read", "Corruption")
+    failure = failure_of(NodeError("sum", unsound))
+    assert failure == Failure(FailureKind.DAMAGED, f"operator 'sum': {unsound}", path="p/chk-0000000002/x.f1")
+    local = failure_of(LocalDamage("/disk/000008.sst", 5, "a block", "another"))
+    assert local.kind is FailureKind.LOST, "as a machine that fails (RB23)"
+
+
+# R57
+def test_damage_is_no_failure_that_a_restart_strategy_counts() -> None:
+    failure = Failure(FailureKind.DAMAGED, "x", path="p/y")
+    restarts = Restarts(NoRestart())
+    for count in (1, 2):
+        assert restarts.after(failure, 0, 0.5) == RestartAfter(0)
+        assert restarts.count == count

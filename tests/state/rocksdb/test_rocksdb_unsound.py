@@ -1,0 +1,157 @@
+"""Whose the damage is that only opening finds: the checkpoint's, or that of this machine's disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.state.rocksdb.increments import Restored, Subtask, files_of, manifest_of
+
+from headgate.model.config import MemoryState, RocksState
+from headgate.model.ids import WorkerIndex
+from headgate.model.manifest import Manifest
+from headgate.runtime.worker import deployment
+from headgate.state.choice import local_directory
+from headgate.state.files import LocalDamage, UnsoundFiles
+from headgate.state.rocksdb import increments, reopening
+
+KEYS = 4_000
+
+
+@pytest.fixture
+def subtask(tmp_path: Path) -> Iterator[Subtask]:
+    made = Subtask(tmp_path / "local")
+    made.claim()
+    yield made
+    made.worker.close()
+
+
+def spoiled(data: bytes) -> bytes:
+    at = len(data) // 3
+    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+
+
+def unsound(subtask: Subtask) -> Manifest:
+    """Take a checkpoint with a file that was spoiled before its checksum was taken."""
+    subtask.put(range(KEYS))
+    original = increments._read
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(increments, "check_blocks", lambda data, path: None)
+        patch.setattr(
+            increments, "_read", lambda path: spoiled(original(path)) if path.suffix == ".sst" else original(path)
+        )
+        manifest = subtask.checkpoint(1)
+    assert subtask.log.files.verify(manifest) == []
+    return manifest
+
+
+# R57
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_an_unsound_checkpoint_is_named_by_its_own_file(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
+    manifest = unsound(subtask)
+    (file,) = files_of(manifest.entries[0].parts)
+    with pytest.raises(UnsoundFiles, match="block checksum mismatch") as caught:
+        Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
+    assert caught.value.path == f"p/{file.path}"
+    assert str(tmp_path) not in str(caught.value)
+    assert not list((tmp_path / "other").rglob("*.sst")), "nothing stays"
+
+
+# R57 R30
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_state_that_only_the_manifest_names_is_missed(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
+    subtask.put(range(KEYS))
+    parts = subtask.checkpoint(1).entries[0].parts
+    rows = {"sum": {"value": KEYS, "list": 2 * KEYS, "gone": 3}}
+    wrong = tuple(part if part.rows is None else replace(part, rows=rows) for part in parts)
+    with pytest.raises(UnsoundFiles, match="expected 3 rows of state 'gone', found 0 rows"):
+        Restored(subtask.storage, manifest_of(1, wrong), tmp_path / "other", parallelism=parallelism)
+
+
+# R57 RB21
+def test_what_is_near_and_goes_bad_is_fetched_before_anything_is_judged(
+    subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes are right when they are looked at, and others when RocksDB reads them."""
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    subtask.kill()
+    original = reopening._is_linked
+    linked: list[str] = []
+
+    def goes_bad(path: Path, to: Path, part: Any) -> bool:
+        if not original(path, to, part):
+            return False
+        linked.append(to.name)
+        data = to.read_bytes()
+        to.unlink()
+        to.write_bytes(spoiled(data))
+        return True
+
+    monkeypatch.setattr(reopening, "_is_linked", goes_bad)
+    restored = Restored(subtask.storage, manifest, subtask.root)
+    assert linked
+    assert restored.continued
+    assert restored.found == subtask.expected
+    restored.states.close()
+
+
+@contextmanager
+def a_disk_that_spoils_what_it_is_given() -> Iterator[None]:
+    original = reopening._write
+
+    def write(path: Path, data: Any) -> None:
+        original(path, spoiled(bytes(data)) if path.suffix == ".sst" else data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reopening, "_write", write)
+        yield
+
+
+# R57 RB23
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint(
+    subtask: Subtask, tmp_path: Path, parallelism: int
+) -> None:
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    with a_disk_that_spoils_what_it_is_given(), pytest.raises(LocalDamage, match="what the checkpoint has") as caught:
+        Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
+    assert str(tmp_path / "other") in str(caught.value), "it names the disk"
+    assert not list((tmp_path / "other").rglob("restored"))
+    restored = Restored(subtask.storage, manifest, tmp_path / "another")
+    assert restored.found == subtask.expected
+    restored.states.close()
+
+
+# RB22
+def test_files_of_a_rescale_are_where_the_state_is_configured_to_be() -> None:
+    fast, other = RocksState(1, "/fast"), RocksState(1, "/other")
+    assert local_directory("sum", fast, (), "/spill") == "/fast"
+    assert local_directory("sum", fast, (("sum", other),), "/spill") == "/other"
+    assert local_directory("sum", RocksState(1), (), "/spill") == "/spill"
+    assert local_directory("sum", fast, (("sum", MemoryState()),), "/spill") == "/spill"
+    assert local_directory("sum", RocksState(1), (), None) is None
+
+
+# RB22
+def test_a_worker_puts_files_of_a_rescale_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def read(*arguments: Any) -> None:
+        asked.append(arguments[-1])
+
+    monkeypatch.setattr(deployment, "read_restored", read)
+    config = SimpleNamespace(name="p", state=RocksState(1, "/fast"), operator_states=(("other", MemoryState()),))
+    made = deployment.Deployment.__new__(deployment.Deployment)
+    made._definition = cast(Any, SimpleNamespace(plan=SimpleNamespace(vertices=()), config=config))
+    made._message = cast(Any, SimpleNamespace(place="", restored=[]))
+    made._storage, made._worker, made._local_directory = cast(Any, None), WorkerIndex(0), "/spill"
+    assert made.runners() == []
+    (directory,) = asked
+    assert (directory("sum"), directory("other")) == ("/fast", "/spill")
