@@ -104,6 +104,45 @@ def test_a_target_that_knows_more_than_the_log_stops_the_pipeline(tmp_path: Path
             begin(tmp_path / "home", out=sink)
 
 
+@each
+def test_a_former_name_of_a_sink_belongs_to_its_life(tmp_path: Path, kind: Any) -> None:  # LV9
+    sink = kind(str(tmp_path / "out"))
+    begin(tmp_path / "home", out=sink)
+    assert begin(tmp_path / "home", renamed=sink).generation == 2
+    before = files_below(tmp_path)
+    with pytest.raises(UsageError, match=r"target of sink 'third' of pipeline 'p' knows its sink 'out', which belongs"):
+        begin(tmp_path / "elsewhere", third=sink)
+    assert files_below(tmp_path) - before == {"elsewhere/p/life"}
+    assert sink.owner("p", "third").is_nobody
+    assert begin(tmp_path / "home", third=sink, out=sink).generation == 3
+    assert [other.sink for other in sink.owner("p", "out").others] == ["renamed", "third"]
+
+
+@each
+def test_an_older_copy_is_told_by_a_former_name_too(tmp_path: Path, kind: Any) -> None:  # LV9, LV6
+    sink = kind(str(tmp_path / "out"))
+    begin(tmp_path / "home", out=sink)
+    shutil.copytree(tmp_path / "home", tmp_path / "copy")
+    begin(tmp_path / "home", out=sink)
+    shutil.rmtree(tmp_path / "home")
+    (tmp_path / "copy").rename(tmp_path / "home")
+    with pytest.raises(UsageError, match=r"its sink 'out', which was written to by generation 2, .* an older copy"):
+        begin(tmp_path / "home", renamed=sink)
+
+
+@each
+def test_what_was_made_to_forget_and_other_pipelines_stand_in_nobodys_way(tmp_path: Path, kind: Any) -> None:  # LV9
+    sink = kind(str(tmp_path / "out"))
+    for owner in (("p", "out"), ("p2", "out"), ("pp", "third")):
+        sink.own(*owner, STRANGER)
+    if isinstance(sink, hg.FileSink):
+        sink.target("p", "out").forget()
+    else:
+        sink.forget_owner("p", "out")
+    assert begin(tmp_path / "home", renamed=sink, again=sink).generation == 1
+    assert begin(tmp_path / "home", renamed=sink, again=sink).generation == 2
+
+
 def test_a_sink_that_remembers_nothing_is_not_asked(tmp_path: Path) -> None:
     assert begin(tmp_path / "home", out=hg.Discard()).generation == 1
 

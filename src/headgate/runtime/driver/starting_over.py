@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headgate.codec.lock_holder import Ending
@@ -137,6 +137,7 @@ class StartingOver:
             self._retrying(lambda: self._refuse_a_copy(life))
         targets = self._targets(log, life)
         found = tuple(self._found(target, life) for target in targets)
+        found += tuple(self._found(target, life) for target in self._of_other_names(found, life))
         inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
         is_begun = bool(log.entries) and not has_given_up(log)
         is_in_the_way = any(one.holding.what or not _is_free_for(life, one.owner) for one in found)
@@ -160,6 +161,22 @@ class StartingOver:
             )
         known = (*(noted or ()), *(() if order is None else order.targets), *(self._program or ()))
         return tuple({target.place_key: target for target in known}.values())
+
+    def _of_other_names(self, found: Sequence[Found], life: Life | None) -> list[Target]:
+        """Return what the pipeline itself wrote to the same places by sinks that nobody has written down (LV9).
+
+        Nothing of a stream: it is emptied of all that the pipeline wrote, whatever the sinks were called.
+        """
+        mine = self._mine(() if life is None else (life,))
+        known = {one.target.place_key for one in found}
+        others = (
+            replace(one.target, sink=other.sink)
+            for one in found
+            if one.target.kind is not TargetKind.STREAM
+            for other in one.owner.others
+            if mine(other.owner)
+        )
+        return list({target.place_key: target for target in others if target.place_key not in known}.values())
 
     def _found(self, target: Target, life: Life | None) -> Found:
         if target.kind is TargetKind.NOTHING:
@@ -310,7 +327,7 @@ class StartingOver:
 
 def _is_free_for(life: Life | None, owner: Owner) -> bool:
     """Whether a target lets the pipeline begin as it is."""
-    return owner.is_forgotten or owner == Owner() or (owner.life is not None and owner.life == life)
+    return owner.is_forgotten or owner.is_nobody or (owner.life is not None and owner.life == life)
 
 
 def _shown(plan: Plan) -> object:
