@@ -141,6 +141,10 @@ def generations_begin_anew() -> AbstractContextManager[None]:
     return around(CheckpointLog, "start_over", start_over)
 
 
+def only_what_was_written_down_goes() -> AbstractContextManager[None]:
+    return skipped(StartingOver, "_of_other_names", [])
+
+
 @pytest.mark.parametrize(
     "mutant", [the_order_is_not_written, output_goes_before_it_is_decided, the_order_goes_before_the_output]
 )
@@ -187,3 +191,8 @@ OF_TARGETS: list[tuple[Mutant, Any]] = [
 @pytest.mark.parametrize(("mutant", "test"), OF_TARGETS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_mutant_of_targets_is_caught(tmp_path: Path, mutant: Mutant, test: Any) -> None:
     assert_caught(mutant, test, killed.Template(tmp_path))
+
+
+def test_only_what_was_written_down_goes_is_caught(tmp_path: Path) -> None:
+    test = others.test_what_a_sink_wrote_under_a_former_name_goes_too
+    assert_caught(only_what_was_written_down_goes, test, killed.Template(tmp_path), "files")

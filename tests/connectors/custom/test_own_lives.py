@@ -15,7 +15,6 @@ from tests.connectors.custom.test_own_sinks import committer, permit, prepared, 
 import headgate as hg
 from headgate.codec.life import encode_life
 from headgate.connectors.base import OwnedSink
-from headgate.connectors.custom.owned import RememberingSink
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.testing.sinks.owners import check_owner, check_start_over
@@ -147,10 +146,11 @@ def test_a_class_that_does_not_say_whose_its_target_is_is_told_what_to_add(tmp_p
         sink.owner("p", "out")
 
 
-class ListsNobody(SqliteLedgerSink):
+class ListsNobody(ClaimsOnly):
     """Says who claimed it, but not who else."""
 
-    all_claimed = RememberingSink.all_claimed
+    def claimed(self, owner: str) -> hg.Fence | None:
+        return None
 
 
 def test_a_class_that_does_not_say_who_else_is_there_is_told_what_to_add(tmp_path: Path) -> None:  # CS25

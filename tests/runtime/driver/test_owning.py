@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from tests.connectors.custom.test_own_lives import ClaimsOnly, ForgetsLives
 
 import headgate as hg
+from headgate.connectors.recorded import targets_of
 from headgate.errors import StorageError, UsageError
+from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.claims import NewGeneration, begin_generation
@@ -102,6 +105,28 @@ def test_a_target_that_knows_more_than_the_log_stops_the_pipeline(tmp_path: Path
     for _ in range(3):
         with pytest.raises(UsageError, match="end before generation 2: they are an older copy"):
             begin(tmp_path / "home", out=sink)
+
+
+def test_whoever_goes_on_for_another_process_writes_down_its_targets(tmp_path: Path) -> None:  # SO1
+    def go_on(mine: Generation | None, *sinks: str) -> set[str]:
+        """Begin as the child of a keeper or a standby does: with a program that may have been changed."""
+        pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "home"))
+        source = pipeline.source(hg.FromRows([{"n": 1}]))
+        for name in sinks:
+            source.sink(hg.FileSink(str(tmp_path / name)), name=name)
+        definition = pipeline.definition()
+        definition = replace(definition, targets=targets_of(definition.graph))
+        log = CheckpointLog(open_storage(str(tmp_path / "home")), "p")
+        begun = begin_generation(definition, log, "test", lambda text: None, mine)
+        assert isinstance(begun, NewGeneration)
+        begun.commits.close()
+        found = log.records.targets()
+        assert found is not None
+        return {target.sink for target in found}
+
+    assert go_on(None, "first") == {"first"}
+    assert go_on(Generation(1), "first", "second") == {"first", "second"}
+    assert go_on(Generation(2), "second") == {"first", "second"}
 
 
 @each

@@ -303,7 +303,7 @@ def claim(
     _refuse_half_started_over(definition, log, observed, around)
     sinks.check(owners, recovery.next_claim(observed).generation)
     targets = definition.targets
-    if mine is None and targets is not None:  # SO1: the sinks of a run do not change
+    if not log.generation and targets is not None:  # SO1: the sinks of one process do not change
         retrying(lambda: log.records.note(number, targets), around)
     floor = max(above, lives.floor(owners.values()))
     claimed = retrying(lambda: log.claim(owner, wall_ms, mine, floor, number), around)
