@@ -54,11 +54,12 @@ class SinkOwners:
         Raises:
             UsageError: says who owns the sink and what to do.
         """
-        for name, known in owners.items():
-            for sink, owner in ((name, known), *((other.sink, other.owner) for other in known.others)):
-                problem = lives.objection(self._life, owner, following)
-                if problem is not None:
-                    raise self._refusal(name, sink, owner, problem, following)
+        own = [(name, name, owner) for name, owner in owners.items()]
+        others = [(name, other.sink, other.owner) for name, owner in owners.items() for other in owner.others]
+        for name, known_as, owner in own + others:
+            problem = lives.objection(self._life, owner, following)
+            if problem is not None:
+                raise self._refusal(name, known_as, owner, problem, following)
 
     def tell(self) -> None:
         """Make this life the owner of every target, all in the same order (LV3).

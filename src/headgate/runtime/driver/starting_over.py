@@ -168,7 +168,7 @@ class StartingOver:
         Nothing of a stream: it is emptied of all that the pipeline wrote, whatever the sinks were called.
         """
         mine = self._mine(() if life is None else (life,))
-        known = {one.target.place_key for one in found}
+        known = {_found_at(one.target) for one in found}
         others = (
             replace(one.target, sink=other.sink)
             for one in found
@@ -176,7 +176,7 @@ class StartingOver:
             for other in one.owner.others
             if mine(other.owner)
         )
-        return list({target.place_key: target for target in others if target.place_key not in known}.values())
+        return list({_found_at(target): target for target in others if _found_at(target) not in known}.values())
 
     def _found(self, target: Target, life: Life | None) -> Found:
         if target.kind is TargetKind.NOTHING:
@@ -323,6 +323,11 @@ class StartingOver:
 
     def _retrying(self, call: Callable[[], _T]) -> _T:
         return claims.retrying(call, self._around)
+
+
+def _found_at(target: Target) -> tuple[object, ...]:
+    """Return what says which sink of which target it is. Where one of a user's own writes to, nobody else knows."""
+    return (target.sink, target.kind) if target.kind is TargetKind.OWN else target.place_key
 
 
 def _is_free_for(life: Life | None, owner: Owner) -> bool:
