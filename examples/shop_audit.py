@@ -15,7 +15,7 @@ import random
 import sqlite3
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -260,6 +260,11 @@ class Counted(hg.LedgerSink):
         """Return who owns what was counted."""
         with shop(self.path, "deferred") as db:
             return claimed(db, owner)
+
+    def all_claimed(self) -> Iterable[hg.Fence]:
+        """Return who owns all that was counted here."""
+        with shop(self.path, "deferred") as db:
+            return [hg.Fence(*row) for row in db.execute("select owner, generation, life from owners")]
 
     def publish(self, outputs: Sequence[hg.LedgerOutput], fence: hg.Fence) -> None:
         """Write what was counted and the names, or nothing."""

@@ -63,6 +63,11 @@ class SqliteTarget:
         with connect(self.path) as target:
             return claimed(target, owner)
 
+    def all_claimed(self) -> Iterable[hg.Fence]:
+        """Return who owns all sinks that write to these tables."""
+        with connect(self.path) as target:
+            return [hg.Fence(*row) for row in target.execute("select owner, generation, life from owners")]
+
     def remove_output(self, fence: hg.Fence) -> None:
         """Remove everything: the pipeline starts over."""
         with connect(self.path) as target:

@@ -60,3 +60,10 @@ def test_nothing_is_forgotten_that_nobody_wrote(sink: SqliteSink) -> None:
 def test_a_sink_that_is_not_there_is_named_with_those_that_are(sink: SqliteSink, name: str) -> None:
     assert f"program.py has no sink of its own called '{name}'" in forget(sink, name)
     assert "there is 'p/out'" in forget(sink, name)
+
+
+def test_a_sink_is_found_by_its_former_name(sink: SqliteSink) -> None:  # LV9: which only its target knows
+    sink.own("p", "former", LIFE)
+    assert "p/former is forgotten" in forget(sink, "p/former")
+    assert sink.owner("p", "former").is_forgotten
+    assert sink.owner("p", "out").is_nobody

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ import pytest
 from tests.connectors.files import test_file_owner
 from tests.mutants.harness import assert_caught, patched
 from tests.runtime.driver import test_owning
+from tests.store import test_store_transactions
+from tests.store.storing import KEYED, STREAM
 
 import headgate as hg
+from headgate.connectors.files.layout import SinkIdentity
 from headgate.connectors.files.owner import FileOwner
 from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog
+from headgate.runtime.checkpoints.records import Records
 from headgate.runtime.driver.lives import SinkOwners
+from headgate.store.catalogue import owners
+from headgate.store.store import Store
 
 
 def nobody_is_asked() -> AbstractContextManager[None]:
@@ -66,6 +73,42 @@ def the_last_one_gets_the_directory() -> AbstractContextManager[None]:
     return patched(FileOwner, "_put", put_over)
 
 
+def sinks_of_other_names_are_strangers() -> AbstractContextManager[None]:
+    return patched(FileOwner, "_sinks", lambda self, *names: [self._identity])
+
+
+def every_pipeline_is_the_same() -> AbstractContextManager[None]:
+    def sinks(self: Any, *names: str) -> list[SinkIdentity]:
+        return sorted({self._identity, *(SinkIdentity.parse(name) for name in names)})
+
+    return patched(FileOwner, "_sinks", sinks)
+
+
+def other_names_are_asked_for_nothing() -> AbstractContextManager[None]:
+    def check(self: Any, found: dict[str, Owner], following: Any) -> None:
+        real(self, {name: replace(owner, others=()) for name, owner in found.items()}, following)
+
+    real = SinkOwners.check
+    return patched(SinkOwners, "check", check)
+
+
+def a_stream_is_its_whole_store() -> AbstractContextManager[None]:
+    return patched(owners, "_has_written", lambda connection, info, owner: True)
+
+
+def a_stream_knows_nobody_else() -> AbstractContextManager[None]:
+    return patched(owners, "_has_written", lambda connection, info, owner: False)
+
+
+def only_the_first_process_writes_targets_down() -> AbstractContextManager[None]:
+    def note(self: Any, life: int, targets: Any) -> None:
+        if self.targets() is None:
+            real(self, life, targets)
+
+    real = Records.note
+    return patched(Records, "note", note)
+
+
 MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[..., object]]] = [
     (
         nobody_is_asked,
@@ -81,6 +124,13 @@ MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[..., ob
         test_owning.test_the_first_generation_after_forgetting_exceeds_all_before,
     ),
     (an_older_copy_of_the_log_goes_on, test_owning.test_a_target_that_knows_more_than_the_log_stops_the_pipeline),
+    (sinks_of_other_names_are_strangers, test_owning.test_a_former_name_of_a_sink_belongs_to_its_life),
+    (sinks_of_other_names_are_strangers, test_owning.test_an_older_copy_is_told_by_a_former_name_too),
+    (other_names_are_asked_for_nothing, test_owning.test_a_former_name_of_a_sink_belongs_to_its_life),
+    (
+        every_pipeline_is_the_same,
+        test_owning.test_what_was_made_to_forget_and_other_pipelines_stand_in_nobodys_way,
+    ),
     (forgetting_drops_the_fence, test_file_owner.test_forgetting_keeps_the_fence),
 ]
 
@@ -97,3 +147,18 @@ def test_the_last_one_gets_the_directory_is_caught() -> None:
     assert_caught(
         the_last_one_gets_the_directory, test_file_owner.test_of_two_lives_that_come_at_once_one_gets_the_directory
     )
+
+
+@pytest.mark.parametrize("mutant", [a_stream_is_its_whole_store, a_stream_knows_nobody_else])
+def test_a_mutant_of_who_else_wrote_to_a_stream_is_caught(
+    tmp_path: Path, mutant: Callable[[], AbstractContextManager[None]]
+) -> None:
+    with Store.open(tmp_path / "store") as store:
+        store.create_stream(STREAM, KEYED, segments=3, routing_key="key")
+        test = test_store_transactions.test_a_stream_knows_who_else_of_a_pipeline_has_written_to_it
+        assert_caught(mutant, test, store)
+
+
+def test_only_the_first_process_writes_targets_down_is_caught(tmp_path: Path) -> None:
+    test = test_owning.test_whoever_goes_on_for_another_process_writes_down_its_targets
+    assert_caught(only_the_first_process_writes_targets_down, test, tmp_path)

@@ -89,6 +89,14 @@ def whoever_comes_is_told() -> AbstractContextManager[None]:
     return patched(RememberingSink, "own", own)
 
 
+def users_sinks_of_other_names_are_strangers() -> AbstractContextManager[None]:
+    return patched(RememberingSink, "_others", lambda self, pipeline, owner: ())
+
+
+def a_class_that_lists_nobody_is_alone() -> AbstractContextManager[None]:
+    return patched(RememberingSink, "all_claimed", lambda self: ())
+
+
 def started_over(path: Path, kind: Kind) -> None:
     check_start_over(target_at(path / "t.db", kind))
 
@@ -103,6 +111,11 @@ CASES: list[tuple[Mutant, Callable[[Path, Kind], object]]] = [
     (a_target_that_forgot_has_no_fence, owning.test_the_first_generation_after_forgetting_exceeds_all_before),
     (a_target_that_forgot_has_no_fence, started_over),
     (whoever_comes_is_told, owning.test_a_life_that_comes_between_the_answer_and_the_telling_stays),
+    (users_sinks_of_other_names_are_strangers, owning.test_a_former_name_of_a_sink_belongs_to_its_life),
+    (
+        a_class_that_lists_nobody_is_alone,
+        lambda path, kind: own_lives.test_a_class_that_does_not_say_who_else_is_there_is_told_what_to_add(path),
+    ),
     (
         nobody_looks_whether_a_life_was_kept,
         lambda path, kind: own_lives.test_a_class_that_does_not_keep_the_life_is_told_so(path),

@@ -13,6 +13,7 @@ from tests.codec import test_handshake
 from tests.mutants.harness import assert_caught, patched
 from tests.runtime.driver import test_asking
 from tests.runtime.wire import test_connection_attacks, test_connection_tls
+from tests.state.rocksdb import test_rocksdb_files
 from tests.storage import test_access
 
 from headgate.codec.frame_mac import FrameMac
@@ -22,7 +23,7 @@ from headgate.runtime.driver import asking
 from headgate.runtime.wire.connection import Connection
 from headgate.runtime.wire.listener import Listener
 from headgate.runtime.wire.tls import Tls
-from headgate.storage import access
+from headgate.storage import access, own_directory
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,22 @@ def answers_have_the_modes_of_the_umask() -> Iterator[None]:
 def the_umask_cuts_the_group_off() -> Iterator[None]:
     with patched(os, "fchmod", lambda descriptor, mode: None):
         yield
+
+
+@contextmanager
+def any_directory_in_tmp_is_ours() -> Iterator[None]:
+    with patched(own_directory, "refuse_strangers", lambda directory: None):
+        yield
+
+
+# SE7
+@pytest.mark.parametrize("kind", ["state", "reading"])
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_directory_of_another_user_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_link: bool
+) -> None:
+    test = test_rocksdb_files.test_a_directory_that_another_user_has_made_takes_no_state
+    assert_caught(any_directory_in_tmp_is_ours, test, tmp_path, monkeypatch, kind, is_link)
 
 
 # SE1

@@ -247,6 +247,10 @@ def anything_can_be_left() -> AbstractContextManager[None]:
     return skipped(StartingOver, "_refuse_unknown")
 
 
+def only_what_was_written_down_goes() -> AbstractContextManager[None]:
+    return skipped(StartingOver, "_of_other_names", [])
+
+
 @pytest.mark.parametrize(
     "mutant", [the_order_is_not_written, output_goes_before_it_is_decided, the_order_goes_before_the_output]
 )
@@ -352,3 +356,8 @@ NEVER_COUNTED: list[tuple[Mutant, Any]] = [
 @pytest.mark.parametrize(("mutant", "test"), NEVER_COUNTED, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_mutant_of_orders_is_caught(tmp_path: Path, mutant: Mutant, test: Any) -> None:
     assert_caught(mutant, test, moved.Moved(tmp_path, ("app/a",)))
+
+
+def test_only_what_was_written_down_goes_is_caught(tmp_path: Path) -> None:
+    test = others.test_what_a_sink_wrote_under_a_former_name_goes_too
+    assert_caught(only_what_was_written_down_goes, test, killed.Template(tmp_path), "files")

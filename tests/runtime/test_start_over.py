@@ -39,11 +39,11 @@ STREAM = "app/out"
 TABLE = pa.table({"n": list(range(ROWS)), "text": [str(n) for n in range(ROWS)]})
 
 
-def piped(root: Path, sink: Any, home: str = "", **options: Any) -> PipelineDefinition:
+def piped(root: Path, sink: Any, home: str = "", name: str = "out", **options: Any) -> PipelineDefinition:
     """Return a pipeline of bounded rows with its checkpoints below ``home``."""
     pipeline = pipeline_at(root / home, **options)
     rows = hg.FromRows(TABLE, splits=2, batch_rows=50)
-    pipeline.source(rows).sink(sink, name="out")
+    pipeline.source(rows).sink(sink, name=name)
     return definition_of(pipeline)
 
 
@@ -149,6 +149,23 @@ def test_a_start_over_is_refused_before_anything_is_written(
         assert str(tmp_path / "checkpoints") in said
         assert "forget 'p/out'" in said
         assert (place.count(), place.prepared()) == (ROWS, 0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_start_over_is_refused_whatever_the_sink_is_called_now(
+    start: Callable[..., Run], tmp_path: Path, target: Callable[[Path], Any]
+) -> None:  # LV9: as derived names become others when a sink is added before
+    place = target(tmp_path)
+    run_often(start, piped(tmp_path, place.sink), 2)
+    shutil.rmtree(tmp_path / "checkpoints")
+    for _ in range(2):
+        said = refusal(start, piped(tmp_path, place.sink, name="out2"))
+        assert "the target of sink 'out2' of pipeline 'p' knows its sink 'out', which belongs to former check" in said
+        assert (place.count(), place.prepared()) == (ROWS, 0)
+    assert place.sink.owner("p", "out2").is_nobody, "nobody was told"
+    place.forget(said)
+    run_often(start, piped(tmp_path, place.sink, name="out2"), 2)
+    assert (place.count(), place.prepared()) == (2 * ROWS, 0)
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -71,6 +71,22 @@ def test_a_stream_of_another_directory_is_kept_whatever_the_sinks_are_called(tem
     assert world.all() == ALL
 
 
+@pytest.mark.parametrize("sink", ["files", "stream"])
+def test_what_a_sink_wrote_under_a_former_name_goes_too(template: Template, sink: str) -> None:  # SO4, LV9
+    world = template.again()
+    shutil.rmtree(world.root / "home")
+    made = hg.Pipeline("p", checkpointing=hg.Checkpointing("100ms", dir=str(world.root / "home")))
+    spec = next(node.spec for node in definition(world).graph.nodes if str(node.name) == sink)
+    made.source(hg.FromRows([{"number": 1, "text": "x"}])).sink(spec, name="renamed")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"knows its sink '{sink}', which belongs to former .* --fresh"):
+        claims.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
+    fresh.start_over(made.definition(), SilentObserver())
+    assert (world.all() == NOTHING) is False, "other targets keep what they hold"
+    plan = look(world, "home", made.definition())
+    assert not any(found.holding.what for found in plan.targets)
+    claims.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
+
+
 class Elsewhere(Process):
     """Another machine with a directory of the same name."""
 

@@ -11,7 +11,7 @@ from tests.store.storing import KEYED, STREAM, database_of, drain, drained, in_a
 
 from headgate.errors import CorruptionError, FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, OtherSink, Owner
 from headgate.protocol.store.transactions import Status
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.local import LocalStorage
@@ -500,6 +500,23 @@ def test_an_owner_is_one_life_until_it_is_forgotten(store: Store) -> None:  # LV
     assert store.owner("p/sink") == Owner(None, Generation(7), is_forgotten=True)
     assert store.own("p/sink", OTHER) == Owner(OTHER, Generation(7))
     assert store.own("q/sink", LIFE) == Owner(LIFE)
+
+
+def test_a_stream_knows_who_else_of_a_pipeline_has_written_to_it(store: Store) -> None:  # LV9
+    store.create_stream("elsewhere", store.describe(STREAM).schema)
+    for owner, stream in (("p/out", STREAM), ("p/nowhere", "elsewhere"), ("p2/out", STREAM), ("p/kept", STREAM)):
+        store.own(owner, LIFE)
+        transaction = store.begin(stream, owner=owner, epoch=3, name=owner)
+        transaction.write(keyed(("a", 1)))
+        transaction.prepare()
+        store.commit_transactions([(stream, owner)], owner=owner, epoch=3)
+    store.forget_owner("p/kept")
+    others = (OtherSink("kept", Owner(None, Generation(3), True)), OtherSink("out", Owner(LIFE, Generation(3))))
+    assert store.owner("p/renamed", STREAM, "p/") == Owner(others=others)
+    assert store.owner("p/out", STREAM, "p/") == Owner(LIFE, Generation(3), others=others[:1])
+    assert store.owner("p/renamed", "no-such-stream", "p/") == Owner()
+    store.delete(STREAM, force=True)
+    assert store.owner("p/renamed", STREAM, "p/") == Owner()
 
 
 def test_forgetting_an_owner_removes_nothing_and_keeps_its_fence(store: Store) -> None:  # LV4

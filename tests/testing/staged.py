@@ -74,6 +74,9 @@ class StagedSink(hg.TwoPhaseSink[str]):
     def claimed(self, owner: str) -> hg.Fence | None:
         return self.place.owners.get(owner)
 
+    def all_claimed(self) -> Iterable[hg.Fence]:
+        return self.place.owners.values()
+
     def prepared(self, owner: str) -> Iterable[str]:
         return [name for name in self.place.opened if name.startswith(owner)]
 
@@ -121,6 +124,9 @@ class StagedLedger(hg.LedgerSink):
 
     def claimed(self, owner: str) -> hg.Fence | None:
         return self.place.owners.get(owner)
+
+    def all_claimed(self) -> Iterable[hg.Fence]:
+        return self.place.owners.values()
 
     def publish(self, outputs: Sequence[LedgerOutput], fence: hg.Fence) -> None:
         self.place.refuse_if_replaced(fence)

@@ -91,16 +91,19 @@ def _of_directory(pipeline: str, node: str, url: str) -> tuple[Owner, Callable[[
 def _of_program(pipeline: str, node: str, program: str, arguments: Sequence[str]) -> tuple[Owner, Callable[[], object]]:
     """Return whose the target of a sink in ``program`` is, and what makes it forget that.
 
+    ``node`` may be a former name, by which only the target knows the sink (LV9).
+
     Raises:
         UsageError: there is no such sink of a user's own.
     """
     definition = load_pipeline(program, arguments).definition()
     sinks = {str(one.name): one.spec for one in definition.graph.nodes if isinstance(one.spec, RememberingSink)}
-    if definition.config.name != pipeline or node not in sinks:
+    named = [sinks[node]] if node in sinks else []
+    known = [one for one in sinks.values() if not one.owner(pipeline, node).is_nobody] or named
+    if definition.config.name != pipeline or not known:
         there = ", ".join(f"'{definition.config.name}/{name}'" for name in sinks) or "none"
         raise UsageError(f"{program} has no sink of its own called '{pipeline}/{node}'; there is {there}")
-    sink = sinks[node]
-    return sink.owner(pipeline, node), lambda: sink.forget_owner(pipeline, node)
+    return known[0].owner(pipeline, node), lambda: [sink.forget_owner(pipeline, node) for sink in known]
 
 
 def belongs_to(owner: Owner) -> str:

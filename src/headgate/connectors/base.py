@@ -376,6 +376,9 @@ class OwnedSink(Sink, Protocol):
     def owner(self, pipeline: str, node: str) -> Owner:
         """Return what the target remembers; ``Owner()`` when it knows nothing of this sink. Changes nothing.
 
+        ``others``: which other sinks of a pipeline of that name have written to the same target, as it remembers them.
+        One of them may be this sink under its former name (LV9).
+
         Raises:
             StorageError
         """

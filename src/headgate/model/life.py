@@ -41,11 +41,27 @@ class Owner:
         life: None when nobody told it (a new target, or one that only version 0.1 wrote to), or it was made to forget.
         generation: the newest one that it fences for; 0 when there was none.
         is_forgotten: somebody made it forget: the next life that comes may have it.
+        others: what else a pipeline of that name wrote to it, by other sinks or by the former name of this one.
+            Known only where somebody asks what the target remembers.
     """
 
     life: Life | None = None
     generation: Generation = NO_GENERATION
     is_forgotten: bool = False
+    others: tuple[OtherSink, ...] = ()
+
+    @property
+    def is_nobody(self) -> bool:
+        """Whether the target knows nothing of this sink."""
+        return self.life is None and not self.generation and not self.is_forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class OtherSink:
+    """A sink of a pipeline of the same name, in front of the same target. ``sink``: its name."""
+
+    sink: str
+    owner: Owner
 
 
 Mine: TypeAlias = Callable[[Owner], bool]

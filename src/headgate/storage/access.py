@@ -1,13 +1,14 @@
 """Modes of the files and directories that Headgate creates, whatever the process's umask is.
 
 Used by everything that creates one: ``local``, ``catalogue``, ``runtime.driver.pipeline_lock``, ``spark.dataframes``.
-Source: rules SE1 to SE6 of docs/spec/security.md. A directory says itself whether it is shared with its group, so that
+Source: rules SE1 to SE7 of docs/spec/security.md. A directory says itself whether it is shared with its group, so that
 drivers, workers and command lines need not be told. Never changes the mode of what it did not create, locks apart.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import stat
@@ -32,6 +33,23 @@ def access_in(directory: Path) -> Access:
         if directory == directory.parent:
             return Access.OWNER
         directory = directory.parent
+
+
+def refuse_strangers(directory: Path) -> None:
+    """Refuse a directory that another user has made where everybody may make one, or a link that leads away (SE7).
+
+    Whoever owns it may read, change and replace all that is put there.
+
+    Raises:
+        PermissionError
+    """
+    for found in (os.lstat(directory), os.stat(directory)):
+        if found.st_uid != os.geteuid():
+            said = (
+                f"it belongs to user {found.st_uid}, who could read and change what is put there; have it removed, or "
+                "choose another directory for such files"
+            )
+            raise PermissionError(errno.EPERM, said, str(directory))
 
 
 def why_not_writable(directory: Path) -> str:

@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 
 from headgate.model.security import Access
-from headgate.storage.access import access_in, open_lock
+from headgate.storage.access import access_in, open_lock, refuse_strangers
 from headgate.storage.local import make_directories
 
 _LOCK = ".lock"
@@ -23,15 +23,20 @@ _LOCK = ".lock"
 class OwnDirectory:
     """One directory of this process: ``path``."""
 
-    def __init__(self, parent: Path, access: Access = Access.OWNER, *, keeps_abandoned: bool = False) -> None:
+    def __init__(
+        self, parent: Path, access: Access = Access.OWNER, *, keeps_abandoned: bool = False, is_users: bool = False
+    ) -> None:
         """Make it in ``parent``, which is made if it is missing, and remove what dead processes left there.
 
         ``keeps_abandoned``: not yet; somebody still looks at it, and calls ``remove_abandoned``.
+        ``is_users``: ``parent`` is this user's alone, but where everybody may have made it.
 
         Raises:
             OSError
         """
         make_directories(parent, access)
+        if is_users:
+            refuse_strangers(parent)
         if not keeps_abandoned:
             remove_abandoned(parent)
         self.path, self._lock = _locked(parent, access)

@@ -323,9 +323,12 @@ class Store:
         """
         return self._transactions.recover(stream, owner, epoch, keep, leave)
 
-    def owner(self, owner: str) -> Owner:
-        """Return which life of a pipeline ``owner`` is, as far as this store was told (docs/spec/lives.md)."""
-        return self._catalogue.owner(owner)
+    def owner(self, owner: str, stream: str = "", of: str = "") -> Owner:
+        """Return which life of a pipeline ``owner`` is, as far as this store was told (docs/spec/lives.md).
+
+        ``others``: who else begins with ``of`` and has written to ``stream``.
+        """
+        return self._catalogue.owner(owner, stream, of)
 
     def own(self, owner: str, life: Life) -> Owner:
         """Let ``life`` be ``owner``, unless another one is; return which one is then."""

@@ -49,6 +49,9 @@ class Table(hg.LedgerSink):
     def claimed(self, owner: str) -> hg.Fence | None:
         return None
 
+    def all_claimed(self) -> Sequence[hg.Fence]:
+        return ()
+
     def publish(self, outputs: Sequence[hg.LedgerOutput], fence: hg.Fence) -> None:
         new = [output for output in outputs if output.name not in self.names]
         rows: list[int] = []

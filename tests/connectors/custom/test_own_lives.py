@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -136,11 +136,39 @@ class ForgetsLives(ClaimsOnly):
             row = target.execute("select owner, generation from owners where owner = ?", [owner]).fetchone()
         return hg.Fence(*row) if row else None
 
+    def all_claimed(self) -> Sequence[hg.Fence]:
+        return ()
+
 
 def test_a_class_that_does_not_say_whose_its_target_is_is_told_what_to_add(tmp_path: Path) -> None:  # CS21
     sink = ClaimsOnly(str(tmp_path / "t.db"))
     with pytest.raises(hg.UsageError, match=r"ClaimsOnly cannot tell .*: give it a method claimed\(self, owner\)"):
         sink.owner("p", "out")
+
+
+class ListsNobody(ClaimsOnly):
+    """Says who claimed it, but not who else."""
+
+    def claimed(self, owner: str) -> hg.Fence | None:
+        return None
+
+
+def test_a_class_that_does_not_say_who_else_is_there_is_told_what_to_add(tmp_path: Path) -> None:  # CS25
+    sink = ListsNobody(str(tmp_path / "t.db"))
+    with pytest.raises(hg.UsageError, match=r"ListsNobody cannot tell .*: give it a method all_claimed\(self\)"):
+        sink.owner("p", "out")
+
+
+class CannotList(SqliteLedgerSink):
+    """What a target has that knows its owners by name alone."""
+
+    def all_claimed(self) -> Sequence[hg.Fence]:
+        return ()
+
+
+def test_a_target_that_cannot_list_its_owners_knows_them_one_by_one(tmp_path: Path) -> None:  # CS25
+    assert "former name" in str(check_owner(target_at(tmp_path / "t.db", CannotList)))
+    assert check_owner(target_at(tmp_path / "u.db", SqliteLedgerSink)) is None
 
 
 def test_a_class_that_does_not_keep_the_life_is_told_so(tmp_path: Path) -> None:  # CS21

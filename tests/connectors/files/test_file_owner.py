@@ -12,7 +12,7 @@ from headgate.connectors.files.owner import FileOwner
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, OtherSink, Owner
 from headgate.storage.base import AlreadyExists, Bytes
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
@@ -96,3 +96,23 @@ def test_whoever_always_finds_another_one_quicker_gives_up_with_a_sentence(call:
     with pytest.raises(StorageError, match="others change it all the time") as caught:
         call(FileOwner(Busy("busy"), SINK))
     assert caught.value.is_transient
+
+
+def test_other_sinks_of_the_pipeline_are_known_and_nothing_else_is_one() -> None:  # LV9, O25
+    storage = MemoryStorage("others")
+    former = SinkIdentity("p.q", "former")
+    FileOwner(storage, former).own(B)
+    storage.put(former.claim(Generation(7)), [b""])
+    storage.put(SinkIdentity("p.q", "told-nothing").claim(Generation(2)), [b""])
+    FileOwner(storage, SinkIdentity("p", "q")).own(B)
+    for stray in (
+        f"{former.owners}/notes",
+        "_owners/p~2eq.empty/README",
+        "_owners/p~2Eq.other/0000000001",
+        "_owners/7",
+    ):
+        storage.put(stray, [b"somebody else's"])
+    others = (OtherSink("former", Owner(B, Generation(7))), OtherSink("told-nothing", Owner(None, Generation(2))))
+    assert FileOwner(storage, SINK).owner() == Owner(others=others)
+    FileOwner(storage, SINK).own(A)
+    assert FileOwner(storage, SINK).owner() == Owner(A, others=others)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from tests.connectors.custom.test_own_lives import ClaimsOnly, ForgetsLives
 
 import headgate as hg
+from headgate.connectors.recorded import targets_of
 from headgate.errors import StorageError, UsageError
+from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.claims import NewGeneration, begin_generation
@@ -102,6 +105,67 @@ def test_a_target_that_knows_more_than_the_log_stops_the_pipeline(tmp_path: Path
     for _ in range(3):
         with pytest.raises(UsageError, match="end before generation 2: they are an older copy"):
             begin(tmp_path / "home", out=sink)
+
+
+def test_whoever_goes_on_for_another_process_writes_down_its_targets(tmp_path: Path) -> None:  # SO1
+    def go_on(mine: Generation | None, *sinks: str) -> set[str]:
+        """Begin as the child of a keeper or a standby does: with a program that may have been changed."""
+        pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing(dir=tmp_path / "home"))
+        source = pipeline.source(hg.FromRows([{"n": 1}]))
+        for name in sinks:
+            source.sink(hg.FileSink(str(tmp_path / name)), name=name)
+        definition = pipeline.definition()
+        definition = replace(definition, targets=targets_of(definition.graph))
+        log = CheckpointLog(open_storage(str(tmp_path / "home")), "p")
+        begun = begin_generation(definition, log, "test", lambda text: None, mine)
+        assert isinstance(begun, NewGeneration)
+        begun.commits.close()
+        found = log.records.targets()
+        assert found is not None
+        return {target.sink for target in found}
+
+    assert go_on(None, "first") == {"first"}
+    assert go_on(Generation(1), "first", "second") == {"first", "second"}
+    assert go_on(Generation(2), "second") == {"first", "second"}
+
+
+@each
+def test_a_former_name_of_a_sink_belongs_to_its_life(tmp_path: Path, kind: Any) -> None:  # LV9
+    sink = kind(str(tmp_path / "out"))
+    begin(tmp_path / "home", out=sink)
+    assert begin(tmp_path / "home", renamed=sink).generation == 2
+    before = files_below(tmp_path)
+    with pytest.raises(UsageError, match=r"target of sink 'third' of pipeline 'p' knows its sink 'out', which belongs"):
+        begin(tmp_path / "elsewhere", third=sink)
+    assert files_below(tmp_path) - before == {"elsewhere/p/life"}
+    assert sink.owner("p", "third").is_nobody
+    assert begin(tmp_path / "home", third=sink, out=sink).generation == 3
+    assert [other.sink for other in sink.owner("p", "out").others] == ["renamed", "third"]
+
+
+@each
+def test_an_older_copy_is_told_by_a_former_name_too(tmp_path: Path, kind: Any) -> None:  # LV9, LV6
+    sink = kind(str(tmp_path / "out"))
+    begin(tmp_path / "home", out=sink)
+    shutil.copytree(tmp_path / "home", tmp_path / "copy")
+    begin(tmp_path / "home", out=sink)
+    shutil.rmtree(tmp_path / "home")
+    (tmp_path / "copy").rename(tmp_path / "home")
+    with pytest.raises(UsageError, match=r"its sink 'out', which was written to by generation 2, .* an older copy"):
+        begin(tmp_path / "home", renamed=sink)
+
+
+@each
+def test_what_was_made_to_forget_and_other_pipelines_stand_in_nobodys_way(tmp_path: Path, kind: Any) -> None:  # LV9
+    sink = kind(str(tmp_path / "out"))
+    for owner in (("p", "out"), ("p2", "out"), ("pp", "third")):
+        sink.own(*owner, STRANGER)
+    if isinstance(sink, hg.FileSink):
+        sink.target("p", "out").forget()
+    else:
+        sink.forget_owner("p", "out")
+    assert begin(tmp_path / "home", renamed=sink, again=sink).generation == 1
+    assert begin(tmp_path / "home", renamed=sink, again=sink).generation == 2
 
 
 def test_a_sink_that_remembers_nothing_is_not_asked(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,13 +17,16 @@ from tests.state.backends import GROUPS, OWNER, Parts, payload_of, rows_in, sect
 
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.config import RocksState
+from headgate.model.manifest import KeyGroups
 from headgate.state.backend import RowBackend
 from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.descriptors import KeyColumns, StateDescriptor, StateKind
 from headgate.state.rocksdb import database as rocks_database
 from headgate.state.rocksdb import frozen as rocks_frozen
+from headgate.state.rocksdb import reopening
 from headgate.state.rocksdb.database import Changes, Database, Rows
 from headgate.state.rocksdb.memory import SharedMemory
+from headgate.state.rocksdb.reopening import PortableRows
 
 KEYS = KeyColumns(("id",), (pa.int64(),))
 VALUE = StateDescriptor("value", StateKind.VALUE, pa.large_string())
@@ -86,6 +90,33 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot open .*/file/headgate-state-.*Not a directory"):
         filled(made, 1)
     made.close()
+
+
+# SE7
+@pytest.mark.parametrize("is_link", [False, True])
+@pytest.mark.parametrize("kind", ["state", "reading"])
+def test_a_directory_that_another_user_has_made_takes_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_link: bool
+) -> None:
+    (tmp_path / "mine").mkdir()
+    theirs = tmp_path / f"headgate-{kind}-{os.getuid()}"
+    theirs.symlink_to(tmp_path / "mine") if is_link else theirs.mkdir()
+    another, lstat = os.geteuid() + 1, os.lstat
+
+    def of_another(path: Any, **options: Any) -> Any:
+        return SimpleNamespace(st_uid=another) if path == theirs else lstat(path, **options)
+
+    if is_link:  # what it leads to is ours, the link is not
+        monkeypatch.setattr(os, "lstat", of_another)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: another)
+    monkeypatch.setattr(reopening, "describe", lambda stored: None)
+    states = worker_states(RocksState(16 << 20, str(tmp_path)), None)
+    stored: Any = SimpleNamespace(size_bytes=1)
+    unread = PortableRows(stored, theirs, KeyGroups(0, GROUPS))
+    with pytest.raises(StorageError, match=r"belongs to user \d+, who could read and change"):
+        _ = filled(states, 1) if kind == "state" else unread._open()
+    assert [*theirs.iterdir()] == []
 
 
 # RB4

@@ -8,6 +8,7 @@ LV6 of docs/spec/lives.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import replace
 
 from headgate.codec.life import encode_life
@@ -15,7 +16,7 @@ from headgate.connectors.base import Committer, Holding
 from headgate.connectors.custom.fence import Fence, life_in, owner_of, transient
 from headgate.errors import FencedError, StorageError, UsageError
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Mine, Owner
+from headgate.model.life import Life, Mine, OtherSink, Owner
 from headgate.model.targets import Target, TargetKind
 from headgate.protocol.supervision import lives
 
@@ -56,6 +57,21 @@ class RememberingSink(ABC):
             "remembered, with its life, or None"
         )
 
+    def all_claimed(self) -> Iterable[Fence]:
+        """Return what ``claim`` had the target remember for all owners whose output is in the same place.
+
+        Others' too: what counts is the newest fence of each. Changes nothing. () if the target cannot list them: a
+        pipeline that starts over with another name for the sink is not noticed then.
+
+        Raises:
+            UsageError: the class has no such method of its own.
+        """
+        raise UsageError(  # CS25
+            f"{type(self).__name__} cannot tell which other sinks have written to its target, and a pipeline that "
+            "starts over with another name for the sink would repeat output there: give it a method all_claimed(self) "
+            "that returns the Fences that claim has remembered for all owners"
+        )
+
     def remove_output(self, fence: Fence) -> None:
         """Remove all that ``fence.owner`` ever committed, ledger included: its pipeline starts over.
 
@@ -74,7 +90,7 @@ class RememberingSink(ABC):
         """See ``connectors.base.OwnedSink``."""
         owner = owner_of(pipeline, node)
         with transient(self.transient_errors, "ask", owner):
-            return self._remembered(owner)
+            return replace(self._remembered(owner), others=self._others(pipeline, owner))
 
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
         """See ``connectors.base.OwnedSink``."""
@@ -97,7 +113,7 @@ class RememberingSink(ABC):
         """See ``connectors.base.ResettableSink``. How much it is, nobody asks a target of a user's own."""
         kind = type(self).__name__
         known = self.owner(pipeline, node)
-        if known == Owner() or known.is_forgotten:
+        if known.is_nobody or known.is_forgotten:
             return Holding("", kind)
         can_remove = type(self).remove_output is not RememberingSink.remove_output
         return Holding("all its output", kind, problem="" if can_remove else _CANNOT_REMOVE.format(kind=kind))
@@ -109,7 +125,7 @@ class RememberingSink(ABC):
             known = self._remembered(owner)
             if known.life is not None and known.life.id == life.id:
                 return
-            if known != Owner() and not known.is_forgotten:
+            if not known.is_nobody and not known.is_forgotten:
                 self._remove(pipeline, node, generation)
             self.claim(Fence(owner, int(generation), encode_life(None).decode()))  # claim knows one life at a time
             self.claim(Fence(owner, int(generation), encode_life(life).decode()))
@@ -150,10 +166,14 @@ class RememberingSink(ABC):
 
     def _remembered(self, owner: str) -> Owner:
         fence = self.claimed(owner)
-        if fence is None:
-            return Owner()
-        life = life_in(fence)
-        return Owner(life, Generation(fence.generation), is_forgotten=life is None and bool(fence.life))
+        return Owner() if fence is None else _owner_in(fence)
+
+    def _others(self, pipeline: str, owner: str) -> tuple[OtherSink, ...]:
+        of = owner_of(pipeline, "")
+        known = {fence.owner: fence for fence in self.all_claimed() if fence.owner.startswith(of)}
+        return tuple(
+            OtherSink(name.removeprefix(of), _owner_in(known[name])) for name in sorted(known) if name != owner
+        )
 
     def _known(self, owner: str, problem: Exception) -> Owner:
         """Return whose the target is, now that it was told: by now it must be somebody's."""
@@ -167,6 +187,11 @@ class RememberingSink(ABC):
             f"{type(self).__name__} does not keep the life of a pipeline in its target, and one that starts over would "
             "lose or repeat output there: have claim store fence.life beside the generation, and claimed return both"
         )
+
+
+def _owner_in(fence: Fence) -> Owner:
+    life = life_in(fence)
+    return Owner(life, Generation(fence.generation), is_forgotten=life is None and bool(fence.life))
 
 
 def with_life(sink: RememberingSink, fence: Fence) -> Fence:

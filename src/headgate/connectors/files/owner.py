@@ -11,15 +11,17 @@ Never removes anything.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from headgate.codec.life import decode_life, encode_life
 from headgate.connectors.files.commit import newest_generation
-from headgate.connectors.files.layout import SinkIdentity
+from headgate.connectors.files.layout import CLAIMS, OWNERS, SinkIdentity
 from headgate.errors import StorageError
-from headgate.model.life import NO_GENERATION, Life, Owner
+from headgate.model.ids import Generation
+from headgate.model.life import NO_GENERATION, Life, OtherSink, Owner
 from headgate.protocol.supervision import lives
 from headgate.storage.base import AlreadyExists, Storage
-from headgate.storage.numbered import number_name, numbered
+from headgate.storage.numbered import number_name, numbered, numbered_below
 from headgate.storage.reading import read_again
 
 TRIES_MAX = 16
@@ -33,12 +35,28 @@ class FileOwner:
         self._storage, self._identity = storage, identity
 
     def owner(self) -> Owner:
-        """Return who owns it.
+        """Return who owns it, and which other sinks of a pipeline of that name write to the directory (LV9).
 
         Raises:
             CorruptionError, StorageError
         """
-        return self._read()[1]
+        claims, told = numbered_below(self._storage, CLAIMS), numbered_below(self._storage, OWNERS)
+        found = {sink: self._owner(claims.get(str(sink)), told.get(str(sink))) for sink in self._sinks(*claims, *told)}
+        others = tuple(OtherSink(sink.node, owner) for sink, owner in found.items() if sink != self._identity)
+        return replace(found[self._identity], others=others)
+
+    def _sinks(self, *names: str) -> list[SinkIdentity]:
+        """Return this sink and all of its pipeline that are called so, in the same order each time."""
+        found = {name: SinkIdentity.parse(name) for name in names}
+        same = {sink for name, sink in found.items() if str(sink) == name and sink.pipeline == self._identity.pipeline}
+        return sorted(same | {self._identity})
+
+    def _owner(self, claims: dict[int, str] | None, told: dict[int, str] | None) -> Owner:
+        generation = max((Generation(number) for number in claims or ()), default=NO_GENERATION)
+        if not told:
+            return Owner(None, generation)
+        life = self._life(told[max(told)])
+        return Owner(life, generation, is_forgotten=life is None)
 
     def own(self, life: Life) -> Owner:
         """Let ``life`` own it, unless another one does; return who owns it then."""
@@ -85,7 +103,8 @@ class FileOwner:
         paths = numbered(self._storage, self._identity.owners)
         if not paths:
             return 0, Owner(None, generation)
-        number = max(paths)
-        path = paths[number]
-        life = read_again(lambda: decode_life(self._storage.get(path), f"{self._storage.url}/{path}"))
-        return number, Owner(life, generation, is_forgotten=life is None)
+        life = self._life(paths[max(paths)])
+        return max(paths), Owner(life, generation, is_forgotten=life is None)
+
+    def _life(self, path: str) -> Life | None:
+        return read_again(lambda: decode_life(self._storage.get(path), f"{self._storage.url}/{path}"))

@@ -85,7 +85,9 @@ class StreamSink:
 
     def owner(self, pipeline: str, node: str) -> Owner:
         """See ``OwnedSink``. A store that is not there knows nobody, and is not made by being asked (LV2)."""
-        return Store.shared(self.store).owner(owner_of(pipeline, node)) if Store.exists(self.store) else Owner()
+        if not Store.exists(self.store):
+            return Owner()
+        return Store.shared(self.store).owner(owner_of(pipeline, node), self.stream, f"{pipeline}/")
 
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
         """See ``OwnedSink``."""

@@ -315,7 +315,7 @@ def claim(
     sinks.check(owners, recovery.next_claim(observed).generation)
     targets = definition.targets
     orders: tuple[str, ...] = ()
-    if mine is None and targets is not None:  # SO1: the sinks of a run do not change
+    if not log.generation and targets is not None:  # SO1: the sinks of one process do not change
         retrying(lambda: log.records.note(number, targets), around)
         orders = retrying(log.records.orders, around)
     floor = max(above, lives.floor(owners.values()))

@@ -54,10 +54,12 @@ class SinkOwners:
         Raises:
             UsageError: says who owns the sink and what to do.
         """
-        for name, owner in owners.items():
+        own = [(name, name, owner) for name, owner in owners.items()]
+        others = [(name, other.sink, other.owner) for name, owner in owners.items() for other in owner.others]
+        for name, known_as, owner in own + others:
             problem = lives.objection(self._life, owner, following)
             if problem is not None:
-                raise self._refusal(name, owner, problem, following)
+                raise self._refusal(name, known_as, owner, problem, following)
 
     def tell(self) -> None:
         """Make this life the owner of every target, all in the same order (LV3).
@@ -68,7 +70,7 @@ class SinkOwners:
         """
         for name, owner in self._told():
             if not lives.may_own(self._life, owner):
-                raise self._refusal(name, owner, Objection.OTHER_LIFE, Generation(0))
+                raise self._refusal(name, name, owner, Objection.OTHER_LIFE, Generation(0))
 
     def _told(self) -> Iterator[tuple[str, Owner]]:
         for name, sink in self._sinks.items():
@@ -76,10 +78,12 @@ class SinkOwners:
                 owner = sink.own(self._pipeline, name, self._life)
             yield name, owner
 
-    def _refusal(self, name: str, owner: Owner, problem: Objection, following: Generation) -> UsageError:
-        """Return what says who owns the sink, and what to do."""
-        forget = self._sinks[name].how_to_forget(self._pipeline, name)
+    def _refusal(self, name: str, known_as: str, owner: Owner, problem: Objection, following: Generation) -> UsageError:
+        """Return what says who owns the target of sink ``name``, which knows it as ``known_as``, and what to do."""
+        forget = self._sinks[name].how_to_forget(self._pipeline, known_as)
         sink = f"sink '{name}' of pipeline '{self._pipeline}'"
+        if known_as != name:
+            sink = f"the target of {sink} knows its sink '{known_as}', which"
         if problem is Objection.OLDER_COPY:
             return UsageError(
                 f"{sink} was written to by generation {owner.generation}, but the checkpoints in {self._home} end "

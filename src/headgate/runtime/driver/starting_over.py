@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headgate.codec.lock_holder import Ending
@@ -155,6 +155,7 @@ class StartingOver:
         self._refuse_unknown({target.sink for target in targets})
         left = tuple(target for target in targets if target.sink in self._leave)
         found = tuple(self._found(target, life) for target in targets if target not in left)
+        found += tuple(self._found(target, life) for target in self._of_other_names(found, life))
         inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
         aside = tuple(self._retrying(self._log.files.aside_paths))
         is_begun = bool(log.entries) and not has_given_up(log)
@@ -185,6 +186,22 @@ class StartingOver:
         if unknown:
             there = ", ".join(f"'{name}'" for name in sorted(sinks)) or "none"
             raise UsageError(f"pipeline '{self._pipeline}' has no sink '{unknown[0]}' to leave; its sinks: {there}")
+
+    def _of_other_names(self, found: Sequence[Found], life: Life | None) -> list[Target]:
+        """Return what the pipeline itself wrote to the same places by sinks that nobody has written down (LV9).
+
+        Nothing of a stream: it is emptied of all that the pipeline wrote, whatever the sinks were called.
+        """
+        mine = self._mine(() if life is None else (life,))
+        known = {_found_at(one.target) for one in found}
+        others = (
+            replace(one.target, sink=other.sink)
+            for one in found
+            if one.target.kind is not TargetKind.STREAM
+            for other in one.owner.others
+            if mine(other.owner)
+        )
+        return list({_found_at(target): target for target in others if _found_at(target) not in known}.values())
 
     def _found(self, target: Target, life: Life | None) -> Found:
         if target.kind is TargetKind.NOTHING:
@@ -309,9 +326,14 @@ class StartingOver:
         return claims.retrying(call, self._around)
 
 
+def _found_at(target: Target) -> tuple[object, ...]:
+    """Return what says which sink of which target it is. Where one of a user's own writes to, nobody else knows."""
+    return (target.sink, target.kind) if target.kind is TargetKind.OWN else target.place_key
+
+
 def _is_free_for(life: Life | None, owner: Owner) -> bool:
     """Whether a target lets the pipeline begin as it is."""
-    return owner.is_forgotten or owner == Owner() or (owner.life is not None and owner.life == life)
+    return owner.is_forgotten or owner.is_nobody or (owner.life is not None and owner.life == life)
 
 
 def _shown(plan: Plan) -> object:

@@ -160,6 +160,10 @@ class Database:
         """Return what is remembered."""
         return self._call(lambda: self.owners.get(owner))
 
+    def all_claimed(self) -> list[Fence]:
+        """Return all that is remembered: at once, because whoever asks has just asked for one of them."""
+        return list(self.owners.values())
+
     def published(self, names: Sequence[str]) -> set[str]:
         """Return those that the ledger has."""
         return self._call(lambda: self.ledger & set(names))

@@ -49,6 +49,10 @@ class PreparingSink(hg.TwoPhaseSink[Session]):
         """See ``TwoPhaseSink``."""
         return self._database.claimed(owner)
 
+    def all_claimed(self) -> Iterable[hg.Fence]:
+        """See ``TwoPhaseSink``."""
+        return self._database.all_claimed()
+
     def prepared(self, owner: str) -> Iterable[str]:
         """See ``TwoPhaseSink``: ours, and that of others."""
         return self._database.names()
@@ -93,6 +97,10 @@ class PublishingSink(hg.LedgerSink):
     def claimed(self, owner: str) -> hg.Fence | None:
         """See ``LedgerSink``."""
         return self._database.claimed(owner)
+
+    def all_claimed(self) -> Iterable[hg.Fence]:
+        """See ``LedgerSink``."""
+        return self._database.all_claimed()
 
     def publish(self, outputs: Sequence[hg.LedgerOutput], fence: hg.Fence) -> None:
         """See ``LedgerSink``: each output in a transaction of its own, which its name allows."""

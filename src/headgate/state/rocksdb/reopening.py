@@ -271,7 +271,7 @@ class PortableRows:
     def _open(self) -> Description:
         description = describe(self._stored)
         try:
-            own = OwnDirectory(self._parent)
+            own = OwnDirectory(self._parent, is_users=True)
         except OSError as error:
             raise disk_error("open", self._parent, error) from error
         self._close = weakref.finalize(self, own.remove)

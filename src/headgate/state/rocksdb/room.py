@@ -115,7 +115,7 @@ class Room:
         """
         if self._own is None or self._memory is None:
             try:
-                self._own = OwnDirectory(self._parent, keeps_abandoned=True)
+                self._own = OwnDirectory(self._parent, keeps_abandoned=True, is_users=True)
             except OSError as error:
                 raise StorageError("open", str(self._parent), error.strerror or str(error), False) from error
             self._memory = SharedMemory(self._memory_bytes)

@@ -319,8 +319,11 @@ class Catalogue(Protocol):
 
     # -- owners (docs/spec/lives.md) -----------------------------------------------------------------------------------
 
-    def owner(self, owner: str) -> Owner:
-        """Return which life of a pipeline ``owner`` is, as far as the catalogue was told."""
+    def owner(self, owner: str, stream: str = "", of: str = "") -> Owner:
+        """Return which life of a pipeline ``owner`` is, as far as the catalogue was told.
+
+        ``others``: who else begins with ``of`` and has written to ``stream``; none if there is no such stream.
+        """
 
     def own(self, owner: str, life: Life) -> Owner:
         """Let ``life`` be ``owner``, unless another one is (LV3); return which one is then."""

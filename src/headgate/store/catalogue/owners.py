@@ -10,9 +10,11 @@ from sqlalchemy.engine import Connection
 
 from headgate.codec.life import decode_life, encode_life
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, OtherSink, Owner
 from headgate.protocol.supervision import lives
 from headgate.store.catalogue import tables as t
+from headgate.store.open_transaction import owner_directory
+from headgate.store.streams import StreamInfo
 
 
 def find_owner(connection: Connection, owner: str, where: str) -> Owner:
@@ -28,6 +30,19 @@ def find_owner(connection: Connection, owner: str, where: str) -> Owner:
         return Owner(None, generation)
     life = decode_life(data, f"owner '{owner}' of the stream store at {where}")
     return Owner(life, generation, is_forgotten=life is None)
+
+
+def others(connection: Connection, info: StreamInfo, owner: str, of: str, where: str) -> tuple[OtherSink, ...]:
+    """Return who else begins with ``of`` and has written to the stream: the directory of a chunk tells (LV9)."""
+    names = sorted(name for name in names_of(connection, of) if name != owner and _has_written(connection, info, name))
+    return tuple(OtherSink(name.removeprefix(of), find_owner(connection, name, where)) for name in names)
+
+
+def names_of(connection: Connection, of: str) -> set[str]:
+    """Return all owners that begin with ``of`` and ever claimed anything."""
+    columns = (t.fences.c.owner, t.owners.c.owner, t.transactions.c.owner)
+    queries = [sa.select(column).where(column.startswith(of, autoescape=True)) for column in columns]
+    return {owner for query in queries for owner in connection.scalars(query)}
 
 
 def own(connection: Connection, owner: str, life: Life, where: str) -> Owner:
@@ -49,6 +64,14 @@ def forget(connection: Connection, owner: str, where: str) -> Owner:
 def hand_over(connection: Connection, owner: str, life: Life) -> None:
     """Let ``life`` be ``owner``, whoever was."""
     _set(connection, owner, life)
+
+
+def _has_written(connection: Connection, info: StreamInfo, owner: str) -> bool:
+    directory = owner_directory(info.stream_id, owner)
+    path = t.chunks.c.path
+    # A range goes by the index of the paths, which LIKE does not; "0" follows "/".
+    query = sa.select(path).where(path >= f"{directory}/", path < f"{directory}0").limit(1)
+    return connection.scalar(query) is not None
 
 
 def _set(connection: Connection, owner: str, life: Life | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -227,10 +228,15 @@ class SqlCatalogue:
 
     # -- owners ------------------------------------------------------------------------------------------------------
 
-    def owner(self, owner: str) -> Owner:
+    def owner(self, owner: str, stream: str = "", of: str = "") -> Owner:
         """See ``Catalogue``."""
         with self._database.read() as connection:
-            return owners.find_owner(connection, owner, self._where)
+            found = owners.find_owner(connection, owner, self._where)
+            row = connection.execute(sa.select(t.streams).where(t.streams.c.name == stream)).one_or_none()
+            if row is None:
+                return found
+            info = sql_streams.stream_info(row, self._where)
+            return replace(found, others=owners.others(connection, info, owner, of, self._where))
 
     def own(self, owner: str, life: Life) -> Owner:
         """See ``Catalogue``."""

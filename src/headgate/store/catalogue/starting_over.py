@@ -14,7 +14,7 @@ from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue import transactions
 from headgate.store.catalogue.base import Contents
-from headgate.store.catalogue.owners import find_owner
+from headgate.store.catalogue.owners import find_owner, names_of
 from headgate.store.open_transaction import owner_directory
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
@@ -28,7 +28,7 @@ def contents(connection: Connection, stream: str, of: str, mine: Mine, where: st
     info = _find(connection, stream, where)
     if info is None:
         return Contents()
-    known = {name: find_owner(connection, name, where) for name in _owners(connection, of)}
+    known = {name: find_owner(connection, name, where) for name in names_of(connection, of)}
     own = tuple(f"{owner_directory(info.stream_id, name)}/" for name, owner in known.items() if mine(owner))
     left = tuple(f"{owner_directory(info.stream_id, name)}/" for name, owner in known.items() if owner.is_forgotten)
     chunks = sa.select(t.chunks.c.id, t.chunks.c.path).where(t.chunks.c.stream_id == info.stream_id)
@@ -61,13 +61,6 @@ def empty(connection: Connection, reset: StreamReset, stream: str, found: Conten
     if reset.streams[stream] != (info.segments_count, info.routing_key):
         again = StreamDefinition(info.name, info.schema, info.segments_count, info.routing_key)
         sql_streams.insert_stream(connection, again, now_ms, if_not_exists=False, where=where)
-
-
-def _owners(connection: Connection, of: str) -> set[str]:
-    """Return all owners that begin with ``of`` and ever claimed anything."""
-    columns = (t.fences.c.owner, t.owners.c.owner, t.transactions.c.owner)
-    queries = [sa.select(column).where(column.startswith(of, autoescape=True)) for column in columns]
-    return {owner for query in queries for owner in connection.scalars(query)}
 
 
 def _find(connection: Connection, stream: str, where: str) -> StreamInfo | None:

@@ -89,6 +89,9 @@ class _FailingTwoPhaseSink(TwoPhaseSink[Any]):
     def claimed(self, owner: str) -> Fence | None:
         return self._failure.during(lambda: self._inner.claimed(owner))
 
+    def all_claimed(self) -> Iterable[Fence]:
+        return self._failure.during(lambda: list(self._inner.all_claimed()))
+
     def prepared(self, owner: str) -> Iterable[str]:
         return self._failure.during(lambda: list(self._inner.prepared(owner)))
 
@@ -126,6 +129,9 @@ class _FailingLedgerSink(LedgerSink):
 
     def claimed(self, owner: str) -> Fence | None:
         return self._failure.during(lambda: self._inner.claimed(owner))
+
+    def all_claimed(self) -> Iterable[Fence]:
+        return self._failure.during(lambda: list(self._inner.all_claimed()))
 
     def publish(self, outputs: Sequence[LedgerOutput], fence: Fence) -> None:
         wrapped = [_FailingOutput(output, self._failure) for output in outputs]

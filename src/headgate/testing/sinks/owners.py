@@ -9,7 +9,7 @@ from headgate.connectors.base import OwnedSink
 from headgate.connectors.custom.fence import Fence, owner_of
 from headgate.connectors.custom.owned import RememberingSink
 from headgate.model.ids import CheckpointId, Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, OtherSink, Owner
 from headgate.protocol.supervision import lives
 from headgate.testing.sinks.rivals import expect_fenced
 from headgate.testing.sinks.target import NODE, PIPELINE, Target
@@ -31,7 +31,18 @@ def check_owner(target: Target) -> str | None:
     assert sink.own(PIPELINE, NODE, second).life == first, "a target takes a second life"
     known = sink.owner(PIPELINE, NODE)
     assert (known.life, known.generation) == (first, 1), f"a target remembers {known}"
-    assert sink.owner(PIPELINE, "another") == Owner(), "another sink has the same owner"
+    another = sink.owner(PIPELINE, "another")
+    assert another.is_nobody, "another sink has the same owner"
+    return _others_are_known(sink, another, first)
+
+
+def _others_are_known(sink: OwnedSink, another: Owner, first: Life) -> str | None:
+    """LV9: what a former name of a sink left is known, and so is whose it is."""
+    if not another.others:
+        return "that a sink with a former name is known: the target lists none"
+    assert another.others == (OtherSink(NODE, Owner(first, Generation(1))),), f"a target remembers {another.others}"
+    assert sink.owner(PIPELINE, NODE).others == (), "a sink is another one than itself"
+    assert sink.owner("another", NODE).others == (), "sinks of another pipeline are the same pipeline's"
     return None
 
 
