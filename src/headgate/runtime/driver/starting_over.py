@@ -192,14 +192,14 @@ class StartingOver:
 
         Nothing of a stream: it is emptied of all that the pipeline wrote, whatever the sinks were called.
         """
-        mine = self._mine(() if life is None else (life,))
+        mine = self._fronts.mine(() if life is None else (life,))
         known = {_found_at(one.target) for one in found}
         others = (
             replace(one.target, sink=other.sink)
             for one in found
             if one.target.kind is not TargetKind.STREAM
             for other in one.owner.others
-            if mine(other.owner)
+            if other.sink not in self._leave and mine(other.owner)
         )
         return list({_found_at(target): target for target in others if _found_at(target) not in known}.values())
 
