@@ -370,7 +370,11 @@ TEXTS_FOR_PEOPLE = {"reason", "problem", "detail", "cause", "traceback", "messag
 NAMES_FOR_PEOPLE = {"owner", "claimant"}
 """Fields that hold a name in words. Two may be compared with ``==``; nothing is decided by what is in one."""
 
-KEYS_OF_SINKS = {ROOT / "src/headgate/cli/sinks.py", ROOT / "src/headgate/sim/product/custom.py"}
+KEYS_OF_SINKS = {
+    ROOT / "src/headgate/cli/sinks.py",
+    ROOT / "src/headgate/connectors/custom/owned.py",
+    ROOT / "src/headgate/sim/product/custom.py",
+}
 """There an ``owner`` is a pipeline and a sink in one key, which is made to be taken apart."""
 
 
