@@ -139,6 +139,8 @@ class Keeping:
         self._handle(Begin())
         while self._code is None:
             self._wait()
+        for number in SIGNALS:  # it has ended: Python would give handlers up first, and a late command would kill it
+            signal.signal(number, signal.SIG_IGN)
         return self._code
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
