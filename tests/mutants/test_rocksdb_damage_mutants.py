@@ -110,6 +110,12 @@ def what_was_gone_back_behind_is_forgotten() -> Iterator[None]:
 
 
 @contextmanager
+def what_was_left_by_hand_is_as_good_as_any() -> Iterator[None]:
+    with patched(claims, "_left", lambda *_: []):
+        yield
+
+
+@contextmanager
 def damage_is_a_failure_of_user_code() -> Iterator[None]:
     class NeverError(Exception): ...
 
@@ -216,3 +222,14 @@ def test_the_next_claim_knows(mutant: Mutant, test: Any, place: Any) -> None:
 )
 def test_damage_has_a_kind_of_its_own(mutant: Mutant, test: Any) -> None:
     assert_caught(mutant, test)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        claiming.test_damage_of_an_adopted_checkpoint_does_not_restore_what_was_left_for_it,
+        claiming.test_without_a_checkpoint_that_was_not_left_nothing_starts,
+    ],
+)
+def test_what_was_left_stays_left(test: Any, tmp_path: Path) -> None:
+    assert_caught(what_was_left_by_hand_is_as_good_as_any, test, tmp_path)

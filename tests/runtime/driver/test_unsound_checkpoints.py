@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.driver.test_claims import CALLS, Place, begun
+from tests.runtime.driver.test_old_promises import KINDS, Home
 
 from headgate.errors import UsageError
 from headgate.model.config import DamagedCheckpoint, NoRestart
@@ -88,6 +89,44 @@ def test_what_a_worker_could_not_restore_refuses_the_start_if_configured_so(plac
     with pytest.raises(UsageError, match=newest.entries[0].parts[0].path + ".*going back to checkpoint 1"):
         begin(place, found_in(newest), DamagedCheckpoint.FAIL)
     assert CALLS == [], "no sink is touched"
+
+
+def begin_at_home(home: Home, unsound: UnsoundCheckpoints, policy: DamagedCheckpoint) -> Manifest:
+    definition = replace(home.definition, config=replace(home.definition.config, on_damaged=policy))
+    log = CheckpointLog(home.storage, "p")
+    new = begun(begin_generation(definition, log, "test", home.notes.append, unsound=unsound))
+    new.commits.close()
+    assert new.restored is not None
+    return new.restored
+
+
+# R57 SV25 SV26
+def test_damage_of_an_adopted_checkpoint_does_not_restore_what_was_left_for_it(tmp_path: Path) -> None:
+    """What the checkpoints that were left still promised was aborted, whichever of them seems sound."""
+    home = Home(tmp_path, KINDS["ledger"](tmp_path))
+    for _ in range(5):
+        home.run(retained=9)
+    begun = home.begin(home.chk(3), 5)
+    begun.commits.close()
+    adopted = begun.restored
+    assert adopted is not None
+    assert adopted.checkpoint == 6
+    with pytest.raises(UsageError, match="checkpoint 5: the pipeline left it; .*going back to checkpoint 2 would"):
+        begin_at_home(home, found_in(adopted), DamagedCheckpoint.FAIL)
+    assert begin_at_home(home, found_in(adopted), DamagedCheckpoint.PREVIOUS).checkpoint == 2
+    assert any("checkpoint 4: the pipeline left it; using checkpoint 2 instead" in note for note in home.notes)
+
+
+# R57 SV26
+def test_without_a_checkpoint_that_was_not_left_nothing_starts(tmp_path: Path) -> None:
+    home = Home(tmp_path, KINDS["ledger"](tmp_path))
+    for _ in range(2):
+        home.run(retained=9)
+    begun = home.begin(home.chk(1), 2)
+    begun.commits.close()
+    assert begun.restored is not None
+    with pytest.raises(UsageError, match="checkpoint 2: the pipeline left it; .*no sound checkpoint is left"):
+        begin_at_home(home, found_in(begun.restored), DamagedCheckpoint.PREVIOUS)
 
 
 # R57 SF15

@@ -21,7 +21,7 @@ from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery, starting_over
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
-from headgate.protocol.checkpoints.promises import leaving, promised_here
+from headgate.protocol.checkpoints.promises import is_in_line, leaving, promised_here
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
@@ -351,12 +351,22 @@ def _choose(
 ) -> recovery.Choice:
     """Verify candidates from the newest down to the first sound one, then choose."""
     damage: dict[CheckpointId, list[recovery.Damage]] = {}
-    for manifest in recovery.candidates(observed):
-        found = retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
+    manifests = recovery.candidates(observed)
+    for manifest in manifests:
+        found = _left(manifest, manifests[0])
+        found = found or retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
         damage[manifest.checkpoint] = found or unsound.of(manifest) or _left_behind(definition, log, manifest, around)
         if not damage[manifest.checkpoint]:
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)
+
+
+def _left(manifest: Manifest, newest: Manifest) -> list[recovery.Damage]:
+    """Return why ``manifest`` is not restored behind the back of its user, who left it for ``newest``: what it had
+    promised was aborted then (R57, SV25)."""
+    if is_in_line(manifest.checkpoint, newest):
+        return []
+    return [recovery.Damage(f"checkpoint {manifest.checkpoint}", "the pipeline left it")]
 
 
 def _left_behind(
