@@ -182,10 +182,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The checkpoints after ``above`` and before ``below`` were left: the pipeline went back to ``above`` (SV26)."""
+    """The checkpoints after ``above`` and before ``below`` were left: the pipeline went back to ``above`` (SV26).
+
+    With a ``sink``, only what that one had prepared for them was: it was given up (SV30).
+    """
 
     above: CheckpointId
     below: CheckpointId
+    sink: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

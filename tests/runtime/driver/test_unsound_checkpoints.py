@@ -111,7 +111,7 @@ def test_damage_of_an_adopted_checkpoint_does_not_restore_what_was_left_for_it(t
     adopted = begun.restored
     assert adopted is not None
     assert adopted.checkpoint == 6
-    with pytest.raises(UsageError, match="checkpoint 5: the pipeline left it; .*going back to checkpoint 2 would"):
+    with pytest.raises(UsageError, match=r"checkpoint 5: the pipeline left it; .*going back to checkpoint 2 would"):
         begin_at_home(home, found_in(adopted), DamagedCheckpoint.FAIL)
     assert begin_at_home(home, found_in(adopted), DamagedCheckpoint.PREVIOUS).checkpoint == 2
     assert any("checkpoint 4: the pipeline left it; using checkpoint 2 instead" in note for note in home.notes)
@@ -125,7 +125,7 @@ def test_without_a_checkpoint_that_was_not_left_nothing_starts(tmp_path: Path) -
     begun = home.begin(home.chk(1), 2)
     begun.commits.close()
     assert begun.restored is not None
-    with pytest.raises(UsageError, match="checkpoint 2: the pipeline left it; .*no sound checkpoint is left"):
+    with pytest.raises(UsageError, match=r"checkpoint 2: the pipeline left it; .*no sound checkpoint is left"):
         begin_at_home(home, found_in(begun.restored), DamagedCheckpoint.PREVIOUS)
 
 

@@ -21,7 +21,7 @@ from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery, starting_over
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
-from headgate.protocol.checkpoints.promises import is_in_line, leaving, promised_here
+from headgate.protocol.checkpoints.promises import given_up, is_in_line, leaving, promised_here
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
@@ -88,7 +88,7 @@ def begin_generation(
     restored, choice = chosen(definition, log, claimed, around, unsound)
     left: tuple[Left, ...] = ()
     if restored is not None:
-        left = _set_aside(log, claimed, choice, restored, note, around)
+        left = _set_aside(log, claimed, choice, restored, note, around) + given_up(restored, definition)
         check_fit(restored, definition)
         for text in recovery.changes(restored, definition):
             note(text)
