@@ -14,6 +14,7 @@ from headgate.model.config import DamagedCheckpoint, NoRestart
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
+from headgate.protocol.checkpoints.recovery import candidates
 from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
 from headgate.protocol.supervision.restart import RestartAfter, Restarts
 from headgate.runtime.checkpoints.log import CheckpointLog
@@ -78,6 +79,63 @@ def test_a_later_driver_does_not_return_to_what_was_gone_back_behind(place: Plac
     assert any("checkpoint 2: a former start went back behind it: p/chk-0000000002" in note for note in place.notes)
     place.complete(3, 3)
     assert begin(place, UnsoundCheckpoints()).checkpoint == 3
+
+
+# R57 R51 SF7
+def test_who_removes_what_is_aside_does_not_bring_back_what_was_gone_back_behind(place: Place) -> None:
+    """The note that says so stays, keeps no files, and goes when no such checkpoint is in the log any more."""
+    place.begin()
+    place.complete(1, 1)
+    begin(place, found_in(place.complete(2, 1)))
+    place.log.discard_aside()
+    assert place.log.files.aside() == []
+    assert begin(place, UnsoundCheckpoints()).checkpoint == 1
+    place.log.discard_aside()
+    place.complete(3, 3)
+    place.complete(4, 3)
+    place.log.drop(CheckpointId(3), CheckpointId(4))
+    assert {path[: len("p/chk-0000000000")] for path in place.storage.list("p/chk-")} <= {"p/chk-0000000004"}
+    place.log.discard_aside()
+    assert place.storage.list("p/aside") == []
+
+
+# R57
+def test_a_note_that_goes_while_it_is_read_is_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody removes what is aside while a run starts again."""
+    place.begin()
+    place.complete(1, 1)
+    begin(place, found_in(place.complete(2, 1)))
+    files = place.log.files
+    notes = {path: place.storage.get(path) for path in place.storage.list("p/aside")}
+    get = place.storage.get
+
+    def late(path: str) -> bytes:
+        place.storage.delete(path)
+        return get(path)
+
+    for read in (files.aside, files.gone_back_behind):
+        assert [aside.above for aside in read()] == [1]
+        with monkeypatch.context() as patch:
+            patch.setattr(place.storage, "get", late)
+            assert read() == []
+        for path, data in notes.items():
+            place.storage.put(path, [data])
+
+
+# R57 R51
+def test_a_checkpoint_whose_entry_was_mended_is_gone_back_to(place: Place) -> None:
+    """It was only older than what was restored: nobody went back behind it, and nothing of it was aborted."""
+    place.begin()
+    for checkpoint in (1, 2, 3):
+        place.complete(checkpoint, 1)
+    path = sorted(place.storage.list("p/log"))[2]
+    whole = place.storage.get(path)
+    place.storage.put(path, [whole[:-1]])
+    assert begin(place, UnsoundCheckpoints()).checkpoint == 3
+    assert [(aside.above, aside.below) for aside in place.log.files.aside()] == [(1, 3)]
+    place.storage.put(path, [whole])
+    newest = candidates(place.log.observe())[0]
+    assert begin(place, found_in(newest)).checkpoint == 2
 
 
 # R57 R14

@@ -249,7 +249,7 @@ def _set_aside(
     _tell(restored, gaps, note)
     if restore.contradicts:
         _tell_what_comes_again(restore, note)
-    retrying(lambda: log.files.set_aside(claimed.log, gaps), around)
+    retrying(lambda: log.files.set_aside(claimed.log, gaps, restored.checkpoint), around)
     note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
     is_passed = any(gap.above == restored.checkpoint for gap in gaps)
     return leaving(restored, claimed.first_checkpoint) if is_passed else restored.left
@@ -375,7 +375,7 @@ def _left_behind(
     """Return why a former start went back behind ``manifest``: what it had promised was aborted then (R57)."""
     if definition.config.on_damaged is DamagedCheckpoint.FAIL:
         return []
-    asides = retrying(log.files.aside, around)
+    asides = retrying(log.files.gone_back_behind, around)
     reasons = [aside.why for aside in asides if aside.above < manifest.checkpoint < aside.below]
     name = f"checkpoint {manifest.checkpoint}"
     return [recovery.Damage(name, f"a former start went back behind it: {why}") for why in reasons[:1]]
