@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.codec import test_log_entry as entries
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.runtime.driver import test_old_promises as old
 
-from headgate.model.manifest import Committable, Left, Manifest
+from headgate.codec import log_entry
+from headgate.model.manifest import MANIFEST_VERSION, Committable, Left, Manifest
 from headgate.protocol.checkpoints import promises
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.adopting import Adoption
@@ -57,6 +59,10 @@ def who_gives_a_sink_up_leaves_the_checkpoint() -> Context:  # SV30
         return tuple(replace(left, sink=None) for left in giving_up(base, promised))
 
     return patched(promises, "giving_up", whole)
+
+
+def who_knows_of_nothing_left_reads_on() -> Context:  # SV26
+    return patched(log_entry, "LEFT_VERSION", MANIFEST_VERSION)
 
 
 def one_life_is_as_good_as_another() -> Context:  # SV26
@@ -111,3 +117,8 @@ def test_a_promise_that_is_kept_twice_or_not_is_caught(
     mutant: Mutant, test: Callable[..., object], arguments: tuple[object, ...], tmp_path: Path
 ) -> None:
     assert_caught(mutant, test, tmp_path, *arguments)
+
+
+def test_a_format_that_others_misread_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = entries.test_a_manifest_that_says_what_was_left_is_of_a_version_of_its_own
+    assert_caught(who_knows_of_nothing_left_reads_on, test, None, monkeypatch)

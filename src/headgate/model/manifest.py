@@ -29,6 +29,8 @@ FILES_VERSION = 6
 """Of manifests with files of a database: who does not know of them would restore without that state (SF16)."""
 ORDER_VERSION = 7
 """Of claims that order to start over: who does not know of them would leave the output that is to go (SO9)."""
+LEFT_VERSION = 8
+"""Of manifests that say what was left: who does not know of that would take it for committed (SV26)."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""
