@@ -123,9 +123,7 @@ def test_a_manifest_with_output_in_pieces_is_of_a_version_of_its_own(where: str)
     assert b"pieces" not in encode_log_entry(dataclasses.replace(MANIFEST, carried=ENTRY.committables))
 
 
-@pytest.mark.parametrize(
-    "left", [Left(CheckpointId(1), CheckpointId(3)), Left(CheckpointId(1), CheckpointId(3), "out")]
-)
+@pytest.mark.parametrize("sink", [None, "out"])
 def test_a_manifest_that_says_what_was_left_is_of_a_version_of_its_own(  # SV26
     sink: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
