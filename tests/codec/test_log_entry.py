@@ -14,7 +14,16 @@ from headgate.codec import log_entry
 from headgate.codec.log_entry import decode_hint, decode_log_entry, encode_hint, encode_log_entry
 from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, VertexId
-from headgate.model.manifest import Claim, Committable, HookState, Manifest, SnapshotDelays, SnapshotPart, SubtaskEntry
+from headgate.model.manifest import (
+    Claim,
+    Committable,
+    HookState,
+    Left,
+    Manifest,
+    SnapshotDelays,
+    SnapshotPart,
+    SubtaskEntry,
+)
 from headgate.model.options import Guarantee
 
 CLAIM = Claim(Generation(3), "process 1 on host ä", 1_700_000_000_000)
@@ -76,8 +85,8 @@ def test_a_claim_of_version_0_1_is_read() -> None:
 
 
 def test_a_newer_version_is_named_and_not_taken_for_damage() -> None:
-    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 8 ", 1)
-    with pytest.raises(CorruptionError, match="expected format version 7 or less, found 8"):
+    newer = encode_log_entry(CLAIM).replace(b"headgate-log 2 ", b"headgate-log 9 ", 1)
+    with pytest.raises(CorruptionError, match="expected format version 8 or less, found 9"):
         decode_log_entry(newer, "log/1")
 
 
@@ -112,6 +121,22 @@ def test_a_manifest_with_output_in_pieces_is_of_a_version_of_its_own(where: str)
     assert decode_log_entry(data, "log/1") == held
     assert {piece.path for piece in pieces} <= held.files
     assert b"pieces" not in encode_log_entry(dataclasses.replace(MANIFEST, carried=ENTRY.committables))
+
+
+@pytest.mark.parametrize("sink", [None, "out"])
+def test_a_manifest_that_says_what_was_left_is_of_a_version_of_its_own(  # SV26
+    sink: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who does not read that would take output for committed that nobody has committed."""
+    entry = dataclasses.replace(MANIFEST, left=(Left(CheckpointId(1), CheckpointId(3), sink),))
+    data = encode_log_entry(entry)
+    assert decode_log_entry(data, "log/1") == entry
+    assert data.startswith(b"headgate-log 8 manifest ")
+    assert encode_log_entry(MANIFEST).startswith(b"headgate-log 2 manifest ")
+    known = {version: number for version, number in log_entry._VERSIONS.items() if number < 8}
+    monkeypatch.setattr(log_entry, "_VERSIONS", known)
+    with pytest.raises(CorruptionError, match=r"format version .* found 8"):
+        decode_log_entry(data, "log/1")
 
 
 def test_a_claim_that_orders_to_start_over_is_of_a_version_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:  # SO9

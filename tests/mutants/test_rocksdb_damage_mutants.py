@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.runtime.driver import test_removing as removing
 from tests.runtime.driver import test_unsound_checkpoints as claiming
 from tests.state.rocksdb import test_rocksdb_blocks as blocks
 from tests.state.rocksdb import test_rocksdb_unsound as unsound
@@ -17,14 +18,20 @@ from tests.state.rocksdb.increments import Subtask
 from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.checkpoints import unsound as found_by_workers
 from headgate.protocol.supervision import restart
+from headgate.runtime.checkpoints import snapshot_files
+from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.runtime.driver import claims
 from headgate.runtime.worker import worker
 from headgate.state.rocksdb import increments, reopening
 from headgate.state.rocksdb.blocks import _File, check_blocks
+from headgate.storage.base import AlreadyExists
 
 subtask = blocks.subtask
 """The fixture of those tests."""
 place = claiming.place
+
+
+REMOVED = claiming.test_who_removes_what_is_aside_does_not_bring_back_what_was_gone_back_behind
 
 
 @contextmanager
@@ -106,6 +113,43 @@ def files_are_of_one_checkpoint_only() -> Iterator[None]:
 @contextmanager
 def what_was_gone_back_behind_is_forgotten() -> Iterator[None]:
     with patched(claims, "_left_behind", lambda *_: []):
+        yield
+
+
+@contextmanager
+def what_was_left_by_hand_is_as_good_as_any() -> Iterator[None]:
+    with patched(claims, "_left", lambda *_: []):
+        yield
+
+
+@contextmanager
+def who_removes_what_is_aside_forgets_why() -> Iterator[None]:
+    with patched(snapshot_files, "_is_about", lambda path, manifests: False):
+        yield
+
+
+@contextmanager
+def notes_never_go() -> Iterator[None]:
+    with patched(snapshot_files, "_is_about", lambda path, manifests: True):
+        yield
+
+
+@contextmanager
+def a_note_that_has_gone_ends_the_run() -> Iterator[None]:
+    with patched(snapshot_files, "NotFound", AlreadyExists):
+        yield
+
+
+@contextmanager
+def older_damage_was_gone_back_behind() -> Iterator[None]:
+    with patched(SnapshotFiles, "gone_back_behind", SnapshotFiles.aside):
+        yield
+
+
+@contextmanager
+def who_removes_checkpoints_asks_no_worker() -> Iterator[None]:
+    chosen = claims.chosen
+    with patched(claims, "chosen", lambda *arguments: chosen(*arguments[:4])):
         yield
 
 
@@ -197,6 +241,9 @@ def test_what_is_near_is_fetched_first(subtask: Subtask, tmp_path: Path, monkeyp
             what_was_gone_back_behind_is_forgotten,
             claiming.test_a_later_driver_does_not_return_to_what_was_gone_back_behind,
         ),
+        (who_removes_what_is_aside_forgets_why, REMOVED),
+        (notes_never_go, REMOVED),
+        (older_damage_was_gone_back_behind, claiming.test_a_checkpoint_whose_entry_was_mended_is_gone_back_to),
     ],
 )
 def test_the_next_claim_knows(mutant: Mutant, test: Any, place: Any) -> None:
@@ -216,3 +263,24 @@ def test_the_next_claim_knows(mutant: Mutant, test: Any, place: Any) -> None:
 )
 def test_damage_has_a_kind_of_its_own(mutant: Mutant, test: Any) -> None:
     assert_caught(mutant, test)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        claiming.test_damage_of_an_adopted_checkpoint_does_not_restore_what_was_left_for_it,
+        claiming.test_without_a_checkpoint_that_was_not_left_nothing_starts,
+    ],
+)
+def test_what_was_left_stays_left(test: Any, tmp_path: Path) -> None:
+    assert_caught(what_was_left_by_hand_is_as_good_as_any, test, tmp_path)
+
+
+def test_a_note_that_goes_is_caught(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = claiming.test_a_note_that_goes_while_it_is_read_is_none
+    assert_caught(a_note_that_has_gone_ends_the_run, test, place, monkeypatch)
+
+
+def test_who_removes_checkpoints_knows(place: Any) -> None:
+    test = removing.test_damage_that_only_workers_found_is_left_to_the_user
+    assert_caught(who_removes_checkpoints_asks_no_worker, test, removing.with_checkpoints(place))

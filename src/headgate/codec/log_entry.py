@@ -21,6 +21,7 @@ from headgate.model.manifest import (
     FILES_VERSION,
     IN_FLIGHT_VERSION,
     LATER_LIFE_VERSION,
+    LEFT_VERSION,
     MANIFEST_VERSION,
     ORDER_VERSION,
     PIECES_VERSION,
@@ -43,6 +44,7 @@ _KNOWN = (
     PIECES_VERSION,
     FILES_VERSION,
     ORDER_VERSION,
+    LEFT_VERSION,
 )
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
 _LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": ()}
@@ -59,9 +61,11 @@ def encode_log_entry(entry: LogEntry) -> bytes:
 
 
 def _version(entry: LogEntry) -> int:
-    """Return what a reader must know (UA18, LV7, SF14, SF16, SO9)."""
+    """Return what a reader must know (UA18, LV7, SF14, SF16, SO9, SV26)."""
     if isinstance(entry, Claim) and entry.order is not None:
         return ORDER_VERSION
+    if isinstance(entry, Manifest) and entry.left:
+        return LEFT_VERSION
     parts = entry.parts if isinstance(entry, Manifest) else ()
     if any(part.section.startswith(FILES_PREFIX) for part in parts):
         return FILES_VERSION

@@ -29,6 +29,8 @@ FILES_VERSION = 6
 """Of manifests with files of a database: who does not know of them would restore without that state (SF16)."""
 ORDER_VERSION = 7
 """Of claims that order to start over: who does not know of them would leave the output that is to go (SO9)."""
+LEFT_VERSION = 8
+"""Of manifests that say what was left: who does not know of that would take it for committed (SV26)."""
 
 BUNDLE = ""
 """Section of a part that holds several small ones: a container of ``codec.snapshot``."""
@@ -182,10 +184,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The checkpoints after ``above`` and before ``below`` were left: the pipeline went back to ``above`` (SV26)."""
+    """The checkpoints after ``above`` and before ``below`` were left: the pipeline went back to ``above`` (SV26).
+
+    With a ``sink``, only what that one had prepared for them was: it was given up (SV30).
+    """
 
     above: CheckpointId
     below: CheckpointId
+    sink: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

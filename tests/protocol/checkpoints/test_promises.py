@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.protocol.making import cp, gen, inline_part, sub
 
 from headgate.model.manifest import Committable, Left, Manifest, SnapshotPart, SubtaskEntry
-from headgate.protocol.checkpoints.promises import among, is_in_line, leaving, settled, without
+from headgate.protocol.checkpoints.promises import among, giving_up, is_in_line, leaving, settled, without
 
 
 def output(checkpoint: int, sink: str = "out") -> Committable:
@@ -38,6 +38,17 @@ def test_output_is_known_by_its_identity_wherever_it_is_stored() -> None:  # K8,
 
 def test_output_of_a_sink_that_was_given_up_is_not_committed() -> None:  # SV26, SV30
     assert settled(manifest(2, output(1, "gone")), manifest(4)) == {output(2)}
+
+
+def test_a_sink_that_is_back_is_no_witness_of_what_was_given_up() -> None:  # SV26, SV30
+    base = manifest(3, output(2), output(2, "other"), own=output(3))
+    left = giving_up(base, [output(3), output(2)])
+    assert left == (Left(cp(1), cp(4), "out"),)
+    newer = manifest(5, left=left)
+    assert settled(base, newer) == {output(2, "other")}
+    assert settled(manifest(1), newer) == {output(1)}, "what was committed before"
+    assert settled(manifest(4), newer) == {output(4)}
+    assert is_in_line(cp(3), newer), "the checkpoint was not left"
 
 
 def test_nothing_is_known_of_checkpoints_that_were_left() -> None:  # SV26

@@ -21,6 +21,7 @@ from headgate.connectors.files.commit import read_committed
 from headgate.connectors.streams.transactions import StreamCommitter
 from headgate.errors import CorruptionError, OutputDenied, StorageError, UsageError
 from headgate.model.config import DamagedCheckpoint, DeniedOutput, StartConfig
+from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Committable, Manifest, SubtaskEntry
 from headgate.protocol.checkpoints.commit import CommitPermit
@@ -97,16 +98,24 @@ class Home:
 
     def __init__(self, root: Path, kind: Kind, directory: str = "home") -> None:
         self.kind, self.root = kind, root / directory
-        pipeline = hg.Pipeline("p", parallelism=1, checkpointing=hg.Checkpointing(interval=None, dir=self.root))
-        pipeline.source(hg.FromRows([{"id": 1}]), name="in").sink(kind.sink, name="out")
-        self.definition = pipeline.definition()
+        self.definition = self.program("out")
         self.storage = LocalStorage(self.root)
         self.notes: list[str] = []
+        self.unclaimed: tuple[str, ...] = ()
+
+    def program(self, *sinks: str) -> PipelineDefinition:
+        """Return a pipeline with these sinks: "out" is the one that is looked at."""
+        pipeline = hg.Pipeline("p", parallelism=1, checkpointing=hg.Checkpointing(interval=None, dir=self.root))
+        rows = pipeline.source(hg.FromRows([{"id": 1}]), name="in")
+        for name in sinks:
+            rows.sink(self.kind.sink if name == "out" else hg.Discard(), name=name)
+        return pipeline.definition()
 
     def begin(self, place: object = None, behind: int | None = None, **config: Any) -> NewGeneration:
         """Begin a generation, at ``place`` if one is named."""
         self.log = CheckpointLog(self.storage, "p")
         start = StartConfig(None if place is None else str(place), None if behind is None else CheckpointId(behind))
+        start = replace(start, allow_unclaimed_state=self.unclaimed)
         definition = replace(self.definition, config=replace(self.definition.config, start=start, **config))
         found = begin_generation(definition, self.log, "test", self.notes.append)
         assert isinstance(found, NewGeneration)
@@ -130,6 +139,8 @@ class Home:
 
     def _prepared(self, begun: NewGeneration) -> Sequence[Committable]:
         here = begun.first_checkpoint
+        if "out" not in self.definition.plan.state_texts():
+            return []
         writer = self.kind.sink.open(SinkContext("p", "out", 0, 1, begun.generation, SCHEMA))
         writer.write(pa.record_batch([[here]], schema=SCHEMA))
         payload = writer.seal(here).prepare()
@@ -418,3 +429,60 @@ def test_a_log_whose_newest_entry_cannot_be_read_is_not_gone_back_in(tmp_path: P
     newest.write_bytes(sound)
     home.run(place, 2)
     assert home.kind.shown[:2] == [1, 2]
+
+
+def without_the_sink(home: Home) -> None:
+    """Complete a checkpoint of a program whose user has given up the sink and what it had promised."""
+    whole, home.definition, home.unclaimed = home.definition, home.program("other"), ("out",)
+    home.run(retained=9)
+    home.definition, home.unclaimed = whole, ()
+
+
+def given_up_by_a_start(home: Home, root: Path) -> None:
+    without_the_sink(home)
+    home.run(retained=9)
+
+
+def given_up_in_a_savepoint(home: Home, root: Path) -> None:
+    draft = hg.edit_savepoint(home.chk(2), root / "smaller")
+    draft.drop("out")
+    draft.write()
+    home.run(root / "smaller", home.checkpoints[-1], retained=9)
+
+
+@pytest.mark.parametrize("kind", ["files", "streams", "ledger"])
+@pytest.mark.parametrize("given_up", [given_up_by_a_start, given_up_in_a_savepoint])
+def test_output_of_a_sink_that_was_given_up_and_is_back_is_asked_for(  # SV26, SV30, WS10
+    tmp_path: Path, kind: str, given_up: Callable[[Home, Path], None]
+) -> None:
+    """Nobody had committed it: going back to the checkpoint that promised it either shows it or is refused."""
+    home = Home(tmp_path, KINDS[kind](tmp_path))
+    home.definition = home.program("out", "other")
+    home.run(retained=9)
+    home.run(retained=9, commits=False)
+    place = home.chk(2)
+    given_up(home, tmp_path)
+    assert 2 not in home.kind.shown
+    if kind != "ledger":  # it had prepared the row, and its next generation has aborted that
+        with pytest.raises(UsageError, match="is not restored from"):
+            home.begin(place, home.checkpoints[-1])
+        return
+    restored = home.begin(place, home.checkpoints[-1]).restored
+    assert restored is not None
+    assert [c.checkpoint for c in restored.committables] == [2]
+    assert 2 in home.kind.shown
+
+
+def test_a_sink_that_is_given_up_leaves_the_checkpoint_in_line(tmp_path: Path) -> None:  # SV26, SV30, R57
+    """Otherwise damage would go back further than it must, and repeat what other sinks have committed."""
+    home = Home(tmp_path, KINDS["files"](tmp_path))
+    home.definition = home.program("out", "other")
+    home.run(retained=9)
+    home.run(retained=9, commits=False)
+    without_the_sink(home)
+    for part in (home.root / "p" / "chk-0000000003").iterdir():
+        part.write_bytes(b"garbage")
+    restored = home.begin(on_damaged=DamagedCheckpoint.PREVIOUS).restored
+    assert restored is not None
+    assert restored.checkpoint == 2
+    assert home.kind.shown == [1, 2]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from tests.runtime.driver.test_claims import CALLS, Place
+from tests.runtime.driver.test_unsound_checkpoints import found_in
 
 from headgate.codec.heartbeat import beat_path
 from headgate.errors import CorruptionError, FencedError, OutputDenied, StorageError, UsageError
+from headgate.model.config import DamagedCheckpoint
 from headgate.model.heartbeat import Course
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Claim, Manifest
@@ -26,6 +28,8 @@ from headgate.runtime.driver.succession import Succession
 from headgate.runtime.process import PROCESS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
+
+PREVIOUS = DamagedCheckpoint.PREVIOUS
 
 
 @pytest.fixture
@@ -394,6 +398,16 @@ def test_damage_is_left_to_the_user(place: Place) -> None:  # C73, R51
     assert not remove(place)
     assert place.notes[-1].startswith("the checkpoints are kept: ")
     assert len(objects(place, "/chk-")) == 3
+
+
+def test_damage_that_only_workers_found_is_left_to_the_user(place: Place) -> None:  # C73, R57
+    newest = place.complete(3, 1)
+    definition = replace(place.definition, config=replace(place.definition.config, on_damaged=PREVIOUS))
+    succession, note = Succession("test"), place.notes.append
+    assert not remove_checkpoints(definition, place.log, succession, note, PROCESS, found_in(newest))
+    assert place.notes[-1].startswith("the checkpoints are kept: ")
+    assert "block checksum mismatch" in place.notes[-1]
+    assert CALLS == [], "no sink is touched"
 
 
 def test_what_was_set_aside_stays(place: Place) -> None:  # R51, SF7, C73

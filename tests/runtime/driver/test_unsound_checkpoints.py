@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.driver.test_claims import CALLS, Place, begun
+from tests.runtime.driver.test_old_promises import KINDS, Home
 
 from headgate.errors import UsageError
 from headgate.model.config import DamagedCheckpoint, NoRestart
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
+from headgate.protocol.checkpoints.recovery import candidates
 from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
 from headgate.protocol.supervision.restart import RestartAfter, Restarts
 from headgate.runtime.checkpoints.log import CheckpointLog
@@ -79,6 +81,63 @@ def test_a_later_driver_does_not_return_to_what_was_gone_back_behind(place: Plac
     assert begin(place, UnsoundCheckpoints()).checkpoint == 3
 
 
+# R57 R51 SF7
+def test_who_removes_what_is_aside_does_not_bring_back_what_was_gone_back_behind(place: Place) -> None:
+    """The note that says so stays, keeps no files, and goes when no such checkpoint is in the log any more."""
+    place.begin()
+    place.complete(1, 1)
+    begin(place, found_in(place.complete(2, 1)))
+    place.log.discard_aside()
+    assert place.log.files.aside() == []
+    assert begin(place, UnsoundCheckpoints()).checkpoint == 1
+    place.log.discard_aside()
+    place.complete(3, 3)
+    place.complete(4, 3)
+    place.log.drop(CheckpointId(3), CheckpointId(4))
+    assert {path[: len("p/chk-0000000000")] for path in place.storage.list("p/chk-")} <= {"p/chk-0000000004"}
+    place.log.discard_aside()
+    assert place.storage.list("p/aside") == []
+
+
+# R57
+def test_a_note_that_goes_while_it_is_read_is_none(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody removes what is aside while a run starts again."""
+    place.begin()
+    place.complete(1, 1)
+    begin(place, found_in(place.complete(2, 1)))
+    files = place.log.files
+    notes = {path: place.storage.get(path) for path in place.storage.list("p/aside")}
+    get = place.storage.get
+
+    def late(path: str) -> bytes:
+        place.storage.delete(path)
+        return get(path)
+
+    for read in (files.aside, files.gone_back_behind):
+        assert [aside.above for aside in read()] == [1]
+        with monkeypatch.context() as patch:
+            patch.setattr(place.storage, "get", late)
+            assert read() == []
+        for path, data in notes.items():
+            place.storage.put(path, [data])
+
+
+# R57 R51
+def test_a_checkpoint_whose_entry_was_mended_is_gone_back_to(place: Place) -> None:
+    """It was only older than what was restored: nobody went back behind it, and nothing of it was aborted."""
+    place.begin()
+    for checkpoint in (1, 2, 3):
+        place.complete(checkpoint, 1)
+    path = sorted(place.storage.list("p/log"))[2]
+    whole = place.storage.get(path)
+    place.storage.put(path, [whole[:-1]])
+    assert begin(place, UnsoundCheckpoints()).checkpoint == 3
+    assert [(aside.above, aside.below) for aside in place.log.files.aside()] == [(1, 3)]
+    place.storage.put(path, [whole])
+    newest = candidates(place.log.observe())[0]
+    assert begin(place, found_in(newest)).checkpoint == 2
+
+
 # R57 R14
 def test_what_a_worker_could_not_restore_refuses_the_start_if_configured_so(place: Place) -> None:
     place.begin()
@@ -88,6 +147,44 @@ def test_what_a_worker_could_not_restore_refuses_the_start_if_configured_so(plac
     with pytest.raises(UsageError, match=newest.entries[0].parts[0].path + ".*going back to checkpoint 1"):
         begin(place, found_in(newest), DamagedCheckpoint.FAIL)
     assert CALLS == [], "no sink is touched"
+
+
+def begin_at_home(home: Home, unsound: UnsoundCheckpoints, policy: DamagedCheckpoint) -> Manifest:
+    definition = replace(home.definition, config=replace(home.definition.config, on_damaged=policy))
+    log = CheckpointLog(home.storage, "p")
+    new = begun(begin_generation(definition, log, "test", home.notes.append, unsound=unsound))
+    new.commits.close()
+    assert new.restored is not None
+    return new.restored
+
+
+# R57 SV25 SV26
+def test_damage_of_an_adopted_checkpoint_does_not_restore_what_was_left_for_it(tmp_path: Path) -> None:
+    """What the checkpoints that were left still promised was aborted, whichever of them seems sound."""
+    home = Home(tmp_path, KINDS["ledger"](tmp_path))
+    for _ in range(5):
+        home.run(retained=9)
+    begun = home.begin(home.chk(3), 5)
+    begun.commits.close()
+    adopted = begun.restored
+    assert adopted is not None
+    assert adopted.checkpoint == 6
+    with pytest.raises(UsageError, match=r"checkpoint 5: the pipeline left it; .*going back to checkpoint 2 would"):
+        begin_at_home(home, found_in(adopted), DamagedCheckpoint.FAIL)
+    assert begin_at_home(home, found_in(adopted), DamagedCheckpoint.PREVIOUS).checkpoint == 2
+    assert any("checkpoint 4: the pipeline left it; using checkpoint 2 instead" in note for note in home.notes)
+
+
+# R57 SV26
+def test_without_a_checkpoint_that_was_not_left_nothing_starts(tmp_path: Path) -> None:
+    home = Home(tmp_path, KINDS["ledger"](tmp_path))
+    for _ in range(2):
+        home.run(retained=9)
+    begun = home.begin(home.chk(1), 2)
+    begun.commits.close()
+    assert begun.restored is not None
+    with pytest.raises(UsageError, match=r"checkpoint 2: the pipeline left it; .*no sound checkpoint is left"):
+        begin_at_home(home, found_in(begun.restored), DamagedCheckpoint.PREVIOUS)
 
 
 # R57 SF15

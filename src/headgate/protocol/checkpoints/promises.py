@@ -20,8 +20,7 @@ _Identity = tuple[str, int, int, int]
 
 def is_in_line(checkpoint: CheckpointId, newer: Manifest) -> bool:
     """Whether ``newer`` descends from ``checkpoint`` of the same life, or is it."""
-    was_left = any(left.above < checkpoint < left.below for left in newer.left)
-    return checkpoint <= newer.checkpoint and not was_left
+    return checkpoint <= newer.checkpoint and not _was_left(checkpoint, None, newer)
 
 
 def leaving(base: Manifest, first: CheckpointId) -> tuple[Left, ...]:
@@ -29,15 +28,28 @@ def leaving(base: Manifest, first: CheckpointId) -> tuple[Left, ...]:
     return (*base.left, Left(base.checkpoint, first))
 
 
+def giving_up(base: Manifest, promised: Iterable[Committable]) -> tuple[Left, ...]:
+    """Return what checkpoints that descend from ``base`` have to say when what it ``promised`` is given up (SV30).
+
+    Their sinks may come back, and are no witness that it was committed. ``base`` itself stays in line.
+    """
+    oldest: dict[str, CheckpointId] = {}
+    for one in promised:
+        oldest[one.sink] = min(one.checkpoint, oldest.get(one.sink, one.checkpoint))
+    below = CheckpointId(base.checkpoint + 1)
+    return tuple(Left(CheckpointId(first - 1), below, sink) for sink, first in sorted(oldest.items()))
+
+
 def settled(found: Manifest, newer: Manifest) -> frozenset[Committable]:
     """Return what ``found`` promised and was committed before ``newer`` was written, both of one life.
 
-    What a sink promised that ``newer`` does not know is not: it was given up (SV30).
+    What a sink promised that ``newer`` does not know is not, nor what was given up before that sink came back (SV30).
     """
     if not is_in_line(found.checkpoint, newer):
         return frozenset()
     still = _identities(newer.committables)
     promised = (c for c in found.committables if c.sink in newer.state_texts)
+    promised = (c for c in promised if not _was_left(c.checkpoint, c.sink, newer))
     return frozenset(c for c in promised if _identity(c) not in still)
 
 
@@ -46,6 +58,12 @@ def promised_here(restored: Manifest, definition: PipelineDefinition) -> tuple[C
     here = definition.plan.state_texts()
     gone = {name for name in definition.config.start.allow_unclaimed_state if name not in here}
     return tuple(committable for committable in restored.committables if committable.sink not in gone)
+
+
+def given_up(restored: Manifest, definition: PipelineDefinition) -> tuple[Left, ...]:
+    """Return what checkpoints that descend from ``restored`` have to say about sinks that were removed by name."""
+    here = promised_here(restored, definition)
+    return giving_up(restored, [one for one in restored.committables if one not in here])
 
 
 def among(committables: Iterable[Committable], promised: Iterable[Committable]) -> frozenset[Committable]:
@@ -61,6 +79,10 @@ def without(manifest: Manifest, committables: Collection[Committable]) -> Manife
         for entry in manifest.entries
     )
     return replace(manifest, entries=entries, carried=tuple(c for c in manifest.carried if c not in committables))
+
+
+def _was_left(checkpoint: CheckpointId, sink: str | None, newer: Manifest) -> bool:
+    return any(left.sink == sink and left.above < checkpoint < left.below for left in newer.left)
 
 
 def _identities(committables: Iterable[Committable]) -> set[_Identity]:

@@ -23,7 +23,10 @@ from headgate.runtime.checkpoints.snapshots import read_part, storage_at, verify
 from headgate.storage.base import AlreadyExists, NotFound, Storage, is_probe
 
 _WHY = "why"
+_BEHIND = "behind"
+"""The same reason again, where a start went back behind what is kept: no file is kept for its sake (R57)."""
 _ASIDE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|log-[0-9]{{10,}})")
+_NOTE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|{_BEHIND}|log-[0-9]{{10,}})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +154,10 @@ class SnapshotFiles:
 
     # -- what is kept aside -----------------------------------------------------------------------------------------
 
-    def set_aside(self, log: ObservedLog, gaps: Sequence[Gap]) -> None:
+    def set_aside(self, log: ObservedLog, gaps: Sequence[Gap], restored: CheckpointId | None = None) -> None:
         """Keep what a start cannot use, until somebody removes it (R51): snapshots and log entries.
 
-        Repeating it changes nothing.
+        Repeating it changes nothing. ``restored``: what the start uses. It goes back behind whatever is newer (R57).
 
         Raises:
             StorageError
@@ -167,8 +170,9 @@ class SnapshotFiles:
                     data = self._storage.get(paths[sequence])
                     self._storage.put_if_absent(f"{name}/log-{sequence:010d}", [data])
             why = "".join(f"{damage.path}: {damage.problem}\n" for damage in gap.damages)
-            with contextlib.suppress(AlreadyExists):
-                self._storage.put_if_absent(f"{name}/{_WHY}", [why.encode()])
+            for note in (_BEHIND, _WHY) if gap.above == restored else (_WHY,):
+                with contextlib.suppress(AlreadyExists):
+                    self._storage.put_if_absent(f"{name}/{note}", [why.encode()])
 
     def aside(self) -> list[Aside]:
         """Return what was set aside, oldest first.
@@ -176,9 +180,24 @@ class SnapshotFiles:
         Raises:
             StorageError
         """
-        listed = self._storage.list(f"{self._pipeline}/aside")
-        paths = [path for path in listed if _ASIDE.fullmatch(path) and path.endswith(f"/{_WHY}")]
-        return [Aside(*_range_of(path), self._storage.get(path).decode("utf-8", "replace").strip()) for path in paths]
+        return self._reasons(_WHY)
+
+    def gone_back_behind(self) -> list[Aside]:
+        """Return what starts went back behind, oldest first: also when its files were removed meanwhile (R57).
+
+        Raises:
+            StorageError
+        """
+        return self._reasons(_BEHIND)
+
+    def _reasons(self, note: str) -> list[Aside]:
+        found: list[Aside] = []
+        for path in self._storage.list(f"{self._pipeline}/aside"):
+            if _NOTE.fullmatch(path) and path.endswith(f"/{note}"):
+                with contextlib.suppress(NotFound):  # somebody removes what is aside, while a run goes on
+                    why = self._storage.get(path).decode("utf-8", "replace").strip()
+                    found.append(Aside(*_range_of(path), why))
+        return found
 
     def aside_paths(self) -> list[str]:
         """Return the paths of what was set aside, reasons last.
@@ -186,14 +205,14 @@ class SnapshotFiles:
         Raises:
             StorageError
         """
-        return sorted(filter(_ASIDE.fullmatch, self._storage.list(f"{self._pipeline}/aside")))
+        return sorted(filter(_NOTE.fullmatch, self._storage.list(f"{self._pipeline}/aside")))
 
     def discard_aside(self, manifests: Callable[[], Iterable[Manifest]]) -> int:
         """Remove what was set aside and what only stayed for its sake, but not what any manifest needs (SF7).
 
         ``manifests`` reads all that there are: behind the list of files, because a pipeline that runs meanwhile may
         complete a checkpoint, and may go back once more. What it writes later is not on the list. Snapshots first,
-        reasons last.
+        reasons last. That a start went back behind a checkpoint stays known while the log has that (R57).
 
         Returns:
             How many files of checkpoints that were.
@@ -202,20 +221,28 @@ class SnapshotFiles:
             StorageError
         """
         paths = self._storage.list(self._pipeline)
-        needed = frozenset[str]().union(*(manifest.files for manifest in manifests()))
+        found = list(manifests())
+        needed = frozenset[str]().union(*(manifest.files for manifest in found))
         until = max((below for _, below in _ranges_aside(paths)), default=CheckpointId(0))
         files = [
             f"{self._pipeline}/{file.path}"
             for file in self._files_of(paths)
             if file.path not in needed and file.checkpoint < until
         ]
-        for path in [*files, *sorted(filter(_ASIDE.fullmatch, paths))]:
+        notes = [path for path in paths if _NOTE.fullmatch(path) and not _is_about(path, found)]
+        for path in [*files, *sorted(notes)]:
             self._storage.delete(path)
         return len(files)
 
 
+def _is_about(path: str, manifests: Iterable[Manifest]) -> bool:
+    """Whether the note at ``path`` says that a start went back behind one of ``manifests``."""
+    above, below = _range_of(path)
+    return path.endswith(f"/{_BEHIND}") and any(above < manifest.checkpoint < below for manifest in manifests)
+
+
 def _range_of(path: str) -> tuple[CheckpointId, CheckpointId]:
-    match = _ASIDE.fullmatch(path)
+    match = _NOTE.fullmatch(path)
     assert match is not None
     return CheckpointId(int(match.group(1))), CheckpointId(int(match.group(2)))
 

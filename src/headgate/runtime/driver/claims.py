@@ -21,7 +21,7 @@ from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
 from headgate.protocol.checkpoints import recovery, starting_over
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
-from headgate.protocol.checkpoints.promises import leaving, promised_here
+from headgate.protocol.checkpoints.promises import given_up, is_in_line, leaving, promised_here
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
@@ -88,7 +88,7 @@ def begin_generation(
     restored, choice = chosen(definition, log, claimed, around, unsound)
     left: tuple[Left, ...] = ()
     if restored is not None:
-        left = _set_aside(log, claimed, choice, restored, note, around)
+        left = _set_aside(log, claimed, choice, restored, note, around) + given_up(restored, definition)
         check_fit(restored, definition)
         for text in recovery.changes(restored, definition):
             note(text)
@@ -249,7 +249,7 @@ def _set_aside(
     _tell(restored, gaps, note)
     if restore.contradicts:
         _tell_what_comes_again(restore, note)
-    retrying(lambda: log.files.set_aside(claimed.log, gaps), around)
+    retrying(lambda: log.files.set_aside(claimed.log, gaps, restored.checkpoint), around)
     note("the damaged checkpoints are kept aside until 'headgate checkpoints discard' removes them")
     is_passed = any(gap.above == restored.checkpoint for gap in gaps)
     return leaving(restored, claimed.first_checkpoint) if is_passed else restored.left
@@ -351,12 +351,22 @@ def _choose(
 ) -> recovery.Choice:
     """Verify candidates from the newest down to the first sound one, then choose."""
     damage: dict[CheckpointId, list[recovery.Damage]] = {}
-    for manifest in recovery.candidates(observed):
-        found = retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
+    manifests = recovery.candidates(observed)
+    for manifest in manifests:
+        found = _left(manifest, manifests[0])
+        found = found or retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
         damage[manifest.checkpoint] = found or unsound.of(manifest) or _left_behind(definition, log, manifest, around)
         if not damage[manifest.checkpoint]:
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)
+
+
+def _left(manifest: Manifest, newest: Manifest) -> list[recovery.Damage]:
+    """Return why ``manifest`` is not restored behind the back of its user, who left it for ``newest``: what it had
+    promised was aborted then (R57, SV25)."""
+    if is_in_line(manifest.checkpoint, newest):
+        return []
+    return [recovery.Damage(f"checkpoint {manifest.checkpoint}", "the pipeline left it")]
 
 
 def _left_behind(
@@ -365,7 +375,7 @@ def _left_behind(
     """Return why a former start went back behind ``manifest``: what it had promised was aborted then (R57)."""
     if definition.config.on_damaged is DamagedCheckpoint.FAIL:
         return []
-    asides = retrying(log.files.aside, around)
+    asides = retrying(log.files.gone_back_behind, around)
     reasons = [aside.why for aside in asides if aside.above < manifest.checkpoint < aside.below]
     name = f"checkpoint {manifest.checkpoint}"
     return [recovery.Damage(name, f"a former start went back behind it: {why}") for why in reasons[:1]]

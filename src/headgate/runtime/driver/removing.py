@@ -14,6 +14,7 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.manifest import Manifest
 from headgate.protocol.checkpoints import recovery
 from headgate.protocol.checkpoints.recovery import NextClaim
+from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.adopting import is_same_directory
@@ -28,17 +29,18 @@ def remove_checkpoints(
     succession: Succession,
     note: Callable[[str], None],
     around: Surroundings,
+    unsound: UnsoundCheckpoints | None = None,
 ) -> bool:
     """Commit what the newest checkpoint promises, abort the rest, then remove all checkpoints of the pipeline.
 
     Savepoints, what was set aside, and everything of another driver or pipeline stay. Never raises: what is in the way
-    is told, and keeps the checkpoints.
+    is told, and keeps the checkpoints. ``unsound``: what workers of this run could not restore (R57).
 
     Returns:
         Whether no checkpoint can be restored any more.
     """
     try:
-        settled = _settled(definition, log, succession, note, around)
+        settled = _settled(definition, log, succession, note, around, unsound)
     except (Exception, SystemExit) as error:  # what a sink raises must not keep the run from its end
         note(f"the checkpoints are kept: {_said(error)}")
         return False
@@ -57,6 +59,7 @@ def _settled(
     succession: Succession,
     note: Callable[[str], None],
     around: Surroundings,
+    unsound: UnsoundCheckpoints | None,
 ) -> NextClaim | None:
     """Leave nothing that was promised behind; return the claim that did so, None if there is nothing to give up.
 
@@ -68,7 +71,7 @@ def _settled(
         raise UsageError("this run never got as far as to claim them")
     claimed = claims.claim(definition, log, succession.claimant, mine, around)
     succession.tell_claim(claimed.next.generation)  # C74: whoever follows must know that it does
-    restored, choice = claims.chosen(definition, log, claimed, around)
+    restored, choice = claims.chosen(definition, log, claimed, around, unsound)
     _check_whole(choice)
     if restored is not None:
         check_fit(restored, definition)

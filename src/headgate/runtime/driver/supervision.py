@@ -286,7 +286,9 @@ class Supervision:
 
     def _remove(self) -> None:
         """Runs in the storage thread."""
-        is_removed = remove_checkpoints(self._definition, self._log, self._succession, self.note, self._around)
+        is_removed = remove_checkpoints(
+            self._definition, self._log, self._succession, self.note, self._around, self._unsound
+        )
         self._timers.post(lambda: self._removed(is_removed))
 
     def _removed(self, is_removed: bool) -> None:

@@ -38,6 +38,7 @@ from headgate.model.manifest import (
 )
 from headgate.model.places import Place
 from headgate.model.savepoint import Savepoint
+from headgate.protocol.checkpoints.promises import giving_up
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.checkpoints.targets import Destination, SubtaskTarget, write_output
 from headgate.runtime.written_state.changes import StateChange
@@ -125,6 +126,7 @@ class _Writer:
             former,
             entries=entries,
             carried=self._copied_outputs(base, former.carried),
+            left=(*former.left, *giving_up(former, self._given_up(former.committables))),
             state_texts=dict(resolved.texts),
             is_final=former.is_final and not resolved.positions and not resolved.gone,  # WS9
             version=max(MANIFEST_VERSION, former.version),
@@ -239,6 +241,10 @@ class _Writer:
         """Return those that are promised still: not of operators that go, nor committed since (WS10)."""
         promised = (c for c in outputs if c.sink not in self._resolved.gone and c not in self._settled)
         return tuple(self._copied(base, committable) for committable in promised)
+
+    def _given_up(self, outputs: Iterable[Committable]) -> list[Committable]:
+        """Return what goes with its operator, and was never committed (SV30, WS10)."""
+        return [c for c in outputs if c.sink in self._resolved.gone and c not in self._settled]
 
     def _copied(self, base: Base, output: Committable) -> Committable:
         """Return prepared output with its files copied: whoever restores it under the same name commits it (WS10)."""

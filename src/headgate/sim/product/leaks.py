@@ -21,7 +21,7 @@ from headgate.sim.machine.tasks import SimProcess, Tasks
 from headgate.sim.product.settings import NAME
 
 _SNAPSHOT = re.compile(rf"{NAME}/chk-(\d+)/.+")
-_ASIDE = re.compile(rf"{NAME}/aside/(\d+)-(\d+)/(?:why|log-\d+)")
+_ASIDE = re.compile(rf"{NAME}/aside/(\d+)-(\d+)/(?:why|behind|log-\d+)")
 _BEAT = re.compile(rf"{NAME}/heartbeats/([0-9]{{10}})(-ended)?")
 _ENTRY = re.compile(rf"{NAME}/log/\d{{10,}}")
 _ID = re.compile(rf"{NAME}/ids/\d{{10,}}")
