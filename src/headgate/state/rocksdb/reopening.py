@@ -2,8 +2,8 @@
 
 Counterpart: ``increments``, which wrote them. Files that are near, because a worker of this machine left them, are
 linked instead of fetched, if they are the same ones. Nothing is opened before every file is there and verified, and
-nothing of it is used before its rows are counted. What is wrong then is the checkpoint's, unless the files here have
-changed (R57).
+nothing of it is used before its rows are counted. What is wrong then, and again in files that were fetched anew, is the
+checkpoint's, unless the files here have changed (R57).
 """
 
 from __future__ import annotations
@@ -83,9 +83,8 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: Near) -
             if not any(_is_linked(path, to / name, part) for path in near(name)):
                 _write(to / name, stored.read(part))
             known[name] = part.size_bytes, part.checksum
-        for name, data in description.small.items():
-            if not name.startswith(_OPTIONS):
-                _write(to / name, data)
+        for name, data in _small(description):
+            _write(to / name, data)
     except OSError as error:
         shutil.rmtree(to, ignore_errors=True)
         raise disk_error("write", to, error) from error
@@ -93,6 +92,11 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: Near) -
         shutil.rmtree(to, ignore_errors=True)
         raise
     return known
+
+
+def _small(description: Description) -> list[tuple[str, bytes]]:
+    """Return the small files that a database is opened with."""
+    return [(name, data) for name, data in description.small.items() if not name.startswith(_OPTIONS)]
 
 
 def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
@@ -168,6 +172,10 @@ def _changed(stored: StoredFiles, description: Description, directory: Path) -> 
             part, path = stored.files[name], directory / name
             if (path.stat().st_size, _checksum(path)) != (part.size_bytes, part.checksum):
                 return path
+        for name, data in _small(description):
+            path = directory / name
+            if path.read_bytes() != data:
+                return path
     except OSError:
         return path
     return None
@@ -199,7 +207,7 @@ def go_on_with(
     path = place.directory / "restored"
     try:
         known = _fetched(place, stored, description, path, place.near)
-    except LocalDamage:  # what is near went bad, which says nothing of the checkpoint
+    except (LocalDamage, UnsoundFiles):  # what is near went bad, or was misread: says nothing of the checkpoint
         known = _fetched(place, stored, description, path, _nothing_near)
     place.database.go_on_with(path)
     place.known = known
@@ -255,6 +263,13 @@ class PortableRows:
         return memoryview(b"".join(memoryview(one) for one in found))
 
     def _encoded(self, first: int, end: int) -> Sequence[Buffer]:
+        try:
+            return self._encoded_once(first, end)
+        except (LocalDamage, UnsoundFiles):  # as in ``go_on_with``
+            self.close()
+            return self._encoded_once(first, end)
+
+    def _encoded_once(self, first: int, end: int) -> Sequence[Buffer]:
         if self._rows is None:
             self._description = self._open()
         assert self._rows is not None
