@@ -88,6 +88,36 @@ def small_files_are_believed() -> Iterator[None]:
 
 
 @contextmanager
+def all_small_files_are_to_stay_as_they_are() -> Iterator[None]:
+    with patched(reopening, "_KEPT", ""):
+        yield
+
+
+@contextmanager
+def what_rocksdb_opens_is_believed() -> Iterator[None]:
+    original = reopening.judged
+
+    @contextmanager
+    def judged(stored: Any, description: Any, directory: Path) -> Iterator[None]:
+        with original(stored, replace(description, small={}), directory):
+            yield
+
+    with patched(reopening, "judged", judged):
+        yield
+
+
+@contextmanager
+def what_is_near_is_taken_again() -> Iterator[None]:
+    original = reopening._fetched
+
+    def fetched(place: Any, stored: Any, description: Any, path: Path, near: Any) -> Any:
+        return original(place, stored, description, path, place.near)
+
+    with patched(reopening, "_fetched", fetched):
+        yield
+
+
+@contextmanager
 def one_bad_read_is_believed() -> Iterator[None]:
     original = reopening.judged
 
@@ -237,6 +267,14 @@ def test_damage_of_a_disk_is_not_the_checkpoints(
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
+def test_small_files_are_looked_at_in_any_case(parallelism: int, subtask: Subtask, tmp_path: Path) -> None:
+    test = unsound.test_what_rocksdb_takes_for_a_torn_end_is_damage_of_the_disk
+    assert_caught(what_rocksdb_opens_is_believed, test, subtask, tmp_path, parallelism)
+    other = unsound.test_what_rocksdict_writes_anew_is_no_damage
+    assert_caught(all_small_files_are_to_stay_as_they_are, other, subtask, tmp_path / "other", parallelism)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
 def test_files_are_fetched_again_before_anything_is_said_of_them(
     parallelism: int, subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,7 +298,7 @@ def test_damage_is_told_by_whose_it_is(
 
 def test_what_is_near_is_fetched_first(subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = unsound.test_what_is_near_and_goes_bad_is_fetched_before_anything_is_judged
-    assert_caught(a_disk_is_taken_for_the_checkpoint, test, subtask, tmp_path, monkeypatch)
+    assert_caught(what_is_near_is_taken_again, test, subtask, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -102,8 +102,16 @@ def test_what_is_near_and_goes_bad_is_fetched_before_anything_is_judged(
     restored.states.close()
 
 
+def torn(data: bytes) -> bytes:
+    """Spoil the length of the last record of a MANIFEST, so that it seems to be written by half."""
+    at = following = 0
+    while following < len(data):
+        at, following = following, following + 7 + int.from_bytes(data[following + 4 : following + 6], "little")
+    return data[: at + 5] + bytes([data[at + 5] ^ 64]) + data[at + 6 :]
+
+
 @contextmanager
-def a_disk_that_spoils(file: str) -> Iterator[None]:
+def a_disk_that_spoils(file: str, spoiled: Callable[[bytes], bytes] = spoiled) -> Iterator[None]:
     original = reopening._write
 
     def write(path: Path, data: Any) -> None:
@@ -128,6 +136,31 @@ def test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint(
     assert not list((tmp_path / "other").rglob("restored"))
     restored = Restored(subtask.storage, manifest, tmp_path / "another")
     assert restored.found == subtask.expected
+    restored.states.close()
+
+
+# R57 RB21 RB22
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_what_rocksdb_takes_for_a_torn_end_is_damage_of_the_disk(
+    subtask: Subtask, tmp_path: Path, parallelism: int
+) -> None:
+    """It would ignore the last changes of a database, and say nothing."""
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    with a_disk_that_spoils("MANIFEST", torn), pytest.raises(LocalDamage, match=r"MANIFEST-\d+ is damaged"):
+        Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
+
+
+# R57 RB21 RB22
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_what_rocksdict_writes_anew_is_no_damage(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
+    """Another release of it may write other bytes."""
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    with a_disk_that_spoils("rocksdict-config", lambda data: data + b" "):
+        restored = Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
+    assert restored.found.items() <= subtask.expected.items()
+    assert restored.continued is (parallelism == 1)
     restored.states.close()
 
 

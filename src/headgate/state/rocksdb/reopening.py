@@ -22,7 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.codec.snapshot import Buffer
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, StorageError
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.backend import Ownership
@@ -43,6 +43,9 @@ Near = Callable[[str], Iterable[Path]]
 
 _OPTIONS = "OPTIONS-"
 """The library would go on with these, whatever it is told: with the format of who wrote them (RB23), and its memory."""
+
+_KEPT = ("CURRENT", "MANIFEST-")
+"""The small files that stay as they are when a database is opened for reading: rocksdict writes its own anew."""
 
 _READ_BYTES = 8 << 20
 _MEMORY_BYTES = 32 << 20
@@ -150,19 +153,23 @@ def judged(stored: StoredFiles, description: Description, directory: Path) -> It
 
     Raises:
         UnsoundFiles: they are as the checkpoint has them, so it is the checkpoint's.
-        LocalDamage: they are not any more.
+        LocalDamage: they are not any more. The small ones are looked at in any case.
+        StorageError: it is something else.
     """
     try:
         yield
-    except (LocalDamage, UnsoundFiles) as error:
+    except (LocalDamage, UnsoundFiles, StorageError) as error:
         path = _changed(stored, description, directory)
         if path is not None:
             raise LocalDamage(str(path), 0, "what the checkpoint has", "other bytes") from error
-        if isinstance(error, UnsoundFiles):
+        if not isinstance(error, LocalDamage):
             raise
         named = next((part for name, part in stored.files.items() if f"/{name}" in error.found), stored.description)
         found = error.found.replace(f"{directory}/", "")
         raise UnsoundFiles(stored.path_of(named), error.offset, "files that RocksDB can read", found) from error
+    path = _changed_small(description, directory)  # RocksDB takes a wrong length in a MANIFEST for its end
+    if path is not None:
+        raise LocalDamage(str(path), 0, "what the checkpoint has", "other bytes")
 
 
 def _changed(stored: StoredFiles, description: Description, directory: Path) -> Path | None:
@@ -172,9 +179,16 @@ def _changed(stored: StoredFiles, description: Description, directory: Path) -> 
             part, path = stored.files[name], directory / name
             if (path.stat().st_size, _checksum(path)) != (part.size_bytes, part.checksum):
                 return path
+    except OSError:
+        return path
+    return _changed_small(description, directory)
+
+
+def _changed_small(description: Description, directory: Path) -> Path | None:
+    try:
         for name, data in _small(description):
             path = directory / name
-            if path.read_bytes() != data:
+            if name.startswith(_KEPT) and path.read_bytes() != data:
                 return path
     except OSError:
         return path
