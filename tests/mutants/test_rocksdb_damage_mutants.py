@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.state.rocksdb import test_rocksdb_blocks as blocks
 from tests.state.rocksdb import test_rocksdb_unsound as unsound
 from tests.state.rocksdb.increments import Subtask
 
+from headgate.errors import CorruptionError
 from headgate.model.failure import Failure, FailureKind
 from headgate.protocol.checkpoints import unsound as found_by_workers
 from headgate.protocol.supervision import restart
@@ -22,6 +24,7 @@ from headgate.runtime.checkpoints import snapshot_files
 from headgate.runtime.checkpoints.snapshot_files import SnapshotFiles
 from headgate.runtime.driver import claims
 from headgate.runtime.worker import worker
+from headgate.state.files import UnsoundFiles
 from headgate.state.rocksdb import increments, reopening
 from headgate.state.rocksdb.blocks import _File, check_blocks
 from headgate.storage.base import AlreadyExists
@@ -77,6 +80,63 @@ def blocks_in_the_middle_are_believed() -> Iterator[None]:
 @contextmanager
 def a_disk_is_taken_for_the_checkpoint() -> Iterator[None]:
     with patched(reopening, "_changed", lambda stored, description, directory: None):
+        yield
+
+
+@contextmanager
+def small_files_are_believed() -> Iterator[None]:
+    original = reopening._changed
+
+    def changed(stored: Any, description: Any, directory: Path) -> Path | None:
+        return original(stored, replace(description, small={}), directory)
+
+    with patched(reopening, "_changed", changed):
+        yield
+
+
+@contextmanager
+def all_small_files_are_to_stay_as_they_are() -> Iterator[None]:
+    with patched(reopening, "_KEPT", ""):
+        yield
+
+
+@contextmanager
+def what_rocksdb_opens_is_believed() -> Iterator[None]:
+    original = reopening.judged
+
+    @contextmanager
+    def judged(stored: Any, description: Any, directory: Path) -> Iterator[None]:
+        with original(stored, replace(description, small={}), directory):
+            yield
+
+    with patched(reopening, "judged", judged):
+        yield
+
+
+@contextmanager
+def what_is_near_is_taken_again() -> Iterator[None]:
+    original = reopening._fetched
+
+    def fetched(place: Any, stored: Any, description: Any, path: Path, near: Any) -> Any:
+        return original(place, stored, description, path, place.near)
+
+    with patched(reopening, "_fetched", fetched):
+        yield
+
+
+@contextmanager
+def one_bad_read_is_believed() -> Iterator[None]:
+    original = reopening.judged
+
+    @contextmanager
+    def judged(*arguments: Any) -> Iterator[None]:
+        try:
+            with original(*arguments):
+                yield
+        except UnsoundFiles as error:
+            raise CorruptionError(error.path, error.offset, error.expected, error.found) from error
+
+    with patched(reopening, "judged", judged):
         yield
 
 
@@ -181,6 +241,32 @@ def a_strategy_counts_damage() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def no_strategy_ever_counts_damage() -> Iterator[None]:
+    original = restart.Restarts.after
+
+    def after(self: Any, failure: Any, at_ms: int, jitter: float) -> Any:
+        self._was_damage = False
+        return original(self, failure, at_ms, jitter)
+
+    with patched(restart.Restarts, "after", after):
+        yield
+
+
+@contextmanager
+def damage_long_ago_is_the_one_before() -> Iterator[None]:
+    original = restart.Restarts.after
+
+    def after(self: Any, failure: Any, at_ms: int, jitter: float) -> Any:
+        was_damage = self._was_damage
+        found = original(self, failure, at_ms, jitter)
+        self._was_damage = self._was_damage or was_damage
+        return found
+
+    with patched(restart.Restarts, "after", after):
+        yield
+
+
 @pytest.mark.parametrize(
     ("mutant", "test", "others"),
     [
@@ -209,12 +295,40 @@ def test_files_of_other_releases_stay_usable(
 
 
 @pytest.mark.parametrize(
+    ("mutant", "file"),
+    [
+        (a_disk_is_taken_for_the_checkpoint, ".sst"),
+        (small_files_are_believed, "MANIFEST"),
+        (small_files_are_believed, "CURRENT"),
+    ],
+)
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_damage_of_a_disk_is_not_the_checkpoints(
+    mutant: Mutant, file: str, parallelism: int, subtask: Subtask, tmp_path: Path
+) -> None:
+    test = unsound.test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint
+    assert_caught(mutant, test, subtask, tmp_path, parallelism, file)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_small_files_are_looked_at_in_any_case(parallelism: int, subtask: Subtask, tmp_path: Path) -> None:
+    test = unsound.test_what_rocksdb_takes_for_a_torn_end_is_damage_of_the_disk
+    assert_caught(what_rocksdb_opens_is_believed, test, subtask, tmp_path, parallelism)
+    other = unsound.test_what_rocksdict_writes_anew_is_no_damage
+    assert_caught(all_small_files_are_to_stay_as_they_are, other, subtask, tmp_path / "other", parallelism)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_files_are_fetched_again_before_anything_is_said_of_them(
+    parallelism: int, subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = unsound.test_one_bad_read_says_nothing_of_the_checkpoint
+    assert_caught(one_bad_read_is_believed, test, subtask, tmp_path, monkeypatch, parallelism, reopening, "check_rows")
+
+
+@pytest.mark.parametrize(
     ("mutant", "test"),
     [
-        (
-            a_disk_is_taken_for_the_checkpoint,
-            unsound.test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint,
-        ),
         (a_checkpoint_is_taken_for_the_disk, unsound.test_an_unsound_checkpoint_is_named_by_its_own_file),
         (only_states_that_are_there_are_counted, unsound.test_a_state_that_only_the_manifest_names_is_missed),
     ],
@@ -228,7 +342,7 @@ def test_damage_is_told_by_whose_it_is(
 
 def test_what_is_near_is_fetched_first(subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = unsound.test_what_is_near_and_goes_bad_is_fetched_before_anything_is_judged
-    assert_caught(a_disk_is_taken_for_the_checkpoint, test, subtask, tmp_path, monkeypatch)
+    assert_caught(what_is_near_is_taken_again, test, subtask, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +373,11 @@ def test_the_next_claim_knows(mutant: Mutant, test: Any, place: Any) -> None:
             claiming.test_damage_of_a_checkpoint_is_another_failure_than_that_of_a_disk,
         ),
         (a_strategy_counts_damage, claiming.test_damage_is_no_failure_that_a_restart_strategy_counts),
+        (
+            no_strategy_ever_counts_damage,
+            claiming.test_damage_again_and_again_counts_because_a_worker_may_see_it_everywhere,
+        ),
+        (damage_long_ago_is_the_one_before, claiming.test_damage_after_another_failure_is_the_first_again),
     ],
 )
 def test_damage_has_a_kind_of_its_own(mutant: Mutant, test: Any) -> None:

@@ -10,7 +10,7 @@ from tests.runtime.driver.test_claims import CALLS, Place, begun
 from tests.runtime.driver.test_old_promises import KINDS, Home
 
 from headgate.errors import UsageError
-from headgate.model.config import DamagedCheckpoint, NoRestart
+from headgate.model.config import DamagedCheckpoint, FixedDelay, NoRestart, RestartStrategy
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId
 from headgate.model.manifest import Manifest
@@ -213,10 +213,36 @@ def test_damage_of_a_checkpoint_is_another_failure_than_that_of_a_disk() -> None
     assert local.kind is FailureKind.LOST, "as a machine that fails (RB23)"
 
 
+DAMAGED = Failure(FailureKind.DAMAGED, "x", path="p/y")
+
+
 # R57
 def test_damage_is_no_failure_that_a_restart_strategy_counts() -> None:
-    failure = Failure(FailureKind.DAMAGED, "x", path="p/y")
     restarts = Restarts(NoRestart())
-    for count in (1, 2):
-        assert restarts.after(failure, 0, 0.5) == RestartAfter(0)
-        assert restarts.count == count
+    assert restarts.after(DAMAGED, 0, 0.5) == RestartAfter(0)
+    assert restarts.count == 1
+
+
+# R57
+def test_damage_again_and_again_counts_because_a_worker_may_see_it_everywhere() -> None:
+    restarts = Restarts(FixedDelay(attempts=2, delay_ms=70))
+    found = [restarts.after(replace(DAMAGED, path=f"p/{number}"), number, 0.5) for number in range(4)]
+    assert found[:3] == [RestartAfter(0), RestartAfter(70), RestartAfter(70)]
+    assert restarts.count == 3
+    assert isinstance(found[3], Failure)
+    assert found[3].reason == "x; it failed 3 times, and 2 restarts were allowed"
+    assert isinstance(restarts_after_damage(NoRestart()).after(DAMAGED, 1, 0.5), Failure)
+
+
+# R57
+def test_damage_after_another_failure_is_the_first_again() -> None:
+    restarts = restarts_after_damage(FixedDelay(delay_ms=70))
+    assert restarts.after(Failure(FailureKind.LOST, "gone"), 1, 0.5) == RestartAfter(70)
+    assert restarts.after(DAMAGED, 2, 0.5) == RestartAfter(0)
+    assert restarts.after(DAMAGED, 3, 0.5) == RestartAfter(70)
+
+
+def restarts_after_damage(strategy: RestartStrategy) -> Restarts:
+    made = Restarts(strategy)
+    assert made.after(DAMAGED, 0, 0.5) == RestartAfter(0)
+    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from headgate.model.manifest import Manifest
 from headgate.runtime.worker import deployment
 from headgate.state.choice import local_directory
 from headgate.state.files import LocalDamage, UnsoundFiles
-from headgate.state.rocksdb import increments, reopening
+from headgate.state.rocksdb import database, increments, reopening
+from headgate.state.rocksdb.database import Rows
 
 KEYS = 4_000
 
@@ -101,12 +102,20 @@ def test_what_is_near_and_goes_bad_is_fetched_before_anything_is_judged(
     restored.states.close()
 
 
+def torn(data: bytes) -> bytes:
+    """Spoil the length of the last record of a MANIFEST, so that it seems to be written by half."""
+    at = following = 0
+    while following < len(data):
+        at, following = following, following + 7 + int.from_bytes(data[following + 4 : following + 6], "little")
+    return data[: at + 5] + bytes([data[at + 5] ^ 64]) + data[at + 6 :]
+
+
 @contextmanager
-def a_disk_that_spoils_what_it_is_given() -> Iterator[None]:
+def a_disk_that_spoils(file: str, spoiled: Callable[[bytes], bytes] = spoiled) -> Iterator[None]:
     original = reopening._write
 
     def write(path: Path, data: Any) -> None:
-        original(path, spoiled(bytes(data)) if path.suffix == ".sst" else data)
+        original(path, spoiled(bytes(data)) if file in path.name else data)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reopening, "_write", write)
@@ -115,17 +124,93 @@ def a_disk_that_spoils_what_it_is_given() -> Iterator[None]:
 
 # R57 RB23
 @pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("file", [".sst", "MANIFEST", "CURRENT"])
 def test_a_disk_that_spoils_what_is_fetched_says_nothing_of_the_checkpoint(
-    subtask: Subtask, tmp_path: Path, parallelism: int
+    subtask: Subtask, tmp_path: Path, parallelism: int, file: str
 ) -> None:
     subtask.put(range(KEYS))
     manifest = subtask.checkpoint(1)
-    with a_disk_that_spoils_what_it_is_given(), pytest.raises(LocalDamage, match="what the checkpoint has") as caught:
+    with a_disk_that_spoils(file), pytest.raises(LocalDamage, match="what the checkpoint has") as caught:
         Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
     assert str(tmp_path / "other") in str(caught.value), "it names the disk"
     assert not list((tmp_path / "other").rglob("restored"))
     restored = Restored(subtask.storage, manifest, tmp_path / "another")
     assert restored.found == subtask.expected
+    restored.states.close()
+
+
+# R57 RB21 RB22
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_what_rocksdb_takes_for_a_torn_end_is_damage_of_the_disk(
+    subtask: Subtask, tmp_path: Path, parallelism: int
+) -> None:
+    """It would ignore the last changes of a database, and say nothing."""
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    with a_disk_that_spoils("MANIFEST", torn), pytest.raises(LocalDamage, match=r"MANIFEST-\d+ is damaged"):
+        Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
+
+
+# R57 RB21 RB22
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_what_rocksdict_writes_anew_is_no_damage(subtask: Subtask, tmp_path: Path, parallelism: int) -> None:
+    """Another release of it may write other bytes."""
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    with a_disk_that_spoils("rocksdict-config", lambda data: data + b" "):
+        restored = Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
+    assert restored.found.items() <= subtask.expected.items()
+    assert restored.continued is (parallelism == 1)
+    restored.states.close()
+
+
+def bad_once(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1) -> list[str]:
+    """Have the ``at``-th call of what reads say that a file is damaged; return what is called."""
+    original = getattr(owner, name)
+    calls: list[str] = []
+
+    def read(*arguments: Any) -> Any:
+        calls.append(name)
+        if len(calls) == at:
+            raise LocalDamage("/disk/db", 0, "a RocksDB database", "Corruption: block checksum mismatch")
+        return original(*arguments)
+
+    patch.setattr(owner, name, read)
+    return calls
+
+
+# R57 RB21 RB22
+@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize(("owner", "name"), [(database, "opened"), (reopening, "check_rows"), (Rows, "scan")])
+def test_one_bad_read_says_nothing_of_the_checkpoint(
+    subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallelism: int, owner: Any, name: str
+) -> None:
+    """The files are as the checkpoint has them when they are looked at."""
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    if (parallelism, name) == (2, "opened"):
+        owner = reopening
+    calls = bad_once(monkeypatch, owner, name)
+    restored = Restored(subtask.storage, manifest, tmp_path / "other", parallelism=parallelism)
+    assert len(calls) > 1
+    assert restored.continued is (parallelism == 1)
+    assert restored.found.items() <= subtask.expected.items()
+    assert not list((tmp_path / "other").rglob("headgate-reading-*/*"))
+    restored.states.close()
+
+
+# R57 RB22
+def test_one_bad_read_of_a_later_part_says_nothing_of_the_checkpoint(
+    subtask: Subtask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subtask.put(range(KEYS))
+    manifest = subtask.checkpoint(1)
+    monkeypatch.setattr(reopening, "PART_BYTES", 1 << 18)
+    calls = bad_once(monkeypatch, reopening, "encode_rows", at=3)
+    restored = Restored(subtask.storage, manifest, tmp_path / "other", parallelism=2)
+    assert len(calls) > 3
+    assert 0 < len(restored.found) < KEYS
+    assert restored.found.items() <= subtask.expected.items()
     restored.states.close()
 
 

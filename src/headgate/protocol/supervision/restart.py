@@ -108,6 +108,7 @@ class Restarts:
     def __init__(self, strategy: RestartStrategy) -> None:
         self._policy = RestartPolicy(strategy)
         self._last_user_failure: Failure | None = None
+        self._was_damage = False
         self._count = 0
 
     @property
@@ -119,7 +120,9 @@ class Restarts:
         """Return when to begin the next generation, or what the run fails with."""
         if self._is_hopeless(failure):
             return failure
-        if failure.kind is FailureKind.DAMAGED:  # R57: no other generation begins with that checkpoint
+        is_damage = failure.kind is FailureKind.DAMAGED
+        was_damage, self._was_damage = self._was_damage, is_damage
+        if is_damage and not was_damage:  # R57: no other generation begins with that checkpoint
             self._count += 1
             return RestartAfter(0)
         decision = self._policy.on_failure(at_ms, jitter)

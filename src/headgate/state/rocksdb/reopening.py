@@ -2,8 +2,8 @@
 
 Counterpart: ``increments``, which wrote them. Files that are near, because a worker of this machine left them, are
 linked instead of fetched, if they are the same ones. Nothing is opened before every file is there and verified, and
-nothing of it is used before its rows are counted. What is wrong then is the checkpoint's, unless the files here have
-changed (R57).
+nothing of it is used before its rows are counted. What is wrong then, and again in files that were fetched anew, is the
+checkpoint's, unless the files here have changed (R57).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from headgate.codec.snapshot import Buffer
-from headgate.errors import CorruptionError
+from headgate.errors import CorruptionError, StorageError
 from headgate.model.key_groups import key_groups_of_subtask
 from headgate.model.manifest import KeyGroups, SnapshotPart
 from headgate.state.backend import Ownership
@@ -43,6 +43,9 @@ Near = Callable[[str], Iterable[Path]]
 
 _OPTIONS = "OPTIONS-"
 """The library would go on with these, whatever it is told: with the format of who wrote them (RB23), and its memory."""
+
+_KEPT = ("CURRENT", "MANIFEST-")
+"""The small files that stay as they are when a database is opened for reading: rocksdict writes its own anew."""
 
 _READ_BYTES = 8 << 20
 _MEMORY_BYTES = 32 << 20
@@ -83,9 +86,8 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: Near) -
             if not any(_is_linked(path, to / name, part) for path in near(name)):
                 _write(to / name, stored.read(part))
             known[name] = part.size_bytes, part.checksum
-        for name, data in description.small.items():
-            if not name.startswith(_OPTIONS):
-                _write(to / name, data)
+        for name, data in _small(description):
+            _write(to / name, data)
     except OSError as error:
         shutil.rmtree(to, ignore_errors=True)
         raise disk_error("write", to, error) from error
@@ -93,6 +95,11 @@ def fetch(stored: StoredFiles, description: Description, to: Path, near: Near) -
         shutil.rmtree(to, ignore_errors=True)
         raise
     return known
+
+
+def _small(description: Description) -> list[tuple[str, bytes]]:
+    """Return the small files that a database is opened with."""
+    return [(name, data) for name, data in description.small.items() if not name.startswith(_OPTIONS)]
 
 
 def _is_linked(path: Path, to: Path, part: SnapshotPart) -> bool:
@@ -146,19 +153,23 @@ def judged(stored: StoredFiles, description: Description, directory: Path) -> It
 
     Raises:
         UnsoundFiles: they are as the checkpoint has them, so it is the checkpoint's.
-        LocalDamage: they are not any more.
+        LocalDamage: they are not any more. The small ones are looked at in any case.
+        StorageError: it is something else.
     """
     try:
         yield
-    except (LocalDamage, UnsoundFiles) as error:
+    except (LocalDamage, UnsoundFiles, StorageError) as error:
         path = _changed(stored, description, directory)
         if path is not None:
             raise LocalDamage(str(path), 0, "what the checkpoint has", "other bytes") from error
-        if isinstance(error, UnsoundFiles):
+        if not isinstance(error, LocalDamage):
             raise
         named = next((part for name, part in stored.files.items() if f"/{name}" in error.found), stored.description)
         found = error.found.replace(f"{directory}/", "")
         raise UnsoundFiles(stored.path_of(named), error.offset, "files that RocksDB can read", found) from error
+    path = _changed_small(description, directory)  # RocksDB takes a wrong length in a MANIFEST for its end
+    if path is not None:
+        raise LocalDamage(str(path), 0, "what the checkpoint has", "other bytes")
 
 
 def _changed(stored: StoredFiles, description: Description, directory: Path) -> Path | None:
@@ -167,6 +178,17 @@ def _changed(stored: StoredFiles, description: Description, directory: Path) -> 
         for name in description.names:
             part, path = stored.files[name], directory / name
             if (path.stat().st_size, _checksum(path)) != (part.size_bytes, part.checksum):
+                return path
+    except OSError:
+        return path
+    return _changed_small(description, directory)
+
+
+def _changed_small(description: Description, directory: Path) -> Path | None:
+    try:
+        for name, data in _small(description):
+            path = directory / name
+            if name.startswith(_KEPT) and path.read_bytes() != data:
                 return path
     except OSError:
         return path
@@ -199,7 +221,7 @@ def go_on_with(
     path = place.directory / "restored"
     try:
         known = _fetched(place, stored, description, path, place.near)
-    except LocalDamage:  # what is near went bad, which says nothing of the checkpoint
+    except (LocalDamage, UnsoundFiles):  # what is near went bad, or was misread: says nothing of the checkpoint
         known = _fetched(place, stored, description, path, _nothing_near)
     place.database.go_on_with(path)
     place.known = known
@@ -255,6 +277,13 @@ class PortableRows:
         return memoryview(b"".join(memoryview(one) for one in found))
 
     def _encoded(self, first: int, end: int) -> Sequence[Buffer]:
+        try:
+            return self._encoded_once(first, end)
+        except (LocalDamage, UnsoundFiles):  # as in ``go_on_with``
+            self.close()
+            return self._encoded_once(first, end)
+
+    def _encoded_once(self, first: int, end: int) -> Sequence[Buffer]:
         if self._rows is None:
             self._description = self._open()
         assert self._rows is not None
