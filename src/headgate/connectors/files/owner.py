@@ -1,7 +1,7 @@
 """Which life of a pipeline writes to a directory of files (rules LV2–LV4, LV9, LV10 of docs/spec/lives.md).
 
-Counterpart: ``sink.FileSink`` asks and tells; ``headgate sinks`` shows it and makes it forget. Like the checkpoint log a
-sequence of write-once objects, so that of two lives that come at once one gets the directory::
+Counterpart: ``sink.FileSink`` asks and tells; ``headgate sinks`` shows it and makes it forget. Like the checkpoint log
+a sequence of write-once objects, so that of two lives that come at once one gets the directory::
 
     <url>/_owners/<pipeline>.<sink>/0000000001      a life, or that the one before is forgotten; the last one counts
 
@@ -109,7 +109,7 @@ def owners_in(storage: Storage) -> dict[SinkIdentity, Owner]:
 
 
 class _Look:
-    """What a directory remembers of all sinks: two listings, however many there are. A life is read when asked for (LV10)."""
+    """What a directory remembers of all sinks: two listings, however many there are; a life when asked for (LV10)."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
