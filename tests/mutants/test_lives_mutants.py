@@ -24,6 +24,7 @@ from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.records import Records
+from headgate.runtime.driver import lives as driver_lives
 from headgate.runtime.driver.lives import SinkOwners
 from headgate.storage.base import Storage
 from headgate.store.catalogue import owners
@@ -92,6 +93,19 @@ def every_sink_of_a_list_is_another_look() -> AbstractContextManager[None]:  # L
         return {sink: FileOwner(storage, sink).owner() for sink in owners_in(storage)}
 
     return patched(sinks, "owners_in", one_by_one)
+
+
+def every_sink_is_asked_for_itself() -> AbstractContextManager[None]:  # LV11
+    return patched(driver_lives, "NeighbouringSink", Store)
+
+
+def the_one_that_was_asked_is_no_neighbour() -> AbstractContextManager[None]:  # LV11
+    real = lives.of_neighbour
+    return patched(lives, "of_neighbour", lambda sink, asked, owner: real(sink, "", replace(owner, life=None)))
+
+
+def neighbours_have_one_owner() -> AbstractContextManager[None]:  # LV11
+    return patched(lives, "of_neighbour", lambda sink, asked, owner: owner)
 
 
 def other_names_are_asked_for_nothing() -> AbstractContextManager[None]:
@@ -177,3 +191,12 @@ def test_only_the_first_process_writes_targets_down_is_caught(tmp_path: Path) ->
 def test_a_list_with_a_look_for_each_sink_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test = test_sinks_list.test_a_list_of_many_sinks_is_one_look
     assert_caught(every_sink_of_a_list_is_another_look, test, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "mutant", [every_sink_is_asked_for_itself, the_one_that_was_asked_is_no_neighbour, neighbours_have_one_owner]
+)
+def test_a_mutant_of_sinks_that_share_a_directory_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[], AbstractContextManager[None]]
+) -> None:
+    assert_caught(mutant, test_owning.test_a_directory_of_many_sinks_is_asked_once, tmp_path, monkeypatch)
