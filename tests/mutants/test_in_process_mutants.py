@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 import pytest
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.testing import test_run_in_process as run_tests
+from tests.testing.test_run_in_process import settings  # noqa: F401 - a fixture
 
 from headgate.testing import worker_threads
-from headgate.testing.in_process import InProcessHandle
+from headgate.testing.in_process import InProcessHandle, _ProcessSettings
 from headgate.testing.worker_threads import ThreadLauncher, ThreadSurroundings
 
 
@@ -31,6 +32,11 @@ def a_worker_is_gone_before_its_threads() -> AbstractContextManager[None]:  # TR
     return patched(ThreadSurroundings, "join", lambda self: None)
 
 
+def every_run_sets_back_what_it_found() -> AbstractContextManager[None]:  # TR5
+    kept = _ProcessSettings.kept
+    return patched(_ProcessSettings, "kept", lambda self: kept(_ProcessSettings()))
+
+
 def nobody_is_ever_stuck() -> AbstractContextManager[None]:  # TR6
     return patched(ThreadLauncher, "give_up", lambda self: [])
 
@@ -41,6 +47,11 @@ def a_worker_is_never_lost() -> AbstractContextManager[None]:  # TR7
 
 def a_run_that_lost_nobody_passes() -> AbstractContextManager[None]:  # TR7
     return patched(InProcessHandle, "refuse_unharmed", lambda self: None)
+
+
+def test_every_run_sets_back_what_it_found_is_caught(settings: Callable[[], tuple[float, int]]) -> None:  # noqa: F811
+    test = run_tests.test_of_runs_side_by_side_the_last_one_sets_back_what_the_first_one_found
+    assert_caught(every_run_sets_back_what_it_found, test, settings, 0)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli import test_sinks_list
 from tests.connectors.files import test_file_owner
 from tests.mutants.harness import assert_caught, patched
 from tests.runtime.driver import test_owning
@@ -16,13 +17,16 @@ from tests.store import test_store_transactions
 from tests.store.storing import KEYED, STREAM
 
 import headgate as hg
+from headgate.cli import sinks
 from headgate.connectors.files.layout import SinkIdentity
-from headgate.connectors.files.owner import FileOwner
+from headgate.connectors.files.owner import FileOwner, owners_in
 from headgate.model.life import NO_GENERATION, Life, Owner
 from headgate.protocol.supervision import lives
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.records import Records
+from headgate.runtime.driver import lives as driver_lives
 from headgate.runtime.driver.lives import SinkOwners
+from headgate.storage.base import Storage
 from headgate.store.catalogue import owners
 from headgate.store.store import Store
 
@@ -74,14 +78,34 @@ def the_last_one_gets_the_directory() -> AbstractContextManager[None]:
 
 
 def sinks_of_other_names_are_strangers() -> AbstractContextManager[None]:
-    return patched(FileOwner, "_sinks", lambda self, *names: [self._identity])
+    return patched(FileOwner, "_sinks", lambda self, *known: [self._identity])
 
 
 def every_pipeline_is_the_same() -> AbstractContextManager[None]:
-    def sinks(self: Any, *names: str) -> list[SinkIdentity]:
-        return sorted({self._identity, *(SinkIdentity.parse(name) for name in names)})
+    def sinks(self: Any, *known: SinkIdentity) -> list[SinkIdentity]:
+        return sorted({self._identity, *known})
 
     return patched(FileOwner, "_sinks", sinks)
+
+
+def every_sink_of_a_list_is_another_look() -> AbstractContextManager[None]:  # LV10
+    def one_by_one(storage: Storage) -> dict[SinkIdentity, Owner]:
+        return {sink: FileOwner(storage, sink).owner() for sink in owners_in(storage)}
+
+    return patched(sinks, "owners_in", one_by_one)
+
+
+def every_sink_is_asked_for_itself() -> AbstractContextManager[None]:  # LV11
+    return patched(driver_lives, "NeighbouringSink", Store)
+
+
+def the_one_that_was_asked_is_no_neighbour() -> AbstractContextManager[None]:  # LV11
+    real = lives.of_neighbour
+    return patched(lives, "of_neighbour", lambda sink, asked, owner: real(sink, "", replace(owner, life=None)))
+
+
+def neighbours_have_one_owner() -> AbstractContextManager[None]:  # LV11
+    return patched(lives, "of_neighbour", lambda sink, asked, owner: owner)
 
 
 def other_names_are_asked_for_nothing() -> AbstractContextManager[None]:
@@ -162,3 +186,17 @@ def test_a_mutant_of_who_else_wrote_to_a_stream_is_caught(
 def test_only_the_first_process_writes_targets_down_is_caught(tmp_path: Path) -> None:
     test = test_owning.test_whoever_goes_on_for_another_process_writes_down_its_targets
     assert_caught(only_the_first_process_writes_targets_down, test, tmp_path)
+
+
+def test_a_list_with_a_look_for_each_sink_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = test_sinks_list.test_a_list_of_many_sinks_is_one_look
+    assert_caught(every_sink_of_a_list_is_another_look, test, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "mutant", [every_sink_is_asked_for_itself, the_one_that_was_asked_is_no_neighbour, neighbours_have_one_owner]
+)
+def test_a_mutant_of_sinks_that_share_a_directory_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mutant: Callable[[], AbstractContextManager[None]]
+) -> None:
+    assert_caught(mutant, test_owning.test_a_directory_of_many_sinks_is_asked_once, tmp_path, monkeypatch)

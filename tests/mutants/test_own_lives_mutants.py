@@ -16,7 +16,7 @@ from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.runtime.driver import test_hopeless_claims as hopeless
 from tests.runtime.driver import test_owning as owning
 
-from headgate.connectors.custom import ledger, two_phase
+from headgate.connectors.custom import ledger, owned, two_phase
 from headgate.connectors.custom.fence import Fence
 from headgate.connectors.custom.owned import RememberingSink
 from headgate.errors import StorageError
@@ -97,6 +97,15 @@ def a_class_that_lists_nobody_is_alone() -> AbstractContextManager[None]:
     return patched(RememberingSink, "all_claimed", lambda self: ())
 
 
+def the_fence_listed_last_counts() -> AbstractContextManager[None]:  # CS25
+    return patched(owned, "_newest", lambda fences: {fence.owner: fence for fence in fences})
+
+
+def an_older_fence_of_the_same_generation_counts() -> AbstractContextManager[None]:  # CS25
+    real = owned._newest
+    return patched(owned, "_newest", lambda fences: real(list(fences)[::-1]))
+
+
 def started_over(path: Path, kind: Kind) -> None:
     check_start_over(target_at(path / "t.db", kind))
 
@@ -133,6 +142,13 @@ def test_a_mutant_of_lives_at_a_users_sink_is_caught(
     tmp_path: Path, mutant: Mutant, test: Callable[[Path, Kind], object], kind: Kind
 ) -> None:
     assert_caught(mutant, test, tmp_path, kind)
+
+
+def test_a_mutant_of_which_fence_counts_is_caught(tmp_path: Path) -> None:
+    newest = own_lives.test_of_the_fences_of_an_owner_the_newest_counts_wherever_it_is_listed
+    assert_caught(the_fence_listed_last_counts, newest, tmp_path, -1)
+    last = own_lives.test_of_equal_fences_of_an_owner_the_last_one_listed_counts
+    assert_caught(an_older_fence_of_the_same_generation_counts, last, tmp_path, None, own_lives.FORGOTTEN)
 
 
 def trying_again(module: Any) -> Mutant:

@@ -242,6 +242,24 @@ def test_a_worker_is_gone_when_its_last_thread_is() -> None:  # TR5
     assert order == ["worked", "worked", "gone"]
 
 
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_of_runs_side_by_side_the_last_one_sets_back_what_the_first_one_found(
+    settings: Callable[[], tuple[float, int]], first_out: int
+) -> None:  # TR5
+    before, runs = settings(), [in_process._SETTINGS.kept(), in_process._SETTINGS.kept()]
+    for run in runs:
+        run.__enter__()
+        sys.setswitchinterval(0.001)  # what a worker does
+        pa.set_cpu_count(1)
+    runs.pop(first_out).__exit__(None, None, None)
+    assert settings() == (0.001, 1), "workers still run"
+    runs.pop().__exit__(None, None, None)
+    assert settings() == before
+    with in_process._SETTINGS.kept():
+        pa.set_cpu_count(2)
+    assert settings() == before
+
+
 def test_what_cannot_be_copied_is_refused_before_anything_runs(tmp_path: Path) -> None:  # TR2
     lock, made = threading.Lock(), pipeline()
 

@@ -16,13 +16,11 @@ from headgate.cli.load import load_pipeline
 from headgate.cli.run_options import ProgramArguments
 from headgate.cli.text import time_text
 from headgate.connectors.custom.owned import RememberingSink
-from headgate.connectors.files.layout import CLAIMS, OWNERS, SinkIdentity
-from headgate.connectors.files.owner import FileOwner
+from headgate.connectors.files.owner import owners_in
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import UsageError
 from headgate.model.life import Owner
 from headgate.storage.backends import absolute_location, is_missing, open_storage
-from headgate.storage.base import Storage
 
 app = typer.Typer(help="Whose the sinks of a directory are.", no_args_is_help=True)
 
@@ -33,17 +31,11 @@ Location = Annotated[str, typer.Argument(help="Directory or URL that the sink wr
 def list_(directory: Location) -> None:
     """List the sinks that write to a directory, and the checkpoints that each belongs to."""
     url = absolute_location(directory)
-    found = [] if is_missing(url) else _sinks(open_storage(url))
-    for sink, owner in found:
+    found = {} if is_missing(url) else owners_in(open_storage(url))
+    for sink, owner in found.items():
         typer.echo(f"{sink.pipeline}/{sink.node} {belongs_to(owner)}")
     if not found:
         typer.echo(f"No sink has written to {url}.")
-
-
-def _sinks(storage: Storage) -> list[tuple[SinkIdentity, Owner]]:
-    paths = [*storage.list(OWNERS), *storage.list(CLAIMS)]
-    found = sorted({SinkIdentity.parse(path.split("/")[1]) for path in paths if path.count("/") == 2})
-    return [(sink, FileOwner(storage, sink).owner()) for sink in found]
 
 
 @app.command("forget")

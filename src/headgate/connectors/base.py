@@ -394,6 +394,18 @@ class OwnedSink(Sink, Protocol):
         """Return what a user does so that the target lets the next life have it, such as a command."""
 
 
+@runtime_checkable
+class NeighbouringSink(OwnedSink, Protocol):
+    """A sink whose target lists all sinks of a pipeline in ``Owner.others``, so that one answer is that of all (LV11).
+
+    Optional: without it each sink is asked for itself.
+    """
+
+    @property
+    def shared_target(self) -> str:
+        """Return which target it is: sinks of one class with the same one share it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """What starting over would delete at a target.

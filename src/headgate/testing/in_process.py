@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -199,7 +200,7 @@ def _running(
         raise UsageError(f"kill_worker_after_checkpoint must be 1 or more, but is {kill_after}")
     if not hasattr(pipeline, "start_with"):
         raise UsageError(f"a headgate.Pipeline is needed, not {type(pipeline).__name__}")
-    with _settings_kept(), tempfile.TemporaryDirectory(prefix="headgate-test-", ignore_cleanup_errors=True) as name:
+    with _SETTINGS.kept(), tempfile.TemporaryDirectory(prefix="headgate-test-", ignore_cleanup_errors=True) as name:
         scratch = Path(name)
 
         def start(definition: PipelineDefinition, watcher: Observer) -> InProcessHandle:
@@ -223,12 +224,30 @@ def _start(definition: PipelineDefinition, watcher: Observer, scratch: Path, kil
     return InProcessHandle(driver, launcher, watching, definition.config.name)
 
 
-@contextmanager
-def _settings_kept() -> Iterator[None]:
-    """Workers set what counts for their process, which is somebody else's here (TR5)."""
-    interval, cores = sys.getswitchinterval(), pa.cpu_count()
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
-        pa.set_cpu_count(cores)
+class _ProcessSettings:
+    """What workers set for their process, which is somebody else's here, and runs in several threads at once (TR5)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs_count = 0
+        self._found = (0.0, 0)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """The first run that comes notes them; the last one that goes sets them back."""
+        with self._lock:
+            if not self._runs_count:
+                self._found = sys.getswitchinterval(), pa.cpu_count()
+            self._runs_count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs_count -= 1
+                if not self._runs_count:
+                    interval, cores = self._found
+                    sys.setswitchinterval(interval)
+                    pa.set_cpu_count(cores)
+
+
+_SETTINGS = _ProcessSettings()

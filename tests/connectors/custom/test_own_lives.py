@@ -16,12 +16,13 @@ import headgate as hg
 from headgate.codec.life import encode_life
 from headgate.connectors.base import OwnedSink
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Owner
+from headgate.model.life import Life, OtherSink, Owner
 from headgate.testing.sinks.owners import check_owner, check_start_over
 
 Kind = Callable[[str], Any]
 
 MINE, OTHER = Life("mine", "/mine", "here", 1), Life("other", "/other", "far", 2)
+FORGOTTEN = Owner(None, Generation(3), is_forgotten=True)
 
 each = pytest.mark.parametrize("kind", [SqliteSink, SqliteLedgerSink], ids=["two phases", "ledger"])
 
@@ -169,6 +170,32 @@ class CannotList(SqliteLedgerSink):
 def test_a_target_that_cannot_list_its_owners_knows_them_one_by_one(tmp_path: Path) -> None:  # CS25
     assert "former name" in str(check_owner(target_at(tmp_path / "t.db", CannotList)))
     assert check_owner(target_at(tmp_path / "u.db", SqliteLedgerSink)) is None
+
+
+class KeepsAll(SqliteLedgerSink):
+    """What a target lists that keeps every fence it was told: in whatever order."""
+
+    kept: Sequence[hg.Fence] = ()
+
+    def all_claimed(self) -> Sequence[hg.Fence]:
+        return self.kept
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_the_fences_of_an_owner_the_newest_counts_wherever_it_is_listed(tmp_path: Path, order: int) -> None:  # CS25
+    sink = KeepsAll(str(tmp_path / "t.db"))
+    sink.kept = [fence_of(OTHER, 2), fence_of(MINE, 3), fence_of(MINE, 10)][::order]
+    assert sink.owner("p", "renamed").others == (OtherSink("out", Owner(MINE, Generation(10))),)
+
+
+@pytest.mark.parametrize(("last", "known"), [(MINE, Owner(MINE, Generation(3))), (None, FORGOTTEN)])
+def test_of_equal_fences_of_an_owner_the_last_one_listed_counts(
+    tmp_path: Path, last: Life | None, known: Owner
+) -> None:
+    # CS25: forgetting and the life that comes next keep the generation
+    sink = KeepsAll(str(tmp_path / "t.db"))
+    sink.kept = [fence_of(OTHER, 3), fence_of(last, 3), fence_of(OTHER, 2)]
+    assert sink.owner("p", "renamed").others == (OtherSink("out", known),)
 
 
 def test_a_class_that_does_not_keep_the_life_is_told_so(tmp_path: Path) -> None:  # CS21

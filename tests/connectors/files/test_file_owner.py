@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.storage.looked import Looked
 
 from headgate.connectors.files.layout import SinkIdentity
-from headgate.connectors.files.owner import FileOwner
+from headgate.connectors.files.owner import FileOwner, owners_in
 from headgate.connectors.files.sink import FileSink
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import Generation
@@ -116,3 +117,17 @@ def test_other_sinks_of_the_pipeline_are_known_and_nothing_else_is_one() -> None
     assert FileOwner(storage, SINK).owner() == Owner(others=others)
     FileOwner(storage, SINK).own(A)
     assert FileOwner(storage, SINK).owner() == Owner(A, others=others)
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_one_look_at_a_directory_says_whose_all_its_sinks_are(count: int) -> None:  # LV10
+    storage = Looked()
+    sinks = [SinkIdentity(f"p{number % 2}", f"out-{number:02}") for number in range(count)]
+    for sink in sinks:
+        FileOwner(storage, sink).own(A)
+    storage.put(SinkIdentity("p0", "told-nothing").claim(Generation(2)), [b""])
+    storage.put("_owners/p0.empty/notes", [b"somebody else's"])
+    storage.seen.clear()
+    told = {sink: Owner(A) for sink in sinks}
+    assert owners_in(storage) == {**told, SinkIdentity("p0", "told-nothing"): Owner(None, Generation(2))}
+    assert storage.seen == ["_claims", "_owners", *(f"{sink.owners}/0000000001" for sink in sorted(sinks))]

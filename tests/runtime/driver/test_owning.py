@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 from examples.sqlite_sink import SqliteLedgerSink, SqliteSink
 from tests.connectors.custom.test_own_lives import ClaimsOnly, ForgetsLives
+from tests.storage.looked import Looked
 
 import headgate as hg
+from headgate.connectors.files import sink as file_sink
 from headgate.connectors.recorded import targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.claims import NewGeneration, begin_generation
+from headgate.runtime.driver.lives import SinkOwners
 from headgate.storage.backends import open_storage
 
 STRANGER = Life("stranger", "/stranger", "far", 0)
@@ -166,6 +169,28 @@ def test_what_was_made_to_forget_and_other_pipelines_stand_in_nobodys_way(tmp_pa
         sink.forget_owner("p", "out")
     assert begin(tmp_path / "home", renamed=sink, again=sink).generation == 1
     assert begin(tmp_path / "home", renamed=sink, again=sink).generation == 2
+
+
+def test_a_directory_of_many_sinks_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # LV11
+    storages = {name: Looked() for name in ("one", "two")}
+    monkeypatch.setattr(file_sink, "open_storage", lambda url, access: storages[Path(url).name])
+    for name in storages:
+        (tmp_path / name).mkdir()
+    pipeline = hg.Pipeline("p", parallelism=1, checkpointing=hg.Checkpointing(dir=tmp_path / "home"))
+    source = pipeline.source(hg.FromRows([{"n": 1}]))
+    sinks = {f"out-{number}": hg.FileSink(tmp_path / ("two" if number == 3 else "one")) for number in range(8)}
+    for name, sink in sinks.items():
+        source.sink(sink, name=name)
+        sink.own("p", name, Life(name, "/home", "far", 1))
+    sinks["out-4"].target("p", "out-4").forget()
+    sinks["out-5"].open_committer("p", "out-5", Generation(7)).recover([])
+    source.sink(new := hg.FileSink(tmp_path / "one"), name="a-new-one")
+    sinks["one"], sinks["a-new-one"] = sinks["out-0"], new
+    source.sink(sinks["one"], name="one")
+    storages["one"].seen.clear()
+    found = SinkOwners(pipeline.definition(), STRANGER, "/home", "far").ask()
+    assert len(storages["one"].seen) == 2 + 7, "two listings, and each life once"
+    assert found == {name: sink.owner("p", name) for name, sink in sinks.items()}
 
 
 def test_a_sink_that_remembers_nothing_is_not_asked(tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ class RememberingSink(ABC):
     def all_claimed(self) -> Iterable[Fence]:
         """Return what ``claim`` had the target remember for all owners whose output is in the same place.
 
-        Others' too: what counts is the newest fence of each. Changes nothing. () if the target cannot list them: a
-        pipeline that starts over with another name for the sink is not noticed then.
+        Others' too: what counts is the newest fence of each, of equal ones the last. Changes nothing. () if the target
+        cannot list them: a pipeline that starts over with another name for the sink is not noticed then.
 
         Raises:
             UsageError: the class has no such method of its own.
@@ -170,7 +170,7 @@ class RememberingSink(ABC):
 
     def _others(self, pipeline: str, owner: str) -> tuple[OtherSink, ...]:
         of = owner_of(pipeline, "")
-        known = {fence.owner: fence for fence in self.all_claimed() if fence.owner.startswith(of)}
+        known = _newest(fence for fence in self.all_claimed() if fence.owner.startswith(of))
         return tuple(
             OtherSink(name.removeprefix(of), _owner_in(known[name])) for name in sorted(known) if name != owner
         )
@@ -187,6 +187,11 @@ class RememberingSink(ABC):
             f"{type(self).__name__} does not keep the life of a pipeline in its target, and one that starts over would "
             "lose or repeat output there: have claim store fence.life beside the generation, and claimed return both"
         )
+
+
+def _newest(fences: Iterable[Fence]) -> dict[str, Fence]:
+    """Return the newest fence of each owner, of equal ones the last (CS25)."""
+    return {fence.owner: fence for fence in sorted(fences, key=lambda fence: fence.generation)}
 
 
 def _owner_in(fence: Fence) -> Owner:

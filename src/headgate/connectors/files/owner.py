@@ -1,7 +1,7 @@
-"""Which life of a pipeline writes to a directory of files (rules LV2–LV4 of docs/spec/lives.md).
+"""Which life of a pipeline writes to a directory of files (rules LV2–LV4, LV9, LV10 of docs/spec/lives.md).
 
-Counterpart: ``sink.FileSink`` asks and tells; ``headgate sinks forget`` makes it forget. Like the checkpoint log a
-sequence of write-once objects, so that of two lives that come at once one gets the directory::
+Counterpart: ``sink.FileSink`` asks and tells; ``headgate sinks`` shows it and makes it forget. Like the checkpoint log
+a sequence of write-once objects, so that of two lives that come at once one gets the directory::
 
     <url>/_owners/<pipeline>.<sink>/0000000001      a life, or that the one before is forgotten; the last one counts
 
@@ -40,23 +40,14 @@ class FileOwner:
         Raises:
             CorruptionError, StorageError
         """
-        claims, told = numbered_below(self._storage, CLAIMS), numbered_below(self._storage, OWNERS)
-        found = {sink: self._owner(claims.get(str(sink)), told.get(str(sink))) for sink in self._sinks(*claims, *told)}
+        look = _Look(self._storage)
+        found = {sink: look.owner(sink) for sink in self._sinks(*look.sinks)}
         others = tuple(OtherSink(sink.node, owner) for sink, owner in found.items() if sink != self._identity)
         return replace(found[self._identity], others=others)
 
-    def _sinks(self, *names: str) -> list[SinkIdentity]:
-        """Return this sink and all of its pipeline that are called so, in the same order each time."""
-        found = {name: SinkIdentity.parse(name) for name in names}
-        same = {sink for name, sink in found.items() if str(sink) == name and sink.pipeline == self._identity.pipeline}
-        return sorted(same | {self._identity})
-
-    def _owner(self, claims: dict[int, str] | None, told: dict[int, str] | None) -> Owner:
-        generation = max((Generation(number) for number in claims or ()), default=NO_GENERATION)
-        if not told:
-            return Owner(None, generation)
-        life = self._life(told[max(told)])
-        return Owner(life, generation, is_forgotten=life is None)
+    def _sinks(self, *known: SinkIdentity) -> list[SinkIdentity]:
+        """Return this sink and all of its pipeline that are ``known``, in the same order each time."""
+        return sorted({self._identity, *(sink for sink in known if sink.pipeline == self._identity.pipeline)})
 
     def own(self, life: Life) -> Owner:
         """Let ``life`` own it, unless another one does; return who owns it then."""
@@ -103,8 +94,38 @@ class FileOwner:
         paths = numbered(self._storage, self._identity.owners)
         if not paths:
             return 0, Owner(None, generation)
-        life = self._life(paths[max(paths)])
+        life = _life(self._storage, paths[max(paths)])
         return max(paths), Owner(life, generation, is_forgotten=life is None)
 
-    def _life(self, path: str) -> Life | None:
-        return read_again(lambda: decode_life(self._storage.get(path), f"{self._storage.url}/{path}"))
+
+def owners_in(storage: Storage) -> dict[SinkIdentity, Owner]:
+    """Return all sinks that have written to a directory, sorted, and whose each is, without ``others``: one look.
+
+    Raises:
+        CorruptionError, StorageError
+    """
+    look = _Look(storage)
+    return {sink: look.owner(sink) for sink in look.sinks}
+
+
+class _Look:
+    """What a directory remembers of all sinks: two listings, however many there are; a life when asked for (LV10)."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._claims, self._told = numbered_below(storage, CLAIMS), numbered_below(storage, OWNERS)
+        found = {name: SinkIdentity.parse(name) for name in (*self._claims, *self._told)}
+        self.sinks = sorted({sink for name, sink in found.items() if str(sink) == name})
+
+    def owner(self, sink: SinkIdentity) -> Owner:
+        """Return whose ``sink`` is."""
+        claims, told = self._claims.get(str(sink)), self._told.get(str(sink))
+        generation = max((Generation(number) for number in claims or ()), default=NO_GENERATION)
+        if not told:
+            return Owner(None, generation)
+        life = _life(self._storage, told[max(told)])
+        return Owner(life, generation, is_forgotten=life is None)
+
+
+def _life(storage: Storage, path: str) -> Life | None:
+    return read_again(lambda: decode_life(storage.get(path), f"{storage.url}/{path}"))

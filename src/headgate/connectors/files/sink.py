@@ -168,6 +168,11 @@ class FileSink:
         is_missing = directory is not None and not directory.exists()
         return Owner() if is_missing else self.target(pipeline, node).owner()
 
+    @property
+    def shared_target(self) -> str:
+        """See ``NeighbouringSink``."""
+        return self.url
+
     def own(self, pipeline: str, node: str, life: Life) -> Owner:
         """See ``OwnedSink``."""
         with self._writing():

@@ -1,4 +1,4 @@
-"""Whether a life of a pipeline may write to a sink's target (rules LV2–LV6 of docs/spec/lives.md).
+"""Whether a life of a pipeline may write to a sink's target (rules LV2–LV6, LV11 of docs/spec/lives.md).
 
 Pure functions over what the target remembers. Counterparts: ``runtime.driver.lives`` asks and tells the targets;
 ``store.owners`` and ``connectors.files.owner`` remember.
@@ -7,10 +7,11 @@ Pure functions over what the target remembers. Counterparts: ``runtime.driver.li
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from enum import Enum
 
 from headgate.model.ids import Generation
-from headgate.model.life import NO_GENERATION, Life, Owner
+from headgate.model.life import NO_GENERATION, Life, OtherSink, Owner
 
 
 class Objection(Enum):
@@ -40,6 +41,15 @@ def objection(life: Life, owner: Owner, following: Generation) -> Objection | No
     if owner.is_forgotten:
         return None
     return Objection.OLDER_COPY if owner.generation >= following else None
+
+
+def of_neighbour(sink: str, asked: str, owner: Owner) -> Owner:
+    """Return what a target remembers of ``sink``, by its answer ``owner`` about ``asked``: it lists all (LV11)."""
+    others = {other.sink: other.owner for other in owner.others}
+    if not owner.is_nobody:
+        others[asked] = replace(owner, others=())
+    known = others.pop(sink, Owner())
+    return replace(known, others=tuple(OtherSink(name, others[name]) for name in sorted(others)))
 
 
 def may_empty(life: Life | None, home: str, host: str | None, owner: Owner) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from headgate.connectors.base import OwnedSink
+from headgate.connectors.base import NeighbouringSink, OwnedSink
 from headgate.errors import UsageError, with_remedy
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
@@ -36,14 +36,19 @@ class SinkOwners:
         }
 
     def ask(self) -> dict[str, Owner]:
-        """Return what every target remembers. Changes nothing.
+        """Return what every target remembers. Changes nothing. Sinks that share a target are asked once (LV11).
 
         Raises:
             UsageError: one can never say so (K5).
             StorageError: repeating is safe.
         """
         found: dict[str, Owner] = {}
+        asked: dict[object, str] = {}
         for name, sink in self._sinks.items():
+            neighbour = asked.setdefault(_target(name, sink), name)
+            if neighbour != name:
+                found[name] = lives.of_neighbour(name, neighbour, found[neighbour])
+                continue
             with stopping_for_good(f"sink '{name}' of pipeline '{self._pipeline}' cannot say whose its target is"):
                 found[name] = sink.owner(self._pipeline, name)
         return found
@@ -107,6 +112,11 @@ class SinkOwners:
                 "headgate run PROGRAM --fresh"
             )
         return "run the pipeline with that checkpoint directory, or give it another name"
+
+
+def _target(name: str, sink: OwnedSink) -> object:
+    """Return what is equal for sinks that share a target."""
+    return (type(sink), sink.shared_target) if isinstance(sink, NeighbouringSink) else name
 
 
 def host_of(home: str, host: str) -> str | None:
