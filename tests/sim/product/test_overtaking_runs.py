@@ -47,9 +47,9 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
     what_is_behind_a_barrier_is_recorded_too: (37,),
     channels_without_their_barrier_are_read_on: (32,),
     a_barrier_that_arrives_late_records_nothing: (32,),
-    what_is_left_of_a_replay_is_in_no_snapshot: (42,),
+    what_is_left_of_a_replay_is_in_no_snapshot: (13,),
     everybody_gets_all_records_of_a_shuffle: (4,),
-    records_stay_with_the_number_of_their_subtask: (37,),
+    records_stay_with_the_number_of_their_subtask: (58,),
 }
 
 

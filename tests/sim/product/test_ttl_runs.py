@@ -52,8 +52,8 @@ def test_a_seed_whose_state_expires_has_one_digest() -> None:  # SM61
 MUTANTS: dict[Mutant, tuple[int, ...]] = {
     a_map_expires_as_a_whole: (3,),
     a_restore_drops_a_little_more: (3,),
-    everything_is_new_again_at_a_restore: (2,),
-    nobody_remembers_what_time_it_was: (4,),
+    everything_is_new_again_at_a_restore: (5,),
+    nobody_remembers_what_time_it_was: (0,),
     nothing_expires_while_a_pipeline_runs: (0,),
     reads_always_renew: (2,),
     reads_renew_nothing: (2,),
