@@ -244,11 +244,15 @@ def nothing_is_left() -> AbstractContextManager[None]:
 
 
 def anything_can_be_left() -> AbstractContextManager[None]:
-    return skipped(StartingOver, "_refuse_unknown")
+    return skipped(driver, "refuse_unknown")
 
 
 def only_what_was_written_down_goes() -> AbstractContextManager[None]:
     return skipped(StartingOver, "_of_other_names", [])
+
+
+def a_stream_is_parted() -> AbstractContextManager[None]:
+    return skipped(driver, "refuse_to_part")
 
 
 @pytest.mark.parametrize(
@@ -361,3 +365,8 @@ def test_a_mutant_of_orders_is_caught(tmp_path: Path, mutant: Mutant, test: Any)
 def test_only_what_was_written_down_goes_is_caught(tmp_path: Path) -> None:
     test = others.test_what_a_sink_wrote_under_a_former_name_goes_too
     assert_caught(only_what_was_written_down_goes, test, killed.Template(tmp_path), "files")
+
+
+@pytest.mark.parametrize("kept", [("a", "b"), ("b",)])
+def test_a_stream_that_is_parted_is_caught(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    assert_caught(a_stream_is_parted, leaving.test_a_stream_is_left_by_all_of_its_sinks, tmp_path, kept)

@@ -25,7 +25,8 @@ from headgate.errors import UsageError
 from headgate.model.life import Life
 from headgate.model.progress import SilentObserver
 from headgate.runtime.driver import claims
-from headgate.runtime.driver.starting_over import Plan, StartingOver
+from headgate.runtime.driver.reset_plan import Plan
+from headgate.runtime.driver.starting_over import StartingOver
 from headgate.runtime.process import Process
 from headgate.store.store import Store
 

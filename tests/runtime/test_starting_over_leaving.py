@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from tests.runtime.test_starting_over_killed import ALL, NUMBERS, Killed, Templa
 from tests.runtime.test_starting_over_moved import Moved
 from typer.testing import CliRunner, Result
 
+import headgate as hg
 from headgate.api import fresh
 from headgate.cli.main import app
 from headgate.connectors.files.sink import FileSink
+from headgate.connectors.recorded import targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.progress import SilentObserver
 from headgate.runtime.driver import claims
@@ -130,3 +133,54 @@ def test_a_store_that_was_removed_needs_no_leave(tmp_path: Path) -> None:  # SO1
     moved = Moved(tmp_path, ("app/a",))
     shutil.rmtree(tmp_path / "store")
     assert command(moved, "--yes").exit_code == 0
+
+
+def of_sinks(root: Path, **sinks: Any) -> Any:
+    """A pipeline with these sinks, and its checkpoints below ``root``."""
+    made = hg.Pipeline("p", checkpointing=hg.Checkpointing("100ms", dir=str(root / "home")))
+    rows = made.source(hg.FromRows([{"number": 1, "text": "x"}]))
+    for name, sink in sinks.items():
+        rows.sink(sink, name=name)
+    found = made.definition()
+    return replace(found, targets=targets_of(found.graph))
+
+
+def to_stream(root: Path, *names: str) -> Any:
+    return of_sinks(root, **{name: hg.StreamSink("app/out", store=str(root / "store")) for name in names})
+
+
+def reset_leaving(root: Path, *names: str, program: Any = None) -> None:
+    with StartingOver.holding_the_lock(str(root / "home"), "p", program, leave=names) as resetting:
+        resetting.carry_out(resetting.look())
+
+
+@pytest.mark.parametrize("kept", [("a", "b"), ("b",)])
+def test_a_stream_is_left_by_all_of_its_sinks(tmp_path: Path, kept: tuple[str, ...]) -> None:  # SO10
+    """``kept``: what the program has; without ``a`` that is a former name of ``b``, which has written nothing yet."""
+    world = World(tmp_path)
+    produce(world, to_stream(tmp_path, "a", "b") if "a" in kept else to_stream(tmp_path, "a"))
+    if "a" not in kept:
+        log_of(world).records.note(0, to_stream(tmp_path, "b").targets)
+    with pytest.raises(UsageError, match=r"'a' .* cannot be left alone: sink 'b' writes to stream .* leave both"):
+        reset_leaving(tmp_path, "a")
+    before = NUMBERS + NUMBERS if "a" in kept else NUMBERS
+    assert world.in_stream() == before
+    reset_leaving(tmp_path, "a", "b")
+    assert world.in_stream() == before
+
+
+def test_a_former_name_that_nobody_wrote_down_keeps_its_stream(tmp_path: Path) -> None:  # SO10, LV9
+    world = World(tmp_path)
+    produce(world, to_stream(tmp_path, "a"))
+    shutil.rmtree(tmp_path / "home")
+    with pytest.raises(UsageError, match=r"sink 'a' .* cannot be left alone"):
+        reset_leaving(tmp_path, "a", program=to_stream(tmp_path, "b"))
+    assert world.in_stream() == NUMBERS
+
+
+def test_a_directory_is_left_by_one_of_its_sinks(tmp_path: Path) -> None:  # SO10
+    world = World(tmp_path)
+    produce(world, of_sinks(tmp_path, **{name: FileSink(world.files, "parquet", roll_interval=0) for name in "ab"}))
+    assert world.in_files() == NUMBERS + NUMBERS
+    reset_leaving(tmp_path, "a")
+    assert world.in_files() == NUMBERS

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import Observer
-from headgate.runtime.driver.starting_over import Plan, StartingOver
+from headgate.runtime.driver.reset_plan import Plan
+from headgate.runtime.driver.starting_over import StartingOver
 
 
 def start_over(definition: PipelineDefinition, watcher: Observer) -> None:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from headgate.codec.lock_holder import Ending
-from headgate.connectors.base import KEPT, Holding, ResettableSink
+from headgate.connectors.base import KEPT, Holding
 from headgate.connectors.recorded import Front, in_one_step, targets_of, together
 from headgate.errors import StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Mine, Owner
-from headgate.model.manifest import Manifest
 from headgate.model.targets import ResetOrder, Target, TargetKind
 from headgate.protocol.checkpoints import starting_over
 from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, has_given_up, life_of
@@ -29,6 +28,7 @@ from headgate.runtime.driver.fronts import Fronts
 from headgate.runtime.driver.lives import host_of
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock, read_holder
 from headgate.runtime.driver.removing import check_nobody_needs
+from headgate.runtime.driver.reset_plan import Found, Plan, is_in_the_way, refuse_to_part, refuse_unknown
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 from headgate.storage.backends import is_missing, local_directory, open_storage
@@ -38,47 +38,6 @@ _T = TypeVar("_T")
 
 INPUTS = "inputs"
 """Captured DataFrames, below the pipeline's directory: the next start captures anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A target that will be emptied, and what it holds. ``sink``: None if there is nothing to be emptied."""
-
-    target: Target
-    sink: ResettableSink | None
-    owner: Owner
-    holding: Holding
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What goes when the pipeline starts over.
-
-    Attributes:
-        pipeline, home: its name, and where its checkpoints are.
-        checkpoints: the completed ones, newest first.
-        inputs: paths of captured DataFrames.
-        aside: paths of what was set aside.
-        targets: of all sinks that it has or had, but for what is left.
-        left: targets that stay as they are, because the user said so.
-        log: what was there when this was found.
-        is_empty: nothing would be deleted or forgotten: the next start begins at the beginning as it is.
-    """
-
-    pipeline: str
-    home: str
-    checkpoints: tuple[Manifest, ...]
-    inputs: tuple[str, ...]
-    aside: tuple[str, ...]
-    targets: tuple[Found, ...]
-    left: tuple[Target, ...]
-    log: ObservedLog
-    is_empty: bool
-
-    @property
-    def captured(self) -> tuple[str, ...]:
-        """Names of the sources whose DataFrame was captured."""
-        return tuple(sorted({path.split("/")[2] for path in self.inputs}))
 
 
 class StartingOver:
@@ -152,15 +111,15 @@ class StartingOver:
         if life is not None:
             self._retrying(lambda: self._refuse_a_copy(life))
         targets = self._targets(log, life)
-        self._refuse_unknown({target.sink for target in targets})
         left = tuple(target for target in targets if target.sink in self._leave)
         found = tuple(self._found(target, life) for target in targets if target not in left)
         found += tuple(self._found(target, life) for target in self._of_other_names(found, life))
+        self._refuse_to_leave(targets, found, life)
         inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
         aside = tuple(self._retrying(self._log.files.aside_paths))
         is_begun = bool(log.entries) and not has_given_up(log)
-        is_in_the_way = any(one.holding.what or not _is_free_for(life, one.owner) for one in found)
-        is_empty = not (is_begun or inputs or is_in_the_way or self._decided(log) is not None)
+        are_in_the_way = any(is_in_the_way(one, life) for one in found)
+        is_empty = not (is_begun or inputs or are_in_the_way or self._decided(log) is not None)
         return Plan(self._pipeline, self._log.url, candidates(log), inputs, aside, found, left, log, is_empty)
 
     def _targets(self, log: ObservedLog, life: Life | None) -> tuple[Target, ...]:
@@ -181,11 +140,10 @@ class StartingOver:
         known = (*(noted or ()), *(() if order is None else order.targets), *(self._program or ()))
         return tuple({target.place_key: target for target in known}.values())
 
-    def _refuse_unknown(self, sinks: set[str]) -> None:
-        unknown = sorted(self._leave - sinks)
-        if unknown:
-            there = ", ".join(f"'{name}'" for name in sorted(sinks)) or "none"
-            raise UsageError(f"pipeline '{self._pipeline}' has no sink '{unknown[0]}' to leave; its sinks: {there}")
+    def _refuse_to_leave(self, targets: Sequence[Target], found: Sequence[Found], life: Life | None) -> None:
+        known = {target.sink for target in targets} | {other.sink for one in found for other in one.owner.others}
+        refuse_unknown(self._pipeline, self._leave, known)
+        refuse_to_part(self._pipeline, self._leave, found, self._fronts.mine(() if life is None else (life,)))
 
     def _of_other_names(self, found: Sequence[Found], life: Life | None) -> list[Target]:
         """Return what the pipeline itself wrote to the same places by sinks that nobody has written down (LV9).
@@ -256,7 +214,7 @@ class StartingOver:
     def _refuse_if_changed(self, plan: Plan) -> None:
         """Look again: nothing goes that ``plan`` did not show. A later claim is left to the step, which is fenced."""
         newest = starting_over.newest_generation(self._retrying(self._log.observe))
-        if newest == starting_over.newest_generation(plan.log) and _shown(self.look()) != _shown(plan):
+        if newest == starting_over.newest_generation(plan.log) and self.look().shown != plan.shown:
             raise UsageError(
                 f"what pipeline '{self._pipeline}' would lose has changed since it was shown; nothing was deleted: "
                 "look again, and start over then"
@@ -329,16 +287,6 @@ class StartingOver:
 def _found_at(target: Target) -> tuple[object, ...]:
     """Return what says which sink of which target it is. Where one of a user's own writes to, nobody else knows."""
     return (target.sink, target.kind) if target.kind is TargetKind.OWN else target.place_key
-
-
-def _is_free_for(life: Life | None, owner: Owner) -> bool:
-    """Whether a target lets the pipeline begin as it is."""
-    return owner.is_forgotten or owner.is_nobody or (owner.life is not None and owner.life == life)
-
-
-def _shown(plan: Plan) -> object:
-    """Return what must not change between a question and its answer."""
-    return [(found.target, found.owner, found.holding) for found in plan.targets]
 
 
 def _is_same(one: str, other: str) -> bool:
