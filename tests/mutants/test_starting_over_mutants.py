@@ -255,6 +255,10 @@ def a_stream_is_parted() -> AbstractContextManager[None]:
     return skipped(driver, "refuse_to_part")
 
 
+def a_sink_of_ones_own_has_one_place() -> AbstractContextManager[None]:
+    return skipped(Fronts, "_others_at", [])
+
+
 @pytest.mark.parametrize(
     "mutant", [the_order_is_not_written, output_goes_before_it_is_decided, the_order_goes_before_the_output]
 )
@@ -370,3 +374,14 @@ def test_only_what_was_written_down_goes_is_caught(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kept", [("a", "b"), ("b",)])
 def test_a_stream_that_is_parted_is_caught(tmp_path: Path, kept: tuple[str, ...]) -> None:
     assert_caught(a_stream_is_parted, leaving.test_a_stream_is_left_by_all_of_its_sinks, tmp_path, kept)
+
+
+OF_ONES_OWN: list[Any] = [
+    others.test_a_former_place_of_a_sink_of_ones_own_is_emptied_too,
+    others.test_a_former_name_that_was_written_down_goes_by_the_present_one,
+]
+
+
+@pytest.mark.parametrize("test", OF_ONES_OWN)
+def test_a_sink_of_ones_own_with_one_place_is_caught(tmp_path: Path, test: Any) -> None:
+    assert_caught(a_sink_of_ones_own_has_one_place, test, tmp_path)

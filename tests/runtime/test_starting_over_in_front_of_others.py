@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from examples.sqlite_sink import SqliteSink
 from tests.runtime.test_starting_over import World, reset
 from tests.runtime.test_starting_over_killed import (
     ALL,
@@ -17,10 +20,12 @@ from tests.runtime.test_starting_over_killed import (
     definition,
     half_done,
     log_of,
+    produce,
 )
 
 import headgate as hg
 from headgate.api import fresh
+from headgate.connectors.recorded import targets_of
 from headgate.errors import UsageError
 from headgate.model.life import Life
 from headgate.model.progress import SilentObserver
@@ -72,7 +77,7 @@ def test_a_stream_of_another_directory_is_kept_whatever_the_sinks_are_called(tem
     assert world.all() == ALL
 
 
-@pytest.mark.parametrize("sink", ["files", "stream"])
+@pytest.mark.parametrize("sink", ["files", "stream", "own"])
 def test_what_a_sink_wrote_under_a_former_name_goes_too(template: Template, sink: str) -> None:  # SO4, LV9
     world = template.again()
     shutil.rmtree(world.root / "home")
@@ -82,10 +87,49 @@ def test_what_a_sink_wrote_under_a_former_name_goes_too(template: Template, sink
     with pytest.raises(UsageError, match=f"knows its sink '{sink}', which belongs to former .* --fresh"):
         claims.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
     fresh.start_over(made.definition(), SilentObserver())
-    assert (world.all() == NOTHING) is False, "other targets keep what they hold"
+    assert sum(not there for there in world.all()) == 1, "other targets keep what they hold"
     plan = look(world, "home", made.definition())
-    assert not any(found.holding.what for found in plan.targets)
+    assert any(found.holding.what for found in plan.targets) is (sink == "own"), "how much it is, nobody asks that one"
     claims.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
+
+
+def to_tables(world: World, **paths: str) -> Any:
+    """A pipeline whose sinks of a user's own write to these tables."""
+    made = hg.Pipeline("p", checkpointing=hg.Checkpointing("100ms", dir=str(world.root / "home")))
+    rows = made.source(hg.FromRows([{"number": 1, "text": "x"}]))
+    for name, path in paths.items():
+        rows.sink(SqliteSink(path), name=name)
+    found = made.definition()
+    return replace(found, targets=targets_of(found.graph))
+
+
+def test_a_former_place_of_a_sink_of_ones_own_is_emptied_too(tmp_path: Path) -> None:  # SO4, LV9
+    """Derived names have moved on by one: ``own`` is another table now, and ``own-2`` is where ``own`` was."""
+    world = World(tmp_path)
+    produce(world, to_tables(world, own=world.table))
+    assert world.in_table() == NUMBERS
+    now = to_tables(world, **{"own": str(tmp_path / "other.db"), "own-2": world.table})
+    fresh.start_over(now, SilentObserver())
+    assert world.in_table() == Counter()
+    claims.begin_generation(now, log_of(world), "test", lambda _: None)
+
+
+def test_a_former_place_of_another_directory_is_kept(tmp_path: Path) -> None:  # SO4
+    world = World(tmp_path)
+    produce(world, to_tables(world, own=world.table))
+    now = to_tables(world, **{"own": str(tmp_path / "other.db"), "own-2": world.table})
+    around = Elsewhere()
+    shutil.rmtree(tmp_path / "home")
+    with starting_over(world, "home", now, around) as resetting:
+        resetting.carry_out(resetting.look())
+    assert world.in_table() == NUMBERS
+
+
+def test_a_former_name_that_was_written_down_goes_by_the_present_one(tmp_path: Path) -> None:  # SO1, LV9
+    world = World(tmp_path)
+    produce(world, to_tables(world, old=world.table))
+    fresh.start_over(to_tables(world, new=world.table), SilentObserver())
+    assert world.in_table() == Counter()
 
 
 class Elsewhere(Process):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from headgate.codec.lock_holder import Ending
-from headgate.connectors.base import KEPT, Holding
+from headgate.connectors.base import KEPT, Holding, ResettableSink
 from headgate.connectors.recorded import Front, in_one_step, targets_of, together
 from headgate.errors import StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
@@ -112,15 +112,16 @@ class StartingOver:
             self._retrying(lambda: self._refuse_a_copy(life))
         targets = self._targets(log, life)
         left = tuple(target for target in targets if target.sink in self._leave)
-        found = tuple(self._found(target, life) for target in targets if target not in left)
-        found += tuple(self._found(target, life) for target in self._of_other_names(found, life))
-        self._refuse_to_leave(targets, found, life)
+        mine = self._mine(log, life)
+        found = [one for target in targets if target not in left for one in self._found(target, mine)]
+        found += [one for target in self._of_other_names(found, mine) for one in self._found(target, mine)]
+        self._refuse_to_leave(targets, found, mine)
         inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
         aside = tuple(self._retrying(self._log.files.aside_paths))
         is_begun = bool(log.entries) and not has_given_up(log)
         are_in_the_way = any(is_in_the_way(one, life) for one in found)
         is_empty = not (is_begun or inputs or are_in_the_way or self._decided(log) is not None)
-        return Plan(self._pipeline, self._log.url, candidates(log), inputs, aside, found, left, log, is_empty)
+        return Plan(self._pipeline, self._log.url, candidates(log), inputs, aside, tuple(found), left, log, is_empty)
 
     def _targets(self, log: ObservedLog, life: Life | None) -> tuple[Target, ...]:
         """Return all that is to be emptied: of the program, of what was written down, of an order half carried out.
@@ -140,17 +141,20 @@ class StartingOver:
         known = (*(noted or ()), *(() if order is None else order.targets), *(self._program or ()))
         return tuple({target.place_key: target for target in known}.values())
 
-    def _refuse_to_leave(self, targets: Sequence[Target], found: Sequence[Found], life: Life | None) -> None:
+    def _mine(self, log: ObservedLog, life: Life | None) -> Mine:
+        """Return whose output may go."""
+        return self._fronts.mine(() if life is None else (life,))
+
+    def _refuse_to_leave(self, targets: Sequence[Target], found: Sequence[Found], mine: Mine) -> None:
         known = {target.sink for target in targets} | {other.sink for one in found for other in one.owner.others}
         refuse_unknown(self._pipeline, self._leave, known)
-        refuse_to_part(self._pipeline, self._leave, found, self._fronts.mine(() if life is None else (life,)))
+        refuse_to_part(self._pipeline, self._leave, found, mine)
 
-    def _of_other_names(self, found: Sequence[Found], life: Life | None) -> list[Target]:
+    def _of_other_names(self, found: Sequence[Found], mine: Mine) -> list[Target]:
         """Return what the pipeline itself wrote to the same places by sinks that nobody has written down (LV9).
 
         Nothing of a stream: it is emptied of all that the pipeline wrote, whatever the sinks were called.
         """
-        mine = self._fronts.mine(() if life is None else (life,))
         known = {_found_at(one.target) for one in found}
         others = (
             replace(one.target, sink=other.sink)
@@ -161,12 +165,16 @@ class StartingOver:
         )
         return list({_found_at(target): target for target in others if _found_at(target) not in known}.values())
 
-    def _found(self, target: Target, life: Life | None) -> Found:
+    def _found(self, target: Target, mine: Mine) -> list[Found]:
+        """Return all places of ``target``. Those that remember the same owner are one, as far as anybody can see."""
         if target.kind is TargetKind.NOTHING:
-            return Found(target, None, Owner(), Holding("", ""))
-        sink = self._fronts.known(target)
+            return [Found(target, None, Owner(), Holding("", ""))]
+        sinks = self._at(target, lambda: self._fronts.known(target, mine))
+        found = [self._found_by(sink, target, mine) for sink in sinks]
+        return list({one.owner: one for one in reversed(found)}.values())[::-1]
+
+    def _found_by(self, sink: ResettableSink, target: Target, mine: Mine) -> Found:
         owner = self._at(target, lambda: sink.owner(self._pipeline, target.sink))
-        mine = self._fronts.mine(() if life is None else (life,))
         holding = self._at(target, lambda: sink.holding(self._pipeline, target.sink, mine))
         if not owner.is_forgotten and not mine(owner):
             raise UsageError(self._fronts.not_ours(target, owner, holding))
@@ -201,7 +209,7 @@ class StartingOver:
         self._refuse_if_changed(plan)
         token, wall_ms = self._around.token(8).hex(), self._around.wall_ms()
         above = max((found.owner.generation for found in plan.targets), default=Generation(0))
-        targets = tuple(found.target for found in plan.targets if found.sink is not None)
+        targets = tuple(dict.fromkeys(found.target for found in plan.targets if found.sink is not None))
         order = ResetOrder(token, targets, (*plan.inputs, *plan.aside))
         older = self._retrying(self._log.records.orders)
         self._retrying(lambda: self._log.records.give(order))
@@ -252,11 +260,15 @@ class StartingOver:
         """Do what is left to be done: every step is done once, however often this begins (SO6)."""
         life = self._retrying(lambda: self._log.later_life(number, self._around.host, self._around.wall_ms()))
         mine = self._fronts.mine((life, *self._retrying(lambda: self._log.lives_before(number))))
-        for fronts in together([(target, self._fronts.known(target)) for target in order.targets]):
+        known = [(target, self._known(target, mine, generation)) for target in order.targets]
+        for fronts in together([(target, sink) for target, sinks in known for sink in sinks]):
             self._at(fronts[0][0], lambda fronts=fronts: self._empty(fronts, generation, life, mine))  # type: ignore[misc]
         for path in order.beside:
             self._retrying(lambda path=path: self._remove(path, order))  # type: ignore[misc]
         self._retrying(lambda: self._log.records.carried_out(number, order.token))
+
+    def _known(self, target: Target, mine: Mine, generation: Generation) -> tuple[ResettableSink, ...]:
+        return self._at(target, lambda: self._fronts.known(target, mine, generation))
 
     def _remove(self, path: str, order: ResetOrder) -> None:
         """Remove what the order names, unless it was carried out by now: then it may be a later life's (SO7)."""
