@@ -259,6 +259,13 @@ def a_sink_of_ones_own_has_one_place() -> AbstractContextManager[None]:
     return skipped(Fronts, "_others_at", [])
 
 
+def former_lives_are_others() -> AbstractContextManager[None]:
+    def mine(self: Any, log: Any, life: Any) -> Any:
+        return self._fronts.mine(() if life is None else (life,))
+
+    return patched(StartingOver, "_mine", mine)
+
+
 @pytest.mark.parametrize(
     "mutant", [the_order_is_not_written, output_goes_before_it_is_decided, the_order_goes_before_the_output]
 )
@@ -385,3 +392,9 @@ OF_ONES_OWN: list[Any] = [
 @pytest.mark.parametrize("test", OF_ONES_OWN)
 def test_a_sink_of_ones_own_with_one_place_is_caught(tmp_path: Path, test: Any) -> None:
     assert_caught(a_sink_of_ones_own_has_one_place, test, tmp_path)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_former_lives_of_others_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool) -> None:
+    test = leaving.test_another_machine_or_directory_leaves_too
+    assert_caught(former_lives_are_others, test, killed.Template(tmp_path), monkeypatch, is_moved)

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 from tests.runtime.test_starting_over import World
-from tests.runtime.test_starting_over_killed import ALL, NUMBERS, Killed, Template, definition, log_of, produce, reset
+from tests.runtime.test_starting_over_in_front_of_others import Elsewhere
+from tests.runtime.test_starting_over_killed import (
+    ALL,
+    NUMBERS,
+    SINKS,
+    Killed,
+    Template,
+    definition,
+    log_of,
+    produce,
+    reset,
+)
 from tests.runtime.test_starting_over_moved import Moved
 from typer.testing import CliRunner, Result
 
@@ -24,6 +35,7 @@ from headgate.errors import StorageError, UsageError
 from headgate.model.progress import SilentObserver
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.starting_over import StartingOver
+from headgate.runtime.process import Process
 from headgate.store.store import Store
 
 
@@ -67,6 +79,21 @@ def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monke
         leaving(world, "files")
         assert log_of(world).records.orders() == ()
         fresh.finish(definition(world), SilentObserver())
+    assert world.all() == [NUMBERS, Counter(), Counter()]
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_another_machine_or_directory_leaves_too(template: Template, monkeypatch: Any, is_moved: bool) -> None:  # SO10
+    """Behind the step the targets belong to a former life, which only the log tells."""
+    world, home = decided(template, monkeypatch), "elsewhere" if is_moved else "home"
+    made = world.pipeline(sinks=SINKS)
+    if is_moved:
+        (world.root / "home").rename(world.root / home)
+        made.override(checkpoint_dir=str(world.root / home))
+    around = Process() if is_moved else Elsewhere()
+    root, program = str(world.root / home), made.definition()
+    with StartingOver.holding_the_lock(root, "p", program, around, leave=["files"]) as resetting:
+        resetting.carry_out(resetting.look())
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
 

@@ -142,8 +142,10 @@ class StartingOver:
         return tuple({target.place_key: target for target in known}.values())
 
     def _mine(self, log: ObservedLog, life: Life | None) -> Mine:
-        """Return whose output may go."""
-        return self._fronts.mine(() if life is None else (life,))
+        """Return whose output may go; while an order is decided, also what its former lives wrote, as it says."""
+        is_decided = self._decided(log) is not None
+        before = self._retrying(lambda: self._log.lives_before(life_of(log))) if is_decided else ()
+        return self._fronts.mine((*(() if life is None else (life,)), *before))
 
     def _refuse_to_leave(self, targets: Sequence[Target], found: Sequence[Found], mine: Mine) -> None:
         known = {target.sink for target in targets} | {other.sink for one in found for other in one.owner.others}
