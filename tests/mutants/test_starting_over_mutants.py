@@ -266,6 +266,13 @@ def former_lives_are_others() -> AbstractContextManager[None]:
     return patched(StartingOver, "_mine", mine)
 
 
+def what_nobody_sees_is_in_nobodys_way() -> AbstractContextManager[None]:
+    def without_others(call: Any, found: Any, *arguments: Any) -> Any:
+        return call(replace(found, owner=replace(found.owner, others=())), *arguments)
+
+    return around(driver, "is_in_the_way", without_others)
+
+
 @pytest.mark.parametrize(
     "mutant", [the_order_is_not_written, output_goes_before_it_is_decided, the_order_goes_before_the_output]
 )
@@ -398,3 +405,9 @@ def test_a_sink_of_ones_own_with_one_place_is_caught(tmp_path: Path, test: Any) 
 def test_former_lives_of_others_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool) -> None:
     test = leaving.test_another_machine_or_directory_leaves_too
     assert_caught(former_lives_are_others, test, killed.Template(tmp_path), monkeypatch, is_moved)
+
+
+def test_what_nobody_sees_being_in_nobodys_way_is_caught(tmp_path: Path) -> None:
+    assert_caught(
+        what_nobody_sees_is_in_nobodys_way, others.test_what_a_former_name_prepared_goes_too, tmp_path, "stream"
+    )

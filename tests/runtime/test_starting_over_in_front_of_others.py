@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from examples.sqlite_sink import SqliteSink
 from tests.runtime.test_starting_over import World, reset
@@ -15,6 +16,7 @@ from tests.runtime.test_starting_over_killed import (
     ALL,
     NOTHING,
     NUMBERS,
+    SCHEMA,
     SINKS,
     Template,
     definition,
@@ -25,8 +27,10 @@ from tests.runtime.test_starting_over_killed import (
 
 import headgate as hg
 from headgate.api import fresh
+from headgate.connectors.base import SinkContext
 from headgate.connectors.recorded import targets_of
 from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId
 from headgate.model.life import Life
 from headgate.model.progress import SilentObserver
 from headgate.runtime.driver import claims
@@ -130,6 +134,38 @@ def test_a_former_name_that_was_written_down_goes_by_the_present_one(tmp_path: P
     produce(world, to_tables(world, old=world.table))
     fresh.start_over(to_tables(world, new=world.table), SilentObserver())
     assert world.in_table() == Counter()
+
+
+@pytest.mark.parametrize("sink", ["files", "stream"])
+def test_what_a_former_name_prepared_goes_too(tmp_path: Path, sink: str) -> None:  # SO4, LV9
+    """Nobody sees it, but every start is refused because of it."""
+    world = World(tmp_path)
+    kinds = {"files": hg.FileSink(world.files, "parquet"), "stream": hg.StreamSink("app/out", store=world.store)}
+    prepare(world, named(world, "old", kinds[sink]))
+    shutil.rmtree(tmp_path / "home")
+    now = named(world, "new", kinds[sink])
+    with pytest.raises(UsageError, match="knows its sink 'old'"):
+        claims.begin_generation(now, log_of(world), "test", lambda _: None)
+    fresh.start_over(now, SilentObserver())
+    claims.begin_generation(now, log_of(world), "test", lambda _: None)
+
+
+def named(world: World, name: str, sink: Any) -> Any:
+    made = hg.Pipeline("p", checkpointing=hg.Checkpointing("100ms", dir=str(world.root / "home")))
+    made.source(hg.FromRows([{"number": 1, "text": "x"}])).sink(sink, name=name)
+    return made.definition()
+
+
+def prepare(world: World, program: Any) -> None:
+    """Prepare output of a checkpoint that is never completed."""
+    begun = claims.begin_generation(program, log_of(world), "test", lambda _: None)
+    assert isinstance(begun, claims.NewGeneration)
+    (node,) = [node for node in program.graph.nodes if hasattr(node.spec, "open_committer")]
+    writer = node.spec.open(SinkContext("p", str(node.name), 0, 1, begun.generation, SCHEMA))
+    writer.write(pa.RecordBatch.from_pylist([{"number": 1, "text": "x"}], SCHEMA))
+    writer.seal(CheckpointId(1)).prepare()
+    for closed in (writer, begun.commits):
+        closed.close()
 
 
 class Elsewhere(Process):

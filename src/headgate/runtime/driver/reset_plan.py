@@ -62,9 +62,14 @@ class Plan:
         return [(found.target, found.owner, found.holding) for found in self.targets]
 
 
-def is_in_the_way(found: Found, life: Life | None) -> bool:
-    """Whether a target keeps the pipeline from beginning as it is, or would hold what a former run wrote."""
-    return bool(found.holding.what) or not _is_free_for(life, found.owner)
+def is_in_the_way(found: Found, life: Life | None, mine: Mine) -> bool:
+    """Whether a target keeps the pipeline from beginning as it is, or would hold what a former run wrote.
+
+    In a stream a former name of the sink may have left what nobody can see: prepared output.
+    """
+    others = [other.owner for other in found.owner.others if found.target.kind is TargetKind.STREAM]
+    has_former = any(mine(owner) and not _is_free_for(life, owner) for owner in others)
+    return bool(found.holding.what) or has_former or not _is_free_for(life, found.owner)
 
 
 def _is_free_for(life: Life | None, owner: Owner) -> bool:

@@ -119,7 +119,7 @@ class StartingOver:
         inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
         aside = tuple(self._retrying(self._log.files.aside_paths))
         is_begun = bool(log.entries) and not has_given_up(log)
-        are_in_the_way = any(is_in_the_way(one, life) for one in found)
+        are_in_the_way = any(is_in_the_way(one, life, mine) for one in found)
         is_empty = not (is_begun or inputs or are_in_the_way or self._decided(log) is not None)
         return Plan(self._pipeline, self._log.url, candidates(log), inputs, aside, tuple(found), left, log, is_empty)
 
