@@ -273,6 +273,14 @@ def what_nobody_sees_is_in_nobodys_way() -> AbstractContextManager[None]:
     return around(driver, "is_in_the_way", without_others)
 
 
+def what_was_begun_is_always_finished_first() -> AbstractContextManager[None]:
+    def look(call: Any, self: StartingOver) -> Any:
+        self.finish()
+        return call(self)
+
+    return around(StartingOver, "look", look)
+
+
 @pytest.mark.parametrize(
     "mutant", [the_order_is_not_written, output_goes_before_it_is_decided, the_order_goes_before_the_output]
 )
@@ -411,3 +419,8 @@ def test_what_nobody_sees_being_in_nobodys_way_is_caught(tmp_path: Path) -> None
     assert_caught(
         what_nobody_sees_is_in_nobodys_way, others.test_what_a_former_name_prepared_goes_too, tmp_path, "stream"
     )
+
+
+def test_what_was_begun_being_finished_first_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = leaving.test_a_program_leaves_what_only_it_could_empty
+    assert_caught(what_was_begun_is_always_finished_first, test, killed.Template(tmp_path), monkeypatch)

@@ -74,12 +74,46 @@ def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monke
     with monkeypatch.context() as away:
         for name in ("owner", "holding", "start_over"):
             away.setattr(FileSink, name, gone)
-        with pytest.raises(StorageError, match=r"sink 'files' .* headgate reset p --dir .*/home --leave files"):
+        with pytest.raises(StorageError, match=r"sink 'files' .*: headgate run PROGRAM --fresh --leave files"):
             fresh.finish(definition(world), SilentObserver())
         leaving(world, "files")
         assert log_of(world).records.orders() == ()
         fresh.finish(definition(world), SilentObserver())
     assert world.all() == [NUMBERS, Counter(), Counter()]
+
+
+def test_a_program_leaves_what_only_it_could_empty(template: Template, monkeypatch: Any) -> None:  # SO10
+    """``headgate reset`` knows no sink of a user's own, so it could leave no other one alone."""
+    world = decided(template, monkeypatch)
+    with monkeypatch.context() as away:
+        for name in ("owner", "holding", "start_over"):
+            away.setattr(FileSink, name, gone)
+        fresh.start_over(definition(world), SilentObserver(), ["files"])
+    assert world.all() == [NUMBERS, Counter(), Counter()]
+
+
+def test_the_command_of_a_program_leaves_too(tmp_path: Path, monkeypatch: Any) -> None:  # SO10
+    program, seen = tmp_path / "program.py", []
+    program.write_text(
+        "import headgate as hg\n"
+        "p = hg.Pipeline('p', parallelism=1)\n"
+        "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\n"
+    )
+    monkeypatch.setattr("headgate.cli.run.check_cluster", lambda *_: None)
+    monkeypatch.setattr("headgate.spark.session.check_cluster", lambda *_: None)
+    monkeypatch.setattr("headgate.cli.run.become_keeper", lambda *_: None)
+    for module in ("headgate.cli.run", "headgate.api.pipeline"):
+        monkeypatch.setattr(f"{module}.start_over", lambda *given: seen.append(given[2]))
+    monkeypatch.setattr("headgate.spark.session.start_pipeline", gone)
+
+    def told(*options: str) -> Any:
+        place = ["--quiet", "--checkpoint-dir", str(tmp_path / "home")]
+        return CliRunner().invoke(app, ["run", str(program), *options, *place]).exception
+
+    told("--fresh", "--leave", "a", "--leave", "b", "--supervised")
+    told("--fresh", "--leave", "a")
+    assert seen == [("a", "b"), ("a",)]
+    assert str(told("--leave", "a")) == "--leave is about --fresh, which is not given"
 
 
 @pytest.mark.parametrize("is_moved", [False, True])

@@ -6,7 +6,7 @@ Changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from headgate.connectors.base import KEPT, Holding, ResettableSink
 from headgate.connectors.recorded import sink_of, target_of
@@ -22,8 +22,19 @@ from headgate.protocol.supervision import lives
 class Fronts:
     """The sinks of one pipeline."""
 
-    def __init__(self, pipeline: str, home: str, host: str | None, program: PipelineDefinition | None) -> None:
-        """``home`` is where the checkpoints are, ``host`` as for ``lives.may_empty``; ``program``: None if unknown."""
+    def __init__(
+        self,
+        pipeline: str,
+        home: str,
+        host: str | None,
+        program: PipelineDefinition | None,
+        leave: Collection[str] = (),
+    ) -> None:
+        """``home`` is where the checkpoints are, ``host`` as for ``lives.may_empty``; ``program``: None if unknown.
+
+        ``leave``: names of sinks that are left already.
+        """
+        self._leave = frozenset(leave)
         self._pipeline, self._home, self._host = pipeline, home, host
         self._program = program
         graph = () if program is None else program.graph.nodes
@@ -83,8 +94,11 @@ class Fronts:
 
     def how_to_leave(self, target: Target) -> str:
         """Return the command that starts over and leaves ``target`` as it is."""
+        leaving = " ".join(f"--leave {name}" for name in sorted({*self._leave, target.sink}))
+        if self._program is not None:
+            return f"headgate run PROGRAM --fresh {leaving}"
         root, _, name = self._home.rpartition("/")
-        return f"headgate reset {name} --dir {root} --leave {target.sink}"
+        return f"headgate reset {name} --dir {root} {leaving}"
 
     def not_ours(self, target: Target, owner: Owner, holding: Holding) -> str:
         """Return why ``target`` is not emptied, which ``owner`` has."""

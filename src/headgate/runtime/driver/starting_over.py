@@ -58,7 +58,7 @@ class StartingOver:
         self._leave = frozenset(leave)
         self._storage, self._pipeline, self._around = storage, pipeline, around
         self._log = CheckpointLog(storage, pipeline)
-        self._fronts = Fronts(pipeline, self._log.url, host_of(self._log.url, around.host), program)
+        self._fronts = Fronts(pipeline, self._log.url, host_of(self._log.url, around.host), program, leave)
         self._program = None if program is None else targets_of(program.graph)
 
     @classmethod
