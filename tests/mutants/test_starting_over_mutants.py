@@ -244,11 +244,41 @@ def nothing_is_left() -> AbstractContextManager[None]:
 
 
 def anything_can_be_left() -> AbstractContextManager[None]:
-    return skipped(StartingOver, "_refuse_unknown")
+    return skipped(driver, "refuse_unknown")
 
 
 def only_what_was_written_down_goes() -> AbstractContextManager[None]:
     return skipped(StartingOver, "_of_other_names", [])
+
+
+def a_stream_is_parted() -> AbstractContextManager[None]:
+    return skipped(driver, "refuse_to_part")
+
+
+def a_sink_of_ones_own_has_one_place() -> AbstractContextManager[None]:
+    return skipped(Fronts, "_others_at", [])
+
+
+def former_lives_are_others() -> AbstractContextManager[None]:
+    def mine(self: Any, log: Any, life: Any) -> Any:
+        return self._fronts.mine(() if life is None else (life,))
+
+    return patched(StartingOver, "_mine", mine)
+
+
+def what_nobody_sees_is_in_nobodys_way() -> AbstractContextManager[None]:
+    def without_others(call: Any, found: Any, *arguments: Any) -> Any:
+        return call(replace(found, owner=replace(found.owner, others=())), *arguments)
+
+    return around(driver, "is_in_the_way", without_others)
+
+
+def what_was_begun_is_always_finished_first() -> AbstractContextManager[None]:
+    def look(call: Any, self: StartingOver) -> Any:
+        self.finish()
+        return call(self)
+
+    return around(StartingOver, "look", look)
 
 
 @pytest.mark.parametrize(
@@ -361,3 +391,36 @@ def test_a_mutant_of_orders_is_caught(tmp_path: Path, mutant: Mutant, test: Any)
 def test_only_what_was_written_down_goes_is_caught(tmp_path: Path) -> None:
     test = others.test_what_a_sink_wrote_under_a_former_name_goes_too
     assert_caught(only_what_was_written_down_goes, test, killed.Template(tmp_path), "files")
+
+
+@pytest.mark.parametrize("kept", [("a", "b"), ("b",)])
+def test_a_stream_that_is_parted_is_caught(tmp_path: Path, kept: tuple[str, ...]) -> None:
+    assert_caught(a_stream_is_parted, leaving.test_a_stream_is_left_by_all_of_its_sinks, tmp_path, kept)
+
+
+OF_ONES_OWN: list[Any] = [
+    others.test_a_former_place_of_a_sink_of_ones_own_is_emptied_too,
+    others.test_a_former_name_that_was_written_down_goes_by_the_present_one,
+]
+
+
+@pytest.mark.parametrize("test", OF_ONES_OWN)
+def test_a_sink_of_ones_own_with_one_place_is_caught(tmp_path: Path, test: Any) -> None:
+    assert_caught(a_sink_of_ones_own_has_one_place, test, tmp_path)
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_former_lives_of_others_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_moved: bool) -> None:
+    test = leaving.test_another_machine_or_directory_leaves_too
+    assert_caught(former_lives_are_others, test, killed.Template(tmp_path), monkeypatch, is_moved)
+
+
+def test_what_nobody_sees_being_in_nobodys_way_is_caught(tmp_path: Path) -> None:
+    assert_caught(
+        what_nobody_sees_is_in_nobodys_way, others.test_what_a_former_name_prepared_goes_too, tmp_path, "stream"
+    )
+
+
+def test_what_was_begun_being_finished_first_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    test = leaving.test_a_program_leaves_what_only_it_could_empty
+    assert_caught(what_was_begun_is_always_finished_first, test, killed.Template(tmp_path), monkeypatch)

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from examples.sqlite_sink import SqliteSink
 from tests.runtime.test_starting_over import World, reset
 from tests.runtime.test_starting_over_killed import (
     ALL,
     NOTHING,
     NUMBERS,
+    SCHEMA,
     SINKS,
     Template,
     definition,
     half_done,
     log_of,
+    produce,
 )
 
 import headgate as hg
 from headgate.api import fresh
+from headgate.connectors.base import SinkContext
+from headgate.connectors.recorded import targets_of
 from headgate.errors import UsageError
+from headgate.model.ids import CheckpointId
 from headgate.model.life import Life
 from headgate.model.progress import SilentObserver
 from headgate.runtime.driver import claims
-from headgate.runtime.driver.starting_over import Plan, StartingOver
+from headgate.runtime.driver.reset_plan import Plan
+from headgate.runtime.driver.starting_over import StartingOver
 from headgate.runtime.process import Process
 from headgate.store.store import Store
 
@@ -71,7 +81,7 @@ def test_a_stream_of_another_directory_is_kept_whatever_the_sinks_are_called(tem
     assert world.all() == ALL
 
 
-@pytest.mark.parametrize("sink", ["files", "stream"])
+@pytest.mark.parametrize("sink", ["files", "stream", "own"])
 def test_what_a_sink_wrote_under_a_former_name_goes_too(template: Template, sink: str) -> None:  # SO4, LV9
     world = template.again()
     shutil.rmtree(world.root / "home")
@@ -81,10 +91,81 @@ def test_what_a_sink_wrote_under_a_former_name_goes_too(template: Template, sink
     with pytest.raises(UsageError, match=f"knows its sink '{sink}', which belongs to former .* --fresh"):
         claims.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
     fresh.start_over(made.definition(), SilentObserver())
-    assert (world.all() == NOTHING) is False, "other targets keep what they hold"
+    assert sum(not there for there in world.all()) == 1, "other targets keep what they hold"
     plan = look(world, "home", made.definition())
-    assert not any(found.holding.what for found in plan.targets)
+    assert any(found.holding.what for found in plan.targets) is (sink == "own"), "how much it is, nobody asks that one"
     claims.begin_generation(made.definition(), log_of(world), "test", lambda _: None)
+
+
+def to_tables(world: World, **paths: str) -> Any:
+    """A pipeline whose sinks of a user's own write to these tables."""
+    made = hg.Pipeline("p", checkpointing=hg.Checkpointing("100ms", dir=str(world.root / "home")))
+    rows = made.source(hg.FromRows([{"number": 1, "text": "x"}]))
+    for name, path in paths.items():
+        rows.sink(SqliteSink(path), name=name)
+    found = made.definition()
+    return replace(found, targets=targets_of(found.graph))
+
+
+def test_a_former_place_of_a_sink_of_ones_own_is_emptied_too(tmp_path: Path) -> None:  # SO4, LV9
+    """Derived names have moved on by one: ``own`` is another table now, and ``own-2`` is where ``own`` was."""
+    world = World(tmp_path)
+    produce(world, to_tables(world, own=world.table))
+    assert world.in_table() == NUMBERS
+    now = to_tables(world, **{"own": str(tmp_path / "other.db"), "own-2": world.table})
+    fresh.start_over(now, SilentObserver())
+    assert world.in_table() == Counter()
+    claims.begin_generation(now, log_of(world), "test", lambda _: None)
+
+
+def test_a_former_place_of_another_directory_is_kept(tmp_path: Path) -> None:  # SO4
+    world = World(tmp_path)
+    produce(world, to_tables(world, own=world.table))
+    now = to_tables(world, **{"own": str(tmp_path / "other.db"), "own-2": world.table})
+    around = Elsewhere()
+    shutil.rmtree(tmp_path / "home")
+    with starting_over(world, "home", now, around) as resetting:
+        resetting.carry_out(resetting.look())
+    assert world.in_table() == NUMBERS
+
+
+def test_a_former_name_that_was_written_down_goes_by_the_present_one(tmp_path: Path) -> None:  # SO1, LV9
+    world = World(tmp_path)
+    produce(world, to_tables(world, old=world.table))
+    fresh.start_over(to_tables(world, new=world.table), SilentObserver())
+    assert world.in_table() == Counter()
+
+
+@pytest.mark.parametrize("sink", ["files", "stream"])
+def test_what_a_former_name_prepared_goes_too(tmp_path: Path, sink: str) -> None:  # SO4, LV9
+    """Nobody sees it, but every start is refused because of it."""
+    world = World(tmp_path)
+    kinds = {"files": hg.FileSink(world.files, "parquet"), "stream": hg.StreamSink("app/out", store=world.store)}
+    prepare(world, named(world, "old", kinds[sink]))
+    shutil.rmtree(tmp_path / "home")
+    now = named(world, "new", kinds[sink])
+    with pytest.raises(UsageError, match="knows its sink 'old'"):
+        claims.begin_generation(now, log_of(world), "test", lambda _: None)
+    fresh.start_over(now, SilentObserver())
+    claims.begin_generation(now, log_of(world), "test", lambda _: None)
+
+
+def named(world: World, name: str, sink: Any) -> Any:
+    made = hg.Pipeline("p", checkpointing=hg.Checkpointing("100ms", dir=str(world.root / "home")))
+    made.source(hg.FromRows([{"number": 1, "text": "x"}])).sink(sink, name=name)
+    return made.definition()
+
+
+def prepare(world: World, program: Any) -> None:
+    """Prepare output of a checkpoint that is never completed."""
+    begun = claims.begin_generation(program, log_of(world), "test", lambda _: None)
+    assert isinstance(begun, claims.NewGeneration)
+    (node,) = [node for node in program.graph.nodes if hasattr(node.spec, "open_committer")]
+    writer = node.spec.open(SinkContext("p", str(node.name), 0, 1, begun.generation, SCHEMA))
+    writer.write(pa.RecordBatch.from_pylist([{"number": 1, "text": "x"}], SCHEMA))
+    writer.seal(CheckpointId(1)).prepare()
+    for closed in (writer, begun.commits):
+        closed.close()
 
 
 class Elsewhere(Process):

@@ -98,9 +98,9 @@ NUMBERS = Counter(range(30))
 ALL: list[Counter[int]] = [NUMBERS, NUMBERS, NUMBERS]
 
 
-def produce(world: World) -> None:
+def produce(world: World, program: Any = None) -> None:
     """Do as the pipeline does, without workers: begin a generation, and complete and commit two checkpoints."""
-    log, made = log_of(world), definition(world)
+    log, made = log_of(world), program or definition(world)
     found = claims.begin_generation(made, log, "test", lambda _: None)
     assert isinstance(found, claims.NewGeneration)
     sinks = [node for node in made.graph.nodes if hasattr(node.spec, "open_committer")]

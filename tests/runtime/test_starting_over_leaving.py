@@ -5,22 +5,37 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.runtime.test_starting_over import World
-from tests.runtime.test_starting_over_killed import ALL, NUMBERS, Killed, Template, definition, log_of, produce, reset
+from tests.runtime.test_starting_over_in_front_of_others import Elsewhere
+from tests.runtime.test_starting_over_killed import (
+    ALL,
+    NUMBERS,
+    SINKS,
+    Killed,
+    Template,
+    definition,
+    log_of,
+    produce,
+    reset,
+)
 from tests.runtime.test_starting_over_moved import Moved
 from typer.testing import CliRunner, Result
 
+import headgate as hg
 from headgate.api import fresh
 from headgate.cli.main import app
 from headgate.connectors.files.sink import FileSink
+from headgate.connectors.recorded import targets_of
 from headgate.errors import StorageError, UsageError
 from headgate.model.progress import SilentObserver
 from headgate.runtime.driver import claims
 from headgate.runtime.driver.starting_over import StartingOver
+from headgate.runtime.process import Process
 from headgate.store.store import Store
 
 
@@ -59,11 +74,60 @@ def test_a_reset_goes_on_without_a_target_that_is_gone(template: Template, monke
     with monkeypatch.context() as away:
         for name in ("owner", "holding", "start_over"):
             away.setattr(FileSink, name, gone)
-        with pytest.raises(StorageError, match=r"sink 'files' .* headgate reset p --dir .*/home --leave files"):
+        with pytest.raises(StorageError, match=r"sink 'files' .*: headgate run PROGRAM --fresh --leave files"):
             fresh.finish(definition(world), SilentObserver())
         leaving(world, "files")
         assert log_of(world).records.orders() == ()
         fresh.finish(definition(world), SilentObserver())
+    assert world.all() == [NUMBERS, Counter(), Counter()]
+
+
+def test_a_program_leaves_what_only_it_could_empty(template: Template, monkeypatch: Any) -> None:  # SO10
+    """``headgate reset`` knows no sink of a user's own, so it could leave no other one alone."""
+    world = decided(template, monkeypatch)
+    with monkeypatch.context() as away:
+        for name in ("owner", "holding", "start_over"):
+            away.setattr(FileSink, name, gone)
+        fresh.start_over(definition(world), SilentObserver(), ["files"])
+    assert world.all() == [NUMBERS, Counter(), Counter()]
+
+
+def test_the_command_of_a_program_leaves_too(tmp_path: Path, monkeypatch: Any) -> None:  # SO10
+    program, seen = tmp_path / "program.py", []
+    program.write_text(
+        "import headgate as hg\n"
+        "p = hg.Pipeline('p', parallelism=1)\n"
+        "p.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())\n"
+    )
+    monkeypatch.setattr("headgate.cli.run.check_cluster", lambda *_: None)
+    monkeypatch.setattr("headgate.spark.session.check_cluster", lambda *_: None)
+    monkeypatch.setattr("headgate.cli.run.become_keeper", lambda *_: None)
+    for module in ("headgate.cli.run", "headgate.api.pipeline"):
+        monkeypatch.setattr(f"{module}.start_over", lambda *given: seen.append(given[2]))
+    monkeypatch.setattr("headgate.spark.session.start_pipeline", gone)
+
+    def told(*options: str) -> Any:
+        place = ["--quiet", "--checkpoint-dir", str(tmp_path / "home")]
+        return CliRunner().invoke(app, ["run", str(program), *options, *place]).exception
+
+    told("--fresh", "--leave", "a", "--leave", "b", "--supervised")
+    told("--fresh", "--leave", "a")
+    assert seen == [("a", "b"), ("a",)]
+    assert str(told("--leave", "a")) == "--leave is about --fresh, which is not given"
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_another_machine_or_directory_leaves_too(template: Template, monkeypatch: Any, is_moved: bool) -> None:  # SO10
+    """Behind the step the targets belong to a former life, which only the log tells."""
+    world, home = decided(template, monkeypatch), "elsewhere" if is_moved else "home"
+    made = world.pipeline(sinks=SINKS)
+    if is_moved:
+        (world.root / "home").rename(world.root / home)
+        made.override(checkpoint_dir=str(world.root / home))
+    around = Process() if is_moved else Elsewhere()
+    root, program = str(world.root / home), made.definition()
+    with StartingOver.holding_the_lock(root, "p", program, around, leave=["files"]) as resetting:
+        resetting.carry_out(resetting.look())
     assert world.all() == [NUMBERS, Counter(), Counter()]
 
 
@@ -130,3 +194,54 @@ def test_a_store_that_was_removed_needs_no_leave(tmp_path: Path) -> None:  # SO1
     moved = Moved(tmp_path, ("app/a",))
     shutil.rmtree(tmp_path / "store")
     assert command(moved, "--yes").exit_code == 0
+
+
+def of_sinks(root: Path, **sinks: Any) -> Any:
+    """A pipeline with these sinks, and its checkpoints below ``root``."""
+    made = hg.Pipeline("p", checkpointing=hg.Checkpointing("100ms", dir=str(root / "home")))
+    rows = made.source(hg.FromRows([{"number": 1, "text": "x"}]))
+    for name, sink in sinks.items():
+        rows.sink(sink, name=name)
+    found = made.definition()
+    return replace(found, targets=targets_of(found.graph))
+
+
+def to_stream(root: Path, *names: str) -> Any:
+    return of_sinks(root, **{name: hg.StreamSink("app/out", store=str(root / "store")) for name in names})
+
+
+def reset_leaving(root: Path, *names: str, program: Any = None) -> None:
+    with StartingOver.holding_the_lock(str(root / "home"), "p", program, leave=names) as resetting:
+        resetting.carry_out(resetting.look())
+
+
+@pytest.mark.parametrize("kept", [("a", "b"), ("b",)])
+def test_a_stream_is_left_by_all_of_its_sinks(tmp_path: Path, kept: tuple[str, ...]) -> None:  # SO10
+    """``kept``: what the program has; without ``a`` that is a former name of ``b``, which has written nothing yet."""
+    world = World(tmp_path)
+    produce(world, to_stream(tmp_path, "a", "b") if "a" in kept else to_stream(tmp_path, "a"))
+    if "a" not in kept:
+        log_of(world).records.note(0, to_stream(tmp_path, "b").targets)
+    with pytest.raises(UsageError, match=r"'a' .* cannot be left alone: sink 'b' writes to stream .* leave both"):
+        reset_leaving(tmp_path, "a")
+    before = NUMBERS + NUMBERS if "a" in kept else NUMBERS
+    assert world.in_stream() == before
+    reset_leaving(tmp_path, "a", "b")
+    assert world.in_stream() == before
+
+
+def test_a_former_name_that_nobody_wrote_down_keeps_its_stream(tmp_path: Path) -> None:  # SO10, LV9
+    world = World(tmp_path)
+    produce(world, to_stream(tmp_path, "a"))
+    shutil.rmtree(tmp_path / "home")
+    with pytest.raises(UsageError, match=r"sink 'a' .* cannot be left alone"):
+        reset_leaving(tmp_path, "a", program=to_stream(tmp_path, "b"))
+    assert world.in_stream() == NUMBERS
+
+
+def test_a_directory_is_left_by_one_of_its_sinks(tmp_path: Path) -> None:  # SO10
+    world = World(tmp_path)
+    produce(world, of_sinks(tmp_path, **{name: FileSink(world.files, "parquet", roll_interval=0) for name in "ab"}))
+    assert world.in_files() == NUMBERS + NUMBERS
+    reset_leaving(tmp_path, "a")
+    assert world.in_files() == NUMBERS

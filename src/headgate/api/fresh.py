@@ -5,21 +5,27 @@ Counterpart: ``runtime.driver.starting_over``, which does it; ``headgate reset``
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import Observer
-from headgate.runtime.driver.starting_over import Plan, StartingOver
+from headgate.runtime.driver.reset_plan import Plan
+from headgate.runtime.driver.starting_over import StartingOver
 
 
-def start_over(definition: PipelineDefinition, watcher: Observer) -> None:
-    """Delete the checkpoints of the pipeline and all its output; the directory is there.
+def start_over(definition: PipelineDefinition, watcher: Observer, leave: Sequence[str] = ()) -> None:
+    """Delete the checkpoints of the pipeline and all its output, but for that of the sinks to ``leave`` (SO10).
+
+    The directory is there.
 
     Raises:
         UsageError: the pipeline runs, or something of it cannot be deleted; nothing was changed.
         FencedError, CorruptionError, StorageError
     """
     config = definition.config
-    with StartingOver.holding_the_lock(config.checkpoint_root, config.name, definition) as resetting:
-        resetting.finish()
+    with StartingOver.holding_the_lock(config.checkpoint_root, config.name, definition, leave=leave) as resetting:
+        if not leave:  # else that is ordered anew, without what is left
+            resetting.finish()
         plan = resetting.look()
         if not plan.is_empty:
             resetting.carry_out(plan)

@@ -130,6 +130,7 @@ class Pipeline:
         self._forgotten_hooks: set[str] = set()
         self._announces = True
         self._begins: tuple[Restorable | None, int | None, Sequence[str]] = (None, None, ())
+        self._leave: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Pipeline({self.name!r}, {len(self._builder.nodes)} operators)"
@@ -245,10 +246,17 @@ class Pipeline:
             self._checkpointing = replace(self._checkpointing, dir=absolute_location(checkpoint_dir))
 
     def begin_with(
-        self, restore: Restorable | None, go_back_behind: int | None, allow_unclaimed_state: Sequence[str]
+        self,
+        restore: Restorable | None,
+        go_back_behind: int | None,
+        allow_unclaimed_state: Sequence[str],
+        leave: Sequence[str] = (),
     ) -> None:
-        """Say what starts begin with that say nothing themselves (the command line's options)."""
-        self._begins = (restore, go_back_behind, allow_unclaimed_state)
+        """Say what starts begin with that say nothing themselves (the command line's options).
+
+        ``leave``: sinks that a start over leaves as they are (SO10).
+        """
+        self._begins, self._leave = (restore, go_back_behind, allow_unclaimed_state), tuple(leave)
 
     def describe(self) -> str:
         """Return the plan as text: the chains that run in one thread, and what flows between them."""
@@ -407,7 +415,7 @@ class Pipeline:
             finish(definition, watcher)
         else:
             fresh()
-            start_over(definition, watcher)
+            start_over(definition, watcher, self._leave)
         spark = capture(definition)
         definition = with_captured(definition)
         if self._announces:

@@ -15,7 +15,8 @@ from headgate.cli.options import DirOption, JsonOption, PipelineArgument
 from headgate.cli.text import count_text
 from headgate.connectors.recorded import sink_of
 from headgate.model.targets import Target, TargetKind
-from headgate.runtime.driver.starting_over import Found, Plan, StartingOver
+from headgate.runtime.driver.reset_plan import Found, Plan
+from headgate.runtime.driver.starting_over import StartingOver
 from headgate.storage.backends import absolute_location
 
 NAMES_MAX = 3

@@ -30,6 +30,7 @@ from headgate.cli.run_options import (
     FromOption,
     GoBackOption,
     JsonOption,
+    LeaveOption,
     MasterOption,
     ParallelismOption,
     ProgramArgument,
@@ -67,6 +68,7 @@ def run(
     standby: StandbyOption = False,
     restart: RestartOption = None,
     fresh: FreshOption = False,
+    leave: LeaveOption = None,
 ) -> None:
     """Run a pipeline until its input ends.
 
@@ -76,6 +78,7 @@ def run(
     the pipeline has finished. 'headgate stop' sends either from another terminal.
 
     With --fresh it starts over: its checkpoints and all that it has written are deleted first, as by 'headgate reset'.
+    A target that is gone for good keeps all the others; --leave names its sink.
 
     With --supervised a driver that died, or failed in a way that may pass, is started again. Signals to the supervisor
     are for the driver. --restart says when: none, fixed-delay:attempts=3,delay=5s,
@@ -93,7 +96,17 @@ def run(
     kept = Kept.by_environment()
     begins = Beginning(restore, go_back_behind, tuple(allow_unclaimed_state or ()))
     options = RunOptions(
-        master, parallelism, checkpoint_dir, begins, quiet, as_json, supervised, standby, restart, fresh
+        master,
+        parallelism,
+        checkpoint_dir,
+        begins,
+        quiet,
+        as_json,
+        supervised,
+        standby,
+        restart,
+        fresh,
+        tuple(leave or ()),
     )
     options.check()
     given = arguments or ()
@@ -110,7 +123,7 @@ def _loaded(options: RunOptions, program: str, arguments: Sequence[str]) -> Pipe
     pipeline = load_pipeline(program, arguments)
     pipeline.override(parallelism=options.parallelism, checkpoint_dir=options.checkpoint_dir)
     begins = options.begins
-    pipeline.begin_with(begins.restored, begins.go_back_behind, begins.allow_unclaimed_state)
+    pipeline.begin_with(begins.restored, begins.go_back_behind, begins.allow_unclaimed_state, options.leave)
     return pipeline
 
 
@@ -148,7 +161,7 @@ def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> 
     with quick_jvm():
         check_cluster(pipeline.name, definition.plan.parallelism, None, options.master)
     with _observer(pipeline, options) as observer:
-        start_over(definition, observer)
+        start_over(definition, observer, options.leave)
 
 
 def _started(pipeline: Pipeline, options: RunOptions, observer: ShownObserver, kept: Kept) -> PipelineHandle:

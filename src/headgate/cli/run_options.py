@@ -48,6 +48,10 @@ FreshOption: TypeAlias = Annotated[
         help="Start over: delete the checkpoints and everything that the pipeline has written, without asking.",
     ),
 ]
+LeaveOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="With --fresh: a sink whose target is gone for good, and is not emptied. May be repeated."),
+]
 DescribeOption: TypeAlias = Annotated[bool, typer.Option("--describe", help="Print the plan and exit.")]
 QuietOption: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Write progress as JSON lines.")]
@@ -97,6 +101,7 @@ class RunOptions:
     standby: bool
     restart: str | None
     fresh: bool = False
+    leave: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Refuse options that do not go together.
@@ -112,6 +117,8 @@ class RunOptions:
             )
         if self.fresh and self.begins.restore is not None:
             raise UsageError("give --fresh to begin at the beginning, or --from to begin elsewhere, not both")
+        if self.leave and not self.fresh:
+            raise UsageError("--leave is about --fresh, which is not given")
         if self.fresh and self.standby:
             raise UsageError(
                 "--standby goes on where another driver ended, and --fresh begins at the beginning: not both"
@@ -129,7 +136,7 @@ class RunOptions:
 
     def of_a_driver(self) -> list[str]:
         """Return what a keeper tells each of its drivers. What is restored is named every time: it goes back once
-        (SV24). ``--fresh`` is not: it was done before."""
+        (SV24). ``--fresh`` and ``--leave`` are not: it was done before."""
         values = {
             "--master": self.master,
             "--parallelism": self.parallelism,

@@ -6,7 +6,7 @@ Changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from headgate.connectors.base import KEPT, Holding, ResettableSink
 from headgate.connectors.recorded import sink_of, target_of
@@ -14,16 +14,27 @@ from headgate.errors import UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.graph import Role
 from headgate.model.ids import Generation
-from headgate.model.life import Life, Mine, Owner
-from headgate.model.targets import Target
+from headgate.model.life import NO_GENERATION, Life, Mine, Owner
+from headgate.model.targets import Target, TargetKind
 from headgate.protocol.supervision import lives
 
 
 class Fronts:
     """The sinks of one pipeline."""
 
-    def __init__(self, pipeline: str, home: str, host: str | None, program: PipelineDefinition | None) -> None:
-        """``home`` is where the checkpoints are, ``host`` as for ``lives.may_empty``; ``program``: None if unknown."""
+    def __init__(
+        self,
+        pipeline: str,
+        home: str,
+        host: str | None,
+        program: PipelineDefinition | None,
+        leave: Collection[str] = (),
+    ) -> None:
+        """``home`` is where the checkpoints are, ``host`` as for ``lives.may_empty``; ``program``: None if unknown.
+
+        ``leave``: names of sinks that are left already.
+        """
+        self._leave = frozenset(leave)
         self._pipeline, self._home, self._host = pipeline, home, host
         self._program = program
         graph = () if program is None else program.graph.nodes
@@ -41,16 +52,31 @@ class Fronts:
             return mine
         return sink_of(target)
 
-    def known(self, target: Target) -> ResettableSink:
-        """Return the sink in front of ``target``.
+    def known(self, target: Target, mine: Mine, generation: Generation = NO_GENERATION) -> tuple[ResettableSink, ...]:
+        """Return the sinks in front of all places of ``target``, its own first.
+
+        Where a user's sink writes to is written down nowhere. So each sink of the class is asked, which may be that
+        sink under its present name, or stand where it was before (LV9). ``generation``: as for ``refuse_others``.
 
         Raises:
-            UsageError: nobody knows it; says what to do.
+            UsageError: nobody knows one; says what to do.
+            StorageError
         """
-        sink = self._sink(target)
-        if sink is None:
+        sink, others = self._sink(target), self._others_at(target)
+        if sink is None and not others:
             raise UsageError(self._nobody_knows(target))
-        return sink
+        own = [other for other, owner in others if mine(owner) or _is_begun(owner, generation)]
+        first = [] if sink is None else [sink]
+        return tuple(first + own or [others[0][0]])
+
+    def _others_at(self, target: Target) -> list[tuple[ResettableSink, Owner]]:
+        """Return the program's other sinks of the class of a user's own whose target knows that one, and its owner."""
+        if target.kind is not TargetKind.OWN:
+            return []
+        sinks = [sink for name, sink in self._sinks.items() if name != target.sink]
+        same = [sink for sink in sinks if isinstance(sink, ResettableSink) and type(sink).__name__ == target.place]
+        known = [(sink, sink.owner(self._pipeline, target.sink)) for sink in same]
+        return [(sink, owner) for sink, owner in known if not owner.is_nobody]
 
     def _nobody_knows(self, target: Target) -> str:
         sink = f"sink '{target.sink}' of pipeline '{self._pipeline}' is of the class {target.place}"
@@ -68,8 +94,11 @@ class Fronts:
 
     def how_to_leave(self, target: Target) -> str:
         """Return the command that starts over and leaves ``target`` as it is."""
+        leaving = " ".join(f"--leave {name}" for name in sorted({*self._leave, target.sink}))
+        if self._program is not None:
+            return f"headgate run PROGRAM --fresh {leaving}"
         root, _, name = self._home.rpartition("/")
-        return f"headgate reset {name} --dir {root} --leave {target.sink}"
+        return f"headgate reset {name} --dir {root} {leaving}"
 
     def not_ours(self, target: Target, owner: Owner, holding: Holding) -> str:
         """Return why ``target`` is not emptied, which ``owner`` has."""
@@ -97,11 +126,15 @@ class Fronts:
             CorruptionError, StorageError
         """
         owner = sink.owner(self._pipeline, target.sink)
-        is_begun = owner.life is None and owner.generation == generation  # fenced by an attempt that was cut short
-        if not mine(owner) and not is_begun:
+        if not mine(owner) and not _is_begun(owner, generation):
             holding = sink.holding(self._pipeline, target.sink, mine)
             if not owner.is_forgotten:
                 raise UsageError(self.not_ours(target, owner, holding))
             if holding.what or holding.problem:
                 kept = holding.problem or f"{holding.where} {KEPT}"
                 raise UsageError(f"sink '{target.sink}' of pipeline '{self._pipeline}': {kept}")
+
+
+def _is_begun(owner: Owner, generation: Generation) -> bool:
+    """Whether an attempt of ``generation`` that was cut short has fenced all others."""
+    return owner.life is None and not owner.is_nobody and owner.generation == generation

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from headgate.codec.lock_holder import Ending
@@ -19,7 +19,6 @@ from headgate.errors import StorageError, UsageError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Mine, Owner
-from headgate.model.manifest import Manifest
 from headgate.model.targets import ResetOrder, Target, TargetKind
 from headgate.protocol.checkpoints import starting_over
 from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, has_given_up, life_of
@@ -29,6 +28,7 @@ from headgate.runtime.driver.fronts import Fronts
 from headgate.runtime.driver.lives import host_of
 from headgate.runtime.driver.pipeline_lock import AlreadyRunning, PipelineLock, read_holder
 from headgate.runtime.driver.removing import check_nobody_needs
+from headgate.runtime.driver.reset_plan import Found, Plan, is_in_the_way, refuse_to_part, refuse_unknown
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 from headgate.storage.backends import is_missing, local_directory, open_storage
@@ -38,47 +38,6 @@ _T = TypeVar("_T")
 
 INPUTS = "inputs"
 """Captured DataFrames, below the pipeline's directory: the next start captures anew."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A target that will be emptied, and what it holds. ``sink``: None if there is nothing to be emptied."""
-
-    target: Target
-    sink: ResettableSink | None
-    owner: Owner
-    holding: Holding
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What goes when the pipeline starts over.
-
-    Attributes:
-        pipeline, home: its name, and where its checkpoints are.
-        checkpoints: the completed ones, newest first.
-        inputs: paths of captured DataFrames.
-        aside: paths of what was set aside.
-        targets: of all sinks that it has or had, but for what is left.
-        left: targets that stay as they are, because the user said so.
-        log: what was there when this was found.
-        is_empty: nothing would be deleted or forgotten: the next start begins at the beginning as it is.
-    """
-
-    pipeline: str
-    home: str
-    checkpoints: tuple[Manifest, ...]
-    inputs: tuple[str, ...]
-    aside: tuple[str, ...]
-    targets: tuple[Found, ...]
-    left: tuple[Target, ...]
-    log: ObservedLog
-    is_empty: bool
-
-    @property
-    def captured(self) -> tuple[str, ...]:
-        """Names of the sources whose DataFrame was captured."""
-        return tuple(sorted({path.split("/")[2] for path in self.inputs}))
 
 
 class StartingOver:
@@ -99,7 +58,7 @@ class StartingOver:
         self._leave = frozenset(leave)
         self._storage, self._pipeline, self._around = storage, pipeline, around
         self._log = CheckpointLog(storage, pipeline)
-        self._fronts = Fronts(pipeline, self._log.url, host_of(self._log.url, around.host), program)
+        self._fronts = Fronts(pipeline, self._log.url, host_of(self._log.url, around.host), program, leave)
         self._program = None if program is None else targets_of(program.graph)
 
     @classmethod
@@ -152,16 +111,17 @@ class StartingOver:
         if life is not None:
             self._retrying(lambda: self._refuse_a_copy(life))
         targets = self._targets(log, life)
-        self._refuse_unknown({target.sink for target in targets})
         left = tuple(target for target in targets if target.sink in self._leave)
-        found = tuple(self._found(target, life) for target in targets if target not in left)
-        found += tuple(self._found(target, life) for target in self._of_other_names(found, life))
+        mine = self._mine(log, life)
+        found = [one for target in targets if target not in left for one in self._found(target, mine)]
+        found += [one for target in self._of_other_names(found, mine) for one in self._found(target, mine)]
+        self._refuse_to_leave(targets, found, mine)
         inputs = tuple(self._retrying(lambda: self._storage.list(f"{self._pipeline}/{INPUTS}")))
         aside = tuple(self._retrying(self._log.files.aside_paths))
         is_begun = bool(log.entries) and not has_given_up(log)
-        is_in_the_way = any(one.holding.what or not _is_free_for(life, one.owner) for one in found)
-        is_empty = not (is_begun or inputs or is_in_the_way or self._decided(log) is not None)
-        return Plan(self._pipeline, self._log.url, candidates(log), inputs, aside, found, left, log, is_empty)
+        are_in_the_way = any(is_in_the_way(one, life, mine) for one in found)
+        is_empty = not (is_begun or inputs or are_in_the_way or self._decided(log) is not None)
+        return Plan(self._pipeline, self._log.url, candidates(log), inputs, aside, tuple(found), left, log, is_empty)
 
     def _targets(self, log: ObservedLog, life: Life | None) -> tuple[Target, ...]:
         """Return all that is to be emptied: of the program, of what was written down, of an order half carried out.
@@ -181,18 +141,22 @@ class StartingOver:
         known = (*(noted or ()), *(() if order is None else order.targets), *(self._program or ()))
         return tuple({target.place_key: target for target in known}.values())
 
-    def _refuse_unknown(self, sinks: set[str]) -> None:
-        unknown = sorted(self._leave - sinks)
-        if unknown:
-            there = ", ".join(f"'{name}'" for name in sorted(sinks)) or "none"
-            raise UsageError(f"pipeline '{self._pipeline}' has no sink '{unknown[0]}' to leave; its sinks: {there}")
+    def _mine(self, log: ObservedLog, life: Life | None) -> Mine:
+        """Return whose output may go; while an order is decided, also what its former lives wrote, as it says."""
+        is_decided = self._decided(log) is not None
+        before = self._retrying(lambda: self._log.lives_before(life_of(log))) if is_decided else ()
+        return self._fronts.mine((*(() if life is None else (life,)), *before))
 
-    def _of_other_names(self, found: Sequence[Found], life: Life | None) -> list[Target]:
+    def _refuse_to_leave(self, targets: Sequence[Target], found: Sequence[Found], mine: Mine) -> None:
+        known = {target.sink for target in targets} | {other.sink for one in found for other in one.owner.others}
+        refuse_unknown(self._pipeline, self._leave, known)
+        refuse_to_part(self._pipeline, self._leave, found, mine)
+
+    def _of_other_names(self, found: Sequence[Found], mine: Mine) -> list[Target]:
         """Return what the pipeline itself wrote to the same places by sinks that nobody has written down (LV9).
 
         Nothing of a stream: it is emptied of all that the pipeline wrote, whatever the sinks were called.
         """
-        mine = self._fronts.mine(() if life is None else (life,))
         known = {_found_at(one.target) for one in found}
         others = (
             replace(one.target, sink=other.sink)
@@ -203,12 +167,16 @@ class StartingOver:
         )
         return list({_found_at(target): target for target in others if _found_at(target) not in known}.values())
 
-    def _found(self, target: Target, life: Life | None) -> Found:
+    def _found(self, target: Target, mine: Mine) -> list[Found]:
+        """Return all places of ``target``. Those that remember the same owner are one, as far as anybody can see."""
         if target.kind is TargetKind.NOTHING:
-            return Found(target, None, Owner(), Holding("", ""))
-        sink = self._fronts.known(target)
+            return [Found(target, None, Owner(), Holding("", ""))]
+        sinks = self._at(target, lambda: self._fronts.known(target, mine))
+        found = [self._found_by(sink, target, mine) for sink in sinks]
+        return list({one.owner: one for one in reversed(found)}.values())[::-1]
+
+    def _found_by(self, sink: ResettableSink, target: Target, mine: Mine) -> Found:
         owner = self._at(target, lambda: sink.owner(self._pipeline, target.sink))
-        mine = self._fronts.mine(() if life is None else (life,))
         holding = self._at(target, lambda: sink.holding(self._pipeline, target.sink, mine))
         if not owner.is_forgotten and not mine(owner):
             raise UsageError(self._fronts.not_ours(target, owner, holding))
@@ -243,7 +211,7 @@ class StartingOver:
         self._refuse_if_changed(plan)
         token, wall_ms = self._around.token(8).hex(), self._around.wall_ms()
         above = max((found.owner.generation for found in plan.targets), default=Generation(0))
-        targets = tuple(found.target for found in plan.targets if found.sink is not None)
+        targets = tuple(dict.fromkeys(found.target for found in plan.targets if found.sink is not None))
         order = ResetOrder(token, targets, (*plan.inputs, *plan.aside))
         older = self._retrying(self._log.records.orders)
         self._retrying(lambda: self._log.records.give(order))
@@ -256,7 +224,7 @@ class StartingOver:
     def _refuse_if_changed(self, plan: Plan) -> None:
         """Look again: nothing goes that ``plan`` did not show. A later claim is left to the step, which is fenced."""
         newest = starting_over.newest_generation(self._retrying(self._log.observe))
-        if newest == starting_over.newest_generation(plan.log) and _shown(self.look()) != _shown(plan):
+        if newest == starting_over.newest_generation(plan.log) and self.look().shown != plan.shown:
             raise UsageError(
                 f"what pipeline '{self._pipeline}' would lose has changed since it was shown; nothing was deleted: "
                 "look again, and start over then"
@@ -294,11 +262,15 @@ class StartingOver:
         """Do what is left to be done: every step is done once, however often this begins (SO6)."""
         life = self._retrying(lambda: self._log.later_life(number, self._around.host, self._around.wall_ms()))
         mine = self._fronts.mine((life, *self._retrying(lambda: self._log.lives_before(number))))
-        for fronts in together([(target, self._fronts.known(target)) for target in order.targets]):
+        known = [(target, self._known(target, mine, generation)) for target in order.targets]
+        for fronts in together([(target, sink) for target, sinks in known for sink in sinks]):
             self._at(fronts[0][0], lambda fronts=fronts: self._empty(fronts, generation, life, mine))  # type: ignore[misc]
         for path in order.beside:
             self._retrying(lambda path=path: self._remove(path, order))  # type: ignore[misc]
         self._retrying(lambda: self._log.records.carried_out(number, order.token))
+
+    def _known(self, target: Target, mine: Mine, generation: Generation) -> tuple[ResettableSink, ...]:
+        return self._at(target, lambda: self._fronts.known(target, mine, generation))
 
     def _remove(self, path: str, order: ResetOrder) -> None:
         """Remove what the order names, unless it was carried out by now: then it may be a later life's (SO7)."""
@@ -329,16 +301,6 @@ class StartingOver:
 def _found_at(target: Target) -> tuple[object, ...]:
     """Return what says which sink of which target it is. Where one of a user's own writes to, nobody else knows."""
     return (target.sink, target.kind) if target.kind is TargetKind.OWN else target.place_key
-
-
-def _is_free_for(life: Life | None, owner: Owner) -> bool:
-    """Whether a target lets the pipeline begin as it is."""
-    return owner.is_forgotten or owner.is_nobody or (owner.life is not None and owner.life == life)
-
-
-def _shown(plan: Plan) -> object:
-    """Return what must not change between a question and its answer."""
-    return [(found.target, found.owner, found.holding) for found in plan.targets]
 
 
 def _is_same(one: str, other: str) -> bool:
