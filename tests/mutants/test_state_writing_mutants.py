@@ -157,8 +157,8 @@ def it_is_a_savepoint_before_everything_is_there() -> Iterator[None]:
         storage, directory = open_storage(url), SavepointDirectory(url)
         place, resolved = directory.place(storage.draw_name(8)), one.resolved()
         elsewhere = open_storage(f"{url}-prepared")
-        manifest = writing._Writer(one, resolved, elsewhere, place).manifest(now_ms)
-        savepoint = Savepoint("0", one.pipeline, now_ms, place.prefix, manifest)
+        manifest = writing._Writer(one, resolved, elsewhere, place, ()).manifest(now_ms)
+        savepoint = Savepoint("0", one.pipeline, now_ms, place.prefix, manifest, "")
         directory.write(savepoint)
         for path in elsewhere.list(""):
             storage.put(path, [elsewhere.get(path)])
