@@ -115,7 +115,8 @@ class Fronts:
         )
 
     def _how_to_forget(self, target: Target) -> str:
-        sink = self._sink(target)
+        others = (other for other, _ in self._others_at(target))
+        sink = self._sink(target) or next(others, None)
         return "" if sink is None else sink.how_to_forget(self._pipeline, target.sink)
 
     def refuse_others(self, target: Target, sink: ResettableSink, generation: Generation, mine: Mine) -> None:
