@@ -212,7 +212,7 @@ ALL: dict[Mutant, int] = {
     only_the_checkpoint_of_the_permit_is_committed: 6,
     a_ledger_publishes_the_first_of_several: 8,
     the_newest_is_committed_first: 9,
-    a_ledger_forgets_what_may_still_be_asked_for: 10,
+    a_ledger_forgets_what_may_still_be_asked_for: 12,
     two_phases_forget_what_may_still_be_asked_for: 6,
     what_may_pass_is_final: 18,
 }

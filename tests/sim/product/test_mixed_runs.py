@@ -50,7 +50,7 @@ def a_hook_goes_back_to_an_id_of_which_it_never_heard() -> AbstractContextManage
 
 MUTANTS: dict[Mutant, tuple[int, ...]] = {
     a_hook_goes_back_to_an_id_of_which_it_never_heard: (1,),
-    the_first_marker_cuts_all_splits: (6,),
+    the_first_marker_cuts_all_splits: (4,),
     what_is_read_is_processed_at_once: (0,),
     positions_are_in_front_of_what_is_held: (0,),
     what_waits_is_not_recorded: (6,),

@@ -79,7 +79,7 @@ MUTANTS: dict[Mutant, tuple[int, ...]] = {
     the_first_barrier_completes: (4, 13, 41),
     what_is_read_is_processed_at_once: (3, 29, 33),
     positions_are_in_front_of_what_is_held: (3, 29, 33),
-    a_completion_covers_what_was_read_since_its_snapshot: (3, 29, 33),
+    a_completion_covers_what_was_read_since_its_snapshot: (37,),
 }
 
 
