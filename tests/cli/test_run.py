@@ -106,4 +106,4 @@ def test_every_driver_of_a_keeper_is_told_what_its_command_names(
     assert not {"--supervised", "--restart"} & {word.partition("=")[0] for word in of_child}
     assert of_child[-3:] == ["--", str(program), "argument"]
     named = [word for word in of_child[:-3] if word != "--standby"]
-    assert told(monkeypatch, named, program) == told(monkeypatch, NAMED, program) == (41, 43, ("a", "b"))
+    assert told(monkeypatch, named, program) == told(monkeypatch, NAMED, program) == (41, 43, ("a", "b"), ())
