@@ -18,6 +18,7 @@ from headgate.model.manifest import Manifest
 from headgate.model.progress import CheckpointOutcome
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.ends import Ends
+from headgate.sim.product.leaks import ASKING
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.source import Pace
 from headgate.sim.product.strikes import Started
@@ -68,7 +69,7 @@ class AskingRun(Run):
         newest = self.started[-1]
         if newest.driver is not None and newest.process.is_alive:
             for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
-                self.tasks.spawn(newest.process, lambda: self._order(newest), "asking")
+                self.tasks.spawn(newest.process, lambda: self._order(newest), ASKING)
         self.world.at(self._chance.randint(10, 120), self._ask)
 
     def _order(self, started: Started) -> None:

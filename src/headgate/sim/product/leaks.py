@@ -76,9 +76,13 @@ def _entry(path: str, data: bytes) -> Claim | Manifest | None:
         return None  # damage that nobody has asked for yet
 
 
+ASKING = "asking"
+"""A thread of a simulated user, who may have begun to ask in the moment in which the process ends."""
+
+
 def of_process(process: SimProcess, tasks: Tasks, network: Network, budget: SpillBudget | None) -> Iterator[str]:
     """Look at a process whose work is done; ``budget`` is that of a worker's loops (L26)."""
-    yield from (f"thread {name}" for name in tasks.of(process))
+    yield from (f"thread {name}" for name in tasks.of(process) if name != ASKING)
     yield from network.of(process)
     if budget is not None and (budget.memory_used_bytes or budget.disk_used_bytes):
         yield f"{budget.memory_used_bytes} bytes of loops in memory and {budget.disk_used_bytes} on disk"
