@@ -18,6 +18,7 @@ from tests.state.rocksdb.increments import Subtask
 
 from headgate.errors import CorruptionError
 from headgate.model.failure import Failure, FailureKind
+from headgate.protocol.checkpoints import passed_over
 from headgate.protocol.checkpoints import unsound as found_by_workers
 from headgate.protocol.supervision import restart
 from headgate.runtime.checkpoints import snapshot_files
@@ -172,13 +173,13 @@ def files_are_of_one_checkpoint_only() -> Iterator[None]:
 
 @contextmanager
 def what_was_gone_back_behind_is_forgotten() -> Iterator[None]:
-    with patched(claims, "_left_behind", lambda *_: []):
+    with patched(passed_over, "gone_back_behind", lambda *_: []):
         yield
 
 
 @contextmanager
 def what_was_left_by_hand_is_as_good_as_any() -> Iterator[None]:
-    with patched(claims, "_left", lambda *_: []):
+    with patched(passed_over, "left_by_its_user", lambda *_: []):
         yield
 
 

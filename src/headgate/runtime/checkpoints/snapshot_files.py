@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from headgate.codec.snapshot import decode_sections
 from headgate.codec.snapshot_path import stored_file
@@ -17,6 +16,7 @@ from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import BUNDLE, Manifest, SnapshotPart, SubtaskEntry
 from headgate.model.places import Place
+from headgate.protocol.checkpoints.passed_over import Aside
 from headgate.protocol.checkpoints.recovery import Damage, Gap, ObservedLog
 from headgate.protocol.checkpoints.retention import FileRetention, StoredFile
 from headgate.runtime.checkpoints.snapshots import read_part, storage_at, verify_part
@@ -27,16 +27,6 @@ _BEHIND = "behind"
 """The same reason again, where a start went back behind what is kept: no file is kept for its sake (R57)."""
 _ASIDE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|log-[0-9]{{10,}})")
 _NOTE = re.compile(rf"[^/]+/aside/([0-9]{{10,}})-([0-9]{{10,}})/(?:{_WHY}|{_BEHIND}|log-[0-9]{{10,}})")
-
-
-@dataclass(frozen=True, slots=True)
-class Aside:
-    """The checkpoints after ``above`` and before ``below`` are kept: a start could not use them. ``why`` names the
-    damage. They may share files of older ones, so those stay, too (SF7)."""
-
-    above: CheckpointId
-    below: CheckpointId
-    why: str
 
 
 class SnapshotFiles:

@@ -19,9 +19,9 @@ from headgate.model.life import NO_GENERATION
 from headgate.model.manifest import Left, Manifest
 from headgate.model.places import RestoredFrom
 from headgate.operators import catalog
-from headgate.protocol.checkpoints import recovery, starting_over
+from headgate.protocol.checkpoints import passed_over, recovery, starting_over
 from headgate.protocol.checkpoints.commit import CommitPermit, forgettable, promised_by
-from headgate.protocol.checkpoints.promises import given_up, is_in_line, leaving, promised_here
+from headgate.protocol.checkpoints.promises import given_up, leaving, promised_here
 from headgate.protocol.checkpoints.restoring_by_name import Adopt
 from headgate.protocol.checkpoints.retention import Retention
 from headgate.protocol.checkpoints.unsound import UnsoundCheckpoints
@@ -353,32 +353,23 @@ def _choose(
     damage: dict[CheckpointId, list[recovery.Damage]] = {}
     manifests = recovery.candidates(observed)
     for manifest in manifests:
-        found = _left(manifest, manifests[0])
+        found = passed_over.left_by_its_user(manifest, manifests[0])
         found = found or retrying(lambda manifest=manifest: log.files.verify(manifest), around)  # type: ignore[misc]
-        damage[manifest.checkpoint] = found or unsound.of(manifest) or _left_behind(definition, log, manifest, around)
+        damage[manifest.checkpoint] = (
+            found or unsound.of(manifest) or _gone_back_behind(definition, log, manifest, around)
+        )
         if not damage[manifest.checkpoint]:
             break
     return recovery.choose(observed, damage, definition.config.on_damaged)
 
 
-def _left(manifest: Manifest, newest: Manifest) -> list[recovery.Damage]:
-    """Return why ``manifest`` is not restored behind the back of its user, who left it for ``newest``: what it had
-    promised was aborted then (R57, SV25)."""
-    if is_in_line(manifest.checkpoint, newest):
-        return []
-    return [recovery.Damage(f"checkpoint {manifest.checkpoint}", "the pipeline left it")]
-
-
-def _left_behind(
+def _gone_back_behind(
     definition: PipelineDefinition, log: CheckpointLog, manifest: Manifest, around: Surroundings
 ) -> list[recovery.Damage]:
-    """Return why a former start went back behind ``manifest``: what it had promised was aborted then (R57)."""
+    """Return which former start went back behind ``manifest``, unless going back is its user's alone (R14)."""
     if definition.config.on_damaged is DamagedCheckpoint.FAIL:
         return []
-    asides = retrying(log.files.gone_back_behind, around)
-    reasons = [aside.why for aside in asides if aside.above < manifest.checkpoint < aside.below]
-    name = f"checkpoint {manifest.checkpoint}"
-    return [recovery.Damage(name, f"a former start went back behind it: {why}") for why in reasons[:1]]
+    return passed_over.gone_back_behind(manifest, retrying(log.files.gone_back_behind, around))
 
 
 def _tell(restored: Manifest, gaps: Sequence[recovery.Gap], note: Callable[[str], None]) -> None:

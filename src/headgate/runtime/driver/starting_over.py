@@ -206,7 +206,7 @@ class StartingOver:
         Raises:
             FencedError: a driver has claimed since ``plan`` was made; nothing was changed.
             UsageError: something else has changed since, or somebody else has a target now.
-             CorruptionError, StorageError: it is not finished; repeating is safe.
+            CorruptionError, StorageError: it is not finished; repeating is safe.
         """
         self._refuse_if_changed(plan)
         token, wall_ms = self._around.token(8).hex(), self._around.wall_ms()
