@@ -10,11 +10,10 @@ Never removes anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from headgate.codec.life import decode_life, encode_life
-from headgate.connectors.files.commit import newest_generation
 from headgate.connectors.files.layout import CLAIMS, OWNERS, SinkIdentity
 from headgate.errors import StorageError
 from headgate.model.ids import Generation
@@ -90,12 +89,9 @@ class FileOwner:
         return StorageError("own", f"{self._storage.url}/{self._identity.owners}", "others change it all the time")
 
     def _read(self) -> tuple[int, Owner]:
-        generation = newest_generation(self._storage, self._identity) or NO_GENERATION
-        paths = numbered(self._storage, self._identity.owners)
-        if not paths:
-            return 0, Owner(None, generation)
-        life = _life(self._storage, paths[max(paths)])
-        return max(paths), Owner(life, generation, is_forgotten=life is None)
+        claims = numbered(self._storage, self._identity.claims)
+        told = numbered(self._storage, self._identity.owners)
+        return max(told, default=0), _owner_by(self._storage, claims, told)
 
 
 def owners_in(storage: Storage) -> dict[SinkIdentity, Owner]:
@@ -119,13 +115,14 @@ class _Look:
 
     def owner(self, sink: SinkIdentity) -> Owner:
         """Return whose ``sink`` is."""
-        claims, told = self._claims.get(str(sink)), self._told.get(str(sink))
-        generation = max((Generation(number) for number in claims or ()), default=NO_GENERATION)
-        if not told:
-            return Owner(None, generation)
-        life = _life(self._storage, told[max(told)])
-        return Owner(life, generation, is_forgotten=life is None)
+        return _owner_by(self._storage, self._claims.get(str(sink), {}), self._told.get(str(sink), {}))
 
 
-def _life(storage: Storage, path: str) -> Life | None:
-    return read_again(lambda: decode_life(storage.get(path), f"{storage.url}/{path}"))
+def _owner_by(storage: Storage, claims: Iterable[int], told: Mapping[int, str]) -> Owner:
+    """Return whose a sink is that generations have claimed; ``told``: what the directory was told, paths by number."""
+    generation = max(map(Generation, claims), default=NO_GENERATION)
+    life = None
+    if told:
+        path = told[max(told)]
+        life = read_again(lambda: decode_life(storage.get(path), f"{storage.url}/{path}"))
+    return Owner(life, generation, is_forgotten=bool(told) and life is None)
