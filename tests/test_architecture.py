@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.syntax import parsed
 
 import headgate
 import headgate.model
@@ -93,16 +94,16 @@ def defined_tests() -> frozenset[str]:
 
 
 @cache
-def parsed(folder: str) -> dict[Path, ast.Module]:
+def trees_of(folder: str) -> dict[Path, ast.Module]:
     """Return the syntax trees of a folder, but for this file's."""
     paths = [path for path in sorted((ROOT / folder).rglob("*.py")) if path != Path(__file__)]
-    return {path: ast.parse(path.read_text()) for path in paths}
+    return {path: parsed(path.read_text()) for path in paths}
 
 
 @cache
 def nodes_of(folder: str) -> dict[Path, tuple[ast.AST, ...]]:
     """Return every node of the syntax trees of a folder."""
-    return {path: tuple(ast.walk(tree)) for path, tree in parsed(folder).items()}
+    return {path: tuple(ast.walk(tree)) for path, tree in trees_of(folder).items()}
 
 
 def modules_loaded_by(*names: str) -> set[str]:
@@ -184,7 +185,7 @@ def names_used(nodes: Sequence[ast.AST]) -> set[str]:
 
 
 def test_nothing_in_a_module_is_left_unused() -> None:
-    trees = parsed("src")
+    trees = trees_of("src")
     used = set().union(*map(names_used, nodes_of("src").values())) | FOR_TESTS
     public = set(headgate.__all__)
     unused = {path.name: sorted(names_of_a_module(tree) - used - public) for path, tree in trees.items()}
@@ -346,7 +347,7 @@ def test_tests_wait_for_conditions_and_patiently() -> None:
     ],
 )
 def test_impatience_is_found(text: str, is_refused: bool) -> None:
-    assert bool(impatient(text.splitlines(), list(ast.walk(ast.parse(text))))) is is_refused
+    assert bool(impatient(text.splitlines(), list(ast.walk(parsed(text))))) is is_refused
 
 
 def test_hypothesis_has_one_profile_that_judges_no_machine() -> None:
@@ -418,7 +419,7 @@ def test_no_name_for_people_is_looked_into() -> None:
     ],
 )
 def test_looking_into_a_name_for_people_is_found(code: str, is_refused: bool) -> None:
-    found = [name for node in ast.walk(ast.parse(code)) for name in _looked_into(node) if _is_name_for_people(name)]
+    found = [name for node in ast.walk(parsed(code)) for name in _looked_into(node) if _is_name_for_people(name)]
     assert bool(found) == is_refused
 
 
@@ -474,7 +475,7 @@ def _last_name(node: ast.expr) -> str | None:
     ],
 )
 def test_a_look_into_a_sentence_is_found(text: str, is_refused: bool) -> None:
-    asked = [_last_name(one) for node in ast.walk(ast.parse(text)) for one in _asked(node)]
+    asked = [_last_name(one) for node in ast.walk(parsed(text)) for one in _asked(node)]
     assert bool(TEXTS_FOR_PEOPLE.intersection(asked)) is is_refused
 
 

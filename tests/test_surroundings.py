@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from tests.syntax import parsed
 
 import headgate
 
@@ -51,7 +52,7 @@ EXCEPTIONS = {
 
 def taken(text: str) -> set[str]:
     """Return what a module takes by itself."""
-    tree = ast.parse(text)
+    tree = parsed(text)
     modules: dict[str, str] = {}
     names: dict[str, str] = {}
     for node in ast.walk(tree):

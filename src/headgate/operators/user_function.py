@@ -90,5 +90,18 @@ def user_traceback(error: BaseException) -> str:
         frame = frame.tb_next
     lines = traceback.format_exception_only(error)
     if frame is not None:
-        lines = ["Traceback (most recent call last):\n", *traceback.format_tb(frame), *lines]
+        lines = ["Traceback (most recent call last):\n", *_formatted(frame), *lines]
     return "".join(lines).rstrip()
+
+
+def _formatted(frames: TracebackType) -> list[str]:
+    """Return the frames as Python prints them; without marks in the lines where those cannot be had.
+
+    For its marks Python parses each line, and before 3.11.8 and 3.12.2 that fails with SystemError where another
+    thread's traceback is formatted in between (CPython gh-106905). A user's error must not be lost to that.
+    """
+    try:
+        return traceback.format_tb(frames)
+    except SystemError:
+        found = traceback.extract_tb(frames)
+        return traceback.format_list([(one.filename, one.lineno or 0, one.name, one.line) for one in found])
