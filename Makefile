@@ -12,8 +12,9 @@ WORKERS ?= 4
 TIMES ?= 20
 MINUTES ?= 5
 PATIENCE ?= 3
-# what needs neither Spark nor minutes of processor time: no kills, no seeds of the simulator, no planted bugs
-UNIT := not spark and not crash and not simulator and not mutant
+# what needs neither Spark nor minutes of processor time: no kills, no seeds of the simulator, no planted bugs, no whole
+# pipelines, no long random histories
+UNIT := not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-java demo test test-again crash-loops kill-drivers lint check format sim bench bench-peers clean

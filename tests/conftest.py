@@ -19,17 +19,19 @@ settings.register_profile(
 settings.load_profile("headgate")
 
 
-MARKED = {"sim/product": "simulator", "mutants": "mutant"}
+MARKED = {"sim/product": "simulator", "mutants": "mutant", "runtime": "run", "examples": "run"}
 """Folders whose tests take minutes together: ``make check`` leaves them to ``make test``."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the folders that take long."""
+    """Mark the tests of the folders that take long, and those of random histories."""
     tests = Path(__file__).parent
     for item in items:
         folder = item.path.parent.relative_to(tests).as_posix()
         if folder in MARKED:
             item.add_marker(MARKED[folder])
+        if item.path.stem.endswith("_histories"):
+            item.add_marker("long")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,7 @@ def small(**options: object) -> Generator:
     return Generator(**{"columns": columns, **defaults, **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_it_passes_the_conformance_kit() -> None:
     rows = check_source(small())
     assert [row["n"] for row in rows] == list(range(100))

@@ -53,6 +53,7 @@ def test_every_example_builds_its_pipeline(page: str, number: int, code: str, di
     assert len(definition.plan.vertices) >= 1
 
 
+@pytest.mark.long
 def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> None:
     (code,) = (code for code in examples("docs/user-guide.md") if "class Numbers" in code)
     assert code[code.index("class Numbers") : code.index("\n\n\np = ")].count("\n") <= 40
@@ -66,6 +67,7 @@ def test_the_sink_of_the_guide_passes_the_conformance_kit(directory: Path) -> No
     names["test_numbers"](directory / "targets")
 
 
+@pytest.mark.long
 def test_the_source_of_the_guide_passes_the_conformance_kit(directory: Path) -> None:
     (code,) = (code for code in examples("docs/user-guide.md") if "class OrdersReader" in code)
     source = code[code.index("class Orders:") : code.index("\n\n\np = ")]

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pyspark
+import pytest
 
 HOME = Path(pyspark.__file__).parent
 
@@ -70,6 +71,7 @@ def _python(program: str) -> str:
     return result.stdout
 
 
+@pytest.mark.long
 def test_children_compute_with_the_imported_libraries_and_draw_different_random_numbers() -> None:
     drawn = _python(CHILDREN).split()
     assert len(drawn) == 3

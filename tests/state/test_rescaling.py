@@ -52,6 +52,7 @@ def written(worker: WorkerStates, parallelism: int) -> list[Parts]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("former", "later"), [("memory", "rocksdb"), ("rocksdb", "memory"), ("rocksdb", "rocksdb-without-cache")]
 )

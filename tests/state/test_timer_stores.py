@@ -190,6 +190,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestTimersAreWhatASetIs = Machine.TestCase
+pytest.mark.long(TestTimersAreWhatASetIs)
 TestTimersAreWhatASetIs.settings = settings(max_examples=25, stateful_step_count=25)
 
 

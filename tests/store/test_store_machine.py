@@ -7,6 +7,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -169,3 +170,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 StoreMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=25)
 TestStoreMachine = StoreMachine.TestCase
+pytest.mark.long(TestStoreMachine)

@@ -160,6 +160,7 @@ def test_sinks_with_a_bad_memory_are_caught(tmp_path: Path, sink: type[Collect],
         check_owner(Target(made, made.rows))
 
 
+@pytest.mark.long
 def test_collect_reads_what_was_committed(tmp_path: Path) -> None:
     places = iter(range(10_000))
 

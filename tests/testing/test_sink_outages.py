@@ -141,6 +141,7 @@ class Shifted:
         return time.monotonic_ns() + self.by_ns
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("system", ["stream", "files", "files that wait"])
 def test_our_own_sinks_lose_nothing_in_a_year(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # CS9, S12

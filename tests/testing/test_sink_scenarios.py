@@ -267,6 +267,7 @@ def test_a_sink_that_keeps_the_end_of_the_input_is_caught(monkeypatch: pytest.Mo
         check_end_of_input(target)
 
 
+@pytest.mark.long
 def test_the_file_sink_survives_a_failure_of_any_operation_on_its_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     # D2, D8, D11
     storages: dict[str, FaultyStorage] = {}

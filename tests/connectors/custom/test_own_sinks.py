@@ -55,6 +55,7 @@ def target_at(path: Path, kind: Kind) -> Target:
     return Target(kind(file), lambda: rows_in(file), lambda: waiting_in(file), loses, is_ordered=True)
 
 
+@pytest.mark.long
 @each
 def test_the_sinks_of_the_guide_pass_the_conformance_kit(tmp_path: Path, kind: Kind) -> None:  # CS1 to CS6
     numbers = itertools.count()

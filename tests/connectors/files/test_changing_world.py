@@ -437,6 +437,7 @@ def test_a_file_rotated_away_before_it_was_ever_seen_is_read(tmp_path: Path) -> 
     assert sorted(reading.poll()) == ["1", "2"]
 
 
+@pytest.mark.long
 def test_rotations_while_a_rotation_is_noticed_lose_nothing(tmp_path: Path) -> None:  # N49
     log, system = tmp_path / "app.log", Meddling()
     append(log, "0")
@@ -604,6 +605,7 @@ class Restless(LocalFiles):
         return object.__getattribute__(self, name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("selected", ["", "files", "*.log"])
 @pytest.mark.parametrize("seed", range(12))
 def test_any_history_delivers_every_line_once_while_the_world_changes_between_any_two_calls(

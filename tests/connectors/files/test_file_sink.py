@@ -90,12 +90,14 @@ def target(url: str, file_format: Any, roll_interval: Any = 0) -> Target:
     return Target(FileSink(url, file_format, roll_interval=roll_interval), read, leftovers, lose_prepared, take)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("roll_interval", [0, "1h"])
 @pytest.mark.parametrize("file_format", ["jsonl", "parquet"])
 def test_the_sink_survives_every_kill_point(file_format: str, roll_interval: Any) -> None:
     check_sink(lambda: target(f"memory://kit-{secrets.token_hex(8)}", file_format, roll_interval))
 
 
+@pytest.mark.long
 def test_the_sink_survives_kill_points_on_disk(tmp_path: Path) -> None:
     fresh = lambda: target(str(tmp_path / secrets.token_hex(8)), "jsonl")  # noqa: E731
     check_sink(fresh, rescales=[(2, 1)], overlaps=[2], rows=[3])

@@ -57,6 +57,7 @@ def test_every_line_is_read_by_one_subtask(tmp_path: Path, parallelism: int) -> 
     assert sorted(texts(read_over_subtasks(TextFiles(tmp_path), parallelism))) == list("0123456")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("small_blocks")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(
@@ -353,6 +354,7 @@ def test_a_file_that_ends_without_line_end_is_finished_at_its_last_byte(tmp_path
     assert file.position().is_finished
 
 
+@pytest.mark.long
 def test_files_pass_the_conformance_kit(tmp_path: Path) -> None:
     for number in range(4):
         write(tmp_path / f"{number}.log", "".join(f"{number}-{line}\n" for line in range(number)).encode())

@@ -23,6 +23,7 @@ def write(directory: Path, files: int = 3, rows: int = 10) -> list[int]:
     return list(range(files * rows))
 
 
+@pytest.mark.long
 def test_it_passes_the_conformance_kit(tmp_path: Path) -> None:
     # N16, N17
     expected = write(tmp_path, files=6)

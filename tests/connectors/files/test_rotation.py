@@ -310,6 +310,7 @@ def test_a_rotated_file_that_was_read_does_not_hold_event_time_back(tmp_path: Pa
     assert following.poll() == ["late"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(25))
 def test_any_history_of_rotations_and_restarts_delivers_every_line_once(tmp_path: Path, seed: int) -> None:
     # N18, N20

@@ -190,6 +190,7 @@ def restored(frozen: Any) -> list[tuple[int, str]]:
 ROWS = st.lists(st.tuples(st.integers(-2, 4), st.sampled_from(OPS.split("; ")), st.integers(0, 8)), max_size=12)
 
 
+@pytest.mark.long
 @settings(max_examples=50)
 @given(batches=st.lists(ROWS, min_size=1, max_size=8), data=st.data())
 def test_every_kind_of_state_does_what_plain_objects_do_with_snapshots_anywhere(
@@ -222,6 +223,7 @@ def apply(run: Harness, model: Model, rows: list[Row]) -> None:
         assert sorted(row["key"] for row in run.out.rows()) == [key for key, _ in changes]
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(rows=ROWS, before=st.integers(1, 4), after=st.integers(1, 4))
 def test_state_of_p_subtasks_restores_into_q(rows: list[Row], before: int, after: int) -> None:  # ST4

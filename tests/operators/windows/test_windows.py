@@ -163,6 +163,7 @@ histories = given(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("_on_each_backend", ["memory"], indirect=True)
 @settings(max_examples=120)
 @histories

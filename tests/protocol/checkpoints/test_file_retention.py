@@ -219,6 +219,7 @@ STEPS: list[Callable[[Story], None]] = [
 ]
 
 
+@pytest.mark.long
 @settings(max_examples=200)
 @given(st.data())
 def test_no_story_deletes_a_needed_file_or_leaks_one_for_ever(data: st.DataObject) -> None:  # SF4, SF8

@@ -201,6 +201,7 @@ def test_a_damaged_final_checkpoint_falls_back_to_the_one_before() -> None:  # R
     assert choice == Restore(manifest(1), (Damage("chk-2", "torn"),), (cp(2),))
 
 
+@pytest.mark.long
 @settings(max_examples=300)
 @given(st.data())
 def test_whatever_is_damaged_nothing_is_repeated_and_nothing_forgotten(data: st.DataObject) -> None:  # R7, R10, R11

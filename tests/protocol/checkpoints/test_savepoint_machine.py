@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
@@ -117,4 +118,5 @@ class SavepointMachine(CoordinatorMachine):
 
 
 TestSavepointMachine = SavepointMachine.TestCase
+pytest.mark.long(TestSavepointMachine)
 TestSavepointMachine.settings = settings(max_examples=60, stateful_step_count=40)

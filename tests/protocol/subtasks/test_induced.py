@@ -198,6 +198,7 @@ def test_a_reader_that_goes_on_too_soon_is_a_violation() -> None:
     assert ch(0) == 0
 
 
+@pytest.mark.long
 @given(st.data(), st.integers(1, 3))
 def test_any_history_cuts_each_checkpoint_once_behind_its_marker_in_every_split(
     data: st.DataObject, count: int

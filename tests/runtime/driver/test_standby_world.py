@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -356,6 +357,7 @@ def live(seed: int) -> World:
     return world
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(st.integers(0, 1 << 32))
 def test_in_any_history_one_driver_runs_and_no_zombie_wins(seed: int) -> None:  # SB2, SB6-SB9

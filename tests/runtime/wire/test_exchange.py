@@ -194,6 +194,7 @@ def test_every_channel_keeps_its_order(make_cluster: MakeCluster, parallelism: i
                 assert rest == [Watermark(-3), Barrier(CheckpointId(1)), EndOfData()]
 
 
+@pytest.mark.long
 def test_ten_thousand_small_batches_arrive_in_order(make_cluster: MakeCluster) -> None:
     sender, receiver = make_cluster(credit_bytes=4_096).workers
 

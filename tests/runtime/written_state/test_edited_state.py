@@ -498,6 +498,7 @@ hg.new_savepoint(pipeline(root), root / "new").with_state("all", "count", rows).
 """
 
 
+@pytest.mark.long
 def test_a_process_that_is_killed_leaves_no_savepoint(tmp_path: Path) -> None:  # WS7
     root = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": root, "HEADGATE_KILL_AT": f"before-savepoint:1:{tmp_path / 'marker'}"}

@@ -119,6 +119,7 @@ STEPS = st.tuples(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=120)
 @given(st.lists(STEPS, max_size=30), st.sampled_from([0, 1, 3, 100]))
 def test_stores_with_small_thresholds_do_what_plain_objects_do(

@@ -177,6 +177,7 @@ def test_the_round_keeps_up_with_what_is_added_to_keys() -> None:  # TL8
     assert max(most) <= 6_000, f"{most} where 1,200 live at a time"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [7, 8, 9, 100])
 def test_a_list_that_loses_at_the_beginning_what_it_gains_at_the_end_is_seldom_moved(
     size: int, monkeypatch: pytest.MonkeyPatch
