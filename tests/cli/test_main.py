@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 import typer
-from tests.store.test_store_looking import GOLDEN, content
+from tests.store.catalogue.test_store_looking import GOLDEN, content
 from typer.testing import CliRunner
 
 from headgate import __version__

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.store.test_store_looking import GOLDEN, content
+from tests.store.catalogue.test_store_looking import GOLDEN, content
 from typer.testing import CliRunner
 
 from headgate.cli.streams import app

@@ -13,7 +13,7 @@ from tests.cli import test_looking as nowhere
 from tests.cli import test_main as describing
 from tests.cli import test_streams as commands
 from tests.mutants.harness import Mutant, assert_caught, patched
-from tests.store import test_store_looking as lookers
+from tests.store.catalogue import test_store_looking as lookers
 
 from headgate.cli import checkpoints, sinks
 from headgate.store.catalogue import looking, opening, sql

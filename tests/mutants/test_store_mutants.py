@@ -19,11 +19,11 @@ from tests.connectors import test_stream_connectors as connecting
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.store import test_layout as layouts
 from tests.store import test_store_acknowledgements as acknowledging
-from tests.store import test_store_catalogue as syncing
 from tests.store import test_store_linger as lingering
-from tests.store import test_store_migration as migrating
 from tests.store import test_store_reader as reading
 from tests.store import test_store_transactions as deciding
+from tests.store.catalogue import test_store_catalogue as syncing
+from tests.store.catalogue import test_store_migration as migrating
 from tests.store.storing import KEYED, STREAM, keyed
 
 from headgate.connectors.streams import StreamSink

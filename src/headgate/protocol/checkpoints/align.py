@@ -175,6 +175,7 @@ class Aligner(Machine):
             if event.options != self._options:  # A11
                 raise self._violation(f"a barrier of {event.checkpoint} wants {event.options}, not {self._options}")
             return self._align(event.channel)
+        # Channels are in order: whoever sent the newer barrier will never send the missing one.
         abandoned = self._abandon(AbortReason.OVERTAKEN)  # A4
         self._current, self._options = event.checkpoint, event.options
         if self._aborted.discard_up_to(event.checkpoint):  # A8: no snapshot, but nobody downstream may wait
@@ -205,6 +206,8 @@ class Aligner(Machine):
             if self._phase is Phase.FLOWING:
                 return [Ignored("abort of a checkpoint that this subtask has finished")]
             return [EmitCancel(self._current), *self._release()]  # A9: the coordinator knows, no decline
+        # The control connection is faster than the channels: without this the barrier would begin an alignment that
+        # nobody waits for, and block channels until a newer checkpoint comes.
         self._aborted.add(event.checkpoint)
         return [Ignored("abort remembered until the barrier comes")]
 

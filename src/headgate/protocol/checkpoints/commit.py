@@ -82,6 +82,7 @@ class Precommit:
     def prepared(self, committables: tuple[Committable, ...]) -> None:
         """Record newly prepared committables, in checkpoint order."""
         for committable in committables:
+            # What is prepared behind its own acknowledgement would be in no manifest, and nobody would ever commit it.
             assert committable.checkpoint > self._covered, "its checkpoint was acknowledged without it (K3)"
             assert not self._pending or self._pending[-1].checkpoint <= committable.checkpoint
             self._pending.append(committable)
@@ -89,6 +90,7 @@ class Precommit:
 
     def covered_by(self, checkpoint: CheckpointId) -> tuple[Committable, ...]:
         """Return what the acknowledgement of ``checkpoint`` must carry: everything up to it (K3)."""
+        # Nothing is taken out: if this checkpoint is aborted, the next one carries the same again.
         self._covered = max(self._covered, checkpoint)
         return tuple(c for c in self._pending if c.checkpoint <= checkpoint)
 

@@ -100,6 +100,7 @@ class PendingCheckpoints:
 
     def may_end(self, checkpoint: CheckpointId) -> bool:
         """Whether ``checkpoint`` can still be aborted."""
+        # Not while its manifest is being written: that may be durable already, and then its output is promised.
         return checkpoint in self._pending and checkpoint != self._writing
 
     def missing(self, checkpoint: CheckpointId) -> tuple[SubtaskId, ...]:
@@ -139,6 +140,7 @@ class PendingCheckpoints:
         full = [c for c in self._pending if self.is_full(c)]
         if not full:
             return [_OTHERS_ARE_MISSING]
+        # The newest one makes the older ones needless, so one slow write costs no queue of writes.
         checkpoint = min((c for c in full if self._pending[c].savepoint is not None), default=max(full))
         pending = self._pending[checkpoint]
         self._writing = checkpoint
@@ -170,6 +172,7 @@ class PendingCheckpoints:
     def abort(self, checkpoint: CheckpointId, reason: AbortReason) -> list[Effect]:
         """End ``checkpoint`` as if it had never been triggered (C17)."""
         pending = self._pending.pop(checkpoint)
+        # What is still being uploaded is deleted when its late acknowledgement comes (C10), or swept.
         files = tuple(part for entry in pending.acks.values() for part in entry.parts if part.path)
         effects: list[Effect] = [CancelTimer(ExpiryTimer(checkpoint))]
         effects += [CancelTimer(HookTimer(checkpoint, hook)) for hook in pending.awaited]

@@ -118,6 +118,7 @@ class FileRetention:
     def began(self, checkpoint: CheckpointId) -> None:
         """Uploads of ``checkpoint`` may run: they share files of the newest one, whatever is dropped meanwhile."""
         assert checkpoint > self.newest, "ids rise (C2)"
+        # A copy, not a reference to the checkpoint: it may be dropped while the upload still builds on its files.
         self._bases[checkpoint] = self._retained.get(self.newest, frozenset())
         self._check()
 
@@ -125,6 +126,7 @@ class FileRetention:
         """The manifest of ``checkpoint`` is durable; uploads of older ones are over (C15)."""
         assert checkpoint > self.newest, "checkpoints complete in order (C15)"
         self._retained[checkpoint] = files
+        # An older checkpoint cannot complete any more, so whatever it was built on is needed by nobody else.
         self._bases = {pending: base for pending, base in self._bases.items() if pending > checkpoint}
         self._check()
 
@@ -160,6 +162,7 @@ class FileRetention:
         What was prepared for a checkpoint that was aborted belongs to the next one (C17), so it stays until that one
         is completed and says what it needs.
         """
+        # A later generation is judged by its own driver alone: this one may be a zombie that knows nothing of it.
         if file.generation == self._generation:
             return file.checkpoint >= self._first and file.checkpoint > self.newest
         return file.generation > self._generation

@@ -80,9 +80,11 @@ class Triggering:
         """Begin a checkpoint if one is wanted and allowed (C2, C3, C4)."""
         if self._reserving is not None or not self._wants(pending):
             return [Ignored("no checkpoint can begin now")]
+        # A stop or a savepoint does not queue behind checkpoints that may hang: it subsumes them when it completes.
         is_forced = self.wanted.is_last or self._savepoints.is_wanted  # SV8
         if not is_forced and len(pending) >= self._config.max_concurrent:
             return [Ignored("as many checkpoints are pending as allowed")]
+        # The id is used up even if its reservation fails: whether the record of it was written may be unknown.
         checkpoint, self._next = self._next, CheckpointId(self._next + 1)
         self._is_due = False
         self._reserving = checkpoint

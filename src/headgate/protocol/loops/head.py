@@ -145,6 +145,7 @@ class LoopHead(Machine):
         return effects
 
     def _on_snapshot(self, checkpoint: CheckpointId) -> list[Effect]:  # L1
+        # A sentinel that came first (a short way round) closes its channel: what came behind it is after the cut.
         open_channels = {c for c, sentinel in self._sentinels.items() if sentinel < checkpoint}
         effects: list[Effect] = [OpenLog(checkpoint)]
         if any(sentinel > checkpoint for sentinel in self._sentinels.values()):
@@ -178,6 +179,7 @@ class LoopHead(Machine):
     def _on_feedback(self, channel: ChannelIndex) -> list[Effect]:  # L2
         if channel in self._held:
             raise self._violation(f"records on channel {channel}, which is held")
+        # One record may be in several logs: it was in flight at the cut of each checkpoint that is still open here.
         logs = tuple(c for c in self.pending if channel in self._pending[c])
         return [LogFeedback(logs), ForwardFeedback()] if logs else [ForwardFeedback()]
 

@@ -167,6 +167,7 @@ class LoopPart(Machine):
         if number != self._returned[channel] + 1 or number > self._number + 1:
             raise self._violation(f"probe {number} came back on channel {channel} unasked")
         self._returned[channel] = number
+        # Nobody can be two ahead: the driver starts a probe when all have answered the one before.
         if number > self._number:  # a body without a shuffle: another head passed it earlier than this one
             return [Ignored("the probe came back before it passed this head")]
         return self._report() or [Ignored("other feedback channels have not brought the probe back")]

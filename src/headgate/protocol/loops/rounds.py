@@ -279,20 +279,25 @@ class LoopProber(Machine):
 
     def _on_complete(self) -> list[ProberEffect]:
         answers = self._answers
+        # Not with the first probe: so nothing hangs on the order in which the parts of a generation start.
         is_empty = answers.inner_count + answers.outer_count == 0 and self._probe.number > 1  # L34
         effects: list[ProberEffect] = []
         if self._probe.is_closing and not self._is_closed:
             self._is_closed = True
             effects.append(RoundFinished(self._round))
         if self._phase is Phase.FLUSHING:
+            # The last watermark may have set records free (windows, timers): only a probe that found none ends it all.
             if is_empty and (self._round >= self._highest_round or not self._has_rounds):  # L35: none is left out
                 self._enter(Phase.ENDED)
                 return [*effects, EndLoop()]
             self._enter(Phase.PROBING)
         elif self._has_rounds and answers.inner_count == 0 and self._is_closed and self._round < self._highest_round:
+            # Inner loops were empty at the end of a round: what comes next is the next round's first trip.
             self._round, self._is_closed = self._round + 1, False
             return effects + self._next_probe(is_closing=not self._has_inner)
         elif self._has_rounds and not self._is_closed:
+            # A probe that closes must be later than one that found the inner loops empty: what they still turn is of
+            # this round.
             return effects + self._next_probe(is_closing=answers.inner_count == 0)
         elif is_empty:
             self._enter(Phase.FLUSHING)

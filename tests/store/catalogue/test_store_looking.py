@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.store.catalogue.test_store_migration import GOLDEN, OWNER, tables_of, version_of
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
-from tests.store.test_store_migration import GOLDEN, OWNER, tables_of, version_of
 
 from headgate.connectors.streams import StreamSink, StreamSource
 from headgate.errors import StorageError, UsageError

@@ -22,7 +22,7 @@ from headgate.store.routing import hash_column
 from headgate.store.store import Store
 from headgate.store.streams import first_layout
 
-GOLDEN = Path(__file__).parents[1] / "golden"
+GOLDEN = Path(__file__).parents[2] / "golden"
 OWNER = "pipe/sink"
 
 
