@@ -8,16 +8,21 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.connectors.files.test_file_sink import context, faulty_committer, numbers_in, permit, prepared
+from tests.sim.product.patching import around
 
 from headgate.connectors.files import commit as file_commit
 from headgate.connectors.files import ledger as file_ledger
 from headgate.connectors.files.commit import FileCommitter, committed_files
+from headgate.connectors.files.layout import SinkIdentity
 from headgate.connectors.files.sink import FileSink
+from headgate.connectors.files.starting_over import PublishedFiles
 from headgate.errors import CorruptionError, FencedError, StorageError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import Life
 from headgate.model.manifest import Committable
 from headgate.storage.backends import open_storage
 from headgate.storage.faulty import Fault, FaultKind
@@ -348,3 +353,42 @@ def test_a_merge_that_is_cut_short_anywhere_loses_nothing(
     assert failures > 5
     assert numbers_in(sink.url) == list(range(1, 25))
     assert faulty.list("_publishing") == []
+
+
+def test_what_a_slow_commit_publishes_while_its_heir_recovers_is_not_left_there(tmp_path: Path) -> None:
+    # D16: the heir restored something older, so nobody would ever list the file
+    sink = FileSink(tmp_path / "out", roll_interval=0)
+    one = prepared(sink, 1, 1)
+    zombie = begun(sink, 1, one)
+
+    def publish(publish: Any, zombie: FileCommitter, file: Any) -> None:
+        def take_back(take_back: Any, heir: FileCommitter, files: Any) -> None:
+            take_back(heir, files)
+            publish(zombie, file)
+
+        with around(FileCommitter, "_take_back", take_back):
+            begun(sink, 2, [])
+
+    with around(FileCommitter, "_publish", publish), pytest.raises(FencedError):
+        zombie.commit(permit(1), one)
+    assert [path for path in Path(sink.url).rglob("*") if path.suffix == ".jsonl" or path.suffix == ".tmp"] == []
+
+
+def test_two_that_empty_a_directory_at_once_do_not_stumble(tmp_path: Path) -> None:
+    # SO6: the next start and the command that is repeated finish the same reset
+    sink = FileSink(tmp_path / "out", roll_interval=0)
+    for checkpoint in (1, 2):
+        output = prepared(sink, checkpoint, checkpoint)
+        begun(sink, 1, output).commit(permit(checkpoint), output)
+    life = Life("next", "home", "here", 0)
+    both = [PublishedFiles(open_storage(sink.url), SinkIdentity("p", "out")) for _ in range(2)]
+
+    def read(read: Any, storage: Any, path: str) -> Any:
+        if len(both) > 1:
+            both.pop().start_over(Generation(2), life)
+        return read(storage, path)
+
+    with around(file_ledger, "read_manifest", read):
+        both[0].start_over(Generation(2), life)
+    assert committed_files(sink.url) == []
+    assert list(Path(sink.url).glob("*.jsonl")) == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
 import polars as pl
@@ -55,16 +55,23 @@ class FileCommitter:
         intended = self._ledger.intended().items()
         mine = {path: found for path, found in intended if all(self._is_mine(file.name) for file in found)}
         dropped = {path: found for path, found in mine.items() if not files.issuperset(found)}
-        self._take_back({file for found in dropped.values() for file in found} - files)
+        given_up = {file for found in dropped.values() for file in found} - files
+        self._take_back(given_up)
         self._ledger.withdraw(dropped)
-        for path in self._storage.list(self._identity.staging):
-            if path not in kept and self._is_mine(path):
-                self._storage.delete(path)
+        self._sweep(kept)
+        for file in self._published(given_up):  # by a slow commit, meanwhile; now it has nothing left to publish
+            self._storage.delete(file.name)
         try:
             self._tidy()
             self._left_behind = ""
         except StorageError as error:
             self._left_behind = str(error)
+
+    def _sweep(self, kept: Collection[str]) -> None:
+        """Remove what is prepared, but for ``kept``."""
+        for path in self._storage.list(self._identity.staging):
+            if path not in kept and self._is_mine(path):
+                self._storage.delete(path)
 
     def _tidy(self) -> None:
         """Remove what nobody looks at: unfinished writes, claims below ours, probes of the storage."""
@@ -86,14 +93,21 @@ class FileCommitter:
         Back among the prepared files, from where it is swept: cut short, this leaves nothing that a later recovery or
         commit would take for published and taken away.
         """
+        for file in self._published(files):
+            with contextlib.suppress(AlreadyExists, NotFound):
+                self._storage.rename_if_absent(file.name, self._identity.staged(file.name))
+                continue
+            self._storage.delete(file.name)  # a copy, whose prepared form is still there
+
+    def _published(self, files: set[StagedFile]) -> Iterator[StagedFile]:
+        """Return those of ``files`` that have their final names, and that no manifest lists."""
         listed = self._ledger.listed(list(files), CheckpointId(0)) if files else set()
         for file in sorted(files - listed, key=lambda file: file.name):
-            with contextlib.suppress(NotFound, CorruptionError):  # not published, or somebody else's under its name
+            try:
                 read_again(partial(self._check_content, file))
-                with contextlib.suppress(AlreadyExists):
-                    self._storage.rename_if_absent(file.name, self._identity.staged(file.name))
-                    continue
-                self._storage.delete(file.name)  # a copy, whose prepared form is still there
+            except (NotFound, CorruptionError):  # not published, or somebody else's under its name
+                continue
+            yield file
 
     def _is_mine(self, name: str) -> bool:
         """Whether no newer generation prepared ``name``: one that was stopped meanwhile must not sweep its heir's."""

@@ -92,14 +92,16 @@ class Ledger:
     def empty(self, check: Callable[[], None]) -> None:
         """Delete every file that a manifest lists, then the manifest: cut short, the next call finds it there (SO6).
 
-        ``check`` raises when somebody newer publishes here; what that one lists is never read behind it.
+        ``check`` raises when somebody newer publishes here; what that one lists is never read behind it. Several may do
+        it at once: a manifest that is gone was emptied by another one.
         """
         paths = _manifests(self._storage, self._identity.committed)
         check()
         for path in paths:
-            for file in read_manifest(self._storage, path):
-                self._storage.delete(file.name)
-            self._storage.delete(path)
+            with contextlib.suppress(NotFound):
+                for file in read_manifest(self._storage, path):
+                    self._storage.delete(file.name)
+                self._storage.delete(path)
 
     def _merge(self) -> None:
         """Move what single manifests list into the newest merged one, or into new ones when it is full (D9).

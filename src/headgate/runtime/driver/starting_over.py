@@ -135,8 +135,8 @@ class StartingOver:
         order = self._decided(log)
         if noted is None and self._program is None and not starting_over.has_started_over(log):
             raise UsageError(
-                f"pipeline '{self._pipeline}' was begun by an earlier release, which did not write down what it writes "
-                "to; its program knows: headgate run PROGRAM --fresh"
+                f"nobody wrote down what pipeline '{self._pipeline}' writes to: an earlier release began it, or its "
+                "first start was cut short; its program knows: headgate run PROGRAM --fresh"
             )
         known = (*(noted or ()), *(() if order is None else order.targets), *(self._program or ()))
         return tuple({target.place_key: target for target in known}.values())

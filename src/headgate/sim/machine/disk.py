@@ -66,6 +66,11 @@ class Disk:
         """Forget what was never synced."""
         self.objects = {path: stored for path, stored in self.objects.items() if stored.is_durable}
 
+    def forget_past(self, prefix: str) -> None:
+        """Remove all that lie below ``prefix`` but for the last one, where that is what the rules leave there."""
+        for path in sorted(path for path in self.objects if path.startswith(prefix))[:-1]:
+            del self.objects[path]
+
     def paths(self, prefix: str) -> list[str]:
         """Return the paths below ``prefix``, for checkers: no time passes."""
         return sorted(path for path in self.objects if path.startswith(f"{prefix}/") or not prefix)

@@ -22,6 +22,7 @@ from headgate.sim.product import (
     mixed,
     modes,
     overtaking,
+    resetting,
     rocks,
     savepoints,
     standing_by,
@@ -42,6 +43,7 @@ KINDS: dict[str, Callable[..., Result]] = {
     "asking": asking.run_seed,
     "rocksdb": rocks.run_seed,
     "cancelling": cancelling.run_seed,
+    "resets": resetting.run_seed,
     "timers": timed.run_seed,
     "ttl": expiring.run_seed,
     "custom": custom.run_seed,
@@ -76,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--asking", action="store_true", help="pipelines whose users ask for checkpoints")
     parser.add_argument("--rocksdb", action="store_true", help="pipelines whose state is in RocksDB")
     parser.add_argument("--cancelling", action="store_true", help="pipelines that do not retain their checkpoints")
+    parser.add_argument("--resets", action="store_true", help="pipelines whose users have them start over")
     parser.add_argument("--timers", action="store_true", help="pipelines whose functions have timers")
     parser.add_argument("--ttl", action="store_true", help="pipelines whose functions have state that expires")
     parser.add_argument("--custom", action="store_true", help="pipelines between sources and sinks that users write")

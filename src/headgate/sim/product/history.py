@@ -61,6 +61,10 @@ class History:
     """Checkpoints that are in the log once more, under another id, because somebody went back to them."""
     given_up: dict[str, int] = field(default_factory=dict)
     """Entries of the log that gave up all checkpoints before them, and the newest of those (C72)."""
+    steps: list[int] = field(default_factory=list)
+    """Generations of the entries of the log that had the pipeline start over (SO2)."""
+    emptied: int = 0
+    """The step behind which all targets are empty; 0: none."""
     finding: Violation | None = None
     """What was wrong first."""
     seen: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -108,7 +112,10 @@ class History:
             self.fail("I4", f"the log holds what nobody can read: {error}")
             return
         if isinstance(entry, Claim):
-            self._gives_up(path, entry)
+            if entry.order is None:
+                self._gives_up(path, entry)
+            else:
+                self._starts_over(path, entry)
             self._completed_at_claim.setdefault(entry.generation, tuple(self.standing))
             self._claimed(entry)
         else:
@@ -132,6 +139,8 @@ class History:
             return  # it will be taken back: its driver slept through what came since
         if claim.owner in self._replaced:
             self.fail("I5", f"{claim.owner} was replaced, and claims generation {claim.generation}")
+        if claim.order is None and self.steps:
+            self.on_emptied("SO3", f"generation {claim.generation} is claimed")
         self._owners[claim.generation] = claim.owner
         self._replaced |= self._ran - {claim.owner}
 
@@ -146,6 +155,27 @@ class History:
             self.fail("I1", f"generation {claim.generation} gives up {newest}, and {hidden[:3]} is not visible")
         self.given_up[path] = newest
         self.standing.clear()
+
+    def _starts_over(self, path: str, claim: Claim) -> None:
+        """A claim that has the pipeline start over: what was promised is promised no more, and all output goes."""
+        is_stale = any(other.generation >= claim.generation for other in self._log.values())
+        if is_stale or int(path.rpartition("/")[2]) != claim.life:
+            self.fail("SO2", f"{path} has the pipeline start over, and is not the newest entry")
+        self.given_up[path] = max((written for written, _ in self.written), default=0)
+        self.standing.clear()
+        self.steps.append(claim.generation)
+
+    def on_emptied(self, rule: str, moment: str) -> None:
+        """All targets must be empty of what was written before the newest step, and stay so."""
+        step = self.steps[-1]
+        left = sorted(name for files in self._published.values() for name in files if generation_of(name) < step)
+        if left and self.emptied < step:
+            self.fail(rule, f"{moment}, and of what was written before generation {step} there is {left[:3]}")
+        self.emptied = step
+
+    def _is_to_go(self, name: str) -> bool:
+        """Whether a file was written before the pipeline started over."""
+        return bool(self.steps) and generation_of(name) < self.steps[-1]
 
     def _former(self, manifest: Manifest) -> int | None:
         """Return the older checkpoint of this pipeline that a start has written to the log once more (SV21)."""
@@ -187,16 +217,20 @@ class History:
             if data is not None:
                 listed[path] = frozenset(file.name for file in decode_files(path, data))
             gone = before.difference(*listed.values())  # a merge lists them elsewhere first
+            gone = frozenset(name for name in gone if not self._is_to_go(name))
             if gone:
                 self.fail("I2", f"{sink} withdraws {sorted(gone)}, which it listed in {path}")
             for name in sorted(listed.get(path, frozenset()) - self._promised.get(sink, set())):
                 self.fail("I1", f"{sink} commits {name}, which no completed checkpoint promises")
             for name in sorted(listed.get(path, frozenset()) - known):
+                is_there = name in self._published.get(sink, {})  # a manifest may come late, when its files are gone
+                if self.emptied and is_there and generation_of(name) < self.emptied:
+                    self.fail("SO5", f"{sink} commits {name}, of before generation {self.emptied}, which started over")
                 if self._is_aborted(name):
                     self.fail("SV25", f"{sink} commits {name}, which somebody has gone back behind")
         elif _FILE.fullmatch(path):
             published = self._published.setdefault(sink, {}).get(path)
-            if data is None and self._may_be_taken_back(sink, path):
+            if data is None and (self._is_to_go(path) or self._may_be_taken_back(sink, path)):
                 del self._published[sink][path]
                 return
             if data is None or (published is not None and published != data):
@@ -227,6 +261,8 @@ class History:
         """Return what completed checkpoints up to this one promised, and nobody can see yet."""
         found: list[str] = []
         for (completed, generation), one in self.written.items():
+            if self.steps and generation < self.steps[-1]:
+                continue
             if completed <= checkpoint and self.completed.get(completed) == generation and not one.is_late:
                 for sink, names in one.files.items():
                     shown = frozenset().union(*self._listed.get(sink, {}).values())
@@ -263,7 +299,8 @@ class History:
             if its_generation == generation and other > checkpoint:
                 self.fail("I7", f"checkpoint {checkpoint} completes after {other}")
         self.completed[checkpoint] = generation
-        self.standing.append(checkpoint)
+        if not self.steps or generation > self.steps[-1]:  # its driver may be told late
+            self.standing.append(checkpoint)
         self._ran |= {owner for claimed, owner in self._owners.items() if claimed == generation}
 
     def on_restored(self, generation: int, checkpoint: int) -> None:
@@ -295,10 +332,12 @@ class History:
     def on_read(self, sink: str, files: Sequence[str]) -> None:
         """Somebody listed what is committed."""
         now = frozenset(files)
-        gone = self.seen.get(sink, frozenset()) - now
+        gone = {name for name in self.seen.get(sink, frozenset()) - now if not self._is_to_go(name)}
         if gone:
             self.fail("I2", f"{sink} showed {sorted(gone)} before, and does not any more")
-        for (checkpoint, _), one in self.written.items():
+        for (checkpoint, generation), one in self.written.items():
+            if self.steps and generation < self.steps[-1]:
+                continue
             shown = one.files.get(sink, frozenset()) & now
             if shown and shown != one.files[sink] and checkpoint in self.completed:
                 self.fail("I3", f"{sink} shows a part of checkpoint {checkpoint}: {sorted(shown)}")
@@ -320,6 +359,13 @@ def sealed_by(file: str) -> int:
     found = _FILE.fullmatch(file)
     assert found is not None, file
     return int(found.group(1))
+
+
+def generation_of(file: str) -> int:
+    """Return the generation that wrote a file."""
+    found = _FILE.fullmatch(file)
+    assert found is not None, file
+    return int(found.group(2))
 
 
 def files_of(committables: Sequence[Committable]) -> dict[str, frozenset[str]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from headgate.connectors.files.commit import committed_files
 from headgate.errors import HeadgateError
+from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Continuation, Progress, RunResult
 from headgate.runtime.driver.driver import Driver
@@ -215,6 +216,10 @@ class Run:
         processes = [p for one in self.started for p in (one.process, *one.spark.workers, *one.spark.idle)]
         return [process for process in processes if process.is_alive]
 
+    def processes(self) -> list[SimProcess]:
+        """Return those that die when the power is cut."""
+        return [process for one in self.started for process in (*one.spark.workers, one.process)]
+
     # -- the user ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -239,7 +244,7 @@ class Run:
         now_ms = lambda: self.world.now_ms  # noqa: E731
         try:
             definition = self.settings.definition(started.listed, now_ms, lambda: self.faults.strikes(Fault.USER_CODE))
-            started.spark.definition = definition
+            started.spark.definition = definition = self._ready(definition, around)
             watcher = Watcher(self, started)
             driver = Driver(definition, started.spark, watcher, FINGERPRINT, beats=beats, around=around)
         except HeadgateError as problem:
@@ -263,6 +268,10 @@ class Run:
         if isinstance(error, HeadgateError):
             self._heed(error)
         return error
+
+    def _ready(self, definition: PipelineDefinition, around: SimSurroundings) -> PipelineDefinition:
+        """Do what a program does in front of its driver; return what that runs."""
+        return definition
 
     def on_restored(self, started: Started, said: Continuation) -> None:
         """A driver says what a generation continues from."""

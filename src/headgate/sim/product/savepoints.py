@@ -132,8 +132,7 @@ class SavepointRun(Run):
     def _check_disks(self) -> None:
         for name, disk in self.disks.items():
             if name in self.settings.job.columns:  # whoever was made to forget remembers that
-                past = sorted(path for path in disk.objects if path.startswith(f"{OWNERS}/"))[:-1]
-                disk.objects = {path: stored for path, stored in disk.objects.items() if path not in past}
+                disk.forget_past(f"{OWNERS}/")
         super()._check_disks()
 
     def _order(self, started: Started, url: str, ends: Ends) -> None:

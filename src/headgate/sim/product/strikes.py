@@ -43,6 +43,9 @@ class Struck(Protocol):
     def start(self) -> None:
         """Start the pipeline, whoever else runs it."""
 
+    def processes(self) -> list[SimProcess]:
+        """Return those that die when the power is cut."""
+
 
 class Strikes:
     """Every few milliseconds something may happen to somebody."""
@@ -104,9 +107,8 @@ class Strikes:
         """The whole machine: every process dies, and what was not synced is gone."""
         run = self._run
         run.world.tell("world", "power cut")
-        for one in run.started:
-            for process in (*one.spark.workers, one.process):
-                process.kill()
+        for process in run.processes():
+            process.kill()
         for disk in run.disks.values():
             disk.cut_power()
 
