@@ -9,6 +9,7 @@ COVERAGE_SEEDS ?= 100
 NAME ?=
 LOGS ?=
 WORKERS ?= 4
+SPARK_WORKERS ?= 2
 TIMES ?= 20
 MINUTES ?= 5
 PATIENCE ?= 3
@@ -34,7 +35,7 @@ demo: setup-java ## kill a worker and the driver of a running pipeline, compare 
 
 test: setup-java ## all tests, with Spark and with real kills (more than 40 minutes on 2 cores)
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
-	$(PYTHON_ENV) -m pytest -q -m "spark or crash"
+	$(PYTHON_ENV) -m pytest -q -n $(SPARK_WORKERS) -m "spark or crash"
 
 test-again: setup ## the tests of `make check` TIMES times with other seeds, then once on a busy machine
 	@scripts/test-again $(TIMES) $(WORKERS) "$(UNIT)"
