@@ -15,7 +15,7 @@ from crash.results import assert_clean, assert_standard, expected_standard, read
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.backends import open_storage
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Life]

@@ -20,7 +20,7 @@ from crash.results import assert_clean, assert_equal, read_rows
 from crash.test_stopping import PROGRAM, checkpoints, command_line
 from headgate.connectors.files.commit import read_committed
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 ROWS = 400_000
 """Far more than is read before the drain."""

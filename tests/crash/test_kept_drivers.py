@@ -19,7 +19,7 @@ from crash.processes import STARTED_S, environment, kill
 from crash.results import assert_clean
 from crash.standing import Place, freeze_workers, thaw
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(600 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
 WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
 

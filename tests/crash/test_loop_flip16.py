@@ -13,7 +13,7 @@ from crash.loop_kills import TIMES, kill_and_finish
 from crash.loop_results import assert_flip16
 from crash.processes import Life
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 ROWS = 1_000 * (TIMES + 2)

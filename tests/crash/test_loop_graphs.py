@@ -17,7 +17,7 @@ from crash.loop_kills import TIMES, kill_and_finish
 from crash.loop_results import assert_graphs, copies, dijkstra, edges_of, given, skip_without_graphs
 from crash.processes import Life
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 COPIES = 20 * (TIMES + 2)
 GRAPHS = [("example-undirected", COPIES, 0), ("example-directed", COPIES, COPIES)]

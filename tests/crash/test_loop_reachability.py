@@ -13,7 +13,7 @@ from crash.loop_kills import TIMES, kill_and_finish
 from crash.loop_results import assert_reachability
 from crash.processes import Life
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 
 @pytest.mark.parametrize("deletes", [False, True], ids=["insertions", "insertions-and-deletions"])

@@ -15,7 +15,7 @@ from crash.loop_results import assert_rounds
 from crash.pacing import hurry
 from crash.processes import Life, kill, until
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Life]

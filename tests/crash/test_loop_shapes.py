@@ -14,7 +14,7 @@ from crash.loop_results import assert_amplified, assert_drained, assert_flip16, 
 from crash.pacing import hurry
 from crash.processes import Life, kill
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_200)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Life]

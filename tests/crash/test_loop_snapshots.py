@@ -16,7 +16,7 @@ from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.backends import open_storage
 from headgate.storage.base import NotFound
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 ROWS = 5_000
 TEXT_BYTES = 100

@@ -15,7 +15,7 @@ import pytest
 from crash.processes import STARTED_S, STEP_S, environment, kill
 from crash.standing import PROGRAM, Place, tale
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
 SILENT_S = 8.0

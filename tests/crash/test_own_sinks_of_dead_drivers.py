@@ -15,7 +15,7 @@ from examples.sqlite_sink import connect
 from crash.processes import STARTED_S, TESTS, Life, environment
 from crash.results import assert_clean
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Launch = Callable[..., Life]

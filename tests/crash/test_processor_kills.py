@@ -15,7 +15,7 @@ from crash.processor_pipeline import FIRST, expected_steps
 from crash.results import assert_clean, assert_equal
 from headgate.connectors.files.commit import read_committed
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 ROWS = 60_000
 

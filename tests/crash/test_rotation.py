@@ -11,7 +11,7 @@ import pytest
 from crash.processes import Life, kill, until
 from crash.results import assert_clean, read_stream
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 SERIES = ("web.log", "mail.log")
 LINES = 500

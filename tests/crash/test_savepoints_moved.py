@@ -18,7 +18,7 @@ from crash.processes import STEP_S, Child, environment
 from crash.results import assert_clean, assert_standard
 from crash.test_stopping import PROGRAM, checkpoints, command_line
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 ROWS = 24_000
 

@@ -14,7 +14,7 @@ from crash.cluster import Cluster
 from crash.processes import Life, kill
 from crash.results import assert_clean, assert_standard
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Launch = Callable[..., Life]

@@ -20,7 +20,7 @@ from crash.results import assert_clean
 from crash.standing import PROGRAM, Place, Process, freeze_workers, tale, thaw, whoever_completes
 from crash.takeovers import problem, told
 
-pytestmark = [pytest.mark.crash, pytest.mark.timeout(900 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
+pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
 
 WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
 

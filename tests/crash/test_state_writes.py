@@ -19,7 +19,7 @@ from headgate.model.manifest import Manifest
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.storage.backends import open_storage
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 ROWS = 80_000
 Spec = Callable[..., dict[str, Any]]

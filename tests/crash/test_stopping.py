@@ -17,7 +17,7 @@ from crash.processes import STARTED_S, Child
 from crash.results import assert_clean, assert_standard
 from headgate.spark.session import QUICK_COMPILER
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 PROGRAM = """
 import json, sys

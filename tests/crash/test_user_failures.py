@@ -12,7 +12,7 @@ import pytest
 from crash.processes import Life, kill
 from crash.results import assert_clean, assert_equal, read_stream
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Life]

@@ -16,7 +16,7 @@ import pytest
 from crash.processes import Life, kill, until
 from crash.results import assert_clean, assert_standard
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Run = Callable[[dict[str, Any]], Life]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 DEMO = Path(__file__).parents[2] / "scripts" / "demo"
 

@@ -16,7 +16,7 @@ from crash.results import assert_equal
 from headgate.connectors.files.commit import read_committed
 from headgate.store.store import Store
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
 
 Spec = Callable[..., dict[str, Any]]
 Launch = Callable[..., Life]
