@@ -16,6 +16,7 @@ import tests.connectors.files.test_file_sink_storage as kept
 import tests.runtime.driver.test_sink_commits as sinks
 import tests.test_names as names
 from tests.mutants.harness import Mutant, assert_caught, patched
+from tests.sim.product.patching import around
 
 from headgate.api import builder
 from headgate.connectors.files import commit as file_commit
@@ -436,7 +437,18 @@ def test_a_mutant_is_caught_by_a_test_that_interferes(
 @contextmanager
 def published_output_of_a_given_up_commit_stays() -> Iterator[None]:
     """D16."""
-    with patched(FileCommitter, "_take_back", lambda self, files: None):
+    with patched(FileCommitter, "_published", lambda self, files: iter(())):
+        yield
+
+
+@contextmanager
+def nobody_looks_for_a_slow_commit() -> Iterator[None]:
+    """D16: what it published behind the first look stays."""
+
+    def published(call: Any, self: FileCommitter, files: Any) -> Any:
+        return call(self, files) if self._ledger.intended() else iter(())
+
+    with around(FileCommitter, "_published", published):
         yield
 
 
@@ -458,6 +470,11 @@ def test_leaving_what_a_given_up_commit_had_published_is_caught(tmp_path: Path) 
             committing.test_what_a_given_up_commit_had_published_is_taken_back(root, patch)
 
     assert_caught(published_output_of_a_given_up_commit_stays, test, tmp_path)
+
+
+def test_not_looking_for_a_slow_commit_is_caught(tmp_path: Path) -> None:
+    test = committing.test_what_a_slow_commit_publishes_while_its_heir_recovers_is_not_left_there
+    assert_caught(nobody_looks_for_a_slow_commit, test, tmp_path)
 
 
 def test_deleting_it_at_once_is_caught(tmp_path: Path) -> None:
