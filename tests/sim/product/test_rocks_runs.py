@@ -10,7 +10,8 @@ from tests.mutants.harness import Mutant
 from tests.sim.product.finding import assert_found
 from tests.sim.product.patching import around, skipped
 
-from headgate.sim.product.rocks import RocksRun, run_seed
+from headgate.model.config import RocksState
+from headgate.sim.product.rocks import KINDS, RocksExpiringRun, RocksRun, RocksTimedRun, run_seed
 from headgate.state.rocksdb.database import Changes, Database
 
 SMOKE = (3, 6, 9)
@@ -28,6 +29,14 @@ def test_state_is_in_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:  # SM48
     for seed in SMOKE:
         assert (seed, RocksRun(seed).run()) == (seed, None)
     assert len(opened) > 10
+
+
+def test_timers_and_ttl_are_in_rocksdb_too() -> None:  # SM48
+    kinds = {(kind, seed): kind(seed) for kind in (RocksTimedRun, RocksExpiringRun) for seed in (1, 3)}
+    for name, run in kinds.items():
+        assert (name, run.run()) == (name, None)
+        assert isinstance(run.settings.state, RocksState)
+    assert {type(run_of) for run_of in kinds.values()} < set(KINDS)
 
 
 def a_database_forgets_the_last_row_of_each_write() -> AbstractContextManager[None]:  # RB4

@@ -8,9 +8,12 @@ a process is in checkpoints, on the disks of the machine room. Faults of that di
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 
 from headgate.model.config import RocksState
+from headgate.sim.product.expiring import ExpiringRun
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
+from headgate.sim.product.timed import TimedRun
 from headgate.sim.world import Violation
 
 MEMORY_BYTES = 16 << 20
@@ -19,9 +22,7 @@ MEMORY_BYTES = 16 << 20
 class RocksRun(Run):
     """A run with RocksDB."""
 
-    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
-        super().__init__(seed, is_traced=is_traced, events_max=events_max)
-        self._directory = ""
+    _directory = ""
 
     def run(self) -> Violation | None:
         """See ``Run``."""
@@ -34,6 +35,19 @@ class RocksRun(Run):
         super().start()
 
 
+class RocksTimedRun(RocksRun, TimedRun):
+    """A run with timers in RocksDB."""
+
+
+class RocksExpiringRun(RocksRun, ExpiringRun):
+    """A run with state in RocksDB that expires."""
+
+
+KINDS: tuple[Callable[..., Run], ...] = (RocksRun, RocksTimedRun, RocksRun, RocksExpiringRun)
+"""What a seed runs, by turns."""
+
+
 def run_seed(seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> Result:
     """Run one seed."""
-    return result_of(RocksRun(seed, is_traced=is_traced, events_max=events_max), seed, is_traced=is_traced)
+    run = KINDS[seed % len(KINDS)](seed, is_traced=is_traced, events_max=events_max)
+    return result_of(run, seed, is_traced=is_traced)
