@@ -453,6 +453,13 @@ def nobody_looks_for_a_slow_commit() -> Iterator[None]:
 
 
 @contextmanager
+def what_is_gone_is_taken_for_emptied() -> Iterator[None]:
+    """SO6: it may have been merged."""
+    with around(Ledger, "_is_emptied", lambda call, self, path: call(self, path) or True):
+        yield
+
+
+@contextmanager
 def what_is_taken_back_is_deleted() -> Iterator[None]:
     """D16: cut short, it would be taken for published and taken away."""
 
@@ -475,6 +482,11 @@ def test_leaving_what_a_given_up_commit_had_published_is_caught(tmp_path: Path) 
 def test_not_looking_for_a_slow_commit_is_caught(tmp_path: Path) -> None:
     test = committing.test_what_a_slow_commit_publishes_while_its_heir_recovers_is_not_left_there
     assert_caught(nobody_looks_for_a_slow_commit, test, tmp_path)
+
+
+def test_not_looking_for_what_was_merged_is_caught(tmp_path: Path) -> None:
+    test = committing.test_what_a_slow_commit_merges_while_a_directory_is_emptied_goes_too
+    assert_caught(what_is_gone_is_taken_for_emptied, test, tmp_path)
 
 
 def test_deleting_it_at_once_is_caught(tmp_path: Path) -> None:

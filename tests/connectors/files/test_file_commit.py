@@ -18,6 +18,7 @@ from headgate.connectors.files import commit as file_commit
 from headgate.connectors.files import ledger as file_ledger
 from headgate.connectors.files.commit import FileCommitter, committed_files
 from headgate.connectors.files.layout import SinkIdentity
+from headgate.connectors.files.ledger import Ledger
 from headgate.connectors.files.sink import FileSink
 from headgate.connectors.files.starting_over import PublishedFiles
 from headgate.errors import CorruptionError, FencedError, StorageError
@@ -390,5 +391,25 @@ def test_two_that_empty_a_directory_at_once_do_not_stumble(tmp_path: Path) -> No
 
     with around(file_ledger, "read_manifest", read):
         both[0].start_over(Generation(2), life)
+    assert committed_files(sink.url) == []
+    assert list(Path(sink.url).glob("*.jsonl")) == []
+
+
+def test_what_a_slow_commit_merges_while_a_directory_is_emptied_goes_too(tmp_path: Path) -> None:
+    # SO6, D9: the manifests that were listed are gone, and what they listed is in another one
+    sink = FileSink(tmp_path / "out", roll_interval=0)
+    for checkpoint in (1, 2):
+        output = prepared(sink, checkpoint, checkpoint)
+        begun(sink, 1, output).commit(permit(checkpoint), output)
+    storage, identity = open_storage(sink.url), SinkIdentity("p", "out")
+    slow = [Ledger(storage, identity)]
+
+    def read(read: Any, storage: Any, path: str) -> Any:
+        if slow:
+            slow.pop()._merge()
+        return read(storage, path)
+
+    with around(file_ledger, "read_manifest", read):
+        PublishedFiles(storage, identity).start_over(Generation(2), Life("next", "home", "here", 0))
     assert committed_files(sink.url) == []
     assert list(Path(sink.url).glob("*.jsonl")) == []

@@ -93,15 +93,24 @@ class Ledger:
         """Delete every file that a manifest lists, then the manifest: cut short, the next call finds it there (SO6).
 
         ``check`` raises when somebody newer publishes here; what that one lists is never read behind it. Several may do
-        it at once: a manifest that is gone was emptied by another one.
+        it at once: a manifest that is gone was emptied by another one, or merged by a slow commit, so others are looked
+        for then.
         """
-        paths = _manifests(self._storage, self._identity.committed)
-        check()
-        for path in paths:
-            with contextlib.suppress(NotFound):
-                for file in read_manifest(self._storage, path):
-                    self._storage.delete(file.name)
-                self._storage.delete(path)
+        is_whole = False
+        while not is_whole:
+            paths = _manifests(self._storage, self._identity.committed)
+            check()
+            is_whole = all(self._is_emptied(path) for path in paths)
+
+    def _is_emptied(self, path: str) -> bool:
+        """Delete what a manifest lists, and the manifest; return whether it was there."""
+        try:
+            files = read_manifest(self._storage, path)
+        except NotFound:
+            return False
+        for name in (*(file.name for file in files), path):
+            self._storage.delete(name)
+        return True
 
     def _merge(self) -> None:
         """Move what single manifests list into the newest merged one, or into new ones when it is full (D9).
