@@ -13,6 +13,11 @@ SPARK_WORKERS ?= 2
 TIMES ?= 20
 MINUTES ?= 5
 PATIENCE ?= 3
+# compiled tests are used again: each worker would compile all of them
+unexport PYTHONDONTWRITEBYTECODE
+# a process per core is there already: threads of Polars only get in each other's way
+sim check: export POLARS_MAX_THREADS = 1
+
 # what needs neither Spark nor minutes of processor time: no kills, no seeds of the simulator, no planted bugs, no whole
 # pipelines, no long random histories
 UNIT := not spark and not crash and not simulator and not mutant and not run and not long

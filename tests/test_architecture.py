@@ -65,6 +65,7 @@ SPECS = [
     "connectors",
     "stream-store",
     "storage",
+    "spark-streams",
 ]
 _RULE = re.compile(r"^- \*\*([A-Z]+\d+)\*\* (.*(?:\n  .*)*)$", re.MULTILINE)
 _TEST = re.compile(r"`(test_\w+)`")

@@ -18,6 +18,7 @@ from headgate.errors import (
     PipelineFailed,
     ProtocolViolation,
     StorageError,
+    TruncatedError,
     UsageError,
     with_remedy,
 )
@@ -33,6 +34,7 @@ EXAMPLES: list[HeadgateError] = [
     OutputDenied("out", 7, "it is gone"),
     FencedError("pipeline p", 3, 4),
     StorageError("put", "log/1", "no space", is_transient=False),
+    TruncatedError("app/logs", 1, 20, 1_520),
 ]
 
 TEXTS = {
@@ -47,6 +49,8 @@ TEXTS = {
     "start over, which deletes all output: headgate run PROGRAM --fresh",
     FencedError: "pipeline p: generation 3 was replaced by generation 4",
     StorageError: "cannot put log/1: no space",
+    TruncatedError: "segment 1 of stream 'app/logs' begins at position 1520 now, and events from position 20 were "
+    "wanted: 1,500 events were truncated and are gone",
 }
 
 

@@ -16,6 +16,7 @@ from headgate.errors import (
     PipelineFailed,
     ProtocolViolation,
     StorageError,
+    TruncatedError,
     UsageError,
 )
 
@@ -82,8 +83,11 @@ if TYPE_CHECKING:
     )
     from headgate.operators.process.timers import Timer, Timers
     from headgate.spark.state_source import register_state_source
+    from headgate.spark.stream_format import register_streams
     from headgate.state.evolution import Evolution
     from headgate.state.ttl import TTL
+    from headgate.store.cuts import StreamCut
+    from headgate.store.retention import Retention
     from headgate.store.store import Store
 
 __version__ = "0.1.0"
@@ -151,8 +155,11 @@ _HOMES = {
     ),
     "headgate.operators.process.timers": ("Timer", "Timers"),
     "headgate.spark.state_source": ("register_state_source",),
+    "headgate.spark.stream_format": ("register_streams",),
     "headgate.state.evolution": ("Evolution",),
     "headgate.state.ttl": ("TTL",),
+    "headgate.store.cuts": ("StreamCut",),
+    "headgate.store.retention": ("Retention",),
     "headgate.store.store": ("Store",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -213,6 +220,7 @@ __all__ = [
     "ProtocolViolation",
     "PublishOnCheckpoint",
     "RestoreContext",
+    "Retention",
     "RocksDB",
     "RowNumber",
     "RunResult",
@@ -224,11 +232,13 @@ __all__ = [
     "StorageError",
     "Store",
     "Stream",
+    "StreamCut",
     "StreamSink",
     "StreamSource",
     "TextFiles",
     "Timer",
     "Timers",
+    "TruncatedError",
     "Tumbling",
     "TwoPhaseSink",
     "Uniform",
@@ -244,6 +254,7 @@ __all__ = [
     "read_state",
     "read_state_batches",
     "register_state_source",
+    "register_streams",
     "state_catalog",
 ]
 

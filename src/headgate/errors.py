@@ -10,6 +10,7 @@
     ├── CorruptionError     bytes contradict themselves: path, offset, expected, found
     ├── OutputDenied        a target denies output that a completed checkpoint promised: stop, do not retry
     ├── FencedError         a newer generation or epoch exists: stop, do not retry
+    ├── TruncatedError      events that were to be read, or held, are gone from their stream on purpose
     └── StorageError        an operation failed after its retries; ``is_transient`` says whether waiting may help
 
 Outcomes that are expected (a declined checkpoint, a refused request) are data, not exceptions.
@@ -189,6 +190,29 @@ class FencedError(HeadgateError):
         if not self.newest:
             return self.what
         return f"{self.what}: generation {self.mine} was replaced by generation {self.newest}"
+
+
+class TruncatedError(HeadgateError):
+    """Events that were to be read, or to be held, were truncated: their stream begins behind them now.
+
+    Attributes:
+        stream, segment: where.
+        position: of the first event that was wanted.
+        head: position of the first event that is still there.
+    """
+
+    def __init__(self, stream: str, segment: int, position: int, head: int) -> None:
+        super().__init__(stream, segment, position, head)
+        self.stream = stream
+        self.segment = segment
+        self.position = position
+        self.head = head
+
+    def __str__(self) -> str:
+        return (
+            f"segment {self.segment} of stream '{self.stream}' begins at position {self.head} now, and events from "
+            f"position {self.position} were wanted: {self.head - self.position:,} events were truncated and are gone"
+        )
 
 
 class StorageError(HeadgateError):

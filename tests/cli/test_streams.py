@@ -173,3 +173,42 @@ def test_a_file_that_goes_before_it_is_read_is_a_mistake_of_the_user(
 
     monkeypatch.setattr(Path, "is_file", gone_after)
     assert "a cannot be read: No such file or directory" in run("write", "x", str(tmp_path / "a"), "--create", code=2)
+
+
+def test_streams_are_cut_and_truncated(root: Path) -> None:  # S65, S66
+    run("write", "app/log", "--create", text="one\n")
+    cut = run("cut", "app/log").strip()
+    run("write", "app/log", text="two\nthree\n")
+    assert run("truncate", "app/log", "--cut", cut, "--yes").startswith(
+        "1 events removed; app/log begins at app/log#1@"
+    )
+    assert run("read", "app/log") == "two\nthree\n"
+    assert run("cut", "app/log", "--head").strip() == cut
+    assert run("cut", "app/log", "--at", "2001-01-01").strip() == cut
+    assert "0 events removed" in run("truncate", "app/log", "--before", "2001-01-01", "--yes")
+    assert "is no stream cut" in run("truncate", "app/log", "--cut", "here", code=2)
+    assert "say up to where" in run("truncate", "app/log", code=2)
+    assert "is of another stream" in run("truncate", "app/other", "--cut", cut, code=2)
+    assert "not both" in run("cut", "app/log", "--head", "--at", "2001-01-01", code=2)
+    assert json.loads(run("describe", "app/log", "--json"))["events"] == 2
+
+
+def test_what_is_held_is_shown_and_released(root: Path) -> None:  # S69
+    run("write", "app/log", "--create", text="one\ntwo\n")
+    with Store.open(root) as store:
+        store.hold(store.head("app/log"), holder="p/source")
+        end = str(store.tail("app/log"))
+    assert "p/source" in run("describe", "app/log")
+    assert "'p/source' needs the events" in run("truncate", "app/log", "--cut", end, "--yes", code=2)
+    assert "holds nothing" in run("release", "app/log", "nobody", code=2)
+    run("release", "app/log", "p/source")
+    assert "2 events removed" in run("truncate", "app/log", "--cut", end, "--yes")
+
+
+def test_retention_is_set_shown_and_taken_away() -> None:  # S71
+    run("create", "app/log", "--max-age", "7 days")
+    assert run("retention", "app/log") == "stream app/log: events stay for 7 days, 0:00:00\n"
+    assert "1,073,741,824 bytes" in run("retention", "app/log", "--max-size", "1GB")
+    assert run("retention", "app/log", "--off") == "stream app/log: events stay\n"
+    assert "must look like" in run("retention", "app/log", "--max-age", "long", code=2)
+    assert "--off goes with neither" in run("retention", "app/log", "--off", "--max-age", "1s", code=2)

@@ -5,17 +5,37 @@ from __future__ import annotations
 import copy
 import pickle  # noqa: TID251 - what Spark does with a source, in one process
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+import xxhash
 
-from headgate.connectors.base import Committer, Sink, SinkContext, SinkWriter, Source, SourceContext, SourceReader
+import headgate as hg
+from headgate import testing
+from headgate.codec.targets import decode_targets, encode_targets
+from headgate.connectors.base import (
+    Committer,
+    HoldContext,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    Source,
+    SourceContext,
+    SourceReader,
+)
+from headgate.connectors.recorded import sink_of
 from headgate.connectors.streams import StreamSink, StreamSource, StreamSourceReader
 from headgate.errors import CorruptionError, FencedError, HeadgateError, UsageError
 from headgate.model.ids import CheckpointId, Generation
+from headgate.model.life import Life
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
+from headgate.runtime.driver.starting_over import StartingOver
+from headgate.store.cuts import StreamCut
+from headgate.store.retention import Retention, policy_of
 from headgate.store.store import Store
+from headgate.store.streams import StreamInfo
 
 SCHEMA = pa.schema([pa.field("key", pa.large_string()), pa.field("value", pa.int64())])
 NAME = "app/events"
@@ -39,7 +59,7 @@ def write(store: Store, *values: int, stream: str = NAME) -> None:
 
 def visible(store: Store, stream: str = NAME) -> list[int]:
     found: list[int] = []
-    for segment in range(store.describe(stream).segments_count):
+    for segment in range(len(store.describe(stream).ends)):
         reader = store.reader(stream, segment)
         while (batch := reader.read()) is not None:
             found += batch.column("value").to_pylist()
@@ -127,10 +147,16 @@ def test_starting_at_the_latest_event_skips_those_before(store: Store) -> None:
     assert sorted(poll_all(reader)) == [10, 11]
 
 
-def test_a_subtask_without_segments_is_finished_at_once(store: Store) -> None:
-    last: SourceReader = readers(StreamSource(NAME, store.root), 4)[3]
+def test_a_subtask_without_segments_is_finished_when_none_can_come(store: Store) -> None:  # SC41
+    last: SourceReader = readers(StreamSource(NAME, store.root, follow=False), 4)[3]
     assert last.is_finished()
-    assert (last.poll(), last.positions()) == (None, {})
+    following: SourceReader = readers(StreamSource(NAME, store.root), 4)[3]
+    for reader in (last, following):
+        assert (reader.poll(), reader.positions(), reader.splits()) == (None, {}, [])
+    assert not following.is_finished()
+    store.seal(NAME)
+    following.poll()
+    assert following.is_finished()
 
 
 def test_polling_without_news_is_cheap_and_slows_down(store: Store) -> None:
@@ -313,6 +339,103 @@ def test_the_stream_is_made_once_and_not_while_it_is_checked(store: Store) -> No
     assert (info.segments_count, info.routing_key, info.schema) == (4, "key", SCHEMA)
 
 
+WEEK = Retention(age="7 days", size="10GB")
+
+
+def test_a_stream_that_a_sink_makes_has_the_retention_of_the_sink(store: Store) -> None:  # SC8
+    StreamSink("new/out", store.root, retention=WEEK).make_target(SCHEMA)
+    assert store.describe("new/out").retention == WEEK.checked()
+    StreamSink("new/other", store.root).make_target(SCHEMA)
+    assert store.describe("new/other").retention is None
+
+
+@pytest.mark.parametrize("own", [None, Retention(age="1 hour")])
+def test_a_stream_that_is_there_keeps_its_own_retention(store: Store, own: Retention | None) -> None:  # SC8
+    store.set_retention(NAME, own)
+    sink = StreamSink(NAME, store.root, retention=WEEK)
+    sink.check(SCHEMA)
+    sink.make_target(SCHEMA)
+    assert store.describe(NAME).retention == (None if own is None else own.checked())
+
+
+@pytest.mark.parametrize("wrong", [Retention(), Retention(age=0), Retention(size="much"), "7 days", 7])
+def test_a_sink_whose_retention_cannot_be_is_refused(wrong: Any) -> None:  # SC8
+    with pytest.raises(UsageError, match="Retention"):
+        StreamSink("out", retention=wrong)
+
+
+def test_a_sink_with_a_retention_travels(store: Store) -> None:
+    sink = StreamSink(NAME, store.root, retention=WEEK)
+    assert pickle.loads(pickle.dumps(sink)) == sink
+    assert len({sink, copy.copy(sink)}) == 1
+
+
+@pytest.mark.parametrize("retention", [WEEK, Retention(age="90s"), Retention(size=1), None])
+def test_what_is_written_down_of_a_sink_makes_the_same_stream(store: Store, retention: Retention | None) -> None:  # SO1
+    target = StreamSink("new/out", store.root, "key", segments=2, retention=retention).recorded("out")
+    (read,) = decode_targets(encode_targets((target,)), "targets")
+    again = sink_of(read)
+    assert isinstance(again, StreamSink)
+    assert again.recorded("out") == target
+    again.make_target(SCHEMA)
+    info = store.describe("new/out")
+    assert (info.segments_count, info.routing_key, info.retention) == (2, "key", policy_of(retention))
+
+
+def test_what_an_older_release_wrote_down_says_nothing_of_a_retention() -> None:  # SO1
+    body = b'[{"sink":"out","kind":"stream","place":"/s","stream":"a","create":true,"segments":4,"routing_key":"key"}]'
+    (read,) = decode_targets(b"headgate-targets 1 %s\n%s" % (xxhash.xxh3_64_hexdigest(body).encode(), body), "targets")
+    assert sink_of(read) == StreamSink("a", "/s", "key")
+
+
+def started_over(sink: StreamSink, schema: pa.Schema) -> StreamInfo:
+    """The stream of ``sink``, which begins once more and writes ``schema``."""
+    sink.start_over("p", "sink", Generation(9), Life("b", "/b", "h", 1), lambda owner: True)
+    sink.make_target(schema)
+    return Store.shared(sink.store).describe(sink.stream)
+
+
+def test_a_stream_that_is_emptied_has_its_retention_again(store: Store) -> None:  # SO5
+    wider = SCHEMA.append(pa.field("more", pa.int64()))
+    sink = StreamSink("new/out", store.root, retention=WEEK)
+    sink.make_target(SCHEMA)
+    sink.open_committer("p", "sink", Generation(1)).commit(permit(1), [output(sink, 1, 1, 2)])
+    found = started_over(sink, wider)
+    assert (found.schema, found.events_count, found.retention) == (wider, 0, WEEK.checked()), "made as it was"
+
+
+@pytest.mark.parametrize("own", [Retention(age="1 hour"), None])
+@pytest.mark.parametrize("retention", [None, WEEK])
+def test_a_stream_with_another_retention_than_its_sinks_keeps_it_when_it_is_emptied(
+    store: Store, retention: Retention | None, own: Retention | None
+) -> None:  # SO5
+    sink = StreamSink("new/out", store.root, retention=retention)
+    sink.make_target(SCHEMA)
+    store.set_retention("new/out", own)
+    sink.open_committer("p", "sink", Generation(1)).commit(permit(1), [output(sink, 1, 1, 2)])
+    found = started_over(sink, SCHEMA)
+    assert (found.events_count, found.retention) == (0, policy_of(own))
+
+
+def test_a_pipeline_whose_sink_gets_a_retention_goes_on_and_starts_over(store: Store, tmp_path: Path) -> None:  # SC8
+    def run(retention: Retention | None, **begins: Any) -> int:
+        pipeline = hg.Pipeline("p", checkpointing=hg.Checkpointing("50ms", dir=str(tmp_path / "home")))
+        numbers = pipeline.source(hg.FromRows([{"key": "a", "value": n} for n in range(5)]))
+        numbers.sink(hg.StreamSink("new/out", store=store.root, retention=retention))
+        return testing.run(pipeline, **begins).records_in
+
+    assert [run(None), run(WEEK)] == [5, 0]
+    assert store.describe("new/out").retention is None, "it was there"
+    store.set_retention("new/out", WEEK)
+    assert run(WEEK, fresh=True) == 5
+    with StartingOver.holding_the_lock(str(tmp_path / "home"), "p", None) as resetting:  # as headgate reset does
+        resetting.carry_out(resetting.look())
+    assert "new/out" not in {info.name for info in store.list_streams()}, "its columns may be others"
+    assert run(WEEK) == 5
+    assert visible(store, "new/out") == list(range(5))
+    assert store.describe("new/out").retention == WEEK.checked()
+
+
 def test_check_names_what_differs(store: Store) -> None:
     sink = StreamSink(NAME, store.root)
     sink.check(pa.schema([SCHEMA.field("value"), SCHEMA.field("key")]))  # order does not matter
@@ -418,3 +541,31 @@ def test_a_writer_that_is_closed_leaves_nothing_of_its_open_transaction(store: S
     assert store.list_transactions() == []
     assert visible(store) == []
     assert store.fsck() == []
+
+
+def test_a_source_holds_the_oldest_position_of_each_segment(store: Store) -> None:  # SC30
+    write(store, *range(100))
+    source = StreamSource(NAME, str(store.root))
+    ends = store.describe(NAME).ends
+
+    def positions(*at: int | None) -> dict[str, bytes]:
+        return {f"{NAME}/{n}": position.to_bytes(8, "big") for n, position in enumerate(at) if position is not None}
+
+    context = HoldContext("p", "source", "life", Generation(2))
+    source.hold(context, [])
+    assert store.holds(NAME)["p/source"] == store.head(NAME)
+    source.hold(
+        HoldContext("p", "source", "life", Generation(2)), [positions(9, 8, 7), positions(*ends), positions(5, 10, 6)]
+    )
+    assert store.holds(NAME)["p/source"].positions == {0: 5, 1: 8, 2: 6}
+    source.hold(
+        HoldContext("p", "source", "life", Generation(2)), [positions(9, 8, 7), positions(9, None, 7)]
+    )  # one began before the segment
+    assert store.holds(NAME)["p/source"].positions == {0: 9, 1: 0, 2: 7}
+    store.truncate(StreamCut(NAME, store.describe(NAME).stream_id, {0: 8}))
+    source.hold(context, [positions(2, 3, 4)])  # what is gone cannot be held
+    assert store.holds(NAME)["p/source"].positions == {0: 8, 1: 3, 2: 4}
+    with pytest.raises(FencedError, match="'p/source': generation 1 was replaced by generation 2"):
+        source.hold(HoldContext("p", "source", "life", Generation(1)), [])
+    source.hold(HoldContext("p", "source", "another", Generation(1)), [])  # its checkpoints were removed
+    assert store.holds(NAME)["p/source"] == store.head(NAME)

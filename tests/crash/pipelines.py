@@ -248,6 +248,15 @@ def stream_to_stream(spec: dict[str, Any]) -> Pipeline:
     return pipeline
 
 
+def hop(spec: dict[str, Any]) -> Pipeline:
+    """One stream into another one, keys in order."""
+    store = str(Path(spec["root"]) / "store")
+    pipeline = make(spec)
+    events = pipeline.source(hg.StreamSource(spec["from"], store=store))
+    events.sink(hg.StreamSink(spec["to"], store=store, routing_key="key", segments=2), name="to")
+    return pipeline
+
+
 def text_files(spec: dict[str, Any]) -> Pipeline:
     root = Path(spec["root"])
     pipeline = make(spec)
@@ -410,6 +419,7 @@ BUILDERS = {
     "dead_letters": dead_letters,
     "stream_cuts": stream_cuts,
     "stream_to_stream": stream_to_stream,
+    "hop": hop,
     "text_files": text_files,
     "followed_files": followed_files,
     "other_state": other_state,

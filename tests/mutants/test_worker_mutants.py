@@ -32,6 +32,7 @@ from headgate.runtime.worker import loop_log
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.loop_log import LoopLog, SealedLog
 from headgate.runtime.worker.outlets import EdgeOutlet
+from headgate.runtime.worker.source_reading import SourceReading
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.runtime.worker.worker import Worker, failure_of
 
@@ -64,6 +65,22 @@ def a_drained_source_says_that_it_has_read_everything() -> AbstractContextManage
         call(self)
 
     return around(SubtaskRunner, "drain", drain)
+
+
+def a_source_says_nothing_of_having_no_splits() -> AbstractContextManager[None]:  # W7
+    def update(call: Any, self: Any, *also: Any) -> None:
+        if self.source.reader.splits() or also:
+            call(self, *also)
+
+    return around(SourceReading, "_update_splits", update)
+
+
+def a_source_has_no_splits_before_it_has_looked() -> AbstractContextManager[None]:  # W7
+    def start(call: Any, self: Any) -> None:
+        self._update_splits()
+        call(self)
+
+    return around(SourceReading, "start", start)
 
 
 def a_split_goes_on_with_the_latest_time_of_any_other() -> AbstractContextManager[None]:  # W9
@@ -224,6 +241,16 @@ def targets_are_told_before_all_were_asked() -> AbstractContextManager[None]:  #
 
 
 CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
+    (
+        a_source_says_nothing_of_having_no_splits,
+        runner_tests.test_operators_hear_that_a_source_owns_no_split_once_it_has_looked,
+        (),
+    ),
+    (
+        a_source_has_no_splits_before_it_has_looked,
+        runner_tests.test_nobody_is_without_splits_before_the_source_has_looked,
+        (),
+    ),
     (
         positions_are_those_of_the_next_read,
         runner_tests.test_the_position_in_a_snapshot_is_exactly_what_was_sent_before_its_barrier,

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 import headgate as hg
 from headgate.errors import UsageError
-from headgate.spark import state_source
+from headgate.spark import columns, state_source
 from headgate.spark.state_source import StateDataSource, StateReader, keys_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -54,7 +54,7 @@ def rows_of(reader: StateReader, partitions: list[InputPartition] | None = None)
 
 
 def test_there_is_a_partition_for_each_subtask(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # RS13
-    monkeypatch.setattr(state_source, "BATCH_ROWS_MAX", 7)
+    monkeypatch.setattr(columns, "BATCH_ROWS_MAX", 7)
     reader = reader_of(path)
     partitions = reader.partitions()
     assert len(partitions) == 2
@@ -109,9 +109,9 @@ def test_all_tasks_read_the_checkpoint_that_was_the_newest_at_the_load(path: Pat
 def test_types_that_spark_does_not_have_become_wider() -> None:  # RS13
     unsigned = [pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
     signed = [pa.int16(), pa.int32(), pa.int64(), pa.decimal128(20, 0)]
-    assert [state_source._for_spark(dtype) for dtype in unsigned] == signed
+    assert [columns.for_spark(dtype) for dtype in unsigned] == signed
     nested = pa.large_list(pa.struct([("a", pa.large_string()), ("b", pa.uint8())]))
-    assert state_source._for_spark(nested) == pa.list_(pa.struct([("a", pa.string()), ("b", pa.int16())]))
+    assert columns.for_spark(nested) == pa.list_(pa.struct([("a", pa.string()), ("b", pa.int16())]))
 
 
 @pytest.mark.parametrize(

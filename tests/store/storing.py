@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headgate.errors import StorageError
-from headgate.store.catalogue.database import Database
+from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.store import Store
 
@@ -29,7 +29,7 @@ def keyed(*pairs: tuple[str | None, int | None]) -> pa.RecordBatch:
 def drain(store: Store, stream: str = STREAM, rows_max: int = 1_000) -> list[list[tuple[str, int]]]:
     """Everything visible, per segment."""
     found = []
-    for segment in range(store.describe(stream).segments_count):
+    for segment in range(len(store.describe(stream).ends)):
         reader = store.reader(stream, segment)
         rows: list[tuple[str, int]] = []
         while (batch := reader.read(rows_max)) is not None:
@@ -75,6 +75,14 @@ def as_version_0_1(catalogue: Path) -> None:
         tables.executescript(
             """
             DROP TABLE owners;
+            DROP TABLE markers;
+            DROP TABLE holds;
+            DROP TABLE garbage;
+            DROP TABLE former_authors;
+            DROP TABLE passed;
+            ALTER TABLE transactions DROP COLUMN layout_epoch;
+            ALTER TABLE parts DROP COLUMN visible_ms;
+            ALTER TABLE streams DROP COLUMN retention;
             ALTER TABLE parts RENAME COLUMN segment_id TO segment;
             ALTER TABLE prepared_parts RENAME COLUMN segment_id TO segment;
             ALTER TABLE streams DROP COLUMN layout_epoch;
@@ -86,6 +94,7 @@ def as_version_0_1(catalogue: Path) -> None:
             INSERT INTO segments SELECT stream_id, segment_id, end_position FROM segments_3;
             DROP TABLE segments_3;
             UPDATE meta SET value = '1' WHERE key = 'version';
+            DELETE FROM meta WHERE key = 'dated_since_ms';
             """
         )
 

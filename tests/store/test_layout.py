@@ -7,13 +7,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.store.storing import STREAM, database_of, drained, keyed
+from tests.store.storing import STREAM, database_of
 
-from headgate.errors import UsageError
+from headgate.protocol.store.layouts import KEY_SPACE, SEGMENTS_MAX, Layout, Segment, first_layout
 from headgate.store.catalogue import tables as t
 from headgate.store.routing import hash_column, segments_of
 from headgate.store.store import Store
-from headgate.store.streams import KEY_SPACE, SEGMENTS_MAX, Layout, Segment, first_layout
 
 
 @given(st.integers(1, SEGMENTS_MAX), st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1, max_size=50))
@@ -72,36 +71,3 @@ def test_a_segment_too_few_is_found(store: Store) -> None:  # CT6, S40
     with database_of(store).write() as connection:
         connection.execute(t.segments.delete().where(t.segments.c.segment_id == 2))
     assert "it has 2 segments, not 3" in [problem.what for problem in store.fsck()]
-
-
-def rearrange(store: Store) -> None:
-    """As a later release will do that scales: the stream gets another layout."""
-    with database_of(store).write() as connection:
-        connection.execute(t.streams.update().values(layout_epoch=1))
-
-
-def test_events_that_were_routed_by_a_former_layout_are_not_taken(store: Store) -> None:  # CT6
-    writer = store.writer(STREAM, linger=None)
-    transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
-    transaction.write(keyed(("a", 1)))
-    future = writer.append(keyed(("b", 2)))
-    rearrange(store)
-    with pytest.raises(UsageError, match="other segments than when it was opened; open it again"):
-        writer.flush()
-    assert isinstance(future.exception(0), UsageError)
-    with pytest.raises(UsageError, match="other segments than when it was opened; open it again"):
-        transaction.prepare()
-    assert drained(store) == []
-    assert store.list_transactions() == []
-    with store.writer(STREAM) as again:
-        again.append(keyed(("c", 3)))
-    assert drained(store) == [("c", 3)]
-
-
-def test_what_was_prepared_before_a_stream_got_another_layout_is_committed(store: Store) -> None:  # CT6, S12
-    transaction = store.begin(STREAM, owner="p", epoch=1, name="t")
-    transaction.write(keyed(("a", 1)))
-    transaction.prepare()
-    rearrange(store)
-    store.commit_transactions([(STREAM, "t")], owner="p", epoch=1)
-    assert drained(store) == [("a", 1)]

@@ -49,7 +49,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.create_stream(STREAM, KEYED, segments=3, routing_key="key")
         self.writer = self.store.writer(STREAM, linger=None)
         self.waiting: list[tuple[str, int]] = []
-        self.positions = [0, 0, 0]
+        self.positions: dict[int, int] = {}
         self.read: list[tuple[str, int]] = []
 
     def _reopen(self) -> None:
@@ -143,9 +143,20 @@ class StoreMachine(RuleBasedStateMachine):
         assert set(aborted) == undecided - set(keep)
         self.outcome |= dict.fromkeys(aborted, "aborted")
 
-    @rule(segment=st.integers(0, 2), rows_max=st.integers(1, 5))
+    @rule(at=st.integers(0, 5), does_split=st.booleans())
+    def scale(self, at: int, does_split: bool) -> None:
+        """Writers and transactions that are open, prepared or on their way know nothing of it."""
+        present = [segment.segment_id for segment in self.store.layout(STREAM).present]
+        at %= len(present)
+        if does_split and len(present) < 8:
+            self.store.split(STREAM, present[at])
+        elif at + 1 < len(present):
+            self.store.merge(STREAM, present[at : at + 2])
+
+    @rule(segment=st.integers(0, 20), rows_max=st.integers(1, 5))
     def read_on(self, segment: int, rows_max: int) -> None:
-        reader = self.store.reader(STREAM, segment, self.positions[segment])
+        segment %= len(self.store.describe(STREAM).ends)
+        reader = self.store.reader(STREAM, segment, self.positions.get(segment))
         batch = reader.read(rows_max)
         if batch is not None:
             self.read += list(zip(*batch.to_pydict().values(), strict=True))

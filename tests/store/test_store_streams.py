@@ -80,10 +80,10 @@ def test_a_sealed_stream_takes_no_more_events_and_readers_reach_its_end(store: S
     store.seal(STREAM)
     found = []
     for reader in readers:
-        assert not reader.is_sealed_and_exhausted()
+        assert not reader.has_ended()
         while (batch := reader.read()) is not None:
             found += batch.to_pylist()
-        assert reader.is_sealed_and_exhausted()
+        assert reader.has_ended()
     assert found == [{"key": "a", "value": 1}]
     future = writer.append(keyed(("b", 2)))
     with pytest.raises(UsageError, match="sealed"):

@@ -21,21 +21,20 @@ from rich.progress import BarColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from headgate.cli.sinks import belongs_to
+from headgate.cli.streams_cut import MaxAge, MaxSize, add_cuts, retention_of
+from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.cli.streams_scale import add_scale, share_of
 from headgate.cli.streams_text import batch_of_json, batch_of_lines, line_blocks, parse_columns, text_lines
-from headgate.errors import HeadgateError, UsageError
+from headgate.errors import UsageError
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamInfo
 
 app = typer.Typer(help="Streams of the embedded store.", no_args_is_help=True)
+add_cuts(app)
+add_scale(app)
 
 FOLLOW_PAUSE_S = 0.02
-
-StoreOption = Annotated[
-    str | None,
-    typer.Option("--store", help="Directory of the store. Default: $HEADGATE_STORE, else .headgate/store."),
-]
-Name = Annotated[str, typer.Argument(help="Name of the stream, such as app/logs.")]
 
 
 class Format(StrEnum):
@@ -53,25 +52,6 @@ class Start(StrEnum):
     LATEST = "latest"
 
 
-@contextlib.contextmanager
-def opened(root: str | None, *, makes: bool = False) -> Iterator[Store]:
-    """Give the store; errors of its user end the command with one sentence. ``makes``: also where there is none."""
-    try:
-        if not makes and not Store.exists(root):  # CT13
-            raise UsageError(
-                f"there is no stream store at {store_root(root)}; --store names another one, and "
-                "'headgate streams create' makes one"
-            )
-        with Store.open(root) as store:
-            yield store
-    except HeadgateError as error:
-        typer.secho(f"Error: {error}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone: nothing is wrong
-        raise typer.Exit(0) from None
-
-
 @app.command("create")
 def create(
     name: Name,
@@ -79,12 +59,21 @@ def create(
     columns: Annotated[str, typer.Option(help="Columns as name:type,…; default is one text column 'line'.")] = "",
     key: Annotated[str | None, typer.Option(help="Routing key: equal values stay in order.")] = None,
     if_not_exists: Annotated[bool, typer.Option(help="No error when it fits the stream there is.")] = False,
+    max_age: MaxAge = None,
+    max_size: MaxSize = None,
     store: StoreOption = None,
 ) -> None:
     """Create a stream."""
     with opened(store, makes=True) as opened_store:
         schema = parse_columns(columns) if columns else TEXT_SCHEMA
-        info = opened_store.create_stream(name, schema, segments=segments, routing_key=key, if_not_exists=if_not_exists)
+        info = opened_store.create_stream(
+            name,
+            schema,
+            segments=segments,
+            routing_key=key,
+            if_not_exists=if_not_exists,
+            retention=retention_of(max_age, max_size),
+        )
         typer.echo(f"stream {info.name}: {info.segments_count} segments, {_columns(info)}")
 
 
@@ -138,16 +127,24 @@ def describe(
         console = Console()
         facts = Table(show_header=False, box=None)
         for label, value in _facts(info).items():
-            if label not in ("ends", "columns"):
+            if label not in ("present", "heads", "ends", "columns"):
                 facts.add_row(label, str(value))
         console.print(facts)
         columns = Table("column", "type")
         for field in info.schema:
             columns.add_row(escape(field.name), escape(str(field.type)))
-        segments = Table("segment", "events")
-        for segment, end in enumerate(info.ends):
-            segments.add_row(str(segment), f"{end:,}")
+        keys = {segment.segment_id: share_of(segment) for segment in info.segments}
+        segments = Table("segment", "keys", "events", "from position", "to")
+        for segment, (head, end) in enumerate(zip(info.heads, info.ends, strict=True)):
+            if segment in keys or head < end:  # what is closed and has nothing left tells nobody anything
+                segments.add_row(str(segment), keys.get(segment, "closed"), f"{end - head:,}", f"{head:,}", f"{end:,}")
         console.print(columns, segments)
+        held = opened_store.holds(name)
+        if held:
+            table = Table("held by", "events it keeps")
+            for holder, kept in held.items():
+                table.add_row(escape(holder), f"{opened_store.events_between(kept):,}")
+            console.print(table)
         waiting = [x for x in opened_store.list_transactions(stream=name) if not x.status.is_terminal]
         if waiting:
             table = Table("prepared transaction", "events", "epoch")
@@ -202,11 +199,14 @@ def read(
         as_json = format_ is Format.JSON or (format_ is Format.AUTO and not info.schema.equals(TEXT_SCHEMA))
         left = sys.maxsize if limit is None else limit
         readers = [
-            opened_store.reader(name, segment, 0 if start is Start.EARLIEST else end)
+            opened_store.reader(name, segment, None if start is Start.EARLIEST else end)
             for segment, end in enumerate(info.ends)
         ]
         while left > 0:
             count = 0
+            # What came when the stream was scaled is behind what it follows: that is read to its end first.
+            for segment in range(len(readers), len(opened_store.describe(name).ends)):
+                readers.append(opened_store.reader(name, segment, 0))
             for reader in readers:
                 batch = reader.read(min(left, 8_192)) if left > 0 else None
                 while batch is not None:
@@ -217,7 +217,7 @@ def read(
             sys.stdout.flush()
             if count:
                 continue
-            if not follow or all(reader.is_sealed_and_exhausted() for reader in readers):
+            if not follow or all(reader.has_ended() for reader in readers):
                 return
             time.sleep(FOLLOW_PAUSE_S)
 
@@ -297,10 +297,13 @@ def _facts(info: StreamInfo) -> dict[str, object]:
     return {
         "stream": info.name,
         "segments": info.segments_count,
+        "present": [segment.segment_id for segment in info.segments],
         "routing_key": info.routing_key,
         "is_sealed": info.is_sealed,
         "events": info.events_count,
+        "heads": list(info.heads),
         "ends": list(info.ends),
+        "retention": None if info.retention is None else str(info.retention),
         "chunks": info.chunks_count,
         "size_bytes": info.size_bytes,
         "prepared_transactions": info.prepared_count,

@@ -195,7 +195,8 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     ``addresses`` by worker index; ``restored`` only what this worker needs;
     ``is_draining``: that checkpoint was taken while draining, so no source reads on (E9); ``first_checkpoint``: no
     checkpoint of this generation is below it;
-    ``place``: where the files are (``places.Place`` as text); "": in the pipeline's directory.
+    ``place``: where the files are (``places.Place`` as text); "": in the pipeline's directory;
+    ``life``: which one of the pipeline it is.
     """
 
     generation: Id
@@ -207,6 +208,7 @@ class Deploy(Struct, frozen=True, tag="deploy"):
     is_draining: bool = False
     first_checkpoint: Id = 0
     place: Text = ""
+    life: Text = ""
 
 
 class Announce(Struct, frozen=True, tag="announce"):

@@ -14,7 +14,7 @@ thread) makes it durable and invisible and returns the committable's payload, wh
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -39,6 +39,8 @@ class SourceContext:
     Attributes:
         positions: the union over all former subtasks, or None on a first start.
         clock_ms: only goes forward; it is no date (``Clock.monotonic_ms``).
+        life: which life of the pipeline it is; "": nobody knows, nothing is recorded in its name.
+        takes_checkpoints: from time to time, not only when somebody asks or at the end.
     """
 
     pipeline: str
@@ -48,6 +50,8 @@ class SourceContext:
     positions: dict[str, bytes] | None
     generation: Generation = NO_GENERATION
     clock_ms: Callable[[], int] = SYSTEM_CLOCK.monotonic_ms
+    life: str = ""
+    takes_checkpoints: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +169,39 @@ class EndlessSource(Protocol):
 
     def how_to_end(self) -> str | None:
         """Return what would give it an end, such as ``"give rows="``; None when it ends by itself. Cheap."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldContext:
+    """Who holds: a source of a pipeline, in one life of it and one generation, which replaces those before it."""
+
+    pipeline: str
+    node: str
+    life: str
+    generation: Generation
+
+
+@runtime_checkable
+class HoldingSource(Protocol):
+    """A source that can keep its input from being removed while a checkpoint needs it. Optional."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is to do so."""
+
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
+        """Keep the input that somebody may read again, and nothing else any more.
+
+        Called in the driver, when a generation begins and from time to time. May be repeated.
+
+        Args:
+            context: who holds.
+            needed: split → position, of every checkpoint that may be restored; empty: everything is needed.
+
+        Raises:
+            StorageError: the caller repeats it.
+            FencedError: a later generation holds already.
+        """
 
 
 @dataclass(frozen=True, slots=True)

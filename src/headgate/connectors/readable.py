@@ -31,8 +31,11 @@ def position_text(identity: StateIdentity, split: str, data: bytes) -> str | Non
         if form is Form.PARQUET:
             return json.dumps(asdict(ParquetPosition.decode(split, data)))
         if form is Form.STREAM:
-            position, end = decode_position(split, data)
-            return json.dumps({"position": position} if end is None else {"position": position, "end": end})
+            place = decode_position(split, data)
+            position, end = place.position, place.end
+            return json.dumps(
+                ({"position": position} if place.is_begun else {}) | ({} if end is None else {"end": end})
+            )
         if form in (Form.GENERATOR, Form.ROWS) and len(data) == 8:
             return json.dumps({"row": int.from_bytes(data, "little")})
     return readable(data)

@@ -15,6 +15,7 @@ from headgate.connectors.memory import Discard
 from headgate.connectors.streams import StreamSink, StreamsOfOneSink
 from headgate.model.graph import Graph, Role
 from headgate.model.targets import Target, TargetKind
+from headgate.store.retention import recorded_retention
 
 Front: TypeAlias = tuple[Target, ResettableSink]
 """A target, and the sink in front of it."""
@@ -40,7 +41,10 @@ def sink_of(target: Target) -> ResettableSink | None:
         case TargetKind.FILES:
             return FileSink(target.place)
         case TargetKind.STREAM:
-            return StreamSink(target.stream, target.place, target.routing_key, target.create, target.segments)
+            retention = recorded_retention(target.retention_age_ms, target.retention_size_bytes)
+            return StreamSink(
+                target.stream, target.place, target.routing_key, target.create, target.segments, retention
+            )
         case TargetKind.NOTHING | TargetKind.OWN:
             return None
 

@@ -93,7 +93,11 @@ class SegmentCuts:
     def next(self, segment: int) -> Marker | None:
         """Return the marker of ``segment`` that comes next, as far as the last look tells."""
         markers = self._frontier.markers.get(segment, ())
-        return next((marker for marker in markers if marker.checkpoint > self._met.get(segment, 0)), None)
+        met = self._met.get(segment, 0)
+        found = next((marker for marker in markers if marker.checkpoint > met), None)
+        later = {marker.checkpoint for others in self._frontier.markers.values() for marker in others}
+        missed = min((x for x in later if met < x and (found is None or x < found.checkpoint)), default=None)
+        return found if missed is None else Marker(missed, 0)  # it came after that checkpoint was cut (SC44)
 
     def meet(self, split: str, segment: int, position: int) -> Polled:
         """Return the marker that the reader stands at, if there is one, and stand still (SC21)."""

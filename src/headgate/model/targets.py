@@ -40,6 +40,8 @@ class Target:
     create: bool = True
     segments: int = 0
     routing_key: str | None = None
+    retention_age_ms: int | None = None
+    retention_size_bytes: int | None = None
 
     @property
     def place_key(self) -> tuple[str, TargetKind, str, str]:

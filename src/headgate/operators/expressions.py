@@ -111,7 +111,7 @@ class ExpressionsOperator(Operator):
         for step in self._steps:
             frame = step.apply(frame)
         try:
-            result = frame.collect()
+            result = frame.collect(engine="in-memory")  # the default one, for long input, costs more per batch
         except pl.exceptions.PolarsError as error:
             raise batch_error(self.context.node, batch.num_rows, error) from None
         if result.height == 0:

@@ -13,8 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from headgate.errors import StorageError, UsageError
-from headgate.operators.types import canonical_schema
+from headgate.errors import StorageError
 from headgate.storage.access import access_in, restrict
 from headgate.storage.local import make_directories
 
@@ -35,13 +34,9 @@ def arrow_schema(dataframe: Any) -> pa.Schema:
     Raises:
         UsageError: a column has a type that Headgate does not carry.
     """
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import to_arrow_schema
+    from headgate.spark.columns import schema_of_spark  # with the first DataFrame: it imports all of pyspark
 
-    try:
-        return canonical_schema(to_arrow_schema(dataframe.schema, timezone="UTC"))
-    except PySparkException as error:
-        raise UsageError(f"the DataFrame has a column that Headgate does not carry: {error}") from error
+    return schema_of_spark(dataframe.schema)
 
 
 def collected(dataframe: Any) -> pa.Table:

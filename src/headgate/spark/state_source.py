@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, In, InputPartition
@@ -21,15 +21,12 @@ from headgate.runtime.stored_state.catalog import StoredState, state_named
 from headgate.runtime.stored_state.pieces import Piece
 from headgate.runtime.stored_state.places import StoredCheckpoint, find
 from headgate.runtime.stored_state.reading import Selection, batches_of, selection
-
-BATCH_ROWS_MAX = 65_536
-"""Of a batch that goes to the JVM."""
+from headgate.spark.columns import batches_for_spark, is_plain, schema_for_spark
 
 KEYS_MAX = 10_000
 """Filters that stand for more keys choose no parts."""
 
 _OPTIONS = ("path", "operator", "state", "id", "columns")
-_WIDER = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20, 0)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +83,7 @@ class StateDataSource(DataSource):  # type: ignore[misc]
         slim = replace(checkpoint, manifest=replace(checkpoint.manifest, entries=(), carried=(), hooks=()))
         text = {state.operator: checkpoint.manifest.state_texts.get(state.operator, "")}
         slim = replace(slim, manifest=replace(slim.manifest, state_texts=text))
-        schema = pa.schema([pa.field(field.name, _for_spark(field.type)) for field in wanted])
+        schema = schema_for_spark(wanted)
         return _Loaded(slim, state, tuple(wanted.names), schema)
 
 
@@ -109,7 +106,7 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - PySpark's name
         """Take the keys that ``filters`` allow; Spark applies all filters itself, too."""
         shape = self._loaded.state.shape
-        if all(_is_plain(shape.schema.field(key).type) for key in shape.keys):
+        if all(is_plain(shape.schema.field(key).type) for key in shape.keys):
             self._keys = keys_of(filters, shape.shown_keys)
         try:
             self._wanted()
@@ -131,8 +128,7 @@ class StateReader(DataSourceReader):  # type: ignore[misc]
         loaded = self._loaded
         state = loaded.state.narrowed(partition.pieces)
         for batch in batches_of(loaded.checkpoint, loaded.checkpoint.storage(), state, self._wanted()):
-            for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
-                yield batch.slice(start, BATCH_ROWS_MAX).select(target.names).cast(target)
+            yield from batches_for_spark(batch, target)
 
     def _wanted(self) -> Selection:
         loaded = self._loaded
@@ -167,23 +163,5 @@ def keys_of(filters: Iterable[Filter], names: Sequence[str]) -> list[Any] | None
     return found if len(names) > 1 else [key[0] for key in found]
 
 
-def _is_plain(dtype: pa.DataType) -> bool:
-    """Whether values of Spark's filters are those of ``dtype``: times depend on a time zone, floats are never equal."""
-    return bool(pa.types.is_integer(dtype) or pa.types.is_large_string(dtype) or pa.types.is_boolean(dtype))
-
-
 def _subtask(piece: Piece) -> int:
     return piece.subtask.index
-
-
-def _for_spark(dtype: pa.DataType) -> pa.DataType:
-    """Return the type in which Spark takes ``dtype``."""
-    if pa.types.is_struct(dtype):
-        return pa.struct([pa.field(field.name, _for_spark(field.type)) for field in dtype])
-    if pa.types.is_large_list(dtype) or pa.types.is_list(dtype):
-        return pa.list_(_for_spark(dtype.value_type))
-    if pa.types.is_large_string(dtype):
-        return pa.string()
-    if pa.types.is_large_binary(dtype):
-        return pa.binary()
-    return cast(pa.DataType, _WIDER.get(dtype, dtype))

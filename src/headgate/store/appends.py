@@ -6,8 +6,10 @@ Never writes anything itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -25,10 +27,22 @@ class AppendedRange:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """A durable append. ``is_duplicate``: its sequence number was there already, nothing was added (S7)."""
+    """A durable append.
+
+    Attributes:
+        ranges: where its events are; empty where they were truncated before anybody could tell (S68).
+        is_duplicate: its sequence number was there already, nothing was added (S7).
+    """
 
     ranges: tuple[AppendedRange, ...] = ()
     is_duplicate: bool = False
+
+
+Starts: TypeAlias = Mapping[int, int]
+"""Segment → position of the first event of a flush."""
+
+TRUNCATED: Starts = {}
+"""A flush took effect, and what it had added is gone by now."""
 
 
 @dataclass(slots=True)
@@ -55,7 +69,11 @@ class FlushAttempt:
     turn: int
     encoded: BatchChunk | None = None
     is_uncertain: bool = False
-    starts: dict[int, int] | None = None
+    starts: Starts | None = None
+
+    def begin_again(self, path: str) -> None:
+        """It certainly did not take effect: let it be another one, of the same events in the same order."""
+        self.path, self.encoded, self.is_uncertain = path, None, False
 
     def acknowledge(self) -> None:
         """Complete the futures of what is durable; repeating completes those that are left."""
@@ -64,8 +82,8 @@ class FlushAttempt:
         starts = dict(self.starts)
         for item, counts in zip(self.items, self.encoded.counts.tolist(), strict=True):
             ranges = []
-            for segment, count in enumerate(counts):
-                if count:
+            for segment, count in zip(self.encoded.segments, counts, strict=True):
+                if count and starts:
                     ranges.append(AppendedRange(segment, starts[segment], count))
                     starts[segment] += count
             if not item.future.done():

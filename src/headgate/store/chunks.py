@@ -18,7 +18,7 @@ from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, encode_chun
 from headgate.errors import CorruptionError, StorageError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.catalogue.base import StoredPart
-from headgate.store.routing import segments_of
+from headgate.store.routing import Segments, ranges_of, segments_of
 from headgate.store.streams import StreamInfo
 
 PART_ROWS_MAX = 65_536
@@ -36,11 +36,13 @@ class BatchChunk:
 
     Attributes:
         chunk: the file.
-        counts: per batch and segment, the number of events (row = batch, column = segment).
+        counts: per batch and segment, the number of events (row = batch, column = one of ``segments``).
+        segments: the numbers of the segments that took events when they were routed.
     """
 
     chunk: EncodedChunk
     counts: npt.NDArray[np.int64]
+    segments: tuple[int, ...]
 
     @property
     def events_count(self) -> int:
@@ -59,29 +61,37 @@ def chunk_path(stream_id: int, kind: str, name: str) -> str:
 
 
 def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallback: int) -> BatchChunk:
-    """Encode non-empty ``batches`` as one chunk; without a routing key all goes to segment ``fallback``.
+    """Encode non-empty ``batches`` as one chunk; without a routing key ``fallback`` picks one segment for all.
 
     Order within a segment is the order of the batches.
     """
     whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     lengths = [batch.num_rows for batch in batches]
-    counts = np.zeros((len(batches), stream.segments_count), dtype=np.int64)
-    if stream.routing_key is None or stream.segments_count == 1:
-        segment = fallback % stream.segments_count
-        counts[:, segment] = lengths
-        return BatchChunk(encode_chunk(stream.stream_id, _parts(segment, whole)), counts)
-    routes = segments_of(whole.column(stream.routing_key), stream.segments_count)
+    segments = tuple(segment.segment_id for segment in stream.segments)
+    counts = np.zeros((len(batches), len(segments)), dtype=np.int64)
+    if stream.routing_key is None or len(segments) == 1:
+        at = fallback % len(segments)
+        counts[:, at] = lengths
+        return BatchChunk(encode_chunk(stream.stream_id, _parts(segments[at], whole)), counts, segments)
+    routes = _routes(stream, whole.column(stream.routing_key))
     at = 0
     for row, length in enumerate(lengths):
-        counts[row] = np.bincount(routes[at : at + length], minlength=stream.segments_count)
+        counts[row] = np.bincount(routes[at : at + length], minlength=len(segments))
         at += length
     ordered = whole.take(pa.array(np.argsort(routes, kind="stable")))
     parts: list[Part] = []
     at = 0
-    for segment, count in enumerate(counts.sum(axis=0).tolist()):
+    for segment, count in zip(segments, counts.sum(axis=0).tolist(), strict=True):
         parts += _parts(segment, ordered.slice(at, count))
         at += count
-    return BatchChunk(encode_chunk(stream.stream_id, parts), counts)
+    return BatchChunk(encode_chunk(stream.stream_id, parts), counts, segments)
+
+
+def _routes(stream: StreamInfo, keys: pa.Array) -> Segments:
+    """Return to which of its present segments each event goes, counted in the order of their keys."""
+    if stream.layout_epoch == 0:
+        return segments_of(keys, len(stream.segments))  # of equal ranges
+    return ranges_of(keys, [segment.key_low for segment in stream.segments])
 
 
 def read_part(storage: Storage, part: StoredPart, schema: pa.Schema) -> pa.RecordBatch:

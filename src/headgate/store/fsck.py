@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headgate.codec.chunk import decode_footer
+from msgspec import structs
+
+from headgate.codec.chunk import PartEntry, decode_footer
 from headgate.errors import CorruptionError, HeadgateError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.catalogue.base import Audit, Catalogue, ChunkRecord
@@ -48,14 +50,17 @@ def _check_events(audit: Audit, storage: Storage, stream: StreamInfo) -> list[Pr
 
 def _check_files(audit: Audit, storage: Storage, *, verify: bool) -> list[Problem]:
     problems = []
-    there = set(storage.list(""))
+    there = set(storage.list("")) - audit.garbage()
     for chunk in audit.chunks():
         if chunk.path not in there:
             problems.append(Problem(f"{storage.url}/{chunk.path}", "is missing"))
             continue
         there.discard(chunk.path)
+        if not chunk.entries:
+            problems.append(Problem(f"{storage.url}/{chunk.path}", "holds no event that anybody may read or commit"))
+            continue
         if verify:
-            problems += _check_chunk(storage, chunk)
+            problems += _check_chunk(audit, storage, chunk)
     problems += [
         Problem(f"{storage.url}/{path}", "belongs to nothing (left by a crash, or being written now)", True)
         for path in sorted(there)
@@ -63,12 +68,23 @@ def _check_files(audit: Audit, storage: Storage, *, verify: bool) -> list[Proble
     return problems
 
 
-def _check_chunk(storage: Storage, chunk: ChunkRecord) -> list[Problem]:
-    """The footer says what the catalogue says."""
+def _check_chunk(audit: Audit, storage: Storage, chunk: ChunkRecord) -> list[Problem]:
+    """The footer says what the catalogue says, and beside it only what was truncated (S68)."""
     where = f"{storage.url}/{chunk.path}"
     try:
         footer = decode_footer(where, storage.get(chunk.path))
     except (CorruptionError, NotFound) as error:
         return [Problem(where, str(error))]
-    agrees = set(footer.parts) == set(chunk.entries)
+    written = {part.offset: part for part in footer.parts}
+    listed = {entry.offset: entry for entry in chunk.entries}
+    agrees = all(offset in written and _is_same(audit, chunk, written[offset], listed[offset]) for offset in listed)
+    gone = {written[offset].segment for offset in written.keys() - listed.keys()}
+    agrees = agrees and all(audit.is_truncated(chunk, segment) for segment in gone)
     return [] if agrees else [Problem(where, "its footer and the catalogue disagree")]
+
+
+def _is_same(audit: Audit, chunk: ChunkRecord, written: PartEntry, listed: PartEntry) -> bool:
+    """Whether the catalogue has a part as it was written; a stream that was scaled meanwhile has it elsewhere (S75)."""
+    return structs.replace(listed, segment=written.segment) == written and listed.segment in audit.heirs(
+        chunk, written.segment
+    )

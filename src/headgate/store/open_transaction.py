@@ -22,10 +22,13 @@ from headgate.store.schemas import check_same_schema
 from headgate.store.spilling import Part, Spilling
 from headgate.store.streams import StreamInfo
 
+TRANSACTIONS = "txn"
+"""Directory below a stream's, of what owners of transactions write."""
+
 
 def owner_directory(stream_id: int, owner: str) -> str:
     """Return where an owner's chunks are, prepared or not."""
-    return f"{stream_id}/txn/{xxhash.xxh3_64_hexdigest(owner.encode())}"
+    return f"{stream_id}/{TRANSACTIONS}/{xxhash.xxh3_64_hexdigest(owner.encode())}"
 
 
 class Verdicts(Protocol):

@@ -10,7 +10,7 @@ from collections import deque
 
 import pyarrow as pa
 
-from headgate.errors import CorruptionError, StorageError
+from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue, StoredPart
 from headgate.store.chunks import read_part
@@ -40,7 +40,7 @@ class SegmentReader:
         self._batch: pa.RecordBatch | None = None
         self._batch_at = 0
         self._tail_changes = -1
-        self._is_sealed = False
+        self._is_closed = False
         self.part_chunk = ""
         """File the last event came from, for messages."""
 
@@ -52,6 +52,7 @@ class SegmentReader:
         Raises:
             CorruptionError: a chunk is damaged; the events before it were returned by earlier calls.
             UsageError: the stream was deleted.
+            TruncatedError: the segment begins behind the position now.
         """
         try:
             batch = self._collect(rows_max if end is None else min(rows_max, end - self.position))
@@ -61,9 +62,9 @@ class SegmentReader:
         self.position += 0 if batch is None else batch.num_rows
         return batch
 
-    def is_sealed_and_exhausted(self) -> bool:
-        """Whether the stream is sealed and the last ``read`` found its end."""
-        return self._is_sealed and not self._parts and self._unread() == 0
+    def has_ended(self) -> bool:
+        """Whether the last ``read`` found the end of a segment that takes no more: closed, or of a sealed stream."""
+        return self._is_closed and not self._parts and self._unread() == 0
 
     def _rewind(self) -> None:
         self._parts.clear()
@@ -76,7 +77,7 @@ class SegmentReader:
         while rows < limit and size_bytes < READ_BYTES_MAX:
             try:
                 batch = self._current()
-            except (CorruptionError, StorageError):
+            except (CorruptionError, StorageError, TruncatedError):
                 if not pieces:
                     raise
                 break  # what was read is good; the next call raises
@@ -102,11 +103,23 @@ class SegmentReader:
         if not self._parts and not self._fetch():
             return None
         part = self._parts[0]
-        self._batch = read_part(self._storage, part, self.stream.schema)
+        try:
+            self._batch = read_part(self._storage, part, self.stream.schema)
+        except CorruptionError:
+            self._check_not_truncated()
+            raise
         self._parts.popleft()  # only now: a failed load is tried again
         self.part_chunk = part.path
         self._batch_at = max(0, self.position - part.start)
         return self._batch
+
+    def _check_not_truncated(self) -> None:
+        """Tell a file that went with a truncation, behind the look into the catalogue, from a damaged one (S67).
+
+        Raises:
+            TruncatedError: the segment begins behind what was to be read.
+        """
+        self._catalogue.parts(self.stream, self.segment, max(self.position, self._parts[0].start), 1)
 
     def _fetch(self) -> bool:
         """Ask the catalogue for further parts; False at the tail."""
@@ -119,7 +132,7 @@ class SegmentReader:
             self._check_contiguous()
             self._fetched = self._parts[-1].end
             return True
-        self._is_sealed = found.is_at_end
+        self._is_closed = found.is_at_end
         self._tail_changes = changes
         return False
 

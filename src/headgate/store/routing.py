@@ -7,6 +7,8 @@ Never uses Python's ``hash`` and never loops over events (distinct strings are l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -34,8 +36,17 @@ def check_key_type(dtype: pa.DataType, column: str) -> None:
 
 def segments_of(column: pa.Array, segments_count: int) -> Segments:
     """Return the segment of each value: the one of ``segments_count`` equal ranges that its fraction falls in."""
-    fraction = hash_column(column) >> np.uint64(32)  # the upper half as a fixed-point number below 1
-    return ((fraction * np.uint64(segments_count)) >> np.uint64(32)).astype(np.int64)
+    return ((places_of(column) * np.uint64(segments_count)) >> np.uint64(32)).astype(np.int64)
+
+
+def ranges_of(column: pa.Array, lows: Sequence[int]) -> Segments:
+    """Return in which range the place of each value is, counted from 0; ``lows`` are the first places of the ranges."""
+    return np.searchsorted(np.asarray(lows, dtype=np.uint64), places_of(column), side="right").astype(np.int64) - 1
+
+
+def places_of(column: pa.Array) -> Hashes:
+    """Return where each value is among all keys: the upper half of its hash, a fixed-point number below 1."""
+    return hash_column(column) >> np.uint64(32)
 
 
 def hash_column(column: pa.Array) -> Hashes:

@@ -50,6 +50,13 @@ def schema_difference(expected: pa.Schema, found: pa.Schema) -> str:
     return "; ".join(problems)
 
 
+def difference_by_name(expected: pa.Schema, found: pa.Schema) -> str:
+    """Return what ``schema_difference`` does, where columns are matched by name: their order does not matter."""
+    if set(expected.names) == set(found.names):
+        found = pa.schema([found.field(name) for name in expected.names])
+    return schema_difference(expected, found)
+
+
 def check_same_schema(stream: str, expected: pa.Schema, found: pa.Schema) -> None:
     """Check that events of schema ``found`` fit the stream.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headgate.clock import SYSTEM_CLOCK, Clock
-from headgate.errors import StorageError, UsageError
+from headgate.errors import StorageError, TruncatedError, UsageError
 from headgate.model.config import Duration, duration_ms
 from headgate.model.life import Life, Mine, Owner
 from headgate.model.security import Access
@@ -29,7 +29,9 @@ from headgate.store.fsck import Problem, check_store
 from headgate.store.linger import LINGER
 from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
-from headgate.store.streams import Layout, StreamDefinition, StreamInfo, StreamReset, check_open
+from headgate.store.retention import Retention, policy_of
+from headgate.store.scaled_store import ScaledStore
+from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_open
 from headgate.store.transactions import TransactionLog
 from headgate.store.writer import StreamWriter
 from headgate.threads import SYSTEM_THREADS, Threads
@@ -52,8 +54,8 @@ def store_root(root: str | Path | None = None) -> str:
     return str(Path(chosen).expanduser().absolute())
 
 
-class Store:
-    """An open stream store."""
+class Store(ScaledStore):
+    """An open stream store. Where streams begin is in ``CutStore``, which segments they have in ``ScaledStore``."""
 
     def __init__(
         self,
@@ -66,12 +68,9 @@ class Store:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Use ``Store.open``. ``new_name`` gives names that nothing has."""
+        super().__init__(catalogue, storage, clock)
         self.root = root
-        self._catalogue = catalogue
-        self._storage = storage
-        self._now_ms = clock.wall_ms
         self._threads = threads
-        self._clock = clock
         self._new_name = new_name
         self._transactions = TransactionLog(catalogue, storage, clock.wall_ms, new_name, threads)
 
@@ -133,6 +132,7 @@ class Store:
         segments: int = 4,
         routing_key: str | None = None,
         if_not_exists: bool = False,
+        retention: Retention | None = None,
     ) -> StreamInfo:
         """Create a stream.
 
@@ -143,16 +143,25 @@ class Store:
             routing_key: column whose equal values stay in one segment, and so in order; None: no order between
                 appends.
             if_not_exists: return the stream there is, when schema and routing key fit.
+            retention: how long events stay; None: until somebody truncates or deletes the stream.
 
         Raises:
             UsageError
         """
-        wanted = StreamDefinition(name, schema, segments, routing_key).checked()
+        wanted = StreamDefinition(name, schema, segments, routing_key, policy_of(retention)).checked()
         return self._catalogue.create_stream(wanted, self._now_ms(), if_not_exists=if_not_exists)
 
     def list_streams(self, scope: str = "") -> list[StreamInfo]:
         """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``."""
         return self._catalogue.list_streams(scope)
+
+    def find(self, name: str) -> StreamInfo:
+        """Return a stream without its counts, which take time when it has many chunks.
+
+        Raises:
+            UsageError: there is none.
+        """
+        return self._catalogue.find_stream(name)
 
     def describe(self, name: str) -> StreamInfo:
         """Return a stream with its counts.
@@ -161,14 +170,6 @@ class Store:
             UsageError: there is none.
         """
         return self._catalogue.describe_stream(name)
-
-    def layout(self, name: str) -> Layout:
-        """Return the segments of a stream, and which keys each takes (CT6).
-
-        Raises:
-            UsageError: there is none.
-        """
-        return self._catalogue.layout(name)
 
     def seal(self, name: str) -> None:
         """End a stream: it takes no more events, and readers reach its end. Repeating is fine.
@@ -216,21 +217,29 @@ class Store:
             self._new_name,
             self._threads,
             self._clock,
+            self.look_after,
         )
 
-    def reader(self, name: str, segment: int, position: int = 0) -> SegmentReader:
-        """Return a reader of one segment, beginning at ``position``.
+    def reader(self, name: str, segment: int, position: int | None = None) -> SegmentReader:
+        """Return a reader of one segment, beginning at ``position``, or with the first event that is there.
+
+        It ends where the segment was closed, or the stream sealed.
 
         Raises:
             UsageError: there is no such stream, segment or position.
+            TruncatedError: the segment begins behind the position.
         """
-        info = self.describe(name)
-        if not 0 <= segment < info.segments_count:
-            raise UsageError(f"stream '{name}' has segments 0 to {info.segments_count - 1}, not {segment}")
-        end = info.ends[segment]
+        info = self._catalogue.find_stream(name)
+        extents = self._catalogue.extents(info)
+        if segment not in extents:
+            raise UsageError(f"stream '{name}' has segments 0 to {len(extents) - 1}, not {segment}")
+        head, end = extents[segment].head, extents[segment].end
+        position = head if position is None else position
+        if 0 <= position < head:
+            raise TruncatedError(name, segment, position, head)
         if not 0 <= position <= end:
             raise UsageError(
-                f"segment {segment} of stream '{name}' has positions 0 to {end}, not {position}; the position "
+                f"segment {segment} of stream '{name}' has positions {head} to {end}, not {position}; the position "
                 "comes from another store, or the stream was deleted and created anew"
             )
         return SegmentReader(self._catalogue, self._storage, info, segment, position)

@@ -1,6 +1,6 @@
-"""Streams as values: what one is, what it may be, which segments it has, and how it is started over.
+"""Streams as values: what one is, what it may be, and how it is started over.
 
-Counterpart: ``catalogue`` keeps them. Source: S2, as far as docs/spec/stream-store.md §2 says, and CT6.
+Counterpart: ``catalogue`` keeps them. Source: docs/spec/stream-store.md §2.
 Never touches the catalogue.
 """
 
@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.model.life import Life, Mine
+from headgate.protocol.store.layouts import SEGMENTS_MAX, Segment
+from headgate.store.retention import RetentionPolicy
 from headgate.store.routing import check_key_type
 from headgate.store.schemas import plain_schema
-
-SEGMENTS_MAX = 4_096
-"""Each flush may touch all segments; more would make its catalogue transaction too long."""
-
-KEY_SPACE = 1 << 32
-"""Where a key is: the upper half of its hash, from 0 up to, and not including, this number (S2)."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 _NAME_CHARS_MAX = 200
@@ -36,7 +32,10 @@ class StreamInfo:
         name: ``scope/stream``; the scope is optional.
         segments_count: segments of its present layout.
         layout_epoch: number of that layout, from 0 (CT6).
-        ends: per segment, the position of the next event to come (= events so far).
+        segments: those of its present layout, by the keys that they take.
+        ends: per segment, closed ones too, the position of the next event to come (= events ever written to it).
+        heads: per segment, the position of the first event that is still there (S65).
+        retention: what is truncated by itself; None: nothing.
         chunks_count, size_bytes: files that hold its events, prepared ones included.
         prepared_count: transactions that wait for a verdict.
     """
@@ -49,6 +48,9 @@ class StreamInfo:
     routing_key: str | None
     is_sealed: bool
     created_ms: int
+    retention: RetentionPolicy | None = None
+    segments: tuple[Segment, ...] = ()
+    heads: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     chunks_count: int = 0
     size_bytes: int = 0
@@ -57,7 +59,7 @@ class StreamInfo:
     @property
     def events_count(self) -> int:
         """Events that readers may see."""
-        return sum(self.ends)
+        return sum(self.ends) - sum(self.heads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class StreamDefinition:
     schema: pa.Schema
     segments_count: int
     routing_key: str | None
+    retention: RetentionPolicy | None = None
 
     def checked(self) -> StreamDefinition:
         """Return it with a plain schema.
@@ -90,7 +93,7 @@ class StreamDefinition:
                     f"its columns are {', '.join(schema.names)}"
                 )
             check_key_type(schema.field(self.routing_key).type, self.routing_key)
-        return StreamDefinition(self.name, schema, self.segments_count, self.routing_key)
+        return replace(self, schema=schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,77 +101,20 @@ class StreamReset:
     """What a pipeline that starts over asks of all streams that one of its sinks has written to (SO5).
 
     Attributes:
-        streams: by name, how whoever needs it makes it again: its segments and routing key. A stream that was made so
-            is deleted. Any other, and one with None, is there afterwards as it was made, without events.
+        streams: by name, how whoever needs it makes it again: its segments, routing key and retention. A stream that
+            is so is deleted. Any other, and one with None, is there afterwards as it was, without events.
         owner: in whose name the sink writes there; its epochs before ``epoch`` are fenced.
         life: the one that is ``owner`` afterwards.
         of: what the names of all owners of the pipeline begin with.
         mine: whether what such an owner wrote may be deleted.
     """
 
-    streams: Mapping[str, tuple[int, str | None] | None]
+    streams: Mapping[str, tuple[int, str | None, RetentionPolicy | None] | None]
     owner: str
     epoch: int
     life: Life
     of: str
     mine: Mine
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """One segment of a stream (CT6).
-
-    Attributes:
-        segment_id: its number within the stream; never used again.
-        key_low, key_high: it takes the keys from ``key_low`` up to, and not including, ``key_high`` of ``KEY_SPACE``.
-        created_epoch: the first layout that has it.
-        closed_epoch: the first layout that has it no more; None: the present one has it.
-    """
-
-    segment_id: int
-    key_low: int
-    key_high: int
-    created_epoch: int = 0
-    closed_epoch: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The segments of a stream, those of former layouts included, by number."""
-
-    epoch: int
-    segments: tuple[Segment, ...]
-
-    @property
-    def present(self) -> tuple[Segment, ...]:
-        """The segments that take events, by the keys that they take."""
-        segments = [segment for segment in self.segments if segment.closed_epoch is None]
-        return tuple(sorted(segments, key=lambda segment: segment.key_low))
-
-    def problems(self) -> list[str]:
-        """Return what is not as it must be: every key is in one present segment, no epoch is ahead of the layout."""
-        found = []
-        expected = 0
-        for segment in self.present:
-            if segment.key_low != expected or segment.key_high <= segment.key_low:
-                found.append(
-                    f"segment {segment.segment_id} takes the keys from {segment.key_low} to {segment.key_high} where "
-                    f"{expected} was to follow"
-                )
-            expected = segment.key_high
-        if expected != KEY_SPACE:
-            found.append(f"its segments take the keys up to {expected}, not {KEY_SPACE}")
-        for segment in self.segments:
-            closed = self.epoch if segment.closed_epoch is None else segment.closed_epoch
-            if not 0 <= segment.created_epoch <= closed <= self.epoch or segment.created_epoch == segment.closed_epoch:
-                found.append(f"segment {segment.segment_id} is of layouts that cannot be, up to layout {self.epoch}")
-        return found
-
-
-def first_layout(segments_count: int) -> Layout:
-    """Return the layout of a new stream: ranges of equal size, in the order of the segments' numbers (S2)."""
-    bounds = [-(-number * KEY_SPACE // segments_count) for number in range(segments_count + 1)]
-    return Layout(0, tuple(Segment(n, bounds[n], bounds[n + 1]) for n in range(segments_count)))
 
 
 def no_such_stream(name: str, where: str, there: Sequence[str]) -> UsageError:
@@ -180,6 +126,10 @@ def no_such_stream(name: str, where: str, there: Sequence[str]) -> UsageError:
     )
 
 
+class OtherLayoutError(UsageError):
+    """Events were routed by a layout that the stream has no more; they are to be routed anew (S73)."""
+
+
 def check_open(stream: StreamInfo) -> None:
     """Check that events may be added to a stream that was just looked up.
 
@@ -188,3 +138,17 @@ def check_open(stream: StreamInfo) -> None:
     """
     if stream.is_sealed:
         raise UsageError(f"stream '{stream.name}' is sealed: it takes no more events; write to another stream")
+
+
+def check_takes(stream: StreamInfo, routing_key: str | None) -> None:
+    """Check that whoever wants this routing key, or any, may write to a stream.
+
+    Raises:
+        UsageError: it has another one, or is sealed.
+    """
+    if routing_key is not None and routing_key != stream.routing_key:
+        raise UsageError(
+            f"stream '{stream.name}' has the routing key {stream.routing_key!r}, not {routing_key!r}; "
+            "leave routing_key out or write to another stream"
+        )
+    check_open(stream)

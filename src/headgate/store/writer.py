@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from headgate.clock import Clock
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
-from headgate.storage.base import Storage
-from headgate.store.appends import Appended, FlushAttempt, PendingAppend
+from headgate.storage.base import NotFound, Storage
+from headgate.store.appends import TRUNCATED, Appended, FlushAttempt, PendingAppend, Starts
 from headgate.store.catalogue.base import Catalogue, ChunkRecord, Numbers
 from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
 from headgate.store.limits import check_event_sizes
 from headgate.store.linger import Linger
 from headgate.store.routing import hash_text
 from headgate.store.schemas import check_same_schema
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import OtherLayoutError, StreamInfo
 from headgate.threads import Threads
 
 _log = logging.getLogger("headgate")
@@ -44,8 +44,10 @@ class StreamWriter:
         new_name: Callable[[], str],
         threads: Threads,
         clock: Clock,
+        look_after: Callable[[str], None],
     ) -> None:
         """Use ``Store.writer``."""
+        self._look_after = look_after
         self._threads = threads
         self._clock = clock
         self._catalogue = catalogue
@@ -148,11 +150,12 @@ class StreamWriter:
                     self._linger.disarm()
                 if self._buffer:
                     self._turn += 1
-                    path = chunk_path(self.stream.stream_id, "appended", self._new_name())
-                    self._attempt = FlushAttempt(path, self._buffer, self._turn)
+                    self._attempt = FlushAttempt(self._new_path(), self._buffer, self._turn)
                     self._buffer, self._buffered_bytes = [], 0
-            if self._attempt is not None:
-                self._finish(self._attempt)
+            if self._attempt is None:
+                return
+            self._finish(self._attempt)
+        self._look_after(self.stream.name)  # S71
 
     def close(self) -> None:
         """Flush, and take no more. When it raises, nothing goes on by itself: close again to continue."""
@@ -260,22 +263,57 @@ class StreamWriter:
             if not item.future.done():
                 item.future.set_exception(error)
 
-    def _make_durable(self, attempt: FlushAttempt) -> dict[int, int]:
+    def _make_durable(self, attempt: FlushAttempt) -> Starts:
+        while True:
+            try:
+                return self._append(attempt)
+            except OtherLayoutError:  # the stream was scaled: the same events, in the same order, are routed anew (S73)
+                attempt.begin_again(self._new_path())
+                self.stream = self._scaled()
+
+    def _append(self, attempt: FlushAttempt) -> Starts:
         if attempt.encoded is None:
             attempt.encoded = encode_batches(self.stream, [item.batch for item in attempt.items], attempt.turn)
         if attempt.is_uncertain:
-            known = self._catalogue.find_append(attempt.path)
+            known = self._found(attempt.path)
             if known is not None:  # the earlier try took effect although it reported an error
                 return known
-        attempt.is_uncertain = True
         chunk = attempt.encoded.chunk
         self._storage.put(attempt.path, chunk.buffers)  # durable before visible
+        attempt.is_uncertain = True
         record = ChunkRecord(attempt.path, chunk.size_bytes, chunk.entries)
         try:
-            return self._catalogue.append(self.stream, record, self._numbers(attempt))
+            return self._catalogue.append(self.stream, record, self._numbers(attempt), self._clock.wall_ms())
         except (FencedError, UsageError):  # refused, so certainly not recorded
             delete_quietly(self._storage, [attempt.path])
             raise
+
+    def _scaled(self) -> StreamInfo:
+        """Return the stream with its present layout."""
+        found = self._catalogue.find_stream(self.stream.name)
+        if found.stream_id != self.stream.stream_id:
+            raise UsageError(f"stream '{self.stream.name}' was deleted and created anew; open another writer")
+        return found
+
+    def _new_path(self) -> str:
+        return chunk_path(self.stream.stream_id, "appended", self._new_name())
+
+    def _found(self, path: str) -> Starts | None:
+        """Return where the events of a flush are whose answer was lost, or None if it did not take effect (S68).
+
+        The catalogue is asked before the storage: what it forgets, having truncated it, loses its file after that.
+        """
+        found = self._catalogue.find_append(path)
+        if found.starts is not None:
+            return found.starts
+        if found.is_truncated:
+            return TRUNCATED
+        try:
+            self._storage.get_range(path, 0, 1)
+        except NotFound:
+            extents = self._catalogue.extents(self.stream)  # of a stream that was deleted nothing is acknowledged
+            return TRUNCATED if any(extent.head for extent in extents.values()) else None
+        return None
 
     def _numbers(self, attempt: FlushAttempt) -> Numbers | None:
         if not self._writer_id:

@@ -205,3 +205,28 @@ def test_a_closed_listener_frees_its_port_and_threads(server: Server) -> None:
     with socket.create_server(("127.0.0.1", server.listener.port), reuse_port=False):
         pass
     assert not [thread for thread in threading.enumerate() if thread.name == "test-accept"]
+
+
+class ClosingLock:
+    """Closes the listener in the moment in which it takes somebody in."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener, self._lock = listener, listener._lock
+
+    def __enter__(self) -> None:
+        if threading.current_thread().name.endswith("-accept"):
+            self._listener._is_closed = True
+        self._lock.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(*error)  # type: ignore[arg-type]
+
+
+def test_who_comes_while_a_listener_closes_is_turned_away_at_once(server: Server) -> None:
+    listener = server.listener
+    listener._lock = ClosingLock(listener)  # type: ignore[assignment]
+    stream = raw_socket(server)
+    assert is_closed_by_peer(stream)
+    assert listener._strangers == {}
+    listener._is_closed = False  # for the end of the test
+    listener._lock = threading.Lock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pyarrow as pa
@@ -27,7 +27,7 @@ from headgate.operators.base import WATERMARK_MAX_MS, Operator, OperatorContext
 from headgate.protocol.loops.part import NO_ROUNDS, LoopPlace, RoundProgress
 from headgate.protocol.loops.rounds import Probe
 from headgate.protocol.subtasks import subtask as machine
-from headgate.protocol.watermarks import ChannelOrigin
+from headgate.protocol.watermarks import ChannelOrigin, Origin
 from headgate.runtime.checkpoints.targets import Destination
 from headgate.runtime.checkpoints.uploads import SnapshotWriter
 from headgate.runtime.wire.channels import ChannelKey, InputChannel
@@ -45,9 +45,10 @@ def batch(*ids: int) -> pa.RecordBatch:
 
 
 class Passing(Operator):
-    """Passes everything on; counts how often it was finished."""
+    """Passes everything on; counts how often it was finished, and keeps what it was told."""
 
     finished = resumed = 0
+    splits: ClassVar[list[tuple[str, ...]]] = []
 
     def process(self, batch: pa.RecordBatch) -> None:
         self.output.emit(batch)
@@ -57,6 +58,9 @@ class Passing(Operator):
 
     def on_resumed(self) -> None:
         Passing.resumed += 1
+
+    def on_splits(self, origins: Sequence[Origin]) -> None:
+        Passing.splits.append(tuple(map(str, origins)))
 
 
 class Holding(Operator):
@@ -134,6 +138,24 @@ class Reader:
         self.is_closed = True
 
 
+class Following(Reader):
+    """Waits for splits that may come, and has none before it has looked."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch]) -> None:
+        super().__init__(batches)
+        self._has_looked = False
+
+    def splits(self) -> Sequence[str]:
+        return ["s"] if self._has_looked and self._batches else []
+
+    def poll(self) -> SourceBatch | None:
+        self._has_looked = True
+        return super().poll() if self.taken < len(self._batches) else None
+
+    def is_finished(self) -> bool:
+        return False
+
+
 class Made:
     """A runner with one operator and one edge to a single receiver, and everything it reported."""
 
@@ -153,6 +175,7 @@ class Made:
     ) -> None:
         """Make it; ``more`` are further fields of ``SubtaskParts``."""
         Passing.finished = Passing.resumed = 0
+        Passing.splits.clear()
         self.reader = reader
         self.sent = Sent(Partitioner.REBALANCE, 1, credit=credit)
         node = Node(NodeName("a"), Role.OPERATOR, (), None)
@@ -457,6 +480,22 @@ def test_a_turn_is_bounded_so_that_others_come_to_theirs() -> None:  # C48
         made.inputs[0].put(batch_element(batch(number)))
     assert made.runner.step()
     assert len(made.inputs[0]) == 1
+
+
+def test_operators_hear_that_a_source_owns_no_split_once_it_has_looked() -> None:  # W7
+    made = Made(reader=Following([]))
+    assert Passing.splits == []
+    for _ in range(3):
+        made.runner.step()
+    assert Passing.splits == [()]
+
+
+def test_nobody_is_without_splits_before_the_source_has_looked() -> None:  # W7: event time would pass over them
+    made = Made(reader=Following([batch(1)]))
+    for _ in range(3):
+        made.runner.step()
+    assert Passing.splits == [("s",)]
+    assert made.out() == [[1]]
 
 
 def test_closing_closes_the_source() -> None:

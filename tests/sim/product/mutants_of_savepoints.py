@@ -64,7 +64,7 @@ def who_begins_at_the_savepoint_of_a_drain_reads_on() -> AbstractContextManager[
 
 
 ALL: dict[Mutant, int] = {
-    a_savepoint_does_not_wait_for_its_output: 5,
+    a_savepoint_does_not_wait_for_its_output: 6,
     a_savepoint_refers_to_the_files_of_its_checkpoint: 5,
     every_start_adopts_what_it_names: 5,
     an_adopted_savepoint_is_looked_for_in_the_pipelines_directory: 5,

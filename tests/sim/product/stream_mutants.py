@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from tests.mutants.harness import Mutant, patched
 
-from headgate.connectors.streams import StreamCommitter, StreamSourceReader
+from headgate.connectors.stream_cuts import SegmentCuts
+from headgate.connectors.streams import StreamCommitter, StreamSource, StreamSourceReader
 from headgate.model.ids import CheckpointId
+from headgate.protocol.store import layouts, reading_order, truncation
+from headgate.protocol.store.layouts import Layout
+from headgate.protocol.store.reading_order import ReadingOrder
 from headgate.sim.machine.surroundings import SimThreads
-from headgate.store.catalogue import sql, transactions, writers
-from headgate.store.catalogue.base import Numbers, Recovered
+from headgate.store.appends import FlushAttempt
+from headgate.store.catalogue import owners, sql, starting_over, transactions, writers
+from headgate.store.catalogue.base import AppendFound, Contents, Numbers, Recovered
 from headgate.store.catalogue.sql import SqlCatalogue
+from headgate.store.cuts import StreamCut
 from headgate.store.linger import Linger
 from headgate.store.spilling import Part
-from headgate.store.streams import StreamInfo
+from headgate.store.streams import OtherLayoutError, StreamInfo
 from headgate.store.transactions import TransactionLog
+from headgate.store.writer import StreamWriter
 
 
 @contextmanager
@@ -49,7 +58,7 @@ def recovery_keeps_nothing() -> Iterator[None]:
 def an_append_is_not_looked_up() -> Iterator[None]:
     """S38: a flush whose answer was lost is written again."""
     with (
-        patched(SqlCatalogue, "find_append", lambda self, path: None),
+        patched(SqlCatalogue, "find_append", lambda self, path: AppendFound()),
         patched(writers, "advance", lambda connection, stream, numbers: None),
     ):
         yield
@@ -156,20 +165,155 @@ def nobody_flushes_what_lingers() -> Iterator[None]:
 
 
 SHARED: dict[Mutant, int] = {
-    a_part_that_could_not_be_written_is_forgotten: 2,
+    a_part_that_could_not_be_written_is_forgotten: 77,
     nobody_waits_for_the_part_that_is_written: 2,
     threads_flush_at_once: 2,
     nobody_flushes_what_lingers: 9,
 }
 """Of the threads of the store, which only somebody next door uses so: such seeds have a neighbour."""
 
+
+@contextmanager
+def a_reset_empties_nothing() -> Iterator[None]:
+    """SO5: the owner changes, and what it wrote stays."""
+    with patched(starting_over, "empty", lambda *_: None):
+        yield
+
+
+@contextmanager
+def a_reset_leaves_the_owner() -> Iterator[None]:
+    """SO6: whoever looks next takes the streams for ones that are still to be emptied."""
+    with patched(owners, "hand_over", lambda *_: None):
+        yield
+
+
+@contextmanager
+def a_reset_fences_nobody() -> Iterator[None]:
+    """SO5: a driver that was replaced writes to the streams of the next life."""
+    real = transactions.raise_fence
+
+    def raise_fence(connection: Any, owner: str, epoch: int) -> None:
+        if sys._getframe(1).f_code.co_name != "start_over":
+            real(connection, owner, epoch)
+
+    aborts = patched(starting_over.transactions, "recover", lambda *_: Recovered((), (), ()))
+    with patched(transactions, "raise_fence", raise_fence), aborts:
+        yield
+
+
+@contextmanager
+def a_reset_takes_everything_for_that_of_others() -> Iterator[None]:
+    """SO4: a stream that only the pipeline wrote to is left alone."""
+    real = starting_over.contents
+
+    def contents(*arguments: Any) -> Contents:
+        return replace(real(*arguments), ours=False, others=True)
+
+    with patched(starting_over, "contents", contents):
+        yield
+
+
+@contextmanager
+def readers_run_over_markers() -> Iterator[None]:
+    """SC21: a checkpoint holds what came behind its cut."""
+    with patched(SegmentCuts, "limit", lambda self, segment: self._frontier.ends[segment]):
+        yield
+
+
+@contextmanager
+def retention_takes_what_is_held() -> Iterator[None]:
+    """S71: what the checkpoints of a pipeline need goes."""
+    real = truncation.retain
+    with patched(truncation, "retain", lambda cut, extents, holds: real(cut, extents, ())):
+        yield
+
+
+@contextmanager
+def a_first_start_holds_less_than_it_reads() -> Iterator[None]:
+    """SC30: the first event of each segment goes before it is read."""
+    real = StreamSource._needed
+
+    def needed(self: StreamSource, head: StreamCut, positions: Any) -> StreamCut:
+        found = real(self, head, positions)
+        return found if positions else replace(found, positions={s: at + 1 for s, at in found.positions.items()})
+
+    with patched(StreamSource, "_needed", needed):
+        yield
+
+
+EMPTIED: dict[Mutant, int] = {
+    a_reset_empties_nothing: 1,
+    a_reset_leaves_the_owner: 1,
+    a_reset_fences_nobody: 1,
+    a_reset_takes_everything_for_that_of_others: 1,
+    readers_run_over_markers: 114,
+    retention_takes_what_is_held: 0,
+    a_first_start_holds_less_than_it_reads: 0,
+}
+"""Of starting over, of stream cuts and of truncation, with a seed that has them (SM83, SM84, SM85)."""
+
+
+@contextmanager
+def what_follows_is_read_at_once() -> Iterator[None]:
+    """SC40: keys overtake themselves where segments of two subtasks are merged."""
+    with patched(ReadingOrder, "_passed_before", lambda self, number: True):
+        yield
+
+
+@contextmanager
+def late_events_go_anywhere() -> Iterator[None]:
+    """S75: they are not where their keys are."""
+
+    def home(layout: Layout, number: int) -> int | None:
+        return next(x.segment_id for x in layout.present if x.overlaps(layout.segments[number]))
+
+    with patched(layouts, "_home", home):
+        yield
+
+
+@contextmanager
+def a_scaled_append_is_made_twice() -> Iterator[None]:
+    """S73: what took effect before the stream was scaled is not looked for."""
+    real = StreamWriter._append
+
+    def append(self: StreamWriter, attempt: FlushAttempt) -> Any:
+        if attempt.encoded is not None and attempt.encoded.segments != tuple(
+            segment.segment_id for segment in self._catalogue.find_stream(self.stream.name).segments
+        ):
+            raise OtherLayoutError("scaled")
+        return real(self, attempt)
+
+    with patched(StreamWriter, "_append", append):
+        yield
+
+
+@contextmanager
+def positions_of_what_follows_pass_nothing() -> Iterator[None]:
+    """SC40: a segment without a position is always taken for one that nobody has read."""
+    real = reading_order.passed_by
+
+    def passed_by(layout: Layout, extents: Any, places: Any) -> set[int]:
+        return real(layout, extents, places) & places.keys()
+
+    with patched(reading_order, "passed_by", passed_by):
+        yield
+
+
+SCALED: dict[Mutant, int] = {
+    what_follows_is_read_at_once: 15,
+    late_events_go_anywhere: 3,
+    a_scaled_append_is_made_twice: 4,
+    positions_of_what_follows_pass_nothing: 41,
+}
+"""Of streams that are scaled, with a seed that has them (SM86)."""
+
 MUTANTS: dict[Mutant, int] = {
-    recovery_aborts_nothing: 0,
-    recovery_keeps_nothing: 120,
+    recovery_aborts_nothing: 11,
+    recovery_keeps_nothing: 22,
     an_append_is_not_looked_up: 0,
     numbers_are_not_remembered: 0,
     a_sweep_takes_what_is_prepared: 0,
     outcomes_are_forgotten_too_early: 0,
-    positions_are_those_of_the_last_poll: 0,
+    positions_are_those_of_the_last_poll: 22,
 }
 """With a seed that catches each. ``named`` has a test for the other one."""

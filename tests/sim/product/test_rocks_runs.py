@@ -6,12 +6,17 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
-from tests.mutants.harness import Mutant
+from tests.mutants.harness import Mutant, patched
 from tests.sim.product.finding import assert_found
 from tests.sim.product.patching import around, skipped
 
 from headgate.model.config import RocksState
-from headgate.sim.product.rocks import KINDS, RocksExpiringRun, RocksRun, RocksTimedRun, run_seed
+from headgate.model.manifest import SnapshotPart
+from headgate.protocol.checkpoints.retention import FileRetention
+from headgate.protocol.checkpoints.sharing import SharedFiles
+from headgate.sim.product.rocks import KINDS, RocksExpiringRun, RocksFilesRun, RocksRun, RocksTimedRun, run_seed
+from headgate.sim.product.run import result_of
+from headgate.state.rocksdb import increments
 from headgate.state.rocksdb.database import Changes, Database
 
 SMOKE = (3, 6, 9)
@@ -39,6 +44,16 @@ def test_timers_and_ttl_are_in_rocksdb_too() -> None:  # SM48
     assert {type(run_of) for run_of in kinds.values()} < set(KINDS)
 
 
+def test_checkpoints_share_files_of_small_databases() -> None:  # SM48
+    usual = increments.SIZE_BYTES_MIN
+    runs = {seed: RocksFilesRun(seed) for seed in (6, 10)}
+    assert {seed: run.run() for seed, run in runs.items()} == dict.fromkeys(runs)
+    assert all(run.history.shared_count for run in runs.values())
+    assert usual == increments.SIZE_BYTES_MIN > 1
+    again = result_of(RocksFilesRun(6), 6, is_traced=False)
+    assert again.digest == runs[6].world.digest
+
+
 def a_database_forgets_the_last_row_of_each_write() -> AbstractContextManager[None]:  # RB4
     return around(Changes, "put", lambda call, self, rows, values: call(self, rows[:-1], values[:-1]))
 
@@ -47,7 +62,26 @@ def what_is_deleted_stays() -> AbstractContextManager[None]:  # RB4
     return skipped(Changes, "delete")
 
 
-MUTANTS: dict[Mutant, int] = {a_database_forgets_the_last_row_of_each_write: 0, what_is_deleted_stays: 4}
+def files_of_checkpoints_that_may_fail_are_shared() -> AbstractContextManager[None]:  # SF15
+    def shareable(self: SharedFiles) -> tuple[SnapshotPart, ...]:
+        return tuple(self._snapshots[max(self._snapshots)].values())
+
+    return patched(SharedFiles, "shareable", shareable)
+
+
+def files_go_with_the_checkpoint_that_wrote_them() -> AbstractContextManager[None]:  # SF4
+    def needed(self: FileRetention) -> frozenset[str]:
+        return frozenset(path for one, files in self._retained.items() for path in files if f"{one:010}/" in path)
+
+    return patched(FileRetention, "_needed", needed)
+
+
+MUTANTS: dict[Mutant, int] = {
+    a_database_forgets_the_last_row_of_each_write: 0,
+    what_is_deleted_stays: 4,
+    files_of_checkpoints_that_may_fail_are_shared: 22,
+    files_go_with_the_checkpoint_that_wrote_them: 10,
+}
 
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))

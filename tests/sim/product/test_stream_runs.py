@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.mutants.harness import Mutant
 from tests.sim.product.finding import assert_found
-from tests.sim.product.stream_mutants import MUTANTS, SHARED
+from tests.sim.product.stream_mutants import EMPTIED, MUTANTS, SCALED, SHARED
 
 from headgate.sim.machine.faults import Fault
 from headgate.sim.product.streams import StreamRun, run_seed
@@ -29,13 +29,27 @@ def test_smoke_seeds_reach_what_they_are_for() -> None:
     assert any(len(run.started) > 2 for run in runs)
     assert any(reader.events for run in runs for reader in run._onlookers)
     assert any(Fault.POWER_CUT in run.faults.on for run in runs)
+    assert any(run.empties and run.emptied.kills_count for run in runs)
+    assert any(run.cuts_count > 20 for run in runs)
+    assert any(run.truncated_count for run in runs)
+    assert any(run.scales and run.scaler.scaled_count > 20 for run in runs)
 
 
 @pytest.mark.parametrize(("mutant", "seed"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_the_store_is_found(mutant: Mutant, seed: int) -> None:  # SM12
-    assert_found(mutant, lambda seed: run_seed(seed, is_plain=True).violation, (seed,), range(40))
+    assert_found(mutant, lambda seed: run_seed(seed, is_plain=True).violation, (seed,), range(160))
 
 
 @pytest.mark.parametrize(("mutant", "seed"), SHARED.items(), ids=lambda value: getattr(value, "__name__", None))
 def test_a_planted_bug_of_threads_in_the_store_is_found(mutant: Mutant, seed: int) -> None:  # SM71
-    assert_found(mutant, lambda seed: run_seed(seed).violation, (seed,), range(40))
+    assert_found(mutant, lambda seed: run_seed(seed).violation, (seed,), range(240))
+
+
+@pytest.mark.parametrize(("mutant", "seed"), EMPTIED.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_emptied_or_cut_streams_is_found(mutant: Mutant, seed: int) -> None:  # SM83 to SM85
+    assert_found(mutant, lambda seed: run_seed(seed).violation, (seed,), range(240))
+
+
+@pytest.mark.parametrize(("mutant", "seed"), SCALED.items(), ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_bug_of_scaled_streams_is_found(mutant: Mutant, seed: int) -> None:  # SM86
+    assert_found(mutant, lambda seed: run_seed(seed).violation, (seed,), range(120))

@@ -14,16 +14,20 @@ from tests.store.storing import KEYED
 from headgate.codec.chunk import PartEntry
 from headgate.errors import StorageError
 from headgate.model.life import Life
+from headgate.protocol.store.layouts import KEY_SPACE, Plan
+from headgate.protocol.store.truncation import Hold
 from headgate.store.catalogue import sql, tables
-from headgate.store.catalogue.base import Catalogue, ChunkRecord, Numbers
-from headgate.store.catalogue.database import Database
+from headgate.store.catalogue.access import Database
+from headgate.store.catalogue.base import AppendFound, Catalogue, ChunkRecord, Numbers, Reading
 from headgate.store.catalogue.memory import memory_catalogue
+from headgate.store.retention import RetentionPolicy
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 OWNER = "p/sink"
+READING = Reading("q/source", "life", 3)
 LIFE = Life("a", "/a", "h", 1)
-RESET = StreamReset({"s": None, "quiet": (1, None)}, OWNER, 9, LIFE, OWNER, lambda owner: True)
+RESET = StreamReset({"s": None, "quiet": (1, None, None)}, OWNER, 9, LIFE, OWNER, lambda owner: True)
 
 
 def chunk(name: str) -> ChunkRecord:
@@ -39,13 +43,22 @@ def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalo
         made.create_stream(StreamDefinition("sealed", KEYED, 1, None), 1, if_not_exists=False)
         made.seal_stream("sealed")
         made.register_writer(stream, "w", 1)
-        made.append(stream, chunk("first"), Numbers("w", 1, 1, 4))
+        made.append(stream, chunk("garbage"), None, 2)
+        made.append(stream, chunk("truncated"), None, 2)
+        made.append(stream, chunk("first"), Numbers("w", 1, 1, 4), 3)
         for name in ("committed", "prepared", "another"):
             made.prepare(stream, name, OWNER, 1, [chunk(name)], 5)
         made.commit([("s", "committed")], OWNER, 1, 6)
         made.own("q/sink", LIFE)
         made.mark("s", OWNER, 1, 4)
         made.mark("s", OWNER, 2, 5)
+        made.truncate(stream, {0: 2, 1: 3}, anyway=False)
+        made.sweep(stream, 10)
+        made.truncate(stream, {0: 4, 1: 6}, anyway=False)
+        made.hold(stream, Hold("reader", {0: 5, 1: 6}))
+        made.hold(stream, Hold("another", {0: 6, 1: 9}))
+        made.set_retention("s", RetentionPolicy(age_ms=1))
+        made.pass_segments(stream, Reading("q/source", "life", 2), [0])
         yield made
 
 
@@ -56,8 +69,15 @@ READS: dict[str, Call] = {
     "describe_stream": lambda c, s: c.describe_stream("s"),
     "list_streams": lambda c, s: c.list_streams(""),
     "layout": lambda c, s: c.layout("s"),
+    "layout_and_extents": lambda c, s: c.layout_and_extents(s),
+    "look": lambda c, s: c.look(s),
+    "passed": lambda c, s: c.passed(s, READING),
     "find_append": lambda c, s: c.find_append("first"),
-    "parts": lambda c, s: c.parts(s, 0, 1, 10),
+    "parts": lambda c, s: c.parts(s, 0, 5, 10),
+    "extents": lambda c, s: c.extents(s),
+    "cut_at": lambda c, s: c.cut_at(s, 3),
+    "holds": lambda c, s: c.holds(s),
+    "retention_cut": lambda c, s: c.retention_cut(s, 100),
     "frontier": lambda c, s: c.frontier("s", OWNER, 1),
     "begin": lambda c, s: c.begin("s", "new", OWNER, 1),
     "transactions": lambda c, s: c.transactions(OWNER, "", None),
@@ -67,10 +87,19 @@ READS: dict[str, Call] = {
 }
 WRITES: dict[str, Call] = {
     "create_stream": lambda c, s: c.create_stream(StreamDefinition("n", KEYED, 3, None), 9, if_not_exists=False),
+    "scale_stream": lambda c, s: c.scale_stream("s", Plan(0, (0,), ((0, 5), (5, KEY_SPACE // 2)))),
+    "pass_segments": lambda c, s: c.pass_segments(s, READING, [0, 1]),
     "seal_stream": lambda c, s: c.seal_stream("quiet"),
     "delete_stream": lambda c, s: c.delete_stream("s", force=True),
     "register_writer": lambda c, s: c.register_writer(s, "w", 2),
-    "append": lambda c, s: c.append(s, chunk("second"), Numbers("w", 1, 5, 5)),
+    "append": lambda c, s: c.append(s, chunk("second"), Numbers("w", 1, 5, 5), 8),
+    "truncate": lambda c, s: c.truncate(s, {0: 6, 1: 9}, anyway=True),
+    "retain": lambda c, s: c.retain(s, {0: 6, 1: 9}),
+    "sweep": lambda c, s: c.sweep(s, 10),
+    "swept": lambda c, s: c.swept(["garbage", "unknown"]),
+    "set_retention": lambda c, s: c.set_retention("s", RetentionPolicy(size_bytes=10)),
+    "hold": lambda c, s: c.hold(s, Hold("reader", {0: 6, 1: 7})),
+    "release": lambda c, s: c.release(s, "reader"),
     "mark": lambda c, s: c.mark("s", OWNER, 2, 6),
     "unmark": lambda c, s: c.unmark(OWNER, 2, 0, 5),
     "unmark_others": lambda c, s: c.unmark_others(OWNER, 2),
@@ -84,7 +113,7 @@ WRITES: dict[str, Call] = {
     "forget_owner": lambda c, s: c.forget_owner("q/sink"),
     "start_over": lambda c, s: c.start_over(RESET, 7),
 }
-NO_TRANSACTION = {"path", "close", "changes", "audit"}
+NO_TRANSACTION = {"path", "close", "changes", "audit", "is_untouched"}
 """``audit`` is a transaction as well, which its caller ends."""
 
 
@@ -175,9 +204,10 @@ def test_a_verb_whose_answer_was_lost_can_be_repeated(catalogue: Catalogue, verb
 
 def test_an_append_whose_answer_was_lost_is_found(catalogue: Catalogue) -> None:  # CT7, S38
     stream = catalogue.find_stream("s")
-    assert catalogue.find_append("second") is None
-    starts = catalogue.append(stream, chunk("second"), None)
-    assert catalogue.find_append("second") == starts == {0: 4, 1: 6}
+    assert catalogue.find_append("second") == AppendFound()
+    starts = catalogue.append(stream, chunk("second"), None, 9)
+    assert starts == {0: 8, 1: 12}
+    assert catalogue.find_append("second") == AppendFound(starts)
 
 
 def test_the_version_tells_that_another_one_changed_something(catalogue: Catalogue, tmp_path: Path) -> None:  # CT7

@@ -15,7 +15,7 @@ from tests.store.storing import KEYED, STREAM, database_of, drained, in_a_child,
 
 from headgate.errors import StorageError
 from headgate.store.catalogue import making_lock
-from headgate.store.catalogue.database import Database
+from headgate.store.catalogue.access import Database
 from headgate.store.store import Store
 
 SYNCS = {"x86_64": (74, 75), "aarch64": (82, 83)}

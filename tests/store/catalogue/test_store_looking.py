@@ -18,8 +18,10 @@ import pytest
 from tests.store.catalogue.test_store_migration import GOLDEN, OWNER, tables_of, version_of
 from tests.store.storing import KEYED, STREAM, database_of, drained, keyed
 
+from headgate.connectors.base import HoldContext
 from headgate.connectors.streams import StreamSink, StreamSource
 from headgate.errors import StorageError, UsageError
+from headgate.model.ids import Generation
 from headgate.store.catalogue import looking
 from headgate.store.catalogue.looking import Look
 from headgate.store.store import Store
@@ -84,7 +86,7 @@ def test_the_first_that_writes_raises_the_store_and_reads_what_it_wrote(old: Pat
         assert version_of(old) in ("1", "2")
         with store.writer(STREAM) as writer:
             writer.append(keyed(("new", 1)))
-        assert version_of(old) == "4"
+        assert version_of(old) == "6"
         assert len(drained(store)) == len(drained(looker)) == EVENTS_COUNT + 1
         looker.seal("app/done")
         assert store.fsck() == looker.fsck() == []
@@ -154,12 +156,12 @@ def test_what_a_newer_release_raised_meanwhile_is_refused_with_one_sentence(old:
     with Store.open(old) as looker:
         looker.describe(STREAM)
         with tables_of(old) as newer:
-            newer.execute("UPDATE meta SET value = '5' WHERE key = 'version'")
-        with pytest.raises(UsageError, match=r"has version 5, this Headgate reads up to 4; upgrade Headgate"):
+            newer.execute("UPDATE meta SET value = '7' WHERE key = 'version'")
+        with pytest.raises(UsageError, match=r"has version 7, this Headgate reads up to 6; upgrade Headgate"):
             looker.describe(STREAM)
-        with pytest.raises(UsageError, match=r"has version 5"):
+        with pytest.raises(UsageError, match=r"has version 7"):
             looker.fence("owner", 1)
-    assert version_of(old) == "5"
+    assert version_of(old) == "7"
 
 
 def test_what_a_killed_writer_left_in_the_log_is_seen_and_stays_there(old: Path) -> None:  # CT8
@@ -388,3 +390,14 @@ def test_what_is_acknowledged_is_seen_by_others_although_the_store_was_opened_tw
         with store.writer(STREAM) as writer:
             writer.append(keyed(("a", 1)))
         in_a_process_that(counts + "assert n == 1", root, statement)
+
+
+def test_a_source_holds_nothing_in_a_store_that_nobody_has_raised(old: Path) -> None:  # CT8, SC30
+    before = content(old)
+    source = StreamSource(STREAM, str(old))
+    source.hold(HoldContext("p", "source", "life", Generation(1)), [])
+    assert content(old) == before
+    with Store.open(old) as store:
+        store.fence("anybody", 1)
+    source.hold(HoldContext("p", "source", "life", Generation(1)), [])
+    assert list(Store.shared(old).holds(STREAM)) == ["p/source"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -13,14 +14,16 @@ import pyarrow as pa
 import pytest
 from tests.store.storing import STREAM, drain, drained, keyed
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Owner
+from headgate.protocol.store.layouts import first_layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import versions
+from headgate.store.retention import Retention
 from headgate.store.routing import hash_column
 from headgate.store.store import Store
-from headgate.store.streams import first_layout
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 OWNER = "pipe/sink"
@@ -75,7 +78,7 @@ def test_a_store_of_an_older_version_keeps_its_events_outcomes_fences_and_writer
         writer.append(keyed(("a", 4)))
         writer.close()
         assert len(drained(store)) == 13 + 3
-    assert version_of(old) == "4"
+    assert version_of(old) == "6"
     with Store.open(old) as again:
         assert again.fsck() == []
 
@@ -130,7 +133,7 @@ def test_raising_that_fails_half_way_changes_nothing_and_is_repeated(
                 store.fence("anybody", 1)
         assert shape(old) == before
         store.fence("anybody", 1)
-        assert version_of(old) == "4"
+        assert version_of(old) == "6"
         assert store.fsck() == []
 
 
@@ -155,7 +158,21 @@ def test_an_older_store_that_lacks_a_segment_is_not_raised(old: Path) -> None:
 def test_a_store_of_a_later_version_is_refused_with_one_sentence(old: Path) -> None:
     Store.open(old).close()
     with tables_of(old) as connection:
-        connection.execute("UPDATE meta SET value = '5'")
-    with pytest.raises(UsageError, match=r"has version 5, this Headgate reads up to 4; upgrade Headgate"):
+        connection.execute("UPDATE meta SET value = '7' WHERE key = 'version'")
+    with pytest.raises(UsageError, match=r"has version 7, this Headgate reads up to 6; upgrade Headgate"):
         Store.open(old)
-    assert version_of(old) == "5"
+    assert version_of(old) == "7"
+
+
+def test_what_an_older_release_wrote_counts_from_the_moment_in_which_it_was_raised(old: Path) -> None:  # S66, S71
+    before = dt.datetime.fromtimestamp(SYSTEM_CLOCK.wall_ms() / 1_000, dt.UTC)
+    with Store.open(old) as store:
+        store.set_retention(STREAM, Retention(age="1 hour"))
+        assert store.retain(STREAM) == store.head(STREAM) == store.cut_at(STREAM, before)
+        assert len(drained(store)) == 13
+        after = dt.datetime.fromtimestamp(SYSTEM_CLOCK.wall_ms() / 1_000 + 1, dt.UTC)
+        assert store.cut_at(STREAM, after) == store.tail(STREAM)
+        truncated = store.truncate(store.tail(STREAM))
+        assert truncated == store.tail(STREAM)
+        assert drained(store) == []
+        assert store.fsck() == []

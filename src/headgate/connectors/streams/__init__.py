@@ -3,8 +3,9 @@
 Source: docs/spec/stream-store.md, chapter 7. Counterpart: ``headgate.store.store.Store``.
 """
 
+from headgate.connectors.streams.positions import decode_position
 from headgate.connectors.streams.sink import StreamSink, StreamsOfOneSink
-from headgate.connectors.streams.source import StreamCutReader, StreamSource, StreamSourceReader, decode_position
+from headgate.connectors.streams.source import StreamCutReader, StreamSource, StreamSourceReader
 from headgate.connectors.streams.transactions import (
     StreamCommitter,
     StreamSinkWriter,

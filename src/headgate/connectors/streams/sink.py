@@ -1,6 +1,6 @@
 """A stream of the embedded store as sink: what it writes to, what must fit, and whose it is.
 
-Counterparts: ``transactions``, which writes and commits; ``headgate.store.store.Store``. Source: rules SC3 to SC7 of
+Counterparts: ``transactions``, which writes and commits; ``headgate.store.store.Store``. Source: rules SC3 to SC8 of
 docs/spec/stream-store.md, SO1 of docs/spec/starting-over.md.
 """
 
@@ -17,9 +17,10 @@ from headgate.model.ids import Generation
 from headgate.model.life import Life, Mine, Owner
 from headgate.model.targets import Target, TargetKind
 from headgate.operators.types import canonical_schema
-from headgate.store.schemas import schema_difference
+from headgate.store.retention import Retention, RetentionPolicy, policy_of
+from headgate.store.schemas import difference_by_name
 from headgate.store.store import Store, store_root
-from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, no_such_stream
+from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_takes, no_such_stream
 
 _SHARED = (
     "also holds what others have written, and cannot be emptied for one of them; delete it if nobody needs it any more "
@@ -36,6 +37,8 @@ class StreamSink:
         store: directory of the store; default as for ``StreamSource``.
         routing_key: column whose equal values stay in order; a stream that exists keeps its own.
         create: create the stream when it is missing, with ``segments`` segments.
+        retention: how long events stay in a stream that is created; None: until somebody truncates or deletes it. A
+            stream that exists keeps its own, which ``Store.set_retention`` and ``headgate streams retention`` change.
     """
 
     stream: str
@@ -43,9 +46,11 @@ class StreamSink:
     routing_key: str | None = None
     create: bool = True
     segments: int = 4
+    retention: Retention | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "store", store_root(self.store))
+        policy_of(self.retention)  # SC8: refused before anything runs
 
     def check(self, schema: pa.Schema) -> None:
         """Check that records of ``schema`` fit the stream, or, when it is missing, that it can be made. Writes nothing.
@@ -72,6 +77,7 @@ class StreamSink:
                 segments=wanted.segments_count,
                 routing_key=wanted.routing_key,
                 if_not_exists=True,
+                retention=self.retention,
             )
         self.check(schema)
 
@@ -99,8 +105,17 @@ class StreamSink:
 
     def recorded(self, node: str) -> Target:
         """See ``ResettableSink``."""
+        policy = policy_of(self.retention) or RetentionPolicy()
         return Target(
-            node, TargetKind.STREAM, str(self.store), self.stream, self.create, self.segments, self.routing_key
+            node,
+            TargetKind.STREAM,
+            str(self.store),
+            self.stream,
+            self.create,
+            self.segments,
+            self.routing_key,
+            policy.age_ms,
+            policy.size_bytes,
         )
 
     def holding(self, pipeline: str, node: str, mine: Mine) -> Holding:
@@ -129,17 +144,8 @@ class StreamSink:
         return Store.shared(self.store).list_streams() if Store.exists(self.store) else []
 
     def _check_fits(self, info: StreamInfo, schema: pa.Schema) -> None:
-        if self.routing_key is not None and self.routing_key != info.routing_key:
-            raise UsageError(
-                f"stream '{self.stream}' has the routing key {info.routing_key!r}, not {self.routing_key!r}; "
-                "leave routing_key out or write to another stream"
-            )
-        if info.is_sealed:
-            raise UsageError(f"stream '{self.stream}' is sealed: it takes no more events; write to another stream")
-        wanted, found = canonical_schema(info.schema), canonical_schema(schema)
-        if set(wanted.names) == set(found.names):
-            found = pa.schema([found.field(name) for name in wanted.names])  # columns are matched by name
-        difference = schema_difference(wanted, found)
+        check_takes(info, self.routing_key)
+        difference = difference_by_name(canonical_schema(info.schema), canonical_schema(schema))
         if difference:
             raise UsageError(
                 f"records do not fit stream '{self.stream}' in {self.store}: column {difference}; "
@@ -163,7 +169,10 @@ class StreamsOfOneSink:
         root = self.sinks[0].store
         if not Store.exists(root):
             return
-        made = {sink.stream: (sink.segments, sink.routing_key) if sink.create else None for sink in self.sinks}
+        made = {
+            sink.stream: (sink.segments, sink.routing_key, policy_of(sink.retention)) if sink.create else None
+            for sink in self.sinks
+        }
         owner, of = owner_of(pipeline, node), f"{pipeline}/"
         shared = Store.shared(root).start_over(StreamReset(made, owner, generation, life, of, mine))
         if shared is not None:

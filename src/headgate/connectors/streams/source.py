@@ -1,31 +1,33 @@
 """A stream of the embedded store as source: one split per segment, read from event positions.
 
 Counterpart: ``headgate.store.reader.SegmentReader``. Source: rules SC1, SC2 and SC20 to SC25 of
-docs/spec/stream-store.md. Writes nothing, and makes no store by looking at one (SC7).
+docs/spec/stream-store.md. Writes nothing but what it holds (SC30), and makes no store by looking at one (SC7).
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 import pyarrow as pa
 
-from headgate.connectors.base import BreakingReader, SourceBatch, SourceContext, owner_of_split
+from headgate.connectors.base import BreakingReader, HoldContext, SourceBatch, SourceContext
 from headgate.connectors.hooks import CoordinatorHook
 from headgate.connectors.induced import Polled
 from headgate.connectors.stream_cuts import SegmentCuts, StreamCutHook
-from headgate.errors import CorruptionError, UsageError
+from headgate.connectors.streams.positions import encode_position, first_needed, places_of
+from headgate.connectors.streams.segments import OwnSegments
+from headgate.errors import TruncatedError, UsageError
 from headgate.model.state_identity import Form
+from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener, SnapshotContext
 from headgate.operators.types import canonical_schema, to_canonical
+from headgate.protocol.store.reading_order import NOT_BEGUN, FirstStart, Place, Restored, Start
+from headgate.store.cuts import StreamCut
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamInfo, no_such_stream
-
-_POSITION = struct.Struct(">q")
-_POSITION_AND_END = struct.Struct(">qq")
 
 WAKEUP_SOON_MS, WAKEUP_LATE_MS = 2, 8
 """A look for news costs some microseconds; half of the pause is the median latency it adds."""
@@ -45,6 +47,8 @@ class StreamSource:
         follow: wait for new events until the stream is sealed; False: stop at the end seen at the first start.
         stream_cuts: every checkpoint cuts all segments at one moment, which is recorded in the store when the
             checkpoint begins; it completes when the readers have come there. False: each reader is cut where it is.
+        holds: nothing of the stream is truncated, by hand or by its retention, that a checkpoint of the pipeline may be
+            restored to. False: a pipeline that needs what is gone fails, and says so.
     """
 
     stream: str
@@ -52,6 +56,7 @@ class StreamSource:
     start: Literal["earliest", "latest"] = "earliest"
     follow: bool = True
     stream_cuts: bool = False
+    holds: bool = True
 
     def __post_init__(self) -> None:
         if self.start not in ("earliest", "latest"):
@@ -69,7 +74,10 @@ class StreamSource:
     def identity(self) -> str:
         """Return what tells this stream from a later one of the same name."""
         info = self._describe()
-        return f"{Form.STREAM.value}{info.name} created {info.created_ms} with {info.segments_count} segments"
+        first = len(
+            Store.shared(self.store).layout(info.name).of_epoch(0)
+        )  # it stays the same stream when it is scaled
+        return f"{Form.STREAM.value}{info.name} created {info.created_ms} with {first} segments"
 
     def how_to_end(self) -> str | None:
         """See ``EndlessSource``. A sealed stream ends although it is followed."""
@@ -88,21 +96,48 @@ class StreamSource:
 
     def without_hook(self) -> StreamSource:
         """See ``HookedSource``."""
-        return replace(self, stream_cuts=False)
+        return replace(self, stream_cuts=False, holds=False)
+
+    def hold(self, context: HoldContext, needed: Sequence[Mapping[str, bytes]]) -> None:
+        """See ``HoldingSource``: the cut that is held is the oldest position of each segment (SC30).
+
+        A store that stays as it is until somebody writes is not written to for that: nobody truncates it either.
+        """
+        store, is_held = Store.shared(self.store), False
+        holder = holder_of(context.pipeline, context.node)
+        while not is_held and not store.is_untouched:
+            cut = self._needed(store, needed)
+            with suppress(TruncatedError):  # somebody has truncated it since the look
+                store.hold(cut, holder=holder, life=context.life, epoch=context.generation)
+                is_held = True
+
+    def _needed(self, store: Store, needed: Sequence[Mapping[str, bytes]]) -> StreamCut:
+        stream = store.find(self.stream)
+        layout, extents = store.layout_and_extents(stream)
+        first = {number: extent.head for number, extent in extents.items()}
+        found = [first_needed(layout, extents, places_of(stream.name, stored)) for stored in needed]
+        positions = {number: max(head, min(x[number] for x in found)) for number, head in first.items() if found}
+        return StreamCut(stream.name, stream.stream_id, positions or first)
 
     def _describe(self) -> StreamInfo:
         """Return the stream; a pipeline that is being built makes no store (SC7)."""
         if not Store.exists(self.store):
             raise no_such_stream(self.stream, str(self.store), ())
-        return Store.shared(self.store).describe(self.stream)
+        return Store.shared(self.store).find(self.stream)
 
 
-class StreamSourceReader(BreakingReader):
-    """Reads the segments of one subtask in turn."""
+def holder_of(pipeline: str, node: str) -> str:
+    """Return in whose name a source holds what its pipeline needs of a stream."""
+    return f"{pipeline}/{node}"
+
+
+class StreamSourceReader(BreakingReader, CheckpointedFunction, CheckpointListener):
+    """Reads the segments of one subtask in turn, those that follow them when the stream is scaled too (SC40)."""
 
     def __init__(self, source: StreamSource, store: Store, context: SourceContext) -> None:
         """Use ``StreamSource.open``."""
         info = store.describe(source.stream)
+        self._name = info.name
         self._schema = canonical_schema(info.schema)
         self._readers: dict[str, SegmentReader] = {}
         self._ends: dict[str, int | None] = {}
@@ -111,22 +146,33 @@ class StreamSourceReader(BreakingReader):
         self._turn = 0
         self._idle_changes = -1
         self._empty_polls = 0
-        for segment in range(info.segments_count):
-            if owner_of_split(segment, context.parallelism) != context.subtask_index:
-                continue
-            split = f"{info.name}/{segment}"
-            stored = (context.positions or {}).get(split)
-            if stored is not None:
-                position, end = decode_position(split, stored)
-            else:
-                position = 0 if source.start == "earliest" else info.ends[segment]
-                end = None if source.follow else info.ends[segment]
-            self._readers[split] = store.reader(info.name, segment, position)
-            self._ends[split] = end
+        places = None if context.positions is None else places_of(info.name, context.positions)
+        start = start_of(store, info, context, source, places)
+        self._segments = OwnSegments(store, info, context, start, at_once=self._passes_at_once(context))
+        self._segments.open(self._begin)
+
+    def _passes_at_once(self, context: SourceContext) -> bool:
+        return not context.takes_checkpoints
+
+    def _begin(self, segment: int, place: Place) -> None:
+        """Read a segment from now on."""
+        split = f"{self._name}/{segment}"
+        self._readers[split] = self._store.reader(self._name, segment, place.position)
+        self._ends[split] = place.end
+        self._idle_changes = -1
+
+    def snapshot(self, context: SnapshotContext) -> None:
+        """See ``CheckpointedFunction``; the positions have been asked for."""
+        self._segments.cut(context.checkpoint_id)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        """See ``CheckpointListener``."""
+        self._segments.completed(checkpoint_id)
 
     def splits(self) -> Sequence[str]:
-        """Return the segments not read to their end."""
-        return [split for split in self._readers if split not in self._finished]
+        """Return the segments not read to their end; those that wait hold event time back (SC41)."""
+        reading = [split for split in self._readers if split not in self._finished]
+        return reading + [f"{self._name}/{segment}" for segment in self._segments.waiting]
 
     def _poll(self) -> SourceBatch | None:
         """Return the next events of one segment."""
@@ -137,7 +183,9 @@ class StreamSourceReader(BreakingReader):
         if changes == self._idle_changes:
             self._empty_polls += 1
             return None
-        names = self.splits()
+        if self._segments.waiting or len(self._finished) == len(self._readers):
+            self._segments.look()  # else the end of a segment tells when there is something new
+        names = [split for split in self._readers if split not in self._finished]
         for step in range(len(names)):
             split = names[(self._turn + step) % len(names)]
             found = self._poll_split(split)
@@ -150,18 +198,18 @@ class StreamSourceReader(BreakingReader):
         return None
 
     def _has_ended(self) -> bool:
-        """Whether every segment of this subtask is read to its end."""
-        return len(self._finished) == len(self._readers)
+        """Whether every segment of this subtask is read to its end, and no other will come."""
+        return len(self._finished) == len(self._readers) and not self._segments.waiting and self._segments.is_complete
 
     def _positions(self) -> dict[str, bytes]:
         """Return position (and end, when it does not follow) of every segment."""
-        found = {}
-        for split, reader in self._readers.items():
-            end = self._ends[split]
-            found[split] = (
-                _POSITION.pack(reader.position) if end is None else _POSITION_AND_END.pack(reader.position, end)
-            )
-        return found
+        places = {split: Place(reader.position, self._ends[split]) for split, reader in self._readers.items()}
+        for segment, place in self._segments.done.items():
+            places[f"{self._name}/{segment}"] = place
+        for segment, place in self._segments.waiting.items():
+            if place.end is not None:  # how far it is to be read was decided at the first start (SC42)
+                places[f"{self._name}/{segment}"] = Place(NOT_BEGUN, place.end)
+        return {split: encode_position(place) for split, place in places.items()}
 
     def wakeup_ms(self) -> int:
         """Return a short pause after recent events, else a longer one."""
@@ -174,12 +222,13 @@ class StreamSourceReader(BreakingReader):
         reader, end = self._readers[split], self._ends[split]
         batch = None if end is not None and reader.position >= end else reader.read(end=end)
         if batch is None:
-            is_over = reader.is_sealed_and_exhausted() if end is None else reader.position >= end  # SC2
+            is_over = reader.has_ended() if end is None else reader.position >= end  # SC2
             return self._over(split) if is_over else None
         return SourceBatch(split, to_canonical(batch, self._schema))
 
     def _over(self, split: str) -> SourceBatch:
         self._finished.add(split)
+        self._segments.end(self._readers[split].segment)
         return SourceBatch(split, pa.RecordBatch.from_pylist([], schema=self._schema), is_split_finished=True)
 
 
@@ -191,6 +240,9 @@ class StreamCutReader(StreamSourceReader):
         super().__init__(source, store, context)
         self._cuts = SegmentCuts(store, source.stream, context)
 
+    def _passes_at_once(self, context: SourceContext) -> bool:
+        return True  # the cut may lie behind the end of one segment and within those that follow it (SC43)
+
     def poll(self) -> Polled:  # type: ignore[override]
         """See ``InducedReader``."""
         return super().poll()
@@ -200,13 +252,29 @@ class StreamCutReader(StreamSourceReader):
         self._cuts.read_on(splits)
         self._idle_changes = -1
 
+    def _poll_segments(self) -> Polled:
+        met = self._meet_waiting()
+        return super()._poll_segments() if met is None else met
+
+    def _meet_waiting(self) -> Polled:
+        """Return a marker in front of a segment that waits: a checkpoint has nothing of it (SC44)."""
+        for segment in self._segments.waiting:
+            split = f"{self._name}/{segment}"
+            if not self._cuts.stands_still(split):
+                self._cuts.look()
+                met = self._cuts.meet(split, segment, 0)
+                if met is not None:
+                    return met
+        return None
+
     def _poll_split(self, split: str) -> Polled:
         if self._cuts.stands_still(split):
             return None
         reader, end = self._readers[split], self._ends[split]
         frontier = self._cuts.look()
         last = frontier.ends[reader.segment] if end is None else end
-        if reader.position >= last and (end is not None or frontier.is_sealed):
+        is_over = end is not None or frontier.is_sealed or reader.segment in frontier.closed
+        if reader.position >= last and is_over:
             return self._over(split)  # SC25: first, or checkpoint after checkpoint would keep it from its end
         met = self._cuts.meet(split, reader.segment, reader.position)
         if met is not None:
@@ -217,15 +285,18 @@ class StreamCutReader(StreamSourceReader):
         return None if batch is None else SourceBatch(split, to_canonical(batch, self._schema))
 
 
-def decode_position(split: str, data: bytes) -> tuple[int, int | None]:
-    """Return the position of a segment, and its end when it is not followed.
+def start_of(
+    store: Store, stream: StreamInfo, context: SourceContext, source: StreamSource, places: Mapping[int, Place] | None
+) -> Start:
+    """Return where reading begins. On a first start that is one moment, which the first subtask records (SC42).
 
-    Raises:
-        CorruptionError
+    Whoever only looks leaves nothing behind.
     """
-    if len(data) == _POSITION.size:
-        return int(_POSITION.unpack(data)[0]), None
-    if len(data) == _POSITION_AND_END.size:
-        position, end = _POSITION_AND_END.unpack(data)
-        return int(position), int(end)
-    raise CorruptionError(f"position of split '{split}'", 0, "8 or 16 bytes", f"{len(data)}")
+    if places is not None:
+        return Restored(places)
+    if store.is_untouched or not source.holds or not context.life:
+        moment = dict(enumerate(stream.ends))
+    else:
+        owner = f"{holder_of(context.pipeline, context.node)} {context.life}"
+        moment = store.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)
+    return FirstStart(moment, from_latest=source.start == "latest", is_bounded=not source.follow)

@@ -142,6 +142,8 @@ class StreamCommitter:
         names = [(payload.stream, payload.name) for payload in payloads]
         if names:
             self._store.commit_transactions(names, owner=self._owner, epoch=permit.generation)
+            for stream in {stream for stream, _ in names}:
+                self._store.look_after(stream)  # S71
 
     def denial(self, committable: Committable) -> str:
         """See ``AskedCommitter``."""

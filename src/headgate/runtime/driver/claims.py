@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from headgate import fault_points
@@ -33,6 +33,7 @@ from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.hopeless import stopping_for_good
 from headgate.runtime.driver.lives import SinkOwners
 from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
+from headgate.runtime.driver.source_holds import SourceHolds
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 
@@ -55,6 +56,8 @@ class NewGeneration:
     """What the restored checkpoint goes back to, if somebody named that (SV24)."""
     left: tuple[Left, ...] = ()
     """The older checkpoints that it does not descend from (SV26)."""
+    life: str = ""
+    """Which life of the pipeline it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ def begin_generation(
             note(text)
     commits = recovered_sinks(definition, log, claimed.next.generation, restored, around, note)
     with _closed_on_failure(commits):
+        retrying(lambda: SourceHolds(definition, log, claimed.next.generation).tell(claimed.log), around)
         retained = recovery.retained(claimed.log, restored)
         log.restored(retained)
         for text in commits.left_behind():
@@ -107,7 +111,8 @@ def begin_generation(
         begin = hooks or HookCalls()
         retrying(lambda: begin.begin(definition.config.name, claimed.next.generation, restored), around)
     origin = None if restored is None else restored.origin
-    return NewGeneration(claimed.next.generation, claimed.first_checkpoint, restored, retained, commits, origin, left)
+    begun = NewGeneration(claimed.next.generation, claimed.first_checkpoint, restored, retained, commits, origin, left)
+    return replace(begun, life=log.life_id)
 
 
 def _claim_or_adopt(

@@ -25,12 +25,14 @@ from headgate.model.savepoint import Savepoint
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.protocol.checkpoints import coordinator as machine
 from headgate.protocol.checkpoints.commit import Commit, forgettable, promised_by
+from headgate.protocol.checkpoints.recovery import ObservedLog
 from headgate.protocol.machine import Ignored
 from headgate.runtime.checkpoints.log import CheckpointLog, Outcome
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.runtime.driver.claims import NewGeneration
 from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.driver.hook_calls import HookCalls, failure_text, newer_generation
+from headgate.runtime.driver.source_holds import SourceHolds
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 from headgate.threads import Pool
@@ -129,6 +131,7 @@ class Coordination:
         """What is completed of the checkpoints that carry savepoints."""
         self._is_closed = False
         self._drops_count = 0
+        self._holds = SourceHolds(definition, log, begun.generation)
         self.is_started = False
         """Whether every participant runs; what they report before is remembered."""
         plan = definition.plan
@@ -393,11 +396,21 @@ class Coordination:
         if self._drops_count % DROPS_BETWEEN_FORGETTING != 0:
             return
         observed = self._log.observe()
+        self._pools.commit.submit(self._tell_sources, observed)
         before = forgettable(observed)
         if before is not None:
             self._pools.commit.submit(self._quietly, lambda: self._forget(before, promised_by(observed)))
 
     # -- in the commit thread -------------------------------------------------------------------------------------
+
+    def _tell_sources(self, observed: ObservedLog) -> None:
+        """Let sources go on; what they were not told now they hear after further checkpoints."""
+        if self._is_closed:
+            return
+        try:
+            self._holds.tell(observed)
+        except Exception as error:
+            self._note(f"the sources could not be told what checkpoints still need: {error}")
 
     def _forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
         if not self._is_closed:

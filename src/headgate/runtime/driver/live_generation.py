@@ -70,6 +70,7 @@ class LiveGeneration:
                 restored is not None and (restored.is_draining or restored.is_final),  # HL8: what was added is not read
                 self._begun.first_checkpoint,
                 "" if restored is None or restored.place is None else restored.place.text,
+                self._begun.life,
             )
             record.connection.send(deployment)
 

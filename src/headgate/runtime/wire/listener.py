@@ -106,12 +106,14 @@ class Listener:
                     self._around.sleep(_PAUSE_SECONDS)  # who has just come can show the secret meanwhile
                     self._close_oldest_stranger()
                 continue
-            if self._is_closed:
+            with self._lock:  # whoever closes knows of every stranger that came before
+                is_closed = self._is_closed
+                if not is_closed:
+                    self._strangers[stream] = None
+                is_full = len(self._strangers) > STRANGERS_MAX
+            if is_closed:
                 stream.close()
                 return
-            with self._lock:
-                self._strangers[stream] = None
-                is_full = len(self._strangers) > STRANGERS_MAX
             if is_full:
                 self._close_oldest_stranger()
             self._start(stream, f"{address[0]}:{address[1]}")

@@ -253,6 +253,8 @@ class Deployment:
             positions,
             Generation(self._message.generation),
             self._clock.monotonic_ms,
+            self._message.life,
+            self._definition.config.checkpoints.interval_ms > 0,
         )
 
     def _sink_context(self, node: Node, subtask: SubtaskId) -> SinkContext:

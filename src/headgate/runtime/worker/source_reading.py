@@ -54,7 +54,8 @@ class SourceReading:
         if not self.source.is_over:
             if not self.source.reader.is_finished():
                 self._resume()
-            self._update_splits()
+            if self.source.reader.splits():  # whoever has none may find some with the first poll, and is not idle yet
+                self._update_splits()
         self.see_splits()
 
     def drain(self) -> None:
@@ -134,7 +135,7 @@ class SourceReading:
         """Give the chain what was read."""
         self.source.check_records(polled, self._machine.held_splits, str(self._chain.vertex.head.name))
         self._resume()
-        if polled.split not in self.source.splits:
+        if self.source.splits is None or polled.split not in self.source.splits:
             self._update_splits(polled.split)
         self._chain.set_origin(polled.split)
         if polled.bad is not None:
@@ -142,6 +143,7 @@ class SourceReading:
         if polled.batch.num_rows:
             self._chain.head.process(polled.batch)
         if polled.is_split_finished:
+            self._update_following(polled.split)
             self.source.finished_splits.add(polled.split)
             self._chain.on_split_finished(polled.split)
             self.see_splits()
@@ -153,6 +155,11 @@ class SourceReading:
         if owned != self.source.splits:
             self.source.splits = owned
             self._chain.on_splits(owned)
+
+    def _update_following(self, ended: str) -> None:
+        """Announce splits that came with the end of one before that: else event time would pass over them."""
+        if set(self.source.reader.splits()) - set(self.source.splits or ()):
+            self._update_splits(ended)
 
     def close(self) -> None:
         """Release the reader."""

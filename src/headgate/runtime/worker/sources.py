@@ -61,7 +61,8 @@ class Source:
     reader: AnyReader | AheadReader
     ahead: AheadReader | None = None
     """``reader``, if it reads ahead of what is processed (GM30)."""
-    splits: tuple[str, ...] = ()
+    splits: tuple[str, ...] | None = None
+    """What the chain was told that it owns; None: nothing yet."""
     finished_splits: set[str] = field(default_factory=set)
     is_over: bool = False
     """Whether it is not read any more, even if there is more to read (E7, E9)."""

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from headgate.codec import messages
-from headgate.errors import BadRecord, FencedError, HeadgateError, StorageError
+from headgate.errors import BadRecord, FencedError, HeadgateError, StorageError, TruncatedError
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, SubtaskId, WorkerIndex
@@ -460,7 +460,7 @@ def failure_of(error: BaseException) -> Failure:
         case UserFunctionError():
             reason = f"the function of operator '{error.node}' failed on the record {error.record}"
             return Failure(FailureKind.USER_CODE, reason, error.traceback_text)
-        case PrepareRefused() | BadRecord():
+        case PrepareRefused() | BadRecord() | TruncatedError():  # SC32
             return Failure(FailureKind.DETERMINISTIC, str(error))
     where = f"operator '{node}': " if node else ""
     if isinstance(error, UnsoundFiles):  # R57

@@ -21,11 +21,12 @@ from headgate.store.store import Store
 STEP_MS = 3
 """Usual time of one verb, at most."""
 
-_AT_ONCE = ("path", "version", "close", "audit")
+_AT_ONCE = ("path", "version", "close", "audit", "is_untouched")
 """What takes no time, and what only a reader at the end does."""
 _ASKS = {
     *("find_stream", "describe_stream", "list_streams", "layout", "find_append", "parts", "frontier", "begin"),
-    *("transactions", "owner", "chunk_paths"),
+    *("transactions", "owner", "chunk_paths", "extents", "cut_at", "holds", "retention_cut"),
+    *("look", "layout_and_extents", "passed"),
 }
 """Verbs that change nothing, so that a lost answer means nothing."""
 

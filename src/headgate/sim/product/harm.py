@@ -53,9 +53,13 @@ class Harm:
         if isinstance(remedy, PutCheckpointsBack) and self._away is not None:
             self._disk("checkpoints").objects, self._away = self._away, None
         if isinstance(remedy, BringOutputBack | RestoreFiles):
-            for (disk, path), stored in self._backup.items():
-                self._disk(disk).objects[path] = stored
-            self._backup.clear()
+            self.mend()
+
+    def mend(self) -> None:
+        """Put back what is missing or damaged, also what nobody has needed since: a later checkpoint was there."""
+        for (disk, path), stored in self._backup.items():
+            self._disk(disk).objects[path] = stored
+        self._backup.clear()
 
     def _damage(self, history: History) -> None:
         """Damage the newest completed checkpoint: its entry of the log, or a snapshot."""

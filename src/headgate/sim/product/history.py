@@ -67,6 +67,8 @@ class History:
     """The step behind which all targets are empty; 0: none."""
     finding: Violation | None = None
     """What was wrong first."""
+    shared_count: int = 0
+    """Parts of checkpoints that are files of checkpoints before them."""
     seen: dict[str, frozenset[str]] = field(default_factory=dict)
     """What readers of each sink have seen."""
     _log: dict[str, Claim | Manifest] = field(default_factory=dict)
@@ -195,14 +197,15 @@ class History:
         self.standing = [*(one for one in self.standing if one <= former), manifest.checkpoint]
 
     def _check_whole(self, manifest: Manifest) -> None:
-        """Every subtask is in it once, each with a snapshot that was written for it."""
+        """Every subtask is in it once, each with a snapshot that was written for it, or for a checkpoint before it."""
         found: dict[str, list[int]] = {}
         for entry in manifest.entries:
             found.setdefault(entry.subtask.vertex, []).append(entry.subtask.index)
-            for part in entry.parts if manifest.place is None else ():  # no backend shares files yet
+            for part in entry.parts if manifest.place is None else ():
                 wrote = stored_file(part.path)
                 of = None if wrote is None else (wrote.checkpoint, wrote.generation)
-                if of not in (None, (manifest.checkpoint, manifest.generation)):
+                self.shared_count += of in self.written
+                if of not in (None, (manifest.checkpoint, manifest.generation)) and of not in self.written:
                     self.fail("I8", f"checkpoint {manifest.checkpoint} of generation {manifest.generation} has {wrote}")
         for vertex, indexes in found.items():
             if indexes != list(range(manifest.parallelism)):

@@ -8,15 +8,37 @@ a process is in checkpoints, on the disks of the machine room. Faults of that di
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from headgate.model.config import RocksState
+from headgate.sim.machine.faults import Fault
 from headgate.sim.product.expiring import ExpiringRun
 from headgate.sim.product.run import EVENTS_MAX, Result, Run, result_of
 from headgate.sim.product.timed import TimedRun
 from headgate.sim.world import Violation
+from headgate.state.rocksdb import increments
+from headgate.state.rocksdb.memory import SharedMemory
 
 MEMORY_BYTES = 16 << 20
+
+CACHE_BYTES = 1 << 10
+"""So little that hardly anything stays in front of a database."""
+
+FILES_MAX = 100_000
+"""So many files of one database do not make writes wait for a compaction that never comes."""
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Have ``owner`` have ``value`` instead of what it usually has."""
+    usual = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, usual)
 
 
 class RocksRun(Run):
@@ -35,6 +57,36 @@ class RocksRun(Run):
         super().start()
 
 
+class RocksFilesRun(RocksRun):
+    """A run whose checkpoints share the files of databases, however small these are (RB20).
+
+    RocksDB compacts nothing here: when it did would be up to its own threads, and a seed would not be repeated exactly.
+    Its files have numbers of their own in them, so checksums differ from run to run: none is damaged, which would tell.
+    """
+
+    def __init__(self, seed: int, *, is_traced: bool = False, events_max: int = EVENTS_MAX) -> None:
+        super().__init__(seed, is_traced=is_traced, events_max=events_max)
+        self.faults.on -= {Fault.DAMAGE, Fault.AWAY}
+
+    def run(self) -> Violation | None:
+        """See ``Run``."""
+        usual = SharedMemory.options
+
+        def options(self: SharedMemory, *, is_new: bool = True) -> Any:
+            made = usual(self, is_new=is_new)
+            made.set_disable_auto_compactions(True)
+            made.set_level_zero_slowdown_writes_trigger(FILES_MAX)
+            made.set_level_zero_stop_writes_trigger(FILES_MAX)
+            return made
+
+        with (
+            replaced(increments, "SIZE_BYTES_MIN", 1),
+            replaced(SharedMemory, "options", options),
+            replaced(SharedMemory, "cache_bytes", property(lambda self: CACHE_BYTES)),
+        ):
+            return super().run()
+
+
 class RocksTimedRun(RocksRun, TimedRun):
     """A run with timers in RocksDB."""
 
@@ -43,7 +95,7 @@ class RocksExpiringRun(RocksRun, ExpiringRun):
     """A run with state in RocksDB that expires."""
 
 
-KINDS: tuple[Callable[..., Run], ...] = (RocksRun, RocksTimedRun, RocksRun, RocksExpiringRun)
+KINDS: tuple[Callable[..., Run], ...] = (RocksRun, RocksTimedRun, RocksFilesRun, RocksExpiringRun)
 """What a seed runs, by turns."""
 
 

@@ -338,6 +338,7 @@ class Run:
     def _verify(self) -> None:
         verdict = Verdict(self.settings, self.history, self.listed_at)
         verdict.check()
+        self.harm.mend()
         self.stored.check(self.settings.job, verdict.read, is_exact=isinstance(self.settings.judge, Exactly))
         self._is_verified = True
 

@@ -17,20 +17,26 @@ import pyarrow as pa
 
 import headgate as hg
 from headgate.connectors.streams import transaction_of
-from headgate.errors import FencedError, HeadgateError, StorageError
+from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
+from headgate.model.definition import PipelineDefinition
 from headgate.model.manifest import Committable
+from headgate.runtime.driver import coordination
 from headgate.sim.machine.faults import Fault
 from headgate.sim.machine.store import SimStores
 from headgate.sim.machine.tasks import SimProcess
+from headgate.sim.product.cut_streams import check_cuts
+from headgate.sim.product.emptied_streams import EmptiedStreams
 from headgate.sim.product.history import History
 from headgate.sim.product.neighbour import Neighbour
 from headgate.sim.product.records import KEYS
 from headgate.sim.product.run import Result, Run
+from headgate.sim.product.scaled_streams import Scaler
 from headgate.sim.product.settings import NAME, Settings
 from headgate.sim.product.workloads import Branches, Splits
 from headgate.sim.world import Violation
 from headgate.store import store as stores
 from headgate.store.reader import SegmentReader
+from headgate.store.retention import Retention
 from headgate.store.store import Store
 from headgate.store.streams import StreamDefinition
 from headgate.store.writer import StreamWriter
@@ -40,11 +46,23 @@ INPUT = "in"
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("n", pa.int64())])
 OUTPUTS = ("copies", "counts")
 
+CUTS_RATE = 0.4
+"""Of the seeds with streams, so many have checkpoints that cut the stream at one moment."""
+
+TRUNCATES_RATE = 0.4
+"""In so many of them somebody truncates the input all the time."""
+
+SLOWLY = 8
+"""With such checkpoints events come so many times more slowly, so that some come while a stream is cut."""
+
 Event = tuple[int, int]
 
 
 class StreamSettings(Settings):
     """The settings of any run, for a pipeline that reads a stream and writes two."""
+
+    cuts = False
+    """Whether every checkpoint cuts the stream at one moment (SC20)."""
 
     def _pipeline(
         self, listed: Sequence[Splits], now_ms: Callable[[], int], trouble: Callable[[], bool]
@@ -56,7 +74,7 @@ class StreamSettings(Settings):
             checkpointing=self.checkpointing,
             restart=self.restart,
         )
-        events = p.source(hg.StreamSource(INPUT, store=STORE), name="source0")
+        events = p.source(hg.StreamSource(INPUT, store=STORE, stream_cuts=self.cuts), name="source0")
         copies = events.filter(pl.col("n") % 3 != 0)
         copies.sink(hg.StreamSink("copies", store=STORE, routing_key="k"), name="copies")
         counts = events.select("k", n=pl.lit(1, pl.Int64)).key_by("k")
@@ -116,6 +134,10 @@ class Producer:
                 process.end(0)
             except FencedError:
                 process.end(0)  # a newer one goes on
+            except UsageError as error:  # or has appended everything since this one looked, and sealed the stream
+                self._run.world.tell(process.name, str(error))
+                if not self._run.stores.behind("store").find_stream(INPUT).is_sealed:
+                    raise
             except StorageError as error:
                 self._run.world.tell(process.name, str(error))
                 self._run.tasks.park(self._rng.randint(1, 50))
@@ -129,7 +151,7 @@ class Producer:
             rows = [dict(zip(SCHEMA.names, event, strict=True)) for event in self.batches[number - 1]]
             writer.append(pa.RecordBatch.from_pylist(rows, schema=SCHEMA), sequence=number)
             self._flush(writer)
-            self._run.tasks.park(self._rng.randint(1, 15))
+            self._run.tasks.park(self._rng.randint(1, 15) * (SLOWLY if self._run.cuts else 1))
         store.seal(INPUT)
 
     def _flush(self, writer: StreamWriter) -> None:
@@ -151,7 +173,7 @@ class Reader:
     """Somebody who follows a stream from its beginning."""
 
     def __init__(self, store: Store, stream: str) -> None:
-        count = store.describe(stream).segments_count
+        count = len(store.describe(stream).ends)
         self.stream = stream
         self.events: list[list[Event]] = [[] for _ in range(count)]
         self._readers: list[SegmentReader] = [store.reader(stream, segment) for segment in range(count)]
@@ -171,26 +193,43 @@ class StreamRun(Run):
         super().__init__(seed, is_traced=is_traced, is_plain=is_plain)
         rng = self.world.random
         self.faults.on -= {Fault.DRAIN, Fault.DENIED}  # all input is read; output that is gone is told of by other runs
-        self.settings = _settings(self.settings)
+        self._chance = random.Random(f"stream cuts of seed {seed}")
+        settings = self.settings = _settings(self.settings)
+        self.cuts = settings.cuts = not is_plain and self._chance.random() < CUTS_RATE
         self.history = History(self.settings.checkpointing.retained, files_of=_transactions)
         self.stores = SimStores(self._disk)
         self.producer = Producer(self, random.Random(rng.random()))
         self._segments = rng.choice((1, 2, 3))
         self.neighbour = Neighbour(None if is_plain else seed, self.tasks, lambda: Store.shared(STORE))
+        self.emptied = EmptiedStreams(seed, self.tasks, self._program, self._surroundings, OUTPUTS)
+        self.empties = self.emptied.is_drawn and not is_plain
+        self.scaler = Scaler(seed, STORE, (INPUT, *OUTPUTS))
+        self.scales = self.scaler.is_drawn and not is_plain
+        self.cuts_count = self.truncated_count = 0
+        self.truncates = not is_plain and self._chance.random() < TRUNCATES_RATE
         self._onlookers: list[Reader] = []
         self._is_looking = False
 
     def run(self) -> Violation | None:
         """See ``Run``."""
         stores.OPENERS["sim"] = self.stores.open
+        usual = coordination.DROPS_BETWEEN_FORGETTING
+        coordination.DROPS_BETWEEN_FORGETTING = 1 if self.truncates else usual
         try:
             definition = StreamDefinition(INPUT, SCHEMA, self._segments, "k")
             self.stores.behind("store").create_stream(definition, 0, if_not_exists=False)
             self.neighbour.begin()
             self.producer.start()
             self.world.at(20, self.producer.strike)
+            if self.cuts:
+                self.world.at(30, self._look_soon)
+            if self.truncates:
+                self.world.at(40, self._truncate_soon)
+            if self.scales:
+                self.world.at(10, self._scale_soon)
             return super().run()
         finally:
+            coordination.DROPS_BETWEEN_FORGETTING = usual
             self.neighbour.end()
             del stores.OPENERS["sim"]
 
@@ -202,7 +241,8 @@ class StreamRun(Run):
         try:
             store = Store.shared(STORE)
             there = {info.name for info in store.list_streams()}
-            self._onlookers += [Reader(store, name) for name in (INPUT, *OUTPUTS) if name in there]
+            looked_at = OUTPUTS if self.truncates else (INPUT, *OUTPUTS)
+            self._onlookers += [Reader(store, name) for name in looked_at if name in there]
             for reader in self._onlookers:
                 reader.read()
         except HeadgateError:
@@ -222,18 +262,78 @@ class StreamRun(Run):
             "copies": Counter(event for event in events if event[1] % 3),
             "counts": _numbered(events),
         }
+        if self.truncates:
+            expected[INPUT] = self._left_of_input(store, expected[INPUT], found[INPUT])
         for name, wanted in expected.items():
             there = Counter(event for segment in found[name] for event in segment)
             if there != wanted:
                 lost, more = sorted((wanted - there).elements()), sorted((there - wanted).elements())
                 raise Violation("I1", f"{name} lost {len(lost)} {lost[:4]}, has {len(more)} more {more[:4]}")
-            _check_order(name, found[name])
+            if not (self.cuts and self.scales):  # then order across segments is not promised (SC43)
+                _check_order(name, found[name])
         for reader in self._onlookers:
             for segment, seen in enumerate(reader.events):
                 if found[reader.stream][segment][: len(seen)] != seen:
                     raise Violation("I2", f"a reader of {reader.stream}/{segment} saw what is not there any more")
         self._check_store(store)
+        if self.cuts:
+            self._look_at_cuts()
+        if self.empties:
+            self.emptied.check(store)
+            self._check_store(store)
         self._is_verified = True
+
+    def _program(self) -> PipelineDefinition:
+        return self.settings.definition(self.settings.listed(), lambda: self.world.now_ms, lambda: False)
+
+    def _truncate_soon(self) -> None:
+        """Somebody truncates the input as its retention says, again and again: only the pipeline keeps it (SC31)."""
+        if not self.is_finished:
+            self.tasks.spawn(SimProcess(self.tasks, "janitor"), self._truncate, "main")
+            self.world.at(self._chance.randint(10, 90), self._truncate_soon)
+
+    def _truncate(self) -> None:
+        try:
+            store = Store.shared(STORE)
+            if not store.holds(INPUT):  # the pipeline did not begin yet
+                return
+            store.set_retention(INPUT, Retention(age="1ms"))
+            self.truncated_count += store.events_between(store.retain(INPUT)) < sum(store.describe(INPUT).ends)
+        except HeadgateError as problem:
+            self.world.tell("janitor", str(problem))
+
+    def _scale_soon(self) -> None:
+        """Somebody scales a stream, again and again."""
+        if not self.is_finished:
+            self.tasks.spawn(SimProcess(self.tasks, "scaler"), self._scale, "main")
+            self.world.at(self.scaler.pause_ms(), self._scale_soon)
+
+    def _scale(self) -> None:
+        problem = self.scaler.scale()
+        if problem:
+            self.world.tell("scaler", problem)
+
+    def _look_soon(self) -> None:
+        """Checkpoints that cut the stream are looked at more often than what is committed."""
+        if not self.is_finished:
+            self.tasks.spawn(SimProcess(self.tasks, "onlooker"), self._look_at_cuts, "main")
+            self.world.at(self._chance.randint(20, 120), self._look_soon)
+
+    def _look_at_cuts(self) -> None:
+        try:
+            store = Store.shared(STORE)
+            self.cuts_count += check_cuts("source0", lambda: store.describe(INPUT))
+        except HeadgateError as problem:
+            self.world.tell("onlooker", str(problem))
+        except Violation as violation:
+            self.history.finding = self.history.finding or violation
+
+    def _left_of_input(self, store: Store, events: Counter[Event], found: list[list[Event]]) -> Counter[Event]:
+        """Return what must be there of a truncated input: what is there, if it is of the input and nothing else is."""
+        there = Counter(event for segment in found for event in segment)
+        if there - events or sum(store.describe(INPUT).ends) != events.total():
+            raise Violation("I1", f"{INPUT} has {sorted((there - events).elements())[:4]} more, or has lost positions")
+        return there
 
     def _read(self, store: Store, stream: str) -> list[list[Event]]:
         reader = Reader(store, stream)
@@ -262,12 +362,15 @@ def _numbered(events: Sequence[Event]) -> Counter[Event]:
 
 
 def _check_order(stream: str, segments: Sequence[Sequence[Event]]) -> None:
-    """Events of one key are where they belong, in the order in which they were appended."""
-    for segment, events in enumerate(segments):
-        for key in {k for k, _ in events}:
-            numbers = [n for k, n in events if k == key]
-            if numbers != sorted(numbers):
-                raise Violation("I6", f"{stream}/{segment} has key {key} in the order {numbers[:10]}")
+    """Events of one key are where they belong, in the order in which they were appended.
+
+    Where a stream was scaled, what follows is in segments of higher numbers.
+    """
+    events = [event for segment in segments for event in segment]
+    for key in {k for k, _ in events}:
+        numbers = [n for k, n in events if k == key]
+        if numbers != sorted(numbers):
+            raise Violation("I6", f"{stream} has key {key} in the order {numbers[:10]}")
 
 
 def run_seed(seed: int, *, is_traced: bool = False, is_plain: bool = False) -> Result:

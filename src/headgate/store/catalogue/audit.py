@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import ChunkRecord, StoredPart
@@ -28,6 +29,7 @@ class SqlAudit:
         self._connection = connection
         self._path = path
         self._where = where
+        self._layouts: dict[int, Layout] = {}
 
     def streams(self) -> list[StreamInfo]:
         """See ``Audit``."""
@@ -57,6 +59,27 @@ class SqlAudit:
             ]
             yield ChunkRecord(chunk.path, chunk.size_bytes, tuple(entries))
 
+    def garbage(self) -> set[str]:
+        """See ``Audit``."""
+        return set(self._connection.scalars(sa.select(t.garbage.c.path)))
+
+    def heirs(self, chunk: ChunkRecord, segment: int) -> set[int]:
+        """See ``Audit``."""
+        stream_id = int(chunk.path.partition("/")[0])
+        if stream_id not in self._layouts:
+            found = next(stream for stream in self.streams() if stream.stream_id == stream_id)
+            self._layouts[stream_id] = find_layout(self._connection, found)
+        return self._layouts[stream_id].heirs(segment)
+
+    def is_truncated(self, chunk: ChunkRecord, segment: int) -> bool:
+        """See ``Audit``."""
+        query = (
+            sa.select(sa.func.max(t.segments.c.head_position))
+            .join_from(t.segments, t.chunks, t.segments.c.stream_id == t.chunks.c.stream_id)
+            .where(t.chunks.c.path == chunk.path, t.segments.c.segment_id.in_(self.heirs(chunk, segment)))
+        )
+        return bool(self._connection.scalar(query))
+
     def _database(self) -> Found:
         rows = self._connection.exec_driver_sql("PRAGMA integrity_check(20)").scalars().all()
         return [(self._path, str(row)) for row in rows if row != "ok"]
@@ -70,12 +93,14 @@ class SqlAudit:
         return found
 
     def _positions(self, stream: StreamInfo) -> Found:
-        """Parts of a segment follow each other from 0 to its end, and every part has a segment and a chunk (LY4)."""
+        """Parts of a segment follow each other from its head, or before it, to its end (LY4, S65)."""
         found: Found = []
         of_stream = t.segments.c.stream_id == stream.stream_id
-        query = sa.select(t.segments.c.segment_id, t.segments.c.end_position).where(of_stream)
-        ends: dict[int, int] = {row.segment_id: row.end_position for row in self._connection.execute(query)}
-        expected = dict.fromkeys(ends, 0)
+        query = sa.select(t.segments).where(of_stream)
+        segments = self._connection.execute(query).all()
+        ends: dict[int, int] = {row.segment_id: row.end_position for row in segments}
+        heads: dict[int, int] = {row.segment_id: row.head_position for row in segments}
+        expected: dict[int, int] = {}
         parts = (
             sa.select(t.parts, t.chunks.c.path)
             .join_from(t.parts, t.chunks, t.parts.c.chunk_id == t.chunks.c.id, isouter=True)
@@ -84,15 +109,16 @@ class SqlAudit:
         )
         for row in self._connection.execute(parts):
             where = f"{stream.name}/{row.segment_id}"
-            at = expected.get(row.segment_id)
+            at = expected.get(row.segment_id, min(row.start, heads.get(row.segment_id, -1)))
             if at != row.start:
                 found.append((where, f"events from position {row.start} where {at} was expected"))
             if row.path is None:
                 found.append((f"{where} position {row.start}", "its chunk is not in the catalogue"))
             expected[row.segment_id] = row.start + row.events_count
         for segment, end in ends.items():
-            if expected[segment] != end:
-                found.append((f"{stream.name}/{segment}", f"ends at {expected[segment]} instead of {end}"))
+            last = expected.get(segment, heads[segment])
+            if last != end:
+                found.append((f"{stream.name}/{segment}", f"ends at {last} instead of {end}"))
         return found
 
     def _transactions(self) -> Found:

@@ -8,15 +8,18 @@ No verb reads a clock, touches a chunk file, or waits for another verb.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from headgate.codec.chunk import PartEntry
 from headgate.model.life import Life, Mine, Owner
+from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.transactions import Status
-from headgate.store.streams import Layout, StreamDefinition, StreamInfo, StreamReset
+from headgate.protocol.store.truncation import Extent, Hold
+from headgate.store.retention import RetentionPolicy
+from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +47,23 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class PartsFound:
-    """The next parts of a segment. ``is_at_end``: there are none, and the stream is sealed."""
+    """The next parts of a segment. ``is_at_end``: none follow, it takes no more: closed, or of a sealed stream."""
 
     parts: tuple[StoredPart, ...]
     is_at_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFound:
+    """What became of an append whose answer was lost (S68).
+
+    Attributes:
+        starts: segment → position of its first event; None: the catalogue does not have it.
+        is_truncated: it took effect, and its events were truncated since.
+    """
+
+    starts: dict[int, int] | None = None
+    is_truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +80,24 @@ class Frontier:
 
     Attributes:
         ends: of each segment.
-        markers: of each segment that has any, by checkpoint.
+        markers: of each segment that has any, by checkpoint. One that came after a checkpoint has none of it.
         is_sealed: nothing follows.
+        closed: the segments that take no more events.
     """
 
     ends: dict[int, int]
     markers: dict[int, tuple[Marker, ...]]
     is_sealed: bool
+    closed: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Who reads a stream together: the subtasks of a source, in one generation of one life of a pipeline."""
+
+    reader: str
+    life: str
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +121,19 @@ class TransactionInfo:
     status: Status
     events_count: int
     changed_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What ``Catalogue.sweep`` did.
+
+    Attributes:
+        garbage: files that are to be deleted, and then to be told to ``swept``.
+        is_done: no part before the heads is left.
+    """
+
+    garbage: tuple[str, ...]
+    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +166,15 @@ class Audit(Protocol):
     def chunks(self) -> Iterator[ChunkRecord]:
         """Give all recorded chunks."""
 
+    def garbage(self) -> set[str]:
+        """Return files that are to be deleted."""
+
+    def heirs(self, chunk: ChunkRecord, segment: int) -> set[int]:
+        """Return the segments in which events may be that a chunk says are of ``segment``: it, and later ones (S75)."""
+
+    def is_truncated(self, chunk: ChunkRecord, segment: int) -> bool:
+        """Return whether such a segment begins behind events that were in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contents:
@@ -155,6 +204,10 @@ class Catalogue(Protocol):
     @property
     def path(self) -> str:
         """Where the catalogue is, for messages."""
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it stays as it is until somebody writes: of an older version, or not to be written to (CT8)."""
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -186,6 +239,28 @@ class Catalogue(Protocol):
     def layout(self, name: str) -> Layout:
         """Return the segments of a stream (CT6)."""
 
+    def scale_stream(self, name: str, plan: Plan) -> Layout:
+        """Close segments and have others take their keys from now on (S72); return the layout. Repeating is fine.
+
+        Raises:
+            OtherLayoutError: it was scaled by somebody else since the plan was made.
+            UsageError: there is no such stream, it is sealed, or the plan does not fit.
+        """
+
+    def layout_and_extents(self, stream: StreamInfo) -> tuple[Layout, dict[int, Extent]]:
+        """Return the segments of a stream, with head and end of each, of one moment.
+
+        Raises:
+            UsageError: the stream was deleted.
+        """
+
+    def look(self, stream: StreamInfo) -> tuple[int, bool]:
+        """Return the number of the present layout, and whether the stream is sealed. Cheap.
+
+        Raises:
+            UsageError: the stream was deleted.
+        """
+
     def seal_stream(self, name: str) -> None:
         """End a stream. Repeating is fine.
 
@@ -209,7 +284,7 @@ class Catalogue(Protocol):
             FencedError: a newer epoch exists.
         """
 
-    def append(self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None) -> dict[int, int]:
+    def append(self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None, now_ms: int) -> dict[int, int]:
         """Make the parts of a durable chunk visible at the ends of their segments (LY3), once.
 
         Not to be repeated before ``find_append`` said that it did not take effect.
@@ -219,11 +294,11 @@ class Catalogue(Protocol):
 
         Raises:
             FencedError: a newer epoch of the writer exists; nothing was recorded.
-            UsageError: the stream is sealed, was deleted or has another layout, or the numbers do not follow; nothing
-                was recorded.
+            OtherLayoutError: the stream has another layout than ``stream`` says; nothing was recorded.
+            UsageError: the stream is sealed or was deleted, or the numbers do not follow; nothing was recorded.
         """
 
-    def find_append(self, path: str) -> dict[int, int] | None:
+    def find_append(self, path: str) -> AppendFound:
         """Return what ``append`` of the chunk at ``path`` returned, if it took effect."""
 
     # -- reading -----------------------------------------------------------------------------------------------------
@@ -233,7 +308,62 @@ class Catalogue(Protocol):
 
         Raises:
             UsageError: the stream was deleted.
+            TruncatedError: the segment begins behind ``position``.
         """
+
+    # -- heads and holds (S65 to S71): decided by ``protocol.store.truncation`` ---------------------------------------
+
+    def extents(self, stream: StreamInfo) -> dict[int, Extent]:
+        """Return head and end of every segment, of one moment."""
+
+    def cut_at(self, stream: StreamInfo, date_ms: int) -> dict[int, int]:
+        """Return, of every segment, the first event that became visible at ``date_ms`` or later, or its end (S66)."""
+
+    def truncate(self, stream: StreamInfo, cut: Mapping[int, int], *, anyway: bool) -> dict[int, int]:
+        """Move heads forward to ``cut``; return those that moved. Files stay until ``sweep``.
+
+        Raises:
+            UsageError: the cut names what is not there, or somebody holds what would go, without ``anyway``.
+        """
+
+    def retention_cut(self, stream: StreamInfo, now_ms: int) -> dict[int, int]:
+        """Return the heads that ``stream.retention`` would move now, as far as nobody holds; empty: nothing goes.
+
+        It may take long, and keeps nobody waiting: it only reads.
+        """
+
+    def retain(self, stream: StreamInfo, cut: Mapping[int, int]) -> dict[int, int]:
+        """Move heads forward to what ``retention_cut`` found for the same ``stream``; return those that moved.
+
+        What is held by now stays. If the stream has another policy by now than ``stream.retention``, all stays.
+
+        Raises:
+            UsageError: the stream was deleted, also if there is another one of its name.
+        """
+
+    def sweep(self, stream: StreamInfo, limit: int) -> Swept:
+        """Forget at most ``limit`` parts before the heads; what holds no part any more becomes garbage (S68)."""
+
+    def swept(self, paths: Sequence[str]) -> None:
+        """Forget garbage whose files are deleted."""
+
+    def set_retention(self, name: str, policy: RetentionPolicy | None) -> StreamInfo:
+        """Let ``policy`` be that of a stream."""
+
+    def hold(self, stream: StreamInfo, hold: Hold) -> None:
+        """Let ``hold`` take the place of what its holder held in the stream before (S69).
+
+        Raises:
+            TruncatedError: a segment begins behind its position; then nothing has changed.
+            FencedError: a later generation of its holder holds already.
+            UsageError: it names what is not there.
+        """
+
+    def release(self, stream: StreamInfo, holder: str) -> None:
+        """Forget what ``holder`` holds in the stream."""
+
+    def holds(self, stream: StreamInfo) -> list[Hold]:
+        """Return who holds what in the stream, by holder."""
 
     # -- markers of checkpoints (S60 to S64) ---------------------------------------------------------------------------
 
@@ -257,6 +387,14 @@ class Catalogue(Protocol):
     def unmark_others(self, owner: str, generation: int) -> None:
         """Forget the markers of all generations of ``owner`` but this one."""
 
+    # -- what pipelines have passed (SC40 to SC42) ---------------------------------------------------------------------
+
+    def pass_segments(self, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
+        """Record that everything in these closed segments has gone through a pipeline. Repeating is fine."""
+
+    def passed(self, stream: StreamInfo, reader: Reading) -> set[int]:
+        """Return the segments that ``pass_segments`` was told of for one generation of a reader."""
+
     # -- transactions (S12 to S18): decided by ``protocol.store.transactions`` ----------------------------------------
 
     def begin(self, stream: str, name: str, owner: str, epoch: int) -> StreamInfo:
@@ -274,7 +412,7 @@ class Catalogue(Protocol):
 
         Raises:
             FencedError, CorruptionError: it is refused; nothing was recorded.
-            UsageError: the stream is sealed, was deleted, or has another layout.
+            UsageError: the stream is sealed or was deleted.
         """
 
     def commit(self, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:

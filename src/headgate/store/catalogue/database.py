@@ -1,6 +1,6 @@
-"""Databases with the tables of a catalogue: connections, transactions, errors.
+"""A database in SQLite's file: connections, transactions, errors.
 
-Counterpart: ``sql`` runs its verbs in them. Source: rules CT1, CT2 and CT4 of docs/spec/stream-store.md.
+Counterpart: ``access.Database`` says what it promises. Source: rules CT1, CT2 and CT4 of docs/spec/stream-store.md.
 Never keeps a transaction open across a call of its own.
 """
 
@@ -11,9 +11,8 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -34,32 +33,10 @@ _TRANSIENT = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR", "SQ
 _DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 
 
-class Database(Protocol):
-    """Where the tables are; safe from several threads."""
-
-    @property
-    def path(self) -> str:
-        """Where it is, for messages."""
-
-    def read(self) -> AbstractContextManager[Connection]:
-        """Give a consistent view of one moment."""
-
-    def write(self) -> AbstractContextManager[Connection]:
-        """Give a transaction that is durable when the block ends, and undone when it raises.
-
-        Raises:
-            StorageError: nothing was changed (or, after an I/O error, perhaps everything: look it up).
-        """
-
-    def changes(self) -> int:
-        """See ``base.Catalogue.changes``."""
-
-    def close(self) -> None:
-        """Close all connections."""
-
-
 class FileDatabase:
     """One process's access to the SQLite file of a store; usable again after a fork."""
+
+    is_untouched = False
 
     def __init__(self, path: Path) -> None:
         self.file = path

@@ -43,7 +43,9 @@ def frontier(connection: Connection, stream: StreamInfo, owner: str, generation:
         found.setdefault(row.segment_id, []).append(Marker(row.checkpoint, row.position))
     is_sealed = connection.scalar(sa.select(t.streams.c.is_sealed).where(t.streams.c.id == stream.stream_id))
     markers = {segment: tuple(of_segment) for segment, of_segment in found.items()}
-    return Frontier(_ends(connection, stream), markers, bool(is_sealed))
+    mine = (t.segments.c.stream_id == stream.stream_id, t.segments.c.closed_epoch.is_not(None))
+    closed = frozenset(connection.scalars(sa.select(t.segments.c.segment_id).where(*mine)))
+    return Frontier(_ends(connection, stream), markers, bool(is_sealed), closed)
 
 
 def unmark(connection: Connection, owner: str, generation: int, first: int, last: int) -> None:

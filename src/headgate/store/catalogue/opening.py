@@ -12,7 +12,8 @@ from pathlib import Path
 
 from headgate.errors import UsageError
 from headgate.storage.access import access_in, may, open_created, open_lock
-from headgate.store.catalogue.database import Database, FileDatabase, errors_of
+from headgate.store.catalogue.access import Database
+from headgate.store.catalogue.database import FileDatabase, errors_of
 from headgate.store.catalogue.looking import Look, may_write
 from headgate.store.catalogue.making_lock import wait_for_lock
 from headgate.store.catalogue.tables import CATALOGUE_VERSION

@@ -71,7 +71,11 @@ def _has_written(connection: Connection, info: StreamInfo, owner: str) -> bool:
     path = t.chunks.c.path
     # A range goes by the index of the paths, which LIKE does not; "0" follows "/".
     query = sa.select(path).where(path >= f"{directory}/", path < f"{directory}0").limit(1)
-    return connection.scalar(query) is not None
+    if connection.scalar(query) is not None:
+        return True
+    former = t.former_authors.c.directory
+    mine = (t.former_authors.c.stream_id == info.stream_id, former == directory)
+    return connection.scalar(sa.select(former).where(*mine)) is not None
 
 
 def _set(connection: Connection, owner: str, life: Life | None) -> None:

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.codec.chunk import PartEntry
-from headgate.errors import UsageError
+from headgate.errors import TruncatedError, UsageError
 from headgate.store.catalogue import tables as t
-from headgate.store.catalogue.base import ChunkRecord, PartsFound, StoredPart
+from headgate.store.catalogue.base import AppendFound, ChunkRecord, PartsFound, StoredPart
 from headgate.store.catalogue.streams import inserted_id
 from headgate.store.streams import StreamInfo
 
@@ -26,58 +26,71 @@ def insert_chunk(connection: Connection, stream_id: int, chunk: ChunkRecord) -> 
     return inserted_id(connection.execute(t.chunks.insert().values(values)))
 
 
-def assign_positions(connection: Connection, stream_id: int, parts: Sequence[tuple[int, PartEntry]]) -> dict[int, int]:
+def assign_positions(
+    connection: Connection, stream_id: int, parts: Sequence[tuple[int, PartEntry]], now_ms: int
+) -> dict[int, int]:
     """Make (chunk number, part) visible at the ends of their segments, in order (S14: all with this transaction).
+
+    The date that is recorded with them is never before that of what the stream has already (S66).
 
     Returns:
         segment → position of its first new event.
     """
     touched = sorted({entry.segment for _, entry in parts})
-    query = sa.select(t.segments.c.segment_id, t.segments.c.end_position).where(t.segments.c.stream_id == stream_id)
-    ends: dict[int, int] = {row.segment_id: row.end_position for row in connection.execute(query)}
+    columns = (t.segments.c.segment_id, t.segments.c.end_position, t.segments.c.latest_ms)
+    present = (t.segments.c.stream_id == stream_id, t.segments.c.closed_epoch.is_(None))
+    found = connection.execute(sa.select(*columns).where(*present)).all()
+    ends: dict[int, int] = {row.segment_id: row.end_position for row in found}
+    visible_ms = max([now_ms, *(row.latest_ms for row in found)])
     first = {segment: ends[segment] for segment in touched}
     rows = []
     for chunk_id, entry in parts:
-        rows.append({"stream_id": stream_id, "start": ends[entry.segment], **part_row(chunk_id, entry)})
+        place = {"stream_id": stream_id, "start": ends[entry.segment], "visible_ms": visible_ms}
+        rows.append(place | part_row(chunk_id, entry))
         ends[entry.segment] += entry.events_count
     if rows:
         connection.execute(t.parts.insert(), rows)
         connection.execute(
             t.segments.update()
             .where(t.segments.c.stream_id == stream_id, t.segments.c.segment_id == sa.bindparam("at"))
-            .values(end_position=sa.bindparam("now")),
+            .values(end_position=sa.bindparam("now"), latest_ms=visible_ms),
             [{"at": segment, "now": ends[segment]} for segment in touched],
         )
     return first
 
 
-def recorded_starts(connection: Connection, path: str) -> dict[int, int] | None:
-    """Return where the events of a chunk begin in each segment; None when it is not recorded."""
+def recorded_starts(connection: Connection, path: str) -> AppendFound:
+    """Return what became of the append of a chunk (S68)."""
     chunk_id = connection.scalar(sa.select(t.chunks.c.id).where(t.chunks.c.path == path))
     if chunk_id is None:
-        return None
+        is_garbage = connection.scalar(sa.select(t.garbage.c.path).where(t.garbage.c.path == path)) is not None
+        return AppendFound(is_truncated=is_garbage)
     query = (
         sa.select(t.parts.c.segment_id, sa.func.min(t.parts.c.start))
         .where(t.parts.c.chunk_id == chunk_id)
         .group_by(t.parts.c.segment_id)
     )
-    return {int(row[0]): int(row[1]) for row in connection.execute(query)}
+    return AppendFound({int(row[0]): int(row[1]) for row in connection.execute(query)})
 
 
 def find_parts(connection: Connection, stream: StreamInfo, segment: int, position: int, limit: int) -> PartsFound:
-    """Return the parts of a segment that hold events from ``position`` on.
+    """Return the parts of a segment that hold events from ``position`` on. One that is closed has an end (S74).
 
     Raises:
         UsageError: the stream was deleted.
+        TruncatedError: the segment begins behind ``position`` (S67).
     """
+    head = connection.scalar(_HEAD, {"stream_id": stream.stream_id, "segment": segment})
+    if head is not None and position < head:
+        raise TruncatedError(stream.name, segment, position, head)
     values = {"stream_id": stream.stream_id, "segment": segment, "position": position, "most": limit}
     parts = tuple(stored_part(row) for row in connection.execute(_PARTS, values))
     if parts:
         return PartsFound(parts, is_at_end=False)
-    is_sealed = connection.scalar(_SEALED, {"stream_id": stream.stream_id})
-    if is_sealed is None:
+    row = connection.execute(_ENDED, {"stream_id": stream.stream_id, "segment": segment}).one_or_none()
+    if row is None:
         raise UsageError(f"stream '{stream.name}' was deleted while it was read")
-    return PartsFound((), bool(is_sealed))
+    return PartsFound((), is_at_end=row.is_sealed or row.closed_epoch is not None)
 
 
 def part_row(chunk_id: int, entry: PartEntry) -> dict[str, object]:
@@ -133,4 +146,11 @@ _PARTS = (
     .order_by(t.parts.c.start)
     .limit(sa.bindparam("most"))
 )
-_SEALED = sa.select(t.streams.c.is_sealed).where(t.streams.c.id == sa.bindparam("stream_id"))
+_HEAD = sa.select(t.segments.c.head_position).where(
+    t.segments.c.stream_id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment")
+)
+_ENDED = (
+    sa.select(t.streams.c.is_sealed, t.segments.c.closed_epoch)
+    .join_from(t.streams, t.segments, t.streams.c.id == t.segments.c.stream_id)
+    .where(t.streams.c.id == sa.bindparam("stream_id"), t.segments.c.segment_id == sa.bindparam("segment"))
+)

@@ -36,6 +36,11 @@ class PrivateDatabase:
         """See ``Database``."""
         return self._path
 
+    @property
+    def is_untouched(self) -> bool:
+        """See ``Database``."""
+        return False
+
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """See ``Database``."""

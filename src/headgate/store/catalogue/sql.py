@@ -7,7 +7,7 @@ Never decides: that is ``protocol.store.transactions``, asked inside the transac
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,24 +15,30 @@ import sqlalchemy as sa
 
 from headgate.errors import UsageError, gone
 from headgate.model.life import Life, Mine, Owner
+from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.transactions import Request, Verb
-from headgate.store.catalogue import markers, owners, positions, starting_over, transactions, writers
+from headgate.protocol.store.truncation import Extent, Hold
+from headgate.store.catalogue import heads, markers, owners, positions, scaling, starting_over, transactions, writers
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.access import Database
 from headgate.store.catalogue.audit import SqlAudit
 from headgate.store.catalogue.base import (
+    AppendFound,
     ChunkRecord,
     Contents,
     Frontier,
     Numbers,
     PartsFound,
+    Reading,
     Recovered,
+    Swept,
     TransactionInfo,
 )
-from headgate.store.catalogue.database import Database
 from headgate.store.catalogue.opening import open_database
 from headgate.store.catalogue.outcomes import DECISIONS_BETWEEN_LOOKS, forget_named, forget_oldest
-from headgate.store.streams import Layout, StreamDefinition, StreamInfo, StreamReset
+from headgate.store.retention import RetentionPolicy
+from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 
 class SqlCatalogue:
@@ -52,6 +58,11 @@ class SqlCatalogue:
     def path(self) -> str:
         """See ``Catalogue``."""
         return self._database.path
+
+    @property
+    def is_untouched(self) -> bool:
+        """See ``Catalogue``."""
+        return self._database.is_untouched
 
     def close(self) -> None:
         """See ``Catalogue``."""
@@ -92,6 +103,23 @@ class SqlCatalogue:
         with self._database.read() as connection:
             return sql_streams.find_layout(connection, sql_streams.find_stream(connection, name, self._where))
 
+    def scale_stream(self, name: str, plan: Plan) -> Layout:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return scaling.scale(connection, sql_streams.find_stream(connection, name, self._where), plan)
+
+    def layout_and_extents(self, stream: StreamInfo) -> tuple[Layout, dict[int, Extent]]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            epoch, _ = sql_streams.look(connection, stream)
+            layout = sql_streams.find_layout(connection, replace(stream, layout_epoch=epoch))
+            return layout, heads.extents(connection, stream)
+
+    def look(self, stream: StreamInfo) -> tuple[int, bool]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return sql_streams.look(connection, stream)
+
     def seal_stream(self, name: str) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
@@ -113,7 +141,7 @@ class SqlCatalogue:
         with self._database.write() as connection:
             return writers.register(connection, stream, writer_id, epoch)
 
-    def append(self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None) -> dict[int, int]:
+    def append(self, stream: StreamInfo, chunk: ChunkRecord, numbers: Numbers | None, now_ms: int) -> dict[int, int]:
         """See ``Catalogue``."""
         with self._database.write() as connection:
             sql_streams.check_writable(connection, stream)
@@ -121,9 +149,9 @@ class SqlCatalogue:
                 writers.advance(connection, stream, numbers)
             chunk_id = positions.insert_chunk(connection, stream.stream_id, chunk)
             parts = [(chunk_id, entry) for entry in chunk.entries]
-            return positions.assign_positions(connection, stream.stream_id, parts)
+            return positions.assign_positions(connection, stream.stream_id, parts, now_ms)
 
-    def find_append(self, path: str) -> dict[int, int] | None:
+    def find_append(self, path: str) -> AppendFound:
         """See ``Catalogue``."""
         with self._database.read() as connection:
             return positions.recorded_starts(connection, path)
@@ -134,6 +162,63 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         with self._database.read() as connection:
             return positions.find_parts(connection, stream, segment, position, limit)
+
+    # -- heads and holds -----------------------------------------------------------------------------------------------
+
+    def extents(self, stream: StreamInfo) -> dict[int, Extent]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return heads.extents(connection, stream)
+
+    def cut_at(self, stream: StreamInfo, date_ms: int) -> dict[int, int]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return heads.cut_at(connection, stream, date_ms)
+
+    def truncate(self, stream: StreamInfo, cut: Mapping[int, int], *, anyway: bool) -> dict[int, int]:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return heads.truncate(connection, stream, cut, anyway=anyway)
+
+    def retention_cut(self, stream: StreamInfo, now_ms: int) -> dict[int, int]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return heads.retention_cut(connection, stream, now_ms)
+
+    def retain(self, stream: StreamInfo, cut: Mapping[int, int]) -> dict[int, int]:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return heads.retain(connection, stream, cut)
+
+    def sweep(self, stream: StreamInfo, limit: int) -> Swept:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return heads.sweep(connection, stream, limit)
+
+    def swept(self, paths: Sequence[str]) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            heads.swept(connection, paths)
+
+    def set_retention(self, name: str, policy: RetentionPolicy | None) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return sql_streams.set_retention(connection, name, policy, self._where)
+
+    def hold(self, stream: StreamInfo, hold: Hold) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            heads.hold(connection, stream, hold)
+
+    def release(self, stream: StreamInfo, holder: str) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            heads.release(connection, stream, holder)
+
+    def holds(self, stream: StreamInfo) -> list[Hold]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return heads.holds(connection, stream)
 
     # -- markers of checkpoints ----------------------------------------------------------------------------------------
 
@@ -159,6 +244,18 @@ class SqlCatalogue:
         with self._database.write() as connection:
             markers.unmark_others(connection, owner, generation)
 
+    # -- what pipelines have passed ------------------------------------------------------------------------------------
+
+    def pass_segments(self, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            scaling.pass_segments(connection, stream, reader, segments)
+
+    def passed(self, stream: StreamInfo, reader: Reading) -> set[int]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return scaling.passed(connection, stream, reader)
+
     # -- transactions ------------------------------------------------------------------------------------------------
 
     def begin(self, stream: str, name: str, owner: str, epoch: int) -> StreamInfo:
@@ -175,15 +272,17 @@ class SqlCatalogue:
         """See ``Catalogue``."""
         request = Request(Verb.PREPARE, name, owner, epoch, ",".join(chunk.path for chunk in chunks))
         with self._database.write() as connection:
-            sql_streams.check_writable(connection, stream)
+            sql_streams.check_takes_events(connection, stream)
             transactions.prepare(connection, stream, request, chunks, now_ms)
 
     def commit(self, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
+            reopening = scaling.Reopening(connection)
             for stream_name, name in names:
                 stream = self._promised(connection, stream_name, owner, epoch)
-                transactions.commit(connection, stream, Request(Verb.COMMIT, name, owner, epoch), now_ms)
+                transactions.commit(connection, stream, Request(Verb.COMMIT, name, owner, epoch), reopening, now_ms)
+            reopening.close()
             self._decided(connection, owner)
 
     def _promised(self, connection: sa.Connection, stream: str, owner: str, epoch: int) -> StreamInfo:

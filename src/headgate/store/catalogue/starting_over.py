@@ -35,11 +35,13 @@ def contents(connection: Connection, stream: str, of: str, mine: Mine, where: st
     visible = set(connection.scalars(sa.select(t.parts.c.chunk_id).where(t.parts.c.stream_id == info.stream_id)))
     rows = list(connection.execute(chunks))
     found = [(path.startswith(own), number in visible) for number, path in rows]
+    former = sa.select(t.former_authors.c.directory).where(t.former_authors.c.stream_id == info.stream_id)
+    truncated = [f"{directory}/" for directory in connection.scalars(former)]
     return Contents(
         sql_streams.with_counts(connection, info).events_count,
         ours=any(is_mine and is_visible for is_mine, is_visible in found),
-        others=not all(is_mine for is_mine, _ in found),
-        forgotten=any(path.startswith(left) for _, path in rows),
+        others=not all(path.startswith(own) for path in (*truncated, *(path for _, path in rows))),
+        forgotten=any(path.startswith(left) for path in (*truncated, *(path for _, path in rows))),
     )
 
 
@@ -58,8 +60,8 @@ def empty(connection: Connection, reset: StreamReset, stream: str, found: Conten
     if found.others:
         return
     sql_streams.delete_stream(connection, info)
-    if reset.streams[stream] != (info.segments_count, info.routing_key):
-        again = StreamDefinition(info.name, info.schema, info.segments_count, info.routing_key)
+    if reset.streams[stream] != (info.segments_count, info.routing_key, info.retention):
+        again = StreamDefinition(info.name, info.schema, info.segments_count, info.routing_key, info.retention)
         sql_streams.insert_stream(connection, again, now_ms, if_not_exists=False, where=where)
 
 

@@ -13,18 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.errors import UsageError
+from headgate.protocol.store.layouts import Layout, Segment, first_layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
+from headgate.store.retention import RetentionPolicy, decode_retention, encode_retention
 from headgate.store.schemas import check_same_schema, decode_schema, encode_schema
-from headgate.store.streams import (
-    Layout,
-    Segment,
-    StreamDefinition,
-    StreamInfo,
-    check_open,
-    first_layout,
-    no_such_stream,
-)
+from headgate.store.streams import OtherLayoutError, StreamDefinition, StreamInfo, check_open, no_such_stream
 
 
 def insert_stream(
@@ -57,6 +51,7 @@ def insert_stream(
             routing_key=wanted.routing_key,
             is_sealed=False,
             created_ms=now_ms,
+            retention=encode_retention(wanted.retention),
         )
     )
     insert_segments(connection, inserted_id(result), layout.segments, {})
@@ -99,19 +94,19 @@ def find_stream(connection: Connection, name: str, where: str) -> StreamInfo:
     if row is None:
         names = connection.scalars(sa.select(t.streams.c.name).order_by(t.streams.c.name)).all()
         raise no_such_stream(name, where, names)
-    return stream_info(row, where)
+    return with_segments(connection, stream_info(row, where))
+
+
+def with_segments(connection: Connection, info: StreamInfo) -> StreamInfo:
+    """Return ``info`` with the segments of its present layout filled in."""
+    mine = (t.segments.c.stream_id == info.stream_id, t.segments.c.closed_epoch.is_(None))
+    rows = connection.execute(sa.select(*_SEGMENT).where(*mine).order_by(t.segments.c.key_low))
+    return replace(info, segments=tuple(Segment(*row) for row in rows))
 
 
 def find_layout(connection: Connection, stream: StreamInfo) -> Layout:
     """Return the segments of a stream, those of former layouts included."""
-    columns = (
-        t.segments.c.segment_id,
-        t.segments.c.key_low,
-        t.segments.c.key_high,
-        t.segments.c.created_epoch,
-        t.segments.c.closed_epoch,
-    )
-    query = sa.select(*columns).where(t.segments.c.stream_id == stream.stream_id).order_by(t.segments.c.segment_id)
+    query = sa.select(*_SEGMENT).where(t.segments.c.stream_id == stream.stream_id).order_by(t.segments.c.segment_id)
     return Layout(stream.layout_epoch, tuple(Segment(*row) for row in connection.execute(query)))
 
 
@@ -126,13 +121,15 @@ def stream_info(row: Any, where: str) -> StreamInfo:
         routing_key=row.routing_key,
         is_sealed=row.is_sealed,
         created_ms=row.created_ms,
+        retention=decode_retention(f"{where} (stream '{row.name}')", row.retention),
     )
 
 
 def with_counts(connection: Connection, info: StreamInfo) -> StreamInfo:
-    """Return ``info`` with ends, sizes and prepared transactions filled in."""
-    ends = connection.scalars(
-        sa.select(t.segments.c.end_position)
+    """Return ``info`` with segments, heads, ends, sizes and prepared transactions filled in."""
+    info = with_segments(connection, info)
+    extents = connection.execute(
+        sa.select(t.segments.c.head_position, t.segments.c.end_position)
         .where(t.segments.c.stream_id == info.stream_id)
         .order_by(t.segments.c.segment_id)
     ).all()
@@ -143,7 +140,8 @@ def with_counts(connection: Connection, info: StreamInfo) -> StreamInfo:
     ).one()
     return replace(
         info,
-        ends=tuple(ends),
+        heads=tuple(row.head_position for row in extents),
+        ends=tuple(row.end_position for row in extents),
         chunks_count=chunks_count,
         size_bytes=size_bytes,
         prepared_count=len(_prepared_names(connection, info.stream_id)),
@@ -151,18 +149,46 @@ def with_counts(connection: Connection, info: StreamInfo) -> StreamInfo:
 
 
 def check_writable(connection: Connection, stream: StreamInfo) -> None:
-    """Check that events may be added that were routed by what ``stream`` says.
+    """Check that events may be added that were routed by the layout that ``stream`` says.
 
     Raises:
-        UsageError: the stream is sealed, was deleted, or has another layout (CT6).
+        OtherLayoutError: it has another one by now (S73).
+        UsageError: the stream is sealed or was deleted.
     """
-    query = sa.select(t.streams.c.is_sealed, t.streams.c.layout_epoch).where(t.streams.c.id == stream.stream_id)
+    if check_takes_events(connection, stream) != stream.layout_epoch:
+        raise OtherLayoutError(f"stream '{stream.name}' has other segments than when it was opened; open it again")
+
+
+def check_takes_events(connection: Connection, stream: StreamInfo) -> int:
+    """Check that a stream takes events; return the number of its present layout.
+
+    Raises:
+        UsageError: it is sealed or was deleted.
+    """
+    epoch, is_sealed = look(connection, stream)
+    check_open(replace(stream, is_sealed=is_sealed))
+    return epoch
+
+
+def look(connection: Connection, stream: StreamInfo) -> tuple[int, bool]:
+    """Return the number of the present layout, and whether the stream is sealed.
+
+    Raises:
+        UsageError: it was deleted.
+    """
+    query = sa.select(t.streams.c.layout_epoch, t.streams.c.is_sealed).where(t.streams.c.id == stream.stream_id)
     row = connection.execute(query).one_or_none()
     if row is None:
         raise UsageError(f"stream '{stream.name}' was deleted; open it again if it was created anew")
-    check_open(replace(stream, is_sealed=row.is_sealed))
-    if row.layout_epoch != stream.layout_epoch:
-        raise UsageError(f"stream '{stream.name}' has other segments than when it was opened; open it again")
+    return int(row.layout_epoch), bool(row.is_sealed)
+
+
+def set_retention(connection: Connection, name: str, policy: RetentionPolicy | None, where: str) -> StreamInfo:
+    """Let ``policy`` be that of a stream; return the stream."""
+    info = find_stream(connection, name, where)
+    text = encode_retention(policy)
+    connection.execute(t.streams.update().where(t.streams.c.id == info.stream_id).values(retention=text))
+    return replace(info, retention=policy)
 
 
 def seal_stream(connection: Connection, info: StreamInfo) -> None:
@@ -184,9 +210,24 @@ def delete_stream(connection: Connection, info: StreamInfo) -> None:
     """Remove everything the catalogue knows of a stream; its chunks are orphans afterwards."""
     own = sa.select(t.transactions.c.id).where(t.transactions.c.stream_id == info.stream_id)
     connection.execute(t.prepared_parts.delete().where(t.prepared_parts.c.transaction_id.in_(own)))
-    for table in (t.transactions, t.writers, t.parts, t.chunks, t.markers, t.segments):
+    for table in _OF_STREAMS:
         connection.execute(table.delete().where(table.c.stream_id == info.stream_id))
     connection.execute(t.streams.delete().where(t.streams.c.id == info.stream_id))
+
+
+_OF_STREAMS = (
+    *(t.transactions, t.writers, t.parts, t.chunks, t.markers, t.segments),
+    *(t.holds, t.garbage, t.former_authors, t.passed),
+)
+
+_SEGMENT = (
+    t.segments.c.segment_id,
+    t.segments.c.key_low,
+    t.segments.c.key_high,
+    t.segments.c.created_epoch,
+    t.segments.c.closed_epoch,
+)
+"""What a ``Segment`` is made of."""
 
 
 def _prepared_names(connection: Connection, stream_id: int) -> list[str]:

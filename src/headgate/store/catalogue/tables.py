@@ -1,4 +1,4 @@
-"""Tables of the catalogue, version 4.
+"""Tables of the catalogue, version 5.
 
 Counterpart: ``opening`` makes them, and raises those of older versions. Source: docs/spec/stream-store.md §3. Never
 holds events, only where they are.
@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-CATALOGUE_VERSION = 4
+CATALOGUE_VERSION = 6
 """Raised with every change that an older release could not work with; opening a newer one is refused (CT3).
 
 1: Headgate 0.1. It has no table ``owners``, and it forgets outcomes by their number in the whole store.
 2: ``owners``; outcomes are remembered for each owner (S17).
 3: segments have an id, keys and the layouts that they belong to; streams have the number of their layout (CT6).
 4: ``markers`` (S60): an older release would leave those of a stream that it deletes.
+5: heads, holds, retention (S65 to S71): an older release would read truncated streams from 0.
+6: transactions know by which layout their events were routed, ``passed`` (S75, SC40): an older release would take the
+   segments that a stream has now for all that it ever had.
 """
 
 metadata = sa.MetaData()
@@ -25,6 +28,9 @@ meta = sa.Table(
     sa.Column("key", sa.String, primary_key=True),
     sa.Column("value", sa.String, nullable=False),
 )
+
+DATED_SINCE = "dated_since_ms"
+"""Key in ``meta``: when a store was raised that had recorded no dates; what has none counts from then on."""
 
 streams = sa.Table(
     "streams",
@@ -37,6 +43,7 @@ streams = sa.Table(
     sa.Column("is_sealed", sa.Boolean, nullable=False),
     sa.Column("created_ms", sa.BigInteger, nullable=False),
     sa.Column("layout_epoch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("retention", sa.String),
     sqlite_autoincrement=True,  # an id names a directory of chunks: never reused
 )
 
@@ -50,9 +57,14 @@ segments = sa.Table(
     sa.Column("created_epoch", sa.Integer, nullable=False),
     sa.Column("closed_epoch", sa.Integer),
     sa.Column("end_position", sa.BigInteger, nullable=False),
+    sa.Column("head_position", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("latest_ms", sa.BigInteger, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
-"""All segments that a stream ever had: ``streams.Segment``."""
+"""All segments that a stream ever had: ``layouts.Segment``. ``latest_ms``: when its last part became visible."""
+
+present_segments = sa.Index("present_segments", segments.c.stream_id, segments.c.closed_epoch)
+"""Finds those that take events, however many did before."""
 
 chunks = sa.Table(
     "chunks",
@@ -74,9 +86,10 @@ parts = sa.Table(
     sa.Column("offset", sa.BigInteger, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
     sa.Column("checksum", sa.LargeBinary, nullable=False),
+    sa.Column("visible_ms", sa.BigInteger, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
-"""Events readers may see: ``events_count`` from position ``start`` of a segment."""
+"""Events readers may see: ``events_count`` from position ``start`` of a segment, since ``visible_ms`` (S66)."""
 
 prepared_parts = sa.Table(
     "prepared_parts",
@@ -104,6 +117,7 @@ transactions = sa.Table(
     sa.Column("content", sa.String, nullable=False),
     sa.Column("events_count", sa.BigInteger, nullable=False),
     sa.Column("changed_ms", sa.BigInteger, nullable=False),
+    sa.Column("layout_epoch", sa.Integer, nullable=False, server_default="0"),
     sa.UniqueConstraint("stream_id", "name"),
     sqlite_autoincrement=True,
 )
@@ -136,6 +150,18 @@ markers = sa.Table(
 )
 """Where a stream ended when a checkpoint of ``owner`` began (S60)."""
 
+passed = sa.Table(
+    "passed",
+    metadata,
+    sa.Column("stream_id", sa.Integer, primary_key=True),
+    sa.Column("reader", sa.String, primary_key=True),
+    sa.Column("life", sa.String, primary_key=True),
+    sa.Column("generation", sa.BigInteger, primary_key=True),
+    sa.Column("segment_id", sa.Integer, primary_key=True),
+    sqlite_with_rowid=False,
+)
+"""Closed segments whose events have all gone through a pipeline, so that others may read what follows them (SC40)."""
+
 writers = sa.Table(
     "writers",
     metadata,
@@ -145,3 +171,34 @@ writers = sa.Table(
     sa.Column("sequence", sa.BigInteger, nullable=False),
 )
 """Stable writers: the newest epoch and the last sequence number appended (S7)."""
+
+holds = sa.Table(
+    "holds",
+    metadata,
+    sa.Column("stream_id", sa.Integer, primary_key=True),
+    sa.Column("holder", sa.String, primary_key=True),
+    sa.Column("segment_id", sa.Integer, primary_key=True),
+    sa.Column("position", sa.BigInteger, nullable=False),
+    sa.Column("life", sa.String, nullable=False),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""Who needs the events of a stream, and from where on (S69)."""
+
+garbage = sa.Table(
+    "garbage",
+    metadata,
+    sa.Column("path", sa.String, primary_key=True),
+    sa.Column("stream_id", sa.Integer, nullable=False, index=True),
+    sqlite_with_rowid=False,
+)
+"""Chunk files that no part refers to any more and that are to be deleted; a row goes after its file (S68)."""
+
+former_authors = sa.Table(
+    "former_authors",
+    metadata,
+    sa.Column("stream_id", sa.Integer, primary_key=True),
+    sa.Column("directory", sa.String, primary_key=True),
+    sqlite_with_rowid=False,
+)
+"""Who wrote what was truncated: the directories of the chunks (LV9)."""

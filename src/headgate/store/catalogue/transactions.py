@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 import sqlalchemy as sa
+from msgspec import structs
 from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, FencedError, UsageError, gone
@@ -30,6 +31,7 @@ from headgate.protocol.store.transactions import (
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import ChunkRecord, Recovered, TransactionInfo
 from headgate.store.catalogue.positions import assign_positions, insert_chunk, part_entry, part_row
+from headgate.store.catalogue.scaling import Reopening
 from headgate.store.catalogue.streams import inserted_id, stream_info
 from headgate.store.streams import StreamInfo
 
@@ -48,7 +50,7 @@ def prepare(
     if not isinstance(decision, Record):
         return
     count = sum(entry.events_count for chunk in chunks for entry in chunk.entries)
-    transaction_id = _insert(connection, stream.stream_id, request, decision.status, count, now_ms)
+    transaction_id = _insert(connection, stream, request, decision.status, count, now_ms)
     rows: list[dict[str, object]] = []
     for chunk in chunks:
         chunk_id = insert_chunk(connection, stream.stream_id, chunk)
@@ -60,10 +62,10 @@ def prepare(
         connection.execute(t.prepared_parts.insert(), rows)
 
 
-def commit(connection: Connection, stream: StreamInfo, request: Request, now_ms: int) -> None:
+def commit(connection: Connection, stream: StreamInfo, request: Request, reopening: Reopening, now_ms: int) -> None:
     """Make the events of a prepared transaction visible; nothing when they are already."""
     if isinstance(_decide(connection, stream, request), Record):
-        _apply_commit(connection, stream, request.name, now_ms)
+        _apply_commit(connection, stream, request.name, reopening, now_ms)
 
 
 def abort(connection: Connection, stream: StreamInfo, request: Request, now_ms: int) -> tuple[str, ...]:
@@ -72,7 +74,7 @@ def abort(connection: Connection, stream: StreamInfo, request: Request, now_ms: 
     if not isinstance(decision, Record):
         return ()
     if _find_record(connection, stream.stream_id, request.name) is None:
-        _insert(connection, stream.stream_id, request, decision.status, 0, now_ms)
+        _insert(connection, stream, request, decision.status, 0, now_ms)
         return ()
     transaction_id = _set_status(connection, stream, request.name, decision.status, now_ms)
     mine = t.prepared_parts.c.transaction_id == transaction_id
@@ -158,10 +160,10 @@ def _decide(connection: Connection, stream: StreamInfo, request: Request) -> Dec
 
 
 def _insert(
-    connection: Connection, stream_id: int, request: Request, status: Status, events_count: int, now_ms: int
+    connection: Connection, stream: StreamInfo, request: Request, status: Status, events_count: int, now_ms: int
 ) -> int:
     values = {
-        "stream_id": stream_id,
+        "stream_id": stream.stream_id,
         "name": request.name,
         "owner": request.owner,
         "epoch": request.epoch,
@@ -169,13 +171,15 @@ def _insert(
         "content": request.content,
         "events_count": events_count,
         "changed_ms": now_ms,
+        "layout_epoch": stream.layout_epoch,
     }
     return inserted_id(connection.execute(t.transactions.insert().values(values)))
 
 
-def _apply_commit(connection: Connection, stream: StreamInfo, name: str, now_ms: int) -> None:
+def _apply_commit(connection: Connection, stream: StreamInfo, name: str, reopening: Reopening, now_ms: int) -> None:
     transaction_id = _set_status(connection, stream, name, Status.COMMITTED, now_ms)
-    promised = connection.scalar(sa.select(t.transactions.c.events_count).where(t.transactions.c.id == transaction_id))
+    columns = (t.transactions.c.events_count, t.transactions.c.layout_epoch)
+    promised, epoch = connection.execute(sa.select(*columns).where(t.transactions.c.id == transaction_id)).one()
     mine = t.prepared_parts.c.transaction_id == transaction_id
     rows = connection.execute(sa.select(t.prepared_parts).where(mine).order_by(t.prepared_parts.c.number)).all()
     parts = [(int(row.chunk_id), part_entry(row)) for row in rows]
@@ -183,7 +187,9 @@ def _apply_commit(connection: Connection, stream: StreamInfo, name: str, now_ms:
     if found != promised:
         what = f"transaction '{name}' of stream '{stream.name}'"
         raise CorruptionError(what, 0, f"{promised} prepared events", f"{found}")
-    assign_positions(connection, stream.stream_id, parts)
+    places = reopening.places(stream, epoch, {entry.segment for _, entry in parts})
+    placed = [(chunk_id, structs.replace(entry, segment=places[entry.segment])) for chunk_id, entry in parts]
+    assign_positions(connection, stream.stream_id, placed, now_ms)
     connection.execute(t.prepared_parts.delete().where(mine))
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from sqlalchemy.engine import Connection
 
-from headgate.store.catalogue.database import Database, FileDatabase, errors_of
+from headgate.store.catalogue.access import Database
+from headgate.store.catalogue.database import FileDatabase, errors_of
 from headgate.store.catalogue.looking import Look, may_write
 from headgate.store.catalogue.private import PrivateDatabase
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
@@ -39,6 +40,12 @@ class UntouchedDatabase:
     def path(self) -> str:
         """See ``Database``."""
         return str(self._where)
+
+    @property
+    def is_untouched(self) -> bool:
+        """See ``Database``."""
+        self._now()
+        return self._file is None
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import CorruptionError, UsageError
+from headgate.protocol.store.layouts import first_layout
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.streams import insert_segments
 from headgate.store.catalogue.tables import CATALOGUE_VERSION
-from headgate.store.streams import first_layout
 
 
 def make_tables(connection: Connection, where: str) -> None:
@@ -39,8 +40,8 @@ def make_tables(connection: Connection, where: str) -> None:
     connection.execute(t.meta.update().where(t.meta.c.key == "version").values(value=str(CATALOGUE_VERSION)))
 
 
-def _from_1(connection: Connection) -> None:
-    t.owners.create(connection, checkfirst=True)
+def _making(table: sa.Table) -> Callable[[Connection], None]:
+    return lambda connection: table.create(connection, checkfirst=True)
 
 
 def _from_2(connection: Connection) -> None:
@@ -67,9 +68,25 @@ def _from_2(connection: Connection) -> None:
     connection.exec_driver_sql("DROP TABLE segments_2")
 
 
-def _from_3(connection: Connection) -> None:
-    t.markers.create(connection, checkfirst=True)
+def _from_4(connection: Connection) -> None:
+    """Nothing was truncated; what is there counts from now on, as nobody knows since when it is (S66)."""
+    connection.execute(t.meta.insert().values(key=t.DATED_SINCE, value=str(SYSTEM_CLOCK.wall_ms())))
+    connection.exec_driver_sql("ALTER TABLE streams ADD COLUMN retention VARCHAR")
+    for table, column in (("segments", "head_position"), ("segments", "latest_ms"), ("parts", "visible_ms")):
+        known = {found["name"] for found in sa.inspect(connection).get_columns(table)}
+        if column not in known:  # ``_from_2`` makes the table of segments as it is today
+            connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {column} BIGINT DEFAULT '0' NOT NULL")
+    for new in (t.holds, t.garbage, t.former_authors):
+        new.create(connection, checkfirst=True)
 
 
-_RAISES: dict[int, Callable[[Connection], None]] = {1: _from_1, 2: _from_2, 3: _from_3}
+def _from_5(connection: Connection) -> None:
+    connection.exec_driver_sql("ALTER TABLE transactions ADD COLUMN layout_epoch INTEGER DEFAULT '0' NOT NULL")
+    t.passed.create(connection, checkfirst=True)
+    t.present_segments.create(connection, checkfirst=True)
+
+
+_RAISES: dict[int, Callable[[Connection], None]] = dict(
+    enumerate((_making(t.owners), _from_2, _making(t.markers), _from_4, _from_5), start=1)
+)
 """By version: raises the tables to the next one."""

@@ -1,0 +1,108 @@
+"""``headgate streams retention``, ``cut``, ``truncate``, ``release``: how long events stay, where streams begin.
+
+Counterpart: ``headgate.store.cut_store``. ``streams`` has the other commands.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.errors import UsageError
+from headgate.store.cuts import StreamCut
+from headgate.store.retention import Retention
+
+MaxAge = Annotated[str | None, typer.Option("--max-age", help="Older events go, such as '7 days'.")]
+MaxSize = Annotated[str | None, typer.Option("--max-size", help="The oldest events go beyond this, such as 10GB.")]
+
+
+def add_cuts(app: typer.Typer) -> None:
+    """Add the commands of this file to those about streams."""
+    for command in (retention, cut, truncate, release):
+        app.command(command.__name__)(command)
+
+
+def retention_of(max_age: str | None, max_size: str | None) -> Retention | None:
+    """Return what two options ask for."""
+    return None if max_age is None and max_size is None else Retention(max_age, max_size)
+
+
+def retention(
+    name: Name,
+    max_age: MaxAge = None,
+    max_size: MaxSize = None,
+    off: Annotated[bool, typer.Option("--off", help="Events stay until somebody truncates or deletes.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Show how long the events of a stream stay, or set it: what is older, or more, goes once a minute.
+
+    Nothing goes that a pipeline, or anybody else, holds.
+    """
+    wanted = retention_of(max_age, max_size)
+    with opened(store) as opened_store:
+        if off and wanted is not None:
+            raise UsageError("--off goes with neither --max-age nor --max-size")
+        if off or wanted is not None:
+            opened_store.set_retention(name, wanted)
+        policy = opened_store.describe(name).retention
+        typer.echo(f"stream {name}: " + ("events stay" if policy is None else f"events stay for {policy}"))
+
+
+def cut(
+    name: Name,
+    at: Annotated[
+        datetime | None, typer.Option("--at", help="In front of what became visible then, local time.")
+    ] = None,
+    head: Annotated[bool, typer.Option("--head", help="Where the stream begins.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Print a stream cut: where the stream ends now, or began at a time. Other commands and programs take it."""
+    with opened(store) as opened_store:
+        if head and at is not None:
+            raise UsageError("a cut is at --head or --at a time, not both")
+        found = opened_store.head(name) if head else opened_store.tail(name)
+        typer.echo(str(found if at is None else opened_store.cut_at(name, at)))
+
+
+def truncate(
+    name: Name,
+    cut: Annotated[str | None, typer.Option("--cut", help="Up to this cut, from 'headgate streams cut'.")] = None,
+    before: Annotated[
+        datetime | None, typer.Option("--before", help="What became visible before then, local time.")
+    ] = None,
+    anyway: Annotated[bool, typer.Option("--anyway", help="Also what a pipeline or somebody else holds.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Remove the oldest events of a stream for good, and the files that hold nothing else."""
+    with opened(store) as opened_store:
+        if (cut is None) == (before is None):
+            raise UsageError("say up to where: --cut CUT or --before DATE")
+        wanted = StreamCut.parse(cut) if cut is not None else opened_store.cut_at(name, _given(before))
+        if wanted.stream != name:
+            raise UsageError(f"the cut {wanted} is of another stream than '{name}'")
+        count = opened_store.events_between(opened_store.head(name), wanted)
+        if not yes:
+            typer.confirm(f"Remove {count:,} events of stream {name} for good?", abort=True)
+        typer.echo(f"{count:,} events removed; {name} begins at {opened_store.truncate(wanted, anyway=anyway)}")
+
+
+def release(
+    name: Name,
+    holder: Annotated[str, typer.Argument(help="Who holds, as 'headgate streams describe' shows it.")],
+    store: StoreOption = None,
+) -> None:
+    """Let go of what a pipeline holds that will not start again, so that it can be truncated."""
+    with opened(store) as opened_store:
+        if holder not in opened_store.holds(name):
+            raise UsageError(f"'{holder}' holds nothing of stream '{name}'")
+        opened_store.release(name, holder=holder)
+        typer.echo(f"stream {name} is not held by {holder} any more")
+
+
+def _given(date: datetime | None) -> datetime:
+    assert date is not None
+    return date

@@ -1,0 +1,41 @@
+"""Opens the store for commands about streams, with what they all ask for.
+
+Counterpart: ``streams`` and ``streams_cut``. Never makes a store unless it is told to (CT13).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from headgate.errors import HeadgateError, UsageError
+from headgate.store.store import Store, store_root
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option("--store", help="Directory of the store. Default: $HEADGATE_STORE, else .headgate/store."),
+]
+Name = Annotated[str, typer.Argument(help="Name of the stream, such as app/logs.")]
+
+
+@contextlib.contextmanager
+def opened(root: str | None, *, makes: bool = False) -> Iterator[Store]:
+    """Give the store; errors of its user end the command with one sentence. ``makes``: also where there is none."""
+    try:
+        if not makes and not Store.exists(root):  # CT13
+            raise UsageError(
+                f"there is no stream store at {store_root(root)}; --store names another one, and "
+                "'headgate streams create' makes one"
+            )
+        with Store.open(root) as store:
+            yield store
+    except HeadgateError as error:
+        typer.secho(f"Error: {error}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(2 if isinstance(error, UsageError) else 1) from error
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has gone: nothing is wrong
+        raise typer.Exit(0) from None

@@ -1,0 +1,96 @@
+"""The segments that one subtask of a stream's source reads, while the stream is scaled.
+
+Counterparts: ``protocol.store.reading_order``, which decides; ``source``, which reads. Source: SC40 to SC44 of
+docs/spec/stream-store.md. Never reads an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from headgate.connectors.base import SourceContext
+from headgate.errors import StorageError
+from headgate.protocol.store.reading_order import Place, ReadingOrder, Start
+from headgate.store.catalogue.base import Reading
+from headgate.store.store import Store
+from headgate.store.streams import StreamInfo
+
+
+class OwnSegments:
+    """Asks the store which segments there are, and which others have passed."""
+
+    def __init__(
+        self, store: Store, stream: StreamInfo, context: SourceContext, start: Start, *, at_once: bool
+    ) -> None:
+        """``at_once``: what was read to its end counts as passed before any checkpoint is completed (SC43)."""
+        self._store, self._stream = store, stream
+        self._reading = Reading(f"{context.pipeline}/{context.node}", context.life, context.generation)
+        self._order = ReadingOrder(context.subtask_index, context.parallelism, start)
+        self._at_once = at_once
+        self._epoch, self._is_sealed, self._changes = -1, False, -1
+        self._begin: Callable[[int, Place], None] = lambda segment, place: None
+
+    def open(self, begin: Callable[[int, Place], None]) -> None:
+        """Look for the first time; ``begin`` is called for every segment that can be read, now and later."""
+        self._begin = begin
+        self.look()
+
+    @property
+    def waiting(self) -> Mapping[int, Place]:
+        """Own segments that cannot be read yet."""
+        return self._order.waiting
+
+    @property
+    def done(self) -> Mapping[int, Place]:
+        """Own segments that former generations have read, as far as somebody may still ask for that."""
+        return self._order.done
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no segment follows but those that are known."""
+        return self._is_sealed or self._order.start.is_bounded
+
+    def look(self) -> None:
+        """See whether the stream was scaled or others have passed something, unless nothing has changed."""
+        changes = self._store.changes()
+        if changes == self._changes:
+            return
+        epoch, is_sealed = self._store.look(self._stream)
+        if epoch != self._epoch:
+            layout, extents = self._store.layout_and_extents(self._stream)
+            self._order.see(layout, extents)
+            self._epoch = layout.epoch
+        if self._order.waiting:
+            self._order.learn(self._store.passed(self._stream, self._reading))
+        self._is_sealed = is_sealed and epoch == self._epoch
+        self._changes = changes  # taken before looking
+        self._take()
+
+    def end(self, segment: int) -> None:
+        """An own segment was read to its end."""
+        self.look()  # what took its keys
+        self._order.end(segment)
+        if self._at_once:
+            self._tell(self._order.untold())
+        self._take()
+
+    def cut(self, checkpoint: int) -> None:
+        """A snapshot is taken for ``checkpoint``."""
+        self._order.cut(checkpoint)
+
+    def completed(self, checkpoint: int) -> None:
+        """``checkpoint`` is complete: what ended before it has gone through the pipeline."""
+        self._tell(self._order.completed(checkpoint))
+
+    def _tell(self, segments: Iterable[int]) -> None:
+        """Tell other subtasks; what cannot be told now is told with the next checkpoint."""
+        numbers = sorted(segments)
+        if numbers:
+            with suppress(StorageError):
+                self._store.pass_segments(self._stream, self._reading, numbers)
+                self._order.told(numbers)
+
+    def _take(self) -> None:
+        for segment, place in self._order.ready().items():
+            self._begin(segment, place)

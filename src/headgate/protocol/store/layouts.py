@@ -1,0 +1,345 @@
+"""Which segment of a stream takes which keys, and how its layouts follow each other: pure decisions.
+
+Counterpart: ``store.catalogue.scaling`` asks inside the transaction that applies the answer. Source: Pravega's
+segments, epochs and rolling transactions (CT6 and S72 to S75 of docs/spec/stream-store.md). No event moves when a
+stream is scaled: segments are closed, and others take their keys from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeAlias
+
+KEY_SPACE = 1 << 32
+"""Where a key is: the upper half of its hash, from 0 up to, and not including, this number (S2)."""
+
+SEGMENTS_MAX = 4_096
+"""Each flush may touch all segments; more would make its catalogue transaction too long."""
+
+_NUMBERS_SHOWN = 20
+
+Range: TypeAlias = tuple[int, int]
+"""Keys from the first number up to, and not including, the second one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment of a stream (CT6).
+
+    Attributes:
+        segment_id: its number within the stream; never used again.
+        key_low, key_high: it takes the keys from ``key_low`` up to, and not including, ``key_high`` of ``KEY_SPACE``.
+        created_epoch: the first layout that has it.
+        closed_epoch: the first layout that has it no more; None: the present one has it.
+    """
+
+    segment_id: int
+    key_low: int
+    key_high: int
+    created_epoch: int = 0
+    closed_epoch: int | None = None
+
+    @property
+    def keys(self) -> Range:
+        """The keys that it takes."""
+        return self.key_low, self.key_high
+
+    def is_in(self, epoch: int) -> bool:
+        """Whether it belongs to the layout of this number."""
+        return self.created_epoch <= epoch and (self.closed_epoch is None or epoch < self.closed_epoch)
+
+    def overlaps(self, other: Segment) -> bool:
+        """Whether there are keys that both take."""
+        return self.key_low < other.key_high and other.key_low < self.key_high
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The segments of a stream, those of former layouts included, by number."""
+
+    epoch: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def present(self) -> tuple[Segment, ...]:
+        """The segments that take events, by the keys that they take."""
+        return _by_keys(segment for segment in self.segments if segment.closed_epoch is None)
+
+    def of_epoch(self, epoch: int) -> tuple[Segment, ...]:
+        """Return the segments that took events in a layout, by the keys that they took."""
+        return _by_keys(segment for segment in self.segments if segment.is_in(epoch))
+
+    def heirs(self, number: int) -> set[int]:
+        """Return the segments that may have events which were routed to one: it, and later ones with all its keys."""
+        own = next((x for x in self.segments if x.segment_id == number), None)
+        if own is None:
+            return {number}
+        later = (x for x in self.segments if x.segment_id > number)
+        return {number} | {x.segment_id for x in later if x.key_low <= own.key_low and own.key_high <= x.key_high}
+
+    def problems(self) -> list[str]:
+        """Return what is not as it must be: every key is in one segment, in each layout up to the present one."""
+        found = []
+        for segment in self.segments:
+            closed = self.epoch if segment.closed_epoch is None else segment.closed_epoch
+            if not 0 <= segment.created_epoch <= closed <= self.epoch or segment.created_epoch == segment.closed_epoch:
+                found.append(f"segment {segment.segment_id} is of layouts that cannot be, up to layout {self.epoch}")
+        return found + _gaps(self.present) + self._uneven_steps()
+
+    def _uneven_steps(self) -> list[str]:
+        """Return the layouts whose new segments do not take exactly the keys of those that were closed."""
+        closed: dict[int, list[Range]] = {}
+        opened: dict[int, list[Range]] = {}
+        for segment in self.segments:
+            opened.setdefault(segment.created_epoch, []).append(segment.keys)
+            if segment.closed_epoch is not None:
+                closed.setdefault(segment.closed_epoch, []).append(segment.keys)
+        epochs = sorted((closed.keys() | opened.keys()) - {0})
+        pairs = [(epoch, closed.get(epoch, []), opened.get(epoch, [])) for epoch in epochs]
+        return [
+            f"the segments of layout {epoch} do not take exactly the keys of those that it closed"
+            for epoch, gone, new in pairs
+            if _covered(gone) != _covered(new) or _overlap(gone) or _overlap(new)
+        ]
+
+
+class Lineage:
+    """Which segments of a layout follow which: what took the keys of one when it was closed."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._closed: dict[int, list[Segment]] = {}
+        self._opened: dict[int, list[Segment]] = {}
+        for segment in layout.segments:
+            self._opened.setdefault(segment.created_epoch, []).append(segment)
+            if segment.closed_epoch is not None:
+                self._closed.setdefault(segment.closed_epoch, []).append(segment)
+
+    def predecessors(self, segment: Segment) -> list[int]:
+        """Return the segments whose events of the same keys come directly before those of ``segment``."""
+        return [x.segment_id for x in self._closed.get(segment.created_epoch, ()) if x.overlaps(segment)]
+
+    def successors(self, segment: Segment) -> list[int]:
+        """Return the segments that took the keys of ``segment`` when it was closed; none if it takes events."""
+        if segment.closed_epoch is None:
+            return []
+        return [x.segment_id for x in self._opened.get(segment.closed_epoch, ()) if x.overlaps(segment)]
+
+
+def first_layout(segments_count: int) -> Layout:
+    """Return the layout of a new stream: ranges of equal size, in the order of the segments' numbers (S2)."""
+    ranges = equal_ranges((0, KEY_SPACE), segments_count)
+    return Layout(0, tuple(Segment(number, low, high) for number, (low, high) in enumerate(ranges)))
+
+
+def equal_ranges(keys: Range, count: int) -> list[Range]:
+    """Cut ``keys`` into ``count`` ranges of equal size, or nearly so."""
+    low, high = keys
+    bounds = [low - (-number * (high - low) // count) for number in range(count + 1)]
+    return list(pairwise(bounds))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a stream is to be scaled, by somebody who saw its layout of number ``epoch``.
+
+    Attributes:
+        epoch: that number.
+        close: segments of it that are to take no more events.
+        ranges: the keys of the new segments: all those of the closed ones, each once.
+    """
+
+    epoch: int
+    close: tuple[int, ...]
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The stream cannot be scaled like that; ``problem`` says why."""
+
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The step to the next layout.
+
+    Attributes:
+        layout: the one that there is then.
+        closed: the numbers of the segments that take no more events.
+        opened: those that take their keys.
+    """
+
+    layout: Layout
+    closed: tuple[int, ...]
+    opened: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyScaled:
+    """This very step was made before: whoever asks again did not hear the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """The plan was made for another layout: somebody else has scaled the stream since."""
+
+
+def split(layout: Layout, segment_id: int, count: int) -> Plan | Refused:
+    """Let ``count`` segments, of ranges of equal size, take the keys of one."""
+    found = [segment for segment in layout.present if segment.segment_id == segment_id]
+    if not found:
+        return _not_present(layout, (segment_id,))
+    if not 2 <= count <= found[0].key_high - found[0].key_low:
+        return Refused(f"segment {segment_id} cannot be split into {count}")
+    return Plan(layout.epoch, (segment_id,), tuple(equal_ranges(found[0].keys, count)))
+
+
+def merge(layout: Layout, segment_ids: Collection[int]) -> Plan | Refused:
+    """Let one segment take the keys of several neighbours."""
+    found = [segment for segment in layout.present if segment.segment_id in segment_ids]
+    if len(found) < len(set(segment_ids)):
+        return _not_present(layout, segment_ids)
+    if len(found) < 2:
+        return Refused("it takes two segments to merge them")
+    if any(one.key_high != next_one.key_low for one, next_one in pairwise(found)):
+        return Refused(f"segments {_listed(segment_ids)} are no neighbours: others take keys in between")
+    close = tuple(sorted(set(segment_ids)))
+    return Plan(layout.epoch, close, ((found[0].key_low, found[-1].key_high),))
+
+
+def resize(layout: Layout, count: int) -> Plan | Refused:
+    """Let ``count`` segments of equal ranges be the present ones; those that have such a range already stay."""
+    if not 1 <= count <= SEGMENTS_MAX:
+        return Refused(f"a stream has 1 to {SEGMENTS_MAX} segments, not {count}")
+    plan = _towards(layout, equal_ranges((0, KEY_SPACE), count))
+    return Refused(f"it has {count} segments of equal ranges already") if plan is None else plan
+
+
+def scale(layout: Layout, plan: Plan) -> Change | AlreadyScaled | Outdated | Refused:
+    """Close segments of the present layout, and have new ones take their keys (S72)."""
+    if plan.epoch != layout.epoch:
+        return AlreadyScaled() if _was_made(layout, plan) else Outdated()
+    present = {segment.segment_id: segment for segment in layout.present}
+    if not plan.close or set(plan.close) - set(present):
+        return _not_present(layout, plan.close)
+    if any(low >= high for low, high in plan.ranges) or _overlap(plan.ranges):
+        return Refused("the new ranges are empty or overlap")
+    if _covered(present[number].keys for number in plan.close) != _covered(plan.ranges):
+        return Refused("the new ranges do not take exactly the keys of the segments that are to be closed")
+    if len(present) - len(plan.close) + len(plan.ranges) > SEGMENTS_MAX:
+        return Refused(f"it would have more than {SEGMENTS_MAX} segments")
+    return _step(layout, plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Reopened:
+    """Where events go that were routed by a former layout (S75).
+
+    Attributes:
+        places: segment of that layout → the one that takes its events now.
+        change: the step that has to come before, if any.
+    """
+
+    places: dict[int, int]
+    change: Change | None = None
+
+
+def reopen(layout: Layout, epoch: int, touched: Collection[int]) -> Reopened:
+    """Find where events of the segments ``touched``, which were routed by the layout of number ``epoch``, go to.
+
+    A segment that takes all keys of a closed one takes its events as well. Where several took its keys, nobody knows
+    which event is whose, so segments of the old ranges are opened once more, for these events: all that came before
+    is in front of them, and behind ``back`` all that comes then follows them.
+    """
+    homes = {number: _home(layout, number) for number in touched}
+    places = {number: home for number, home in homes.items() if home is not None}
+    if len(places) == len(homes):
+        return Reopened(places)
+    old = [segment for segment in layout.of_epoch(epoch) if segment.closed_epoch is not None]
+    new = tuple(segment.segment_id for segment in layout.present if segment.created_epoch > epoch)
+    change = _step(layout, Plan(layout.epoch, new, tuple(segment.keys for segment in old)))
+    again = {segment.segment_id: x.segment_id for segment, x in zip(old, change.opened, strict=True)}
+    return Reopened({number: again.get(number, number) for number in touched}, change)
+
+
+def back(layout: Layout, ranges: Sequence[Range]) -> Change | None:
+    """Return the step to a layout of these ranges, behind what ``reopen`` did; None if they are there."""
+    plan = _towards(layout, ranges)
+    return None if plan is None else _step(layout, plan)
+
+
+def _home(layout: Layout, number: int) -> int | None:
+    """Return the present segment that takes all keys of segment ``number``, if there is one."""
+    low, high = layout.segments[number].keys
+    return next((x.segment_id for x in layout.present if x.key_low <= low and high <= x.key_high), None)
+
+
+def _towards(layout: Layout, ranges: Sequence[Range]) -> Plan | None:
+    """Return what leads to ``ranges``, which take every key once; None if the present segments have them."""
+    close = tuple(sorted(segment.segment_id for segment in layout.present if segment.keys not in ranges))
+    there = {segment.keys for segment in layout.present}
+    return Plan(layout.epoch, close, tuple(keys for keys in ranges if keys not in there)) if close else None
+
+
+def _step(layout: Layout, plan: Plan) -> Change:
+    epoch = layout.epoch + 1
+    kept = [replace(x, closed_epoch=epoch) if x.segment_id in plan.close else x for x in layout.segments]
+    opened = tuple(Segment(len(kept) + number, *keys, epoch) for number, keys in enumerate(plan.ranges))
+    return Change(Layout(epoch, (*kept, *opened)), plan.close, opened)
+
+
+def _was_made(layout: Layout, plan: Plan) -> bool:
+    """Whether the step behind the layout that ``plan`` saw is the one that it asks for."""
+    closed = {segment.segment_id for segment in layout.segments if segment.closed_epoch == plan.epoch + 1}
+    opened = {segment.keys for segment in layout.segments if segment.created_epoch == plan.epoch + 1}
+    return bool(closed) and closed == set(plan.close) and opened == set(plan.ranges)
+
+
+def _not_present(layout: Layout, segment_ids: Collection[int]) -> Refused:
+    present = sorted(segment.segment_id for segment in layout.present)
+    gone = sorted(set(segment_ids) - set(present))
+    what = f"segment {gone[0]} takes no events" if gone else "no segment is named"
+    return Refused(f"{what}; those that do are {_listed(present)}")
+
+
+def _by_keys(segments: Iterable[Segment]) -> tuple[Segment, ...]:
+    return tuple(sorted(segments, key=lambda segment: segment.key_low))
+
+
+def _covered(ranges: Iterable[Range]) -> list[Range]:
+    """Return the same keys in as few ranges as possible."""
+    found: list[Range] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1]:
+            found[-1] = found[-1][0], max(high, found[-1][1])
+        else:
+            found.append((low, high))
+    return found
+
+
+def _overlap(ranges: Sequence[Range]) -> bool:
+    return any(one[1] > next_one[0] for one, next_one in pairwise(sorted(ranges)))
+
+
+def _gaps(segments: Sequence[Segment]) -> list[str]:
+    found = []
+    expected = 0
+    for segment in segments:
+        if segment.key_low != expected or segment.key_high <= segment.key_low:
+            found.append(
+                f"segment {segment.segment_id} takes the keys from {segment.key_low} to {segment.key_high} where "
+                f"{expected} was to follow"
+            )
+        expected = segment.key_high
+    if expected != KEY_SPACE:
+        found.append(f"its segments take the keys up to {expected}, not {KEY_SPACE}")
+    return found
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    found = sorted(set(numbers))
+    more = "" if len(found) <= _NUMBERS_SHOWN else f" and {len(found) - _NUMBERS_SHOWN} more"
+    return ", ".join(map(str, found[:_NUMBERS_SHOWN])) + more

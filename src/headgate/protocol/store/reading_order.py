@@ -1,0 +1,238 @@
+"""Which segments of a stream one subtask of a source reads, and which of them have to wait: pure decisions.
+
+Counterpart: ``connectors.streams.segments`` carries them out. Source: Pravega's reader groups, where a successor may be
+read when all its predecessors are finished, and that counts directly behind a checkpoint (SC40 to SC44 of
+docs/spec/stream-store.md). Here it is the completed checkpoint of the pipeline that counts: then everything in front of
+its barriers has gone through all that follows the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from headgate.protocol.store.layouts import Layout, Lineage, Segment
+from headgate.protocol.store.truncation import Extent
+
+NOT_BEGUN = -1
+"""Position of a segment that a reader knows of, and that has to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a segment was read.
+
+    Attributes:
+        position: of the next event; ``NOT_BEGUN`` while it waits.
+        end: where reading ends; None: where the segment does.
+    """
+
+    position: int
+    end: int | None = None
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it does not wait any more."""
+        return self.position != NOT_BEGUN
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStart:
+    """Nothing was read before.
+
+    Attributes:
+        moment: where the segments ended at one moment, the same for all subtasks.
+        from_latest: events before that moment are not read.
+        is_bounded: nor are those behind it.
+    """
+
+    moment: Mapping[int, int]
+    from_latest: bool = False
+    is_bounded: bool = False
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The segments that all subtasks know of when they begin."""
+        return tuple(sorted(self.moment))
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The positions of a checkpoint, of all subtasks."""
+
+    places: Mapping[int, Place]
+
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The segments that all subtasks know of when they begin."""
+        return tuple(sorted(self.places))
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether nothing is read that the first start did not know of."""
+        return any(place.end is not None for place in self.places.values())
+
+
+Start: TypeAlias = FirstStart | Restored
+
+
+def passed_by(layout: Layout, extents: Mapping[int, Extent], places: Mapping[int, Place]) -> set[int]:
+    """Return the segments of which nothing is left to read behind these positions, nor of any before them.
+
+    A closed one that was read to its end; and one that has no position, but others that followed it were begun.
+    """
+    begun = {number: place for number, place in places.items() if place.is_begun}
+    lineage, left, behind = Lineage(layout), list(begun), set[int]()
+    while left:
+        before = set(lineage.predecessors(layout.segments[left.pop()])) - behind
+        behind |= before
+        left += before
+    closed = {x.segment_id for x in layout.segments if x.closed_epoch is not None}
+    ended = {number for number, place in begun.items() if number in closed and place.position >= extents[number].end}
+    return (behind - begun.keys()) | ended
+
+
+@dataclass(slots=True)
+class ReadingOrder:
+    """The segments of one subtask, with number ``index`` of ``parallelism``.
+
+    What all know of when they begin is dealt out in turn; what follows is read by whoever read the first of its
+    predecessors. So all agree, whenever each of them hears of a segment, and whoever waits has not been idle: the event
+    time of what waits is not passed over.
+    """
+
+    index: int
+    parallelism: int
+    start: Start
+    passed: set[int] = field(default_factory=set)
+    """Segments of which nothing is left to be read, or, of other subtasks, to go through the pipeline."""
+    waiting: dict[int, Place] = field(default_factory=dict)
+    """Own segments that cannot be read yet, and where each begins."""
+    done: dict[int, Place] = field(default_factory=dict)
+    """Own segments that former generations have read to their end, as far as others may still ask for that."""
+    _layout: Layout = field(default_factory=lambda: Layout(-1, ()))
+    _ranks: dict[int, int] = field(default_factory=dict)
+    _owners: dict[int, int] = field(default_factory=dict)
+    _lineage: Lineage = field(default_factory=lambda: Lineage(Layout(-1, ())))
+    _hollow: set[int] = field(default_factory=set)
+    _untold: set[int] = field(default_factory=set)
+    _cuts: dict[int, set[int]] = field(default_factory=dict)
+
+    def see(self, layout: Layout, extents: Mapping[int, Extent]) -> None:
+        """The stream has this layout now."""
+        is_first = not self._layout.segments
+        new = layout.segments[len(self._layout.segments) :]
+        self._layout, self._lineage = layout, Lineage(layout)
+        if is_first:
+            self._ranks = {number: rank for rank, number in enumerate(self.start.known)}
+        if is_first and isinstance(self.start, Restored):
+            self.passed |= passed_by(layout, extents, self.start.places)
+        self._hollow |= {x.segment_id for x in layout.segments if self._is_hollow(x, extents, is_first=is_first)}
+        for segment in new:
+            self._owners[segment.segment_id] = self._owner(segment)
+            place = self._begin(segment, extents[segment.segment_id])
+            if place is not None and segment.segment_id not in self.passed and self._is_mine(segment.segment_id):
+                self.waiting[segment.segment_id] = place
+        if is_first and isinstance(self.start, Restored):
+            self.done = {x: place for x, place in self.start.places.items() if self._is_asked_for(x, self.start)}
+
+    def ready(self) -> dict[int, Place]:
+        """Return own segments that can be read from now on, each once."""
+        for number in sorted(self._hollow - self.passed):  # a predecessor has a lower number
+            if self._passed_before(number):
+                self.passed.add(number)
+        found = {x: place for x, place in self.waiting.items() if self._is_resumed(x) or self._passed_before(x)}
+        for number in found:
+            del self.waiting[number]
+        return found
+
+    def end(self, number: int) -> None:
+        """Everything in an own segment has been read, and the stream's present layout was seen."""
+        successors = [x for x in self._lineage.successors(self._layout.segments[number]) if self._is_known(x)]
+        if successors:
+            self.passed.add(number)  # for this subtask: what it reads next goes the same way, behind it
+        if not all(map(self._is_mine, successors)):
+            self._untold.add(number)
+
+    def learn(self, numbers: Iterable[int]) -> None:
+        """The pipeline has passed these segments of other subtasks."""
+        self.passed.update(numbers)
+
+    def cut(self, checkpoint: int) -> None:
+        """A snapshot is taken: what ended before belongs to ``checkpoint``."""
+        if self._untold:
+            self._cuts[checkpoint] = set(self._untold)
+
+    def completed(self, checkpoint: int) -> set[int]:
+        """``checkpoint`` is complete; return the segments that the pipeline has passed, for other subtasks."""
+        found = self._cuts.pop(checkpoint, set()) & self._untold
+        self._cuts = {number: cut for number, cut in self._cuts.items() if number > checkpoint}
+        return found
+
+    def untold(self) -> set[int]:
+        """Return own segments that ended and that other subtasks have not been told of."""
+        return set(self._untold)
+
+    def told(self, numbers: Iterable[int]) -> None:
+        """Other subtasks can know of these."""
+        self._untold -= set(numbers)
+
+    def _is_asked_for(self, number: int, start: Restored) -> bool:
+        """Whether a segment was read to its end, and a later start must be told so: others that follow wait."""
+        successors = self._lineage.successors(self._layout.segments[number])
+        begun = {x for x in successors if x in self.passed or (x in start.places and start.places[x].is_begun)}
+        return number in self.passed and self._is_mine(number) and len(begun) < len(successors)
+
+    def _owner(self, segment: Segment) -> int:
+        if segment.segment_id in self._ranks:
+            return self._ranks[segment.segment_id] % self.parallelism
+        before = self._lineage.predecessors(segment)
+        return self._owners[min(before)] if before else segment.segment_id % self.parallelism
+
+    def _begin(self, segment: Segment, extent: Extent) -> Place | None:
+        """Return where a segment begins; None: it is not read."""
+        number = segment.segment_id
+        if isinstance(self.start, Restored):
+            unknown = None if self.start.is_bounded else Place(0)
+            place = self.start.places.get(number, unknown)
+            return Place(0, place.end) if place is not None and not place.is_begun else place
+        moment = self.start.moment
+        if number not in moment:
+            return None if self.start.is_bounded else Place(0)
+        if self.start.is_bounded or not self.start.from_latest:
+            end = moment[number] if self.start.is_bounded else None
+            return Place(moment[number] if self.start.from_latest else extent.head, end)
+        if any(x in moment for x in self._lineage.successors(segment)):
+            self.passed.add(number)  # closed by then: all its events lie before the moment
+            return None
+        return Place(moment[number])
+
+    def _is_hollow(self, segment: Segment, extents: Mapping[int, Extent], *, is_first: bool) -> bool:
+        """Whether there is nothing in it that anybody would read: it is passed with what lies before it."""
+        extent = extents[segment.segment_id]
+        is_gone = is_first and isinstance(self.start, FirstStart) and extent.head >= extent.end
+        return segment.closed_epoch is not None and (extent.end == 0 or is_gone)
+
+    def _is_known(self, number: int) -> bool:
+        """Whether the segment is one that this pipeline reads."""
+        match self.start:
+            case Restored(places) if self.start.is_bounded:
+                return number in places or number in self.passed
+            case FirstStart(moment, _, True):
+                return number in moment
+            case _:
+                return True
+
+    def _is_mine(self, number: int) -> bool:
+        return self._owners[number] == self.index
+
+    def _is_resumed(self, number: int) -> bool:
+        if isinstance(self.start, FirstStart):
+            return self.start.from_latest and number in self.start.moment
+        place = self.start.places.get(number)
+        return place is not None and place.is_begun
+
+    def _passed_before(self, number: int) -> bool:
+        """Whether nothing is left of what comes directly before a segment."""
+        return all(x in self.passed for x in self._lineage.predecessors(self._layout.segments[number]))

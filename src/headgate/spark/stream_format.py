@@ -1,0 +1,107 @@
+"""``format("headgate")``: streams of the store in ``spark.read``, ``readStream``, ``write`` and ``writeStream``.
+
+A PySpark Python data source on Arrow batches. Counterparts: ``spark.stream_reading``, ``spark.stream_writing``. Source:
+docs/spec/spark-streams.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from headgate.errors import UsageError
+from headgate.spark.columns import schema_of_spark
+from headgate.spark.stream_options import EARLIEST, READING, STREAMING, WRITING, Options
+from headgate.spark.stream_reading import ROWS_PER_PARTITION, MicroBatchReader, Selected, Span, StreamReader
+from headgate.spark.stream_writing import MicroBatchWriter, StreamWriter, Written
+
+
+class StreamDataSource(DataSource):  # type: ignore[misc]
+    """``format("headgate")``; the name of the stream is the argument of ``load``, ``save`` or ``start``.
+
+    Options:
+        store: directory of the store; default as for ``StreamSource``.
+        start, end: where reading begins and ends: ``earliest``, ``latest``, a stream cut, or a date and time
+            (``readStream`` has no end).
+        columns: names, with commas between them; default: all.
+        place: true: the columns ``_segment`` and ``_position`` follow.
+        rows_per_partition: of ``read``, at most.
+        rows_per_batch: of a micro-batch of ``readStream``, at most.
+        holder: in whose name nothing is truncated that a ``readStream`` still needs.
+        routing_key, segments: of a stream that ``write`` or ``writeStream`` creates.
+    """
+
+    _span: Span | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "headgate"
+
+    def schema(self) -> Any:
+        """Return the columns as Spark has them."""
+        if self.options.keys() & (set(STREAMING) - set(READING)):
+            return from_arrow_schema(Selected.of(self._options(STREAMING)).schema)
+        return from_arrow_schema(self._loaded().selected.schema)
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        """Return what ``spark.read`` reads with."""
+        rows = self._options(READING).number("rows_per_partition") or ROWS_PER_PARTITION
+        return StreamReader(self._loaded(), schema, rows)
+
+    def streamReader(self, schema: Any) -> DataSourceStreamReader:  # noqa: N802 - PySpark's name
+        """Return what ``spark.readStream`` reads with."""
+        options = self._options(STREAMING)
+        return MicroBatchReader(
+            Selected.of(options),
+            schema,
+            options.text("start") or EARLIEST,
+            options.number("rows_per_batch"),
+            options.text("holder"),
+        )
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceWriter:
+        """Return what ``df.write`` writes with."""
+        return StreamWriter(self._written(schema, overwrite=overwrite))
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - PySpark's name
+        """Return what ``df.writeStream`` writes with."""
+        return MicroBatchWriter(self._written(schema, overwrite=overwrite))
+
+    def _written(self, schema: Any, *, overwrite: bool) -> Written:
+        options = self._options(WRITING)
+        if overwrite:
+            raise UsageError(
+                f"stream '{options.stream}' is appended to: use mode('append') or outputMode('append'); to begin it "
+                "anew, delete or truncate it first (headgate streams)"
+            )
+        return Written.of(options, schema_of_spark(schema))
+
+    def _options(self, known: tuple[str, ...]) -> Options:
+        return Options(self.options, known)
+
+    def _loaded(self) -> Span:
+        """Find stream and cuts, once: the source is pickled with them."""
+        if self._span is None:
+            self._span = Span.of(self._options(READING))
+        return self._span
+
+
+def register_streams(spark: Any) -> None:
+    """Make ``format("headgate")`` known to a session, and let it hand filters to Python sources.
+
+    Raises:
+        UsageError: it is no session.
+    """
+    if not hasattr(spark, "dataSource"):
+        raise UsageError(f"register_streams needs the SparkSession that shall read or write, not {spark!r}")
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    spark.dataSource.register(StreamDataSource)

@@ -1,0 +1,130 @@
+"""Streams get other segments, in the tables; and what pipelines have read of those that were closed.
+
+Counterpart: ``sql`` calls these inside its transactions; ``protocol.store.layouts`` decides. Source: S72 to S75 and
+SC40 to SC42 of docs/spec/stream-store.md. Never moves an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from headgate.errors import UsageError
+from headgate.protocol.store import layouts
+from headgate.protocol.store.layouts import Change, Layout, Outdated, Plan, Range, Refused
+from headgate.store.catalogue import tables as t
+from headgate.store.catalogue.base import Reading
+from headgate.store.catalogue.streams import check_takes_events, find_layout
+from headgate.store.streams import OtherLayoutError, StreamInfo
+
+
+def scale(connection: Connection, stream: StreamInfo, plan: Plan) -> Layout:
+    """Carry out ``plan``, unless that was done before; return the layout.
+
+    Raises:
+        OtherLayoutError: it was made for another layout.
+        UsageError: the stream is sealed, or the plan does not fit.
+    """
+    check_takes_events(connection, stream)
+    layout = find_layout(connection, stream)
+    answer = layouts.scale(layout, plan)
+    match answer:
+        case Outdated():
+            raise OtherLayoutError(f"stream '{stream.name}' was scaled by somebody else meanwhile; try again")
+        case Refused(problem):
+            raise UsageError(f"stream '{stream.name}' cannot be scaled: {problem}")
+        case Change():
+            return _apply(connection, stream, answer)
+        case _:
+            return layout
+
+
+class Reopening:
+    """Streams that get segments of former layouts once more, for transactions that were routed by these (S75)."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._ranges: dict[int, tuple[StreamInfo, list[Range]]] = {}
+
+    def places(self, stream: StreamInfo, epoch: int, touched: Collection[int]) -> dict[int, int]:
+        """Return where events of the segments ``touched`` of a layout go to."""
+        present = check_takes_events(self._connection, stream)
+        if present == epoch:
+            return {number: number for number in touched}
+        layout = find_layout(self._connection, replace(stream, layout_epoch=present))
+        found = layouts.reopen(layout, epoch, touched)
+        if found.change is not None:
+            self._ranges.setdefault(stream.stream_id, (stream, [segment.keys for segment in layout.present]))
+            _apply(self._connection, stream, found.change)
+        return found.places
+
+    def close(self) -> None:
+        """Give all streams the ranges back that they had."""
+        for stream, ranges in self._ranges.values():
+            present = check_takes_events(self._connection, stream)
+            layout = find_layout(self._connection, replace(stream, layout_epoch=present))
+            change = layouts.back(layout, ranges)
+            if change is not None:
+                _apply(self._connection, stream, change)
+
+
+def pass_segments(connection: Connection, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
+    """Record that a pipeline has passed these segments; forget what its former generations had."""
+    mine = (t.passed.c.stream_id == stream.stream_id, t.passed.c.reader == reader.reader)
+    former = (t.passed.c.life == reader.life, t.passed.c.generation < reader.generation)
+    connection.execute(t.passed.delete().where(*mine, *former))
+    key = {
+        "stream_id": stream.stream_id,
+        "reader": reader.reader,
+        "life": reader.life,
+        "generation": reader.generation,
+    }
+    new = sorted(set(segments) - passed(connection, stream, reader))
+    if new:
+        connection.execute(t.passed.insert(), [{**key, "segment_id": segment} for segment in new])
+
+
+def passed(connection: Connection, stream: StreamInfo, reader: Reading) -> set[int]:
+    """Return the segments that were passed in one generation."""
+    query = sa.select(t.passed.c.segment_id).where(
+        t.passed.c.stream_id == stream.stream_id,
+        t.passed.c.reader == reader.reader,
+        t.passed.c.life == reader.life,
+        t.passed.c.generation == reader.generation,
+    )
+    return set(connection.scalars(query))
+
+
+def _apply(connection: Connection, stream: StreamInfo, change: Change) -> Layout:
+    segments = t.segments.c
+    mine = segments.stream_id == stream.stream_id
+    present = (mine, segments.closed_epoch.is_(None))
+    latest_ms = connection.scalar(sa.select(sa.func.max(segments.latest_ms)).where(*present))
+    connection.execute(
+        t.segments.update()
+        .where(mine, segments.segment_id == sa.bindparam("at"))
+        .values(closed_epoch=change.layout.epoch),
+        [{"at": number} for number in change.closed],
+    )
+    rows = [
+        {
+            "stream_id": stream.stream_id,
+            "segment_id": segment.segment_id,
+            "key_low": segment.key_low,
+            "key_high": segment.key_high,
+            "created_epoch": segment.created_epoch,
+            "end_position": 0,
+            "latest_ms": latest_ms,  # no date goes back behind it (S66)
+        }
+        for segment in change.opened
+    ]
+    connection.execute(t.segments.insert(), rows)
+    connection.execute(
+        t.streams.update()
+        .where(t.streams.c.id == stream.stream_id)
+        .values(layout_epoch=change.layout.epoch, segments_count=len(change.layout.present))
+    )
+    return change.layout

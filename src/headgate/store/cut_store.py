@@ -1,0 +1,200 @@
+"""Where streams begin: the part of a store about stream cuts, truncation, holds and retention.
+
+Counterpart: ``store.Store``, which is all of this too; ``catalogue.heads``. Source: S65 to S71 of
+docs/spec/stream-store.md. Heads move in the catalogue, then what nobody can read any more goes; each step may be cut
+short, and the next truncation of the stream goes on where it was left.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Callable, Mapping
+
+from headgate.clock import Clock
+from headgate.errors import HeadgateError, StorageError
+from headgate.protocol.store.truncation import Extent, Hold
+from headgate.storage.base import Storage
+from headgate.store.catalogue.base import Catalogue
+from headgate.store.cuts import StreamCut
+from headgate.store.retention import Retention, policy_of
+from headgate.store.streams import StreamInfo
+
+PARTS_AT_A_TIME = 2_000
+"""A sweep keeps other writers of the catalogue waiting for so many rows."""
+
+LOOK_INTERVAL_MS = 60_000
+"""So often a process that writes to a stream looks what may go."""
+
+_log = logging.getLogger("headgate")
+
+
+class CutStore:
+    """What of its streams a store keeps, and for whom."""
+
+    def __init__(self, catalogue: Catalogue, storage: Storage, clock: Clock) -> None:
+        """Use ``Store.open``."""
+        self._catalogue = catalogue
+        self._storage = storage
+        self._clock = clock
+        self._now_ms = clock.wall_ms
+        self._look_due_ms: dict[str, int] = {}
+
+    # -- cuts --------------------------------------------------------------------------------------------------------
+
+    def head(self, name: str) -> StreamCut:
+        """Return the cut at which a stream begins (S65)."""
+        return self._cut(name, lambda extent: extent.head)
+
+    def tail(self, name: str) -> StreamCut:
+        """Return the cut at which a stream ends now."""
+        return self._cut(name, lambda extent: extent.end)
+
+    def cut_at(self, name: str, date: dt.datetime) -> StreamCut:
+        """Return the cut in front of all events that became visible at ``date`` or later (S66).
+
+        Args:
+            name: the stream.
+            date: with a time zone, or in that of the machine.
+        """
+        stream = self._catalogue.find_stream(name)
+        positions = self._catalogue.cut_at(stream, round(date.timestamp() * 1_000))
+        return StreamCut(stream.name, stream.stream_id, positions)
+
+    def events_between(self, begin: StreamCut, end: StreamCut | None = None) -> int:
+        """Return how many events are there between two cuts of a stream, up to its end without the second one."""
+        extents = self._catalogue.extents(self._stream_of(begin))
+        last = {segment: extent.end for segment, extent in extents.items()} if end is None else end.positions
+        return sum(_between(begin.positions, last, segment, extent) for segment, extent in extents.items())
+
+    # -- truncation --------------------------------------------------------------------------------------------------
+
+    def truncate(self, cut: StreamCut, *, anyway: bool = False) -> StreamCut:
+        """Remove the events before ``cut`` for good; return where the stream begins now (S65).
+
+        Repeating it, or a cut that lies before the head, changes nothing.
+
+        Args:
+            cut: up to where, as ``tail`` or ``cut_at`` gave it.
+            anyway: also what somebody holds.
+
+        Raises:
+            UsageError: it is no cut of a stream that is there, or somebody holds what would go; names who.
+        """
+        stream = self._stream_of(cut)
+        self._catalogue.truncate(stream, cut.positions, anyway=anyway)
+        self._tidy(stream)
+        return self.head(stream.name)
+
+    def hold(self, cut: StreamCut, *, holder: str, life: str = "", epoch: int = 0) -> None:
+        """Let nothing behind ``cut`` be truncated, until ``holder`` holds another cut of the stream or releases it.
+
+        Args:
+            cut: nothing before it is needed.
+            holder: who needs it; one cut per stream.
+            life, epoch: of one that may be replaced by another process: a later epoch of the same life fences it.
+
+        Raises:
+            TruncatedError: something behind it has been truncated already.
+            FencedError: a later epoch of the same life holds already.
+            UsageError: it is no cut of a stream that is there.
+        """
+        self._catalogue.hold(self._stream_of(cut), Hold(holder, cut.positions, life, epoch))
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the store stays as it is until somebody writes: an older one, or not to be written to (CT8)."""
+        return self._catalogue.is_untouched
+
+    def release(self, name: str, *, holder: str) -> None:
+        """Let go of what ``holder`` holds of a stream. Repeating is fine."""
+        self._catalogue.release(self._catalogue.find_stream(name), holder)
+
+    def holds(self, name: str) -> dict[str, StreamCut]:
+        """Return the cuts of a stream that are held, by holder."""
+        stream = self._catalogue.find_stream(name)
+        found = self._catalogue.holds(stream)
+        return {hold.holder: StreamCut(stream.name, stream.stream_id, hold.positions) for hold in found}
+
+    # -- retention ---------------------------------------------------------------------------------------------------
+
+    def set_retention(self, name: str, retention: Retention | None) -> StreamInfo:
+        """Let ``retention`` be how long events of a stream stay, from the next look on (S71); None: for ever.
+
+        Raises:
+            UsageError: there is no such stream, or the retention cannot be.
+        """
+        return self._catalogue.set_retention(name, policy_of(retention))
+
+    def retain(self, name: str) -> StreamCut:
+        """Truncate a stream as far as its retention says, at once; return where it begins now.
+
+        Writers and sinks do this by themselves, once a minute (S71).
+        """
+        stream = self._catalogue.find_stream(name)
+        if self._let_go(stream):
+            self._tidy(stream)
+        return self.head(name)
+
+    def look_after(self, name: str) -> None:
+        """Do what ``retain`` does, unless this process did so a moment ago, and never for long at a time.
+
+        It never fails: what could not be removed now, a later look removes.
+        """
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._look_due_ms.get(name, now_ms):
+            return
+        self._look_due_ms[name] = now_ms + LOOK_INTERVAL_MS
+        try:
+            stream = self._catalogue.find_stream(name)
+            if stream.retention is None:
+                return
+            self._let_go(stream)
+            if not self._tidy_some(stream):
+                self._look_due_ms[name] = now_ms  # the next one goes on
+        except HeadgateError as error:
+            _log.warning("old events of stream '%s' could not be removed: %s; trying again in a minute", name, error)
+
+    def _let_go(self, stream: StreamInfo) -> bool:
+        """Move heads as far as the retention says; return whether any moved. Others wait for the move only."""
+        cut = self._catalogue.retention_cut(stream, self._now_ms())
+        return bool(cut and self._catalogue.retain(stream, cut))
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _tidy(self, stream: StreamInfo) -> None:
+        while not self._tidy_some(stream):
+            pass
+
+    def _tidy_some(self, stream: StreamInfo) -> bool:
+        """Forget parts before the heads and delete the files that hold nothing else (S68); return whether that is all.
+
+        A file that cannot be deleted now is tried again by the next truncation.
+        """
+        found = self._catalogue.sweep(stream, PARTS_AT_A_TIME)
+        gone = [path for path in found.garbage if self._delete(path)]
+        if gone:
+            self._catalogue.swept(gone)
+        return found.is_done
+
+    def _delete(self, path: str) -> bool:
+        try:
+            self._storage.delete(path)
+        except StorageError:
+            return False
+        return True
+
+    def _stream_of(self, cut: StreamCut) -> StreamInfo:
+        stream = self._catalogue.find_stream(cut.stream)
+        cut.check(stream)
+        return stream
+
+    def _cut(self, name: str, position: Callable[[Extent], int]) -> StreamCut:
+        stream = self._catalogue.find_stream(name)
+        extents = self._catalogue.extents(stream)
+        return StreamCut(stream.name, stream.stream_id, {segment: position(x) for segment, x in extents.items()})
+
+
+def _between(first: Mapping[int, int], last: Mapping[int, int], segment: int, extent: Extent) -> int:
+    begin = max(first.get(segment, extent.head), extent.head)
+    return max(0, min(last.get(segment, extent.end), extent.end) - begin)

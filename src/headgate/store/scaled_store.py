@@ -1,0 +1,80 @@
+"""Which segments streams have: the part of a store about layouts, scaling, and what pipelines have passed of it.
+
+Counterpart: ``store.Store``, which is all of this too; ``catalogue.scaling``; ``protocol.store.layouts`` decides.
+Source: CT6, S72 to S75 and SC40 of docs/spec/stream-store.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from headgate.errors import UsageError
+from headgate.protocol.store import layouts
+from headgate.protocol.store.layouts import Layout, Plan, Refused
+from headgate.protocol.store.truncation import Extent
+from headgate.store.catalogue.base import Reading
+from headgate.store.cut_store import CutStore
+from headgate.store.streams import OtherLayoutError, StreamInfo
+
+
+class ScaledStore(CutStore):
+    """The segments of its streams."""
+
+    def layout(self, name: str) -> Layout:
+        """Return the segments of a stream, and which keys each takes (CT6).
+
+        Raises:
+            UsageError: there is none.
+        """
+        return self._catalogue.layout(name)
+
+    def split(self, name: str, segment: int, into: int = 2) -> Layout:
+        """Scale a stream: ``into`` segments take the keys of one from now on (S72). No event moves.
+
+        Writers and transactions go on, and so do pipelines that read it; the events of each key stay in order.
+
+        Raises:
+            UsageError: there is no such stream, or the segment takes no events.
+        """
+        return self._scale(name, lambda layout: layouts.split(layout, segment, into))
+
+    def merge(self, name: str, segments: Collection[int]) -> Layout:
+        """Scale a stream: one segment takes the keys of several neighbours from now on; see ``split``.
+
+        Raises:
+            UsageError: there is no such stream, or the segments are no neighbours that take events.
+        """
+        return self._scale(name, lambda layout: layouts.merge(layout, segments))
+
+    def resize(self, name: str, segments: int) -> Layout:
+        """Scale a stream: so many segments share the keys equally from now on; see ``split``.
+
+        Raises:
+            UsageError: there is no such stream, or it has these segments already.
+        """
+        return self._scale(name, lambda layout: layouts.resize(layout, segments))
+
+    def layout_and_extents(self, stream: StreamInfo) -> tuple[Layout, dict[int, Extent]]:
+        """Return the segments of a stream, with head and end of each, of one moment."""
+        return self._catalogue.layout_and_extents(stream)
+
+    def look(self, stream: StreamInfo) -> tuple[int, bool]:
+        """Return the number of a stream's present layout, and whether it is sealed (some µs)."""
+        return self._catalogue.look(stream)
+
+    def pass_segments(self, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
+        """Record that everything in these closed segments has gone through a pipeline (SC40)."""
+        self._catalogue.pass_segments(stream, reader, segments)
+
+    def passed(self, stream: StreamInfo, reader: Reading) -> set[int]:
+        """Return the segments that a pipeline has passed (SC40)."""
+        return self._catalogue.passed(stream, reader)
+
+    def _scale(self, name: str, plan: Callable[[Layout], Plan | Refused]) -> Layout:
+        while True:
+            wanted = plan(self._catalogue.layout(name))
+            if isinstance(wanted, Refused):
+                raise UsageError(f"stream '{name}' cannot be scaled: {wanted.problem}")
+            with suppress(OtherLayoutError):  # somebody else has scaled it, or a late commit (S75): plan anew
+                return self._catalogue.scale_stream(name, wanted)

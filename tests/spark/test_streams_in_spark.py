@@ -1,0 +1,173 @@
+"""``format("headgate")`` in a real Spark: DataFrames and streaming queries over streams of the store."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException, SparkRuntimeException
+from tests.docs.documentation import examples
+from tests.spark import query_between_streams
+from tests.store.traffic import Traffic, all_rounds, flowing, per_key
+
+import headgate as hg
+from headgate.store.store import Store
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64()), ("at", pa.timestamp("ms"))])
+WAIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+        builder = builder.config("spark.sql.session.timeZone", "America/New_York")
+        session = builder.config("spark.driver.host", "127.0.0.1").getOrCreate()
+        hg.register_streams(session)
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(tmp_path / "store") as opened:
+        yield opened
+
+
+def loaded(spark: Any, store: Store, stream: str, **options: Any) -> Any:
+    return spark.read.format("headgate").options(store=store.root, **options).load(stream)
+
+
+def test_a_dataframe_goes_into_a_stream_and_comes_back(spark: Any, store: Store) -> None:  # SP2, SP3, SP7, SP8
+    query = "SELECT id, concat('k', id % 7) AS key, timestamp'2026-01-31 12:00:00 UTC' AS at FROM range(10000)"
+    frame = spark.sql(query).repartition(3)
+    writer = frame.write.format("headgate").options(store=store.root, routing_key="key", segments=3)
+    with pytest.raises(AnalysisException, match="is appended to: use mode"):
+        writer.mode("overwrite").save("app/ids")
+    assert store.list_streams() == []
+    writer.mode("append").save("app/ids")
+    assert store.describe("app/ids").events_count == 10_000
+    found = loaded(spark, store, "app/ids", rows_per_partition=1_000, place="true")
+    assert found.rdd.getNumPartitions() >= 11
+    assert sorted(row.id for row in found.select("id").collect()) == list(range(10_000))
+    assert {str(row["at"]) for row in found.select("at").distinct().collect()} == {"2026-01-31 12:00:00"}, "UTC"
+    some = found.where("key = 'k3'")
+    assert some.count() == sum(1 for number in range(10_000) if number % 7 == 3)
+    assert some.rdd.getNumPartitions() < found.rdd.getNumPartitions()
+    with pytest.raises(AnalysisException, match=r"column 'key' .* is missing"):
+        spark.range(3).write.format("headgate").option("store", store.root).mode("append").save("app/ids")
+    with pytest.raises(AnalysisException, match="stream 'app/idz' does not exist"):
+        loaded(spark, store, "app/idz")
+    before = store.tail("app/ids")
+    writer.mode("append").save("app/ids")
+    assert loaded(spark, store, "app/ids", start=str(before)).count() == 10_000
+
+
+def test_a_write_whose_tasks_fail_leaves_nothing(spark: Any, store: Store) -> None:  # SP8
+    store.create_stream("out", pa.schema([("id", pa.int64())]))
+    broken = "SELECT if(id = 9999, CAST(raise_error('this one') AS BIGINT), id) AS id FROM range(0, 10000, 1, 2)"
+    writer = spark.sql(broken).write.format("headgate").option("store", store.root).mode("append")
+    with pytest.raises(SparkRuntimeException, match="this one"):
+        writer.save("out")
+    assert store.describe("out").events_count == 0
+    store.seal("out")
+
+
+def test_queries_that_take_what_is_there_go_on_where_they_ended(spark: Any, store: Store, tmp_path: Path) -> None:
+    store.create_stream("in", SCHEMA, segments=2, routing_key="key")  # SP4, SP5, SP9
+    traffic = Traffic(store, "in")
+    for _ in range(3):
+        for _ in range(20):
+            traffic.append()
+        traffic.scale()
+        events = spark.readStream.format("headgate").options(store=store.root, rows_per_batch=150).load("in")
+        output = events.writeStream.format("headgate").options(store=store.root, routing_key="key", segments=2)
+        output = output.option("checkpointLocation", str(tmp_path / "checkpoints")).trigger(availableNow=True)
+        assert output.start("out").awaitTermination(WAIT_S)
+    assert per_key(store) == all_rounds(traffic)
+
+
+def test_the_example_of_the_guide_works_as_it_is_printed(spark: Any, store: Store, tmp_path: Path) -> None:
+    items = pa.table({"id": pa.array(range(6)), "item": ["tea", "cake"] * 3}).to_batches()[0]
+    for name in ("app/orders", "app/tea"):
+        store.create_stream(name, items.schema, routing_key="item")
+    with store.writer("app/orders") as writer:
+        writer.append(items)
+    (code,) = (code for code in examples("docs/user-guide.md") if "register_streams(spark)" in code)
+    code = code.replace('format("headgate")', f'format("headgate").option("store", {store.root!r})')
+    names: dict[str, Any] = {"hg": hg, "spark": spark}
+    exec(code.replace("/backup/tea", str(tmp_path / "checkpoints")), names)
+    names["query"].processAllAvailable()
+    names["query"].stop()
+    assert [store.describe(name).events_count for name in ("app/tea", "app/copy")] == [3, 6]
+
+
+class Driver:
+    """A process of its own with a streaming query, and what it has started."""
+
+    def __init__(self, store: Store, checkpoints: Path, log: Path) -> None:
+        command = [sys.executable, query_between_streams.__file__, store.root, str(checkpoints)]
+        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+        with log.open("ab") as file:
+            self._process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+
+    def kill(self) -> None:
+        """End the driver, its JVM and its tasks at once."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def check(self) -> None:
+        assert self._process.poll() is None, "the query has failed: see its log"
+
+
+def wait(driver: Driver, condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        driver.check()
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_a_query_between_streams_is_exactly_once_when_its_driver_is_killed(store: Store, tmp_path: Path) -> None:
+    store.create_stream("in", SCHEMA, segments=2, routing_key="key")  # SP5, SP9
+    store.create_stream("out", SCHEMA, segments=2, routing_key="key")
+    is_over, dice = threading.Event(), random.Random(11)
+
+    def written() -> int:
+        return store.describe("out").events_count
+
+    checkpoints, log = tmp_path / "checkpoints", tmp_path / "query.log"
+    with flowing(store, is_over, "in", "out", rounds=20, most=25) as traffic:
+        for _ in range(2):
+            driver = Driver(store, checkpoints, log)
+            try:
+                before = written()
+                wait(driver, lambda before=before: written() > before, f"progress of the query; see {log}")
+                time.sleep(dice.random())  # the moment of the kill: not a wait for anything
+            finally:
+                driver.kill()
+        is_over.set()
+    driver = Driver(store, checkpoints, log)
+    try:
+        total = sum(map(len, all_rounds(traffic).values()))
+        wait(driver, lambda: written() >= total, f"all {total} events; see {log}")
+    finally:
+        driver.kill()
+    assert per_key(store) == all_rounds(traffic)
