@@ -81,13 +81,14 @@ def test_supervised_becomes_a_keeper_of_the_same_command(monkeypatch: pytest.Mon
 
 def test_a_kept_driver_has_all_options_of_its_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["--supervised", "--standby", "--master", "local[3]", "-p", "3", "--checkpoint-dir", "s3://b/c", "--json"]
-    _, orders = became(monkeypatch, *given, "--restart", "fixed-delay:attempts=2", "program")
+    _, orders = became(monkeypatch, *given, "--silence", "20s", "--restart", "fixed-delay:attempts=2", "program")
     assert orders.command == [
         *run.COMMAND,
         "run",
         "--master=local[3]",
         "--parallelism=3",
         "--checkpoint-dir=s3://b/c",
+        "--silence=20s",
         "--json",
         "--standby",
         "--",
@@ -108,7 +109,29 @@ def test_a_strategy_without_a_keeper_is_refused() -> None:
     assert "--restart is about --supervised" in str(result.exception)
 
 
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (["--silence", "20s"], "--silence is about --standby, which is not given"),
+        (["--standby", "--silence", "4s"], "--silence is 4s, but must be 5s at least: a driver gives a sign of life"),
+        (["--standby", "--silence", "long"], "--silence must look like '500ms', '1s', '5 minutes' or '1h', not 'long'"),
+    ],
+)
+def test_a_silence_that_a_standby_cannot_wait_for_is_refused(given: list[str], problem: str) -> None:
+    result = CliRunner().invoke(app, ["run", *given, "program.py"])
+    assert isinstance(result.exception, UsageError)
+    assert problem in str(result.exception)
+
+
 def test_the_help_tells_of_both() -> None:
     result = CliRunner().invoke(app, ["run", "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
-    for words in ("--supervised", "--standby", "--restart", "fixed-delay", "3 failed for good", "4 somebody else"):
+    for words in (
+        "--supervised",
+        "--standby",
+        "--silence",
+        "--restart",
+        "fixed-delay",
+        "3 failed for good",
+        "4 somebody else",
+    ):
         assert words in result.output

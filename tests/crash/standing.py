@@ -27,6 +27,9 @@ TIMES = int(os.environ.get("HEADGATE_TEST_TIMES", "3"))
 MINUTES = float(os.environ.get("HEADGATE_TEST_MINUTES", "0"))
 """How long it goes on killing at least."""
 
+PATIENT = "--silence=20s"
+"""For a standby beside a driver that is not to be replaced while it lives, however busy the machine is."""
+
 PROGRAM = """
 import sys
 import polars as pl

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from crash.processes import STARTED_S, STEP_S, environment, kill
-from crash.standing import PROGRAM, Place, tale
+from crash.standing import PATIENT, PROGRAM, Place, tale
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800)]
 
 WITH_SPARK = [pytest.param(False, id="processes"), pytest.param(True, id="spark", marks=pytest.mark.spark)]
-SILENT_S = 8.0
+SILENT_S = 23.0
 """Longer than a standby waits for a sign of life."""
 
 
@@ -80,7 +80,7 @@ def test_a_standby_takes_over_a_named_start_and_goes_on(
     options = options_of_a_named_start(here)
     first = here.run(*options)
     first.checkpoint()
-    second = here.run("--standby", "--supervised", *options)
+    second = here.run("--standby", "--supervised", PATIENT, *options)
     second.notice("watching")
     first.checkpoint()
     first.kill()
@@ -102,7 +102,7 @@ def test_a_cancelled_pipeline_stays_cancelled_whoever_keeps_it(
     here.program.write_text(PROGRAM.replace('interval="200ms"', 'interval="200ms", retain_on_cancel=False'))
     kept = here.run("--supervised", "--restart", "fixed-delay:delay=50ms")
     kept.checkpoint()
-    beside = here.run("--standby")
+    beside = here.run("--standby", PATIENT)
     beside.notice("watching")
     cancelled = headgate("cancel", "kept", "--dir", here.checkpoints)
     assert cancelled.stdout == "kept: cancelled, and its checkpoints are removed\n", cancelled

@@ -17,7 +17,7 @@ import pytest
 
 from crash.processes import STARTED_S, environment, kill
 from crash.results import assert_clean
-from crash.standing import PROGRAM, Place, Process, freeze_workers, tale, thaw, whoever_completes
+from crash.standing import PATIENT, PROGRAM, Place, Process, freeze_workers, tale, thaw, whoever_completes
 from crash.takeovers import problem, told
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(1_800 + 120 * float(os.environ.get("HEADGATE_TEST_MINUTES", "0")))]
@@ -60,7 +60,7 @@ def test_a_standby_takes_over_when_the_driver_is_killed(
     here = place(with_spark, is_object_store=is_object_store)
     first = here.run()
     first.checkpoint()
-    second = here.run("--standby")
+    second = here.run("--standby", PATIENT)
     second.notice("watching")
     first.checkpoint()
     assert not second.has("progress"), "it only watches"
@@ -88,7 +88,7 @@ def test_a_frozen_driver_that_wakes_after_the_takeover_ends_and_changes_nothing(
     here = place(with_spark, is_object_store=is_object_store)
     zombie = here.run()
     zombie.checkpoint()
-    heir = here.run("--standby")
+    heir = here.run("--standby", PATIENT)
     heir.notice("watching")
     zombie.checkpoint()
     zombie.signal(signal.SIGSTOP)
@@ -114,7 +114,7 @@ def test_a_standby_does_not_start_what_was_stopped_and_ends_with_what_has_finish
     here = place(with_spark)
     first = here.run()
     first.checkpoint()
-    second = here.run("--standby")
+    second = here.run("--standby", PATIENT)
     second.notice("watching")
     first.signal(signal.SIGTERM)
     assert first.exit_code(STARTED_S) == 0
@@ -138,7 +138,7 @@ def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
     here.program.write_text(PROGRAM.replace(strategy, "hg.NoRestart()"))
     first = here.run()
     first.checkpoint()
-    second = here.run("--standby")
+    second = here.run("--standby", PATIENT)
     second.notice("watching")
     driver = first.driver()
     frozen = freeze_workers(driver)
@@ -152,6 +152,7 @@ def test_what_failed_while_its_user_stopped_it_is_not_taken_over(
     decisions = ("stopped", "taking-over")
     decided = second.wait("a decision", lambda e: e["event"] == "standby" and e["notice"] in decisions)
     assert decided["notice"] == "stopped", tale(here.processes)
+    here.program.write_text(PROGRAM)
     here.hurry()
     again = here.run()  # on purpose: the wish is over
     assert again.exit_code(STARTED_S) == 0
@@ -167,7 +168,7 @@ def test_what_died_before_it_heard_the_stop_of_its_user_is_not_taken_over(
     here = place(with_spark)
     first = here.run()
     first.checkpoint()
-    second = here.run("--standby")
+    second = here.run("--standby", PATIENT)
     second.notice("watching")
     second.signal(signal.SIGSTOP)  # however long a busy machine takes for the stop, it decides behind it
     try:
@@ -192,7 +193,7 @@ def test_of_two_standbys_one_takes_over_and_the_other_goes_on_waiting(
     here = place(with_spark, is_object_store=True)
     first = here.run()
     first.checkpoint()
-    others = [here.run("--standby"), here.run("--standby")]
+    others = [here.run("--standby", PATIENT), here.run("--standby", PATIENT)]
     for other in others:
         other.notice("watching")
     first.kill()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.connectors.files import test_parquet as reading
+from tests.connectors.files import test_reused_inodes as reusing
 from tests.connectors.files import test_rotation as rotating
 from tests.mutants.harness import assert_caught, patched
 from tests.operators.windows import test_windows as windows
@@ -23,7 +24,9 @@ from headgate.connectors.files import parquet, rotation
 from headgate.connectors.files import table as file_table
 from headgate.connectors.files.lines import LineFile
 from headgate.connectors.files.listing import FileSelection
+from headgate.connectors.files.position import FilePosition
 from headgate.connectors.files.series import OlderFiles
+from headgate.connectors.files.share import Share
 from headgate.connectors.files.table import FileTable
 from headgate.operators.base import WATERMARK_MAX_MS
 from headgate.operators.windows.fired_groups import FiredGroups
@@ -100,14 +103,26 @@ def others_are_forgotten() -> AbstractContextManager[None]:
     return patched(rotation.Others, "has", lambda self, path, inode: False)
 
 
-def what_nobody_has_read_is_anybodys() -> AbstractContextManager[None]:
-    is_at = rotation.SeenFile.is_at
-    return patched(rotation.SeenFile, "is_at", lambda self, path: not self.is_unread and is_at(self, path))
+def an_unread_file_stays_with_its_owner() -> AbstractContextManager[None]:
+    return patched(FileTable, "_is_for_another", lambda self, path, listed, numbers: False)
 
 
-def an_unread_file_is_wherever_its_inode_is() -> AbstractContextManager[None]:
+def an_unread_file_is_known_by_its_inode() -> AbstractContextManager[None]:
+    def note(self: Share, path: str, position: FilePosition) -> None:
+        seen = rotation.SeenFile(path, position.head_bytes, position.head_digest)
+        self._others.files[position.inode] = seen
+
+    stack = ExitStack()
+    stack.enter_context(patched(Share, "note_position", note))
     is_at = rotation.SeenFile.is_at
-    return patched(rotation.SeenFile, "is_at", lambda self, path: self.is_unread or is_at(self, path))
+    stack.enter_context(
+        patched(rotation.SeenFile, "is_at", lambda self, path: not self.head_bytes or is_at(self, path))
+    )
+    return stack
+
+
+def a_file_keeps_the_inode_of_the_one_it_replaced() -> AbstractContextManager[None]:
+    return patched(LineFile, "inode", property(lambda self: self._opened_inode))
 
 
 def removed_files_are_never_looked_at_again() -> AbstractContextManager[None]:
@@ -175,10 +190,14 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
     (what_the_end_has_fired_stays_late,
      windows.test_what_the_end_alone_has_fired_is_not_late_when_more_input_comes, ()),
     (others_are_forgotten, rotating.test_other_names_of_rotation_are_followed, ("tmp_path", "other", nothing)),
-    (what_nobody_has_read_is_anybodys,
-     rotating.test_files_that_nobody_had_begun_may_be_renamed_between_two_starts, ("tmp_path", 3, 0)),
-    (an_unread_file_is_wherever_its_inode_is,
-     rotating.test_an_unread_file_of_another_directory_is_read, ("tmp_path",)),
+    (an_unread_file_stays_with_its_owner,
+     reusing.test_a_file_that_nobody_had_begun_goes_to_the_owner_of_its_new_name, ("tmp_path",)),
+    (an_unread_file_is_known_by_its_inode,
+     reusing.test_a_new_file_with_the_inode_of_an_empty_one_is_read_whoever_looks_first, ("tmp_path",)),
+    (a_file_keeps_the_inode_of_the_one_it_replaced,
+     reusing.test_what_got_the_inode_of_a_file_that_was_replaced_is_another_file, ("tmp_path",)),
+    (a_file_keeps_the_inode_of_the_one_it_replaced,
+     reusing.test_a_copy_that_took_the_place_of_a_file_may_be_renamed_before_it_is_read, ("tmp_path",)),
 ]  # fmt: skip
 
 

@@ -38,6 +38,7 @@ from headgate.cli.run_options import (
     QuietOption,
     RestartOption,
     RunOptions,
+    SilenceOption,
     StandbyOption,
     SupervisedOption,
     UnclaimedOption,
@@ -66,6 +67,7 @@ def run(
     as_json: JsonOption = False,
     supervised: SupervisedOption = False,
     standby: StandbyOption = False,
+    silence: SilenceOption = None,
     restart: RestartOption = None,
     fresh: FreshOption = False,
     leave: LeaveOption = None,
@@ -86,9 +88,9 @@ def run(
     multiplier=2, reset_after=1m, jitter=0.1 and attempts=9.
 
     With --standby the same command on another machine, with the same checkpoint directory or object store, waits until
-    the driver that runs gives no sign of life for 5 s, and goes on in its place. It does not start what its user
-    stopped, and ends when the pipeline has finished. Ctrl-C or SIGTERM ends it. With --supervised too, a standby is
-    started again as a standby.
+    the driver that runs gives no sign of life for 5 s, and goes on in its place. --silence says how long instead, where
+    machines or storage stand still for longer. It does not start what its user stopped, and ends when the pipeline has
+    finished. Ctrl-C or SIGTERM ends it. With --supervised too, a standby is started again as a standby.
 
     Exit codes: 0 done or stopped, 1 failed and starting again may help, 2 wrong use, 3 failed for good: something has
     to be changed first, 4 somebody else runs the pipeline now.
@@ -107,6 +109,7 @@ def run(
         restart,
         fresh,
         tuple(leave or ()),
+        silence,
     )
     options.check()
     given = arguments or ()
@@ -193,7 +196,8 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
             return pipeline.start(options.master, spark=session.spark, observer=observer)
 
         check = jvm_check(lambda: session.is_alive)
-        return StandingBy(config.checkpoint_root, config.name, kept, start, say, check).run()
+        place = config.checkpoint_root, config.name
+        return StandingBy(*place, kept, start, say, check, options.silence_ms).run()
 
 
 def become_keeper(orders: Orders) -> NoReturn:

@@ -9,7 +9,9 @@ import typer
 
 from headgate.cli.restarts import RESTART_DEFAULT, restart_strategy
 from headgate.errors import UsageError
-from headgate.model.config import RestartStrategy
+from headgate.model.config import RestartStrategy, duration_ms
+from headgate.protocol.supervision.pulse import BEAT_MS
+from headgate.protocol.supervision.standby import Standby
 
 ProgramArgument: TypeAlias = Annotated[str, typer.Argument(help="A Python file, or a module, that makes a pipeline.")]
 ProgramArguments: TypeAlias = Annotated[
@@ -64,6 +66,13 @@ StandbyOption: TypeAlias = Annotated[
         "--standby", help="Wait beside a pipeline that runs elsewhere, and take over when its driver is gone."
     ),
 ]
+SilenceOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="How long a driver gives no sign of life before --standby takes over, at least 5s.",
+        show_default="5s",
+    ),
+]
 RestartOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -102,6 +111,7 @@ class RunOptions:
     restart: str | None
     fresh: bool = False
     leave: tuple[str, ...] = ()
+    silence: str | None = None
 
     def check(self) -> None:
         """Refuse options that do not go together.
@@ -123,7 +133,9 @@ class RunOptions:
             raise UsageError(
                 "--standby goes on where another driver ended, and --fresh begins at the beginning: not both"
             )
-        _ = self.strategy  # also where nobody is kept
+        if self.silence is not None and not self.standby:
+            raise UsageError("--silence is about --standby, which is not given")
+        _ = self.strategy, self.silence_ms  # also where nobody is kept
 
     @property
     def strategy(self) -> RestartStrategy:
@@ -134,6 +146,22 @@ class RunOptions:
         """
         return restart_strategy(self.restart or RESTART_DEFAULT)
 
+    @property
+    def silence_ms(self) -> int:
+        """What ``--silence`` says.
+
+        Raises:
+            UsageError: it is no duration, or shorter than a standby can tell.
+        """
+        least_ms = Standby.SILENCE_MS
+        given_ms = least_ms if self.silence is None else duration_ms(self.silence, "--silence")
+        if given_ms < least_ms:
+            raise UsageError(
+                f"--silence is {self.silence}, but must be {least_ms // 1_000}s at least: a driver gives a sign of "
+                f"life every {BEAT_MS // 1_000}s"
+            )
+        return given_ms
+
     def of_a_driver(self) -> list[str]:
         """Return what a keeper tells each of its drivers. What is restored is named every time: it goes back once
         (SV24). ``--fresh`` and ``--leave`` are not: it was done before."""
@@ -143,6 +171,7 @@ class RunOptions:
             "--checkpoint-dir": self.checkpoint_dir,
             "--from": self.begins.restore,
             "--go-back-behind": self.begins.go_back_behind,
+            "--silence": self.silence,
         }
         flags = {"--quiet": self.quiet, "--json": self.as_json, "--standby": self.standby}
         given = [f"{name}={value}" for name, value in values.items() if value is not None]

@@ -74,6 +74,7 @@ class StandingBy:
         start: starts the pipeline; called for a takeover.
         say: tells the user a notice and its sentence.
         check: called before every look; raises when this process could not take over any more.
+        silence_ms: how long the driver that runs may say nothing.
     """
 
     root: str
@@ -82,9 +83,13 @@ class StandingBy:
     start: Callable[[], PipelineHandle]
     say: Callable[[str, str], None]
     check: Callable[[], None] = lambda: None
-    _machine: Standby = field(default_factory=Standby)
+    silence_ms: int = Standby.SILENCE_MS
+    _machine: Standby = field(init=False)
     _ended: threading.Event = field(default_factory=threading.Event)
     _lock_of: tuple[Generation | None, str | None] = (None, None)
+
+    def __post_init__(self) -> None:
+        self._machine = Standby(self.silence_ms)
 
     def run(self) -> RunResult | None:
         """Wait, and run the pipeline when it is our turn; None: it ended or we were stopped before.

@@ -382,10 +382,10 @@ def test_between_two_starts_files_may_be_added_renamed_and_grow(tmp_path: Path, 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("grows", [False, True])
 @pytest.mark.parametrize("others", [0, 1, 2])
-def test_a_file_of_which_nothing_was_read_keeps_its_owner_when_it_is_renamed(
+def test_a_file_of_which_nothing_was_read_is_read_once_when_it_is_renamed(
     tmp_path: Path, parallelism: int, grows: bool, others: int
 ) -> None:
-    """N20: no content says that it is the same file, so its inode decides, for its owner and for everybody else."""
+    """N20: no content says that it is the same file, so whoever owns its name of today reads it."""
     (tmp_path / "empty").touch()
     for number in range(others):
         append(tmp_path / f"file{number}", f"line {number}")

@@ -40,8 +40,8 @@ def seen(mark: str = "a", course: Course = Course.RUNNING, generation: Generatio
 class Watched:
     """A standby whose looks take no time, and a clock."""
 
-    def __init__(self) -> None:
-        self.machine = Standby()
+    def __init__(self, silence_ms: int = SILENCE_MS) -> None:
+        self.machine = Standby(silence_ms)
         assert self.machine.handle(Begin()) == [LookAtAll()]
 
     def all(self, at_ms: int, observed: Observed, took_ms: int = 0) -> list[Effect]:
@@ -74,6 +74,20 @@ def test_after_the_silence_it_takes_over_behind_the_silent_generation() -> None:
     assert standby.beat(SILENCE_MS, seen()) == [LookAtAll()], "everything is looked at once more"
     assert standby.all(SILENCE_MS + 1, seen()) == [Say(Notice.TAKING_OVER, "one"), TakeOver(FOURTH, drain=False)]
     assert standby.machine.phase is Phase.TAKING
+
+
+def test_it_waits_as_long_as_it_was_told_to() -> None:  # SB8
+    standby = Watched(silence_ms=20_000)
+    standby.all(0, seen())
+    standby.watch(500, 20_000, seen())
+    standby.next()
+    assert standby.beat(20_000, seen()) == [LookAtAll()]
+    nobody_yet = seen("", knows_beats=False)
+    patient = Watched(silence_ms=2 * Standby.UNKNOWN_MS)
+    for at_ms in range(0, 2 * Standby.UNKNOWN_MS, REST_MS):
+        assert patient.all(at_ms, nobody_yet)[-1] == Pause(REST_MS)
+        patient.next()
+    assert isinstance(patient.all(2 * Standby.UNKNOWN_MS, nobody_yet)[-1], TakeOver)
 
 
 @pytest.mark.parametrize("took_ms", [0, 200])

@@ -149,7 +149,7 @@ ALL: dict[Mutant, int] = {
     positions_count_what_is_in_memory: 11,
     one_look_is_enough: 35,
     who_was_found_in_its_place_stays_there: 11,
-    who_is_gone_is_known_by_its_inode: 98,
+    who_is_gone_is_known_by_its_inode: 407,
     whoever_has_the_inode_was_renamed: 55,
 }
 """Each with a seed that finds it."""

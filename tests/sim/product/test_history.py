@@ -175,6 +175,20 @@ def test_a_driver_that_was_replaced_stays_away() -> None:
     assert found(history) == "I5"
 
 
+def test_a_claim_at_a_number_that_was_pruned_replaces_nobody() -> None:
+    """Its driver looked before the number was used; it looks again, and takes the claim back (X8)."""
+    history = History(retained=1)
+    claim(history, 1, 1, "first")
+    complete(history, 2, 1, 1)
+    complete(history, 3, 2, 1)
+    history.on_checkpoints_disk("p/log/0000000002", None)
+    claim(history, 2, 2, "second")
+    complete(history, 4, 3, 1)
+    assert history.finding is None
+    history.on_restored(2, 2)
+    assert found(history) == "I7", "but its driver may not run"
+
+
 @pytest.mark.parametrize(
     ("subtasks", "path", "verdict"),
     [

@@ -88,7 +88,7 @@ class LineFile:
         self._restored = position
         self._was_finished = position.is_finished
         self._inode: tuple[int, int] | None = None  # device and inode; None: not opened yet
-        self._accepted_inode = 0
+        self._accepted_inode = 0  # of what took its place, until that is opened
         self._before = b""  # the last bytes before ``offset``
         self._skipped_before = b""  # and those before ``_skipped_to``
         self._buffer = b""  # the file's bytes from ``offset`` on
@@ -99,7 +99,7 @@ class LineFile:
     def position(self) -> FilePosition:
         """Return where reading would continue."""
         if self._inode is None:  # never opened since it was restored
-            return replace(self._restored, is_finished=self.is_finished)
+            return replace(self._restored, inode=self.inode, is_finished=self.is_finished)
         size = min(self.offset, len(self._head))
         return FilePosition(
             self.offset,
@@ -109,14 +109,18 @@ class LineFile:
             self.is_finished,
             len(self._before),
             _digest(self._before),
-            self._inode[1],
+            self.inode,
             self._inode[0],
             self._restored.number,
         )
 
     @property
     def inode(self) -> int:
-        """The file's inode when last looked at; 0: not known."""
+        """The file's inode when last looked at; 0: not known. That of a file it replaced is anybody's (N19)."""
+        return self._accepted_inode or self._opened_inode
+
+    @property
+    def _opened_inode(self) -> int:
         return self._restored.inode if self._inode is None else self._inode[1]
 
     def gone(self) -> FileMovedError:
@@ -128,6 +132,11 @@ class LineFile:
     def has_fingerprint(self) -> bool:
         """Whether anything is known of the content."""
         return self.offset > 0
+
+    @property
+    def was_empty(self) -> bool:
+        """Whether it had nothing when it went: its inode, which may be another file's now, says nothing (N19)."""
+        return self.is_finished and not self.has_fingerprint
 
     @property
     def was_opened(self) -> bool:
@@ -273,7 +282,7 @@ class LineFile:
     def _checked(self, descriptor: int, at: int) -> bytes:
         """Return the block at ``at``, unless what stands before it is not what was read (N6)."""
         status = self.system.fstat(descriptor)
-        if self.inode and status.st_ino not in (self.inode, self._accepted_inode):
+        if self.inode and status.st_ino not in (self._opened_inode, self._accepted_inode):
             raise self._moved(status, "is another file now")
         before = self._check_same(descriptor, status)
         self._open_at(descriptor, status, before)
@@ -300,7 +309,7 @@ class LineFile:
         if self._inode is None or len(self._head) < HEAD_BYTES:
             self._head = self.system.pread(descriptor, HEAD_BYTES, 0)
         self._seen_bytes = status.st_size
-        self._inode = (status.st_dev, status.st_ino)
+        self._inode, self._accepted_inode = (status.st_dev, status.st_ino), 0
 
     def _check_same(self, descriptor: int, status: Status, *, is_elsewhere: bool = False) -> bytes:
         """Refuse a file whose beginning, or whose bytes before the position, are not those that were read (N6).

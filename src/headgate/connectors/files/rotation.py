@@ -77,21 +77,15 @@ def was_compressed(file: LineFile) -> bool:
 
 @dataclass(slots=True)
 class SeenFile:
-    """A file that another subtask owns: a new name does not make it a new file.
-
-    ``is_unread``: its owner has read nothing of it, so to its owner the inode alone tells it (``renamed_to``).
-    """
+    """A file that another subtask owns: a new name does not make it a new file."""
 
     path: str
     head_bytes: int
     head_digest: int
     system: FileSystem = LOCAL
-    is_unread: bool = False
 
     def is_at(self, path: str) -> bool:
         """Whether its owner finds this file at ``path``, where its inode is, so far as that is known here."""
-        if self.is_unread:
-            return os.path.dirname(path) == os.path.dirname(self.path)
         head = _head(path, self.system)[: self.head_bytes]
         return self.head_bytes > 0 and xxhash.xxh3_64_intdigest(head) == self.head_digest
 

@@ -42,20 +42,21 @@ class Share:
 
     # -- files of other subtasks (N20) ------------------------------------------------------------------------------
 
-    def knows(self, inode: int) -> bool:
-        """Whether some file of another subtask has, or had, this inode."""
-        return inode in self._others.files
-
     def note(self, path: str, inode: int) -> None:
         """Remember a file of another subtask under its name of today."""
         self._others.note(path, inode)
 
     def note_position(self, path: str, position: FilePosition) -> None:
-        """Remember a file of another subtask as its position tells it."""
-        is_unread = position.offset == 0
-        self._others.files[position.inode] = SeenFile(
-            path, position.head_bytes, position.head_digest, self._selection.system, is_unread
-        )
+        """Remember a file of another subtask as its position tells it.
+
+        One of which nothing was read is nobody's under another name (N20); one that is gone may have left its inode to
+        another one that is known (N19).
+        """
+        is_taken = position.is_finished and position.inode in self._others.files
+        if position.inode and position.offset and not is_taken:
+            self._others.files[position.inode] = SeenFile(
+                path, position.head_bytes, position.head_digest, self._selection.system
+            )
 
     def forget_all_but(self, inodes: Collection[int | None]) -> None:
         """Forget the files of others that are not there any more."""
@@ -63,7 +64,4 @@ class Share:
 
     def is_of_others(self, path: str, inode: int) -> bool:
         """Whether the file at ``path`` is one of another subtask's that was renamed."""
-        seen = self._others.files.get(inode)
-        if seen is not None and seen.is_unread and self.is_of_another(seen.path, path):
-            return False  # nor does its owner take it for that
         return self._others.has(path, inode)

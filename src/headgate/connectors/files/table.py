@@ -60,10 +60,10 @@ class FileTable:
                 own[path] = self._file(path, replace(position, number=number, older=None, is_settled=False))
                 if position.older is not None:
                     self._older.restore(series_of(path), position.older)
-            elif position.inode and not (position.is_finished and self._share.knows(position.inode)):
-                self._share.note_position(path, position)  # one that is gone says nothing of its inode (N19)
+            else:
+                self._share.note_position(path, position)
         beside = self._beside(own, files)
-        renamed = self._place(list(own.values()))
+        renamed = self._place(list(own.values()), files, numbers)
         settled = {series_of(path) for path, position in known.items() if position.is_settled}
         self._settled = {path: file for path, file in self.files.items() if own.get(path) is file and path in settled}
         for path in files:
@@ -76,7 +76,9 @@ class FileTable:
         self._add_missed(beside, own)
         return list(self.files.values())
 
-    def _place(self, files: Sequence[LineFile]) -> list[tuple[str, LineFile]]:
+    def _place(
+        self, files: Sequence[LineFile], listed: Collection[str], numbers: Mapping[str, int]
+    ) -> list[tuple[str, LineFile]]:
         """Find where restored files are now; those still in their places first, so that no other takes them.
 
         Returns those that were renamed, with their former paths.
@@ -90,6 +92,9 @@ class FileTable:
             now = renamed_to(file, self._is_free_for(file))
             if now is None:
                 continue
+            if not file.has_fingerprint and self._is_for_another(now, listed, numbers):
+                moved.remove(file)
+                continue
             if now in self.files:  # who was found there has been renamed since (N50)
                 moved.append(self.files[now])
                 searched.append(self.files[now])
@@ -102,6 +107,14 @@ class FileTable:
             if self.files.get(file.path) is not file:
                 self._settle(file)
         return renamed
+
+    def _is_for_another(self, path: str, listed: Collection[str], numbers: Mapping[str, int]) -> bool:
+        """Whether another subtask reads what is at ``path`` now, if nothing was read of it under another name (N20).
+
+        Subtasks look at different times, and an inode is used again: what it says could differ from one to the next.
+        """
+        selected = self._selection.look().files if self._follow else listed
+        return path in selected and not self._share.owns(path, numbers.get(path))
 
     def _is_free_for(self, file: LineFile) -> Callable[[str], bool]:
         """Return whether ``file`` may be at a path: an inode tells it from who was seen there before.
@@ -195,8 +208,7 @@ class FileTable:
             if file.inode == inode and file.path != path:
                 if self._inode_of(file.path) == inode:
                     return True  # one file with two names
-                is_nothing = file.is_finished and not file.has_fingerprint  # it was empty, and is gone
-                if not is_nothing and file.is_at(path, inode):
+                if not file.was_empty and file.is_at(path, inode):
                     self._rename(file, path)
                     return True
         # If it was renamed on while it was looked at, the next look tells (N50).

@@ -168,7 +168,8 @@ class Standby(Machine):
     """Between two looks where there are no beats to read: each of them reads the log."""
 
     SILENCE_MS = 5_000
-    """Two beats and a half. One slow write is no death, and a takeover is to be done within ten seconds."""
+    """Two beats and a half. One slow write is no death, and a takeover is to be done within ten seconds. The least and
+    the default: on machines or storage that stand still for longer a healthy driver would be replaced."""
 
     UNKNOWN_MS = 60_000
     """Without any heartbeat (SB11): longer than a first start takes, or most checkpoint intervals."""
@@ -176,8 +177,9 @@ class Standby(Machine):
     GAP_MS = 2 * BEAT_MS
     """A longer time without a look proves nothing about what happened in it (SB7)."""
 
-    def __init__(self) -> None:
+    def __init__(self, silence_ms: int = SILENCE_MS) -> None:
         super().__init__()
+        self._silence_ms = silence_ms
         self._phase = Phase.CREATED
         self._known: Observed | None = None
         self._changed_ms = 0
@@ -264,7 +266,7 @@ class Standby(Machine):
             return True
         if found.course not in (Course.RUNNING, Course.DRAINING, Course.STOPPING):
             return True  # an end that a beat tells of: everything has to be looked at
-        patience_ms = self.SILENCE_MS if found.knows_beats else self.UNKNOWN_MS
+        patience_ms = self._silence_ms if found.knows_beats else max(self.UNKNOWN_MS, self._silence_ms)
         return event.began_ms - self._changed_ms >= patience_ms
 
     def _on_failed(self, event: LookFailed) -> list[Effect]:

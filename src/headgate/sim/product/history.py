@@ -114,6 +114,8 @@ class History:
             self.fail("I4", f"the log holds what nobody can read: {error}")
             return
         if isinstance(entry, Claim):
+            if any(_number(other) > _number(path) for other in self._log):
+                return  # its number was used and pruned: its driver slept since it looked, and will take it back (X8)
             if entry.order is None:
                 self._gives_up(path, entry)
             else:
@@ -149,7 +151,7 @@ class History:
     def _gives_up(self, path: str, claim: Claim) -> None:
         """A claim that ends a life of the pipeline: what it gives up has kept all its promises (C71)."""
         is_stale = any(other.generation >= claim.generation for other in self._log.values())
-        if is_stale or int(path.rpartition("/")[2]) != claim.life:
+        if is_stale or _number(path) != claim.life:
             return
         newest = max(self.completed, default=0)
         hidden = self.hidden_until(newest)
@@ -161,7 +163,7 @@ class History:
     def _starts_over(self, path: str, claim: Claim) -> None:
         """A claim that has the pipeline start over: what was promised is promised no more, and all output goes."""
         is_stale = any(other.generation >= claim.generation for other in self._log.values())
-        if is_stale or int(path.rpartition("/")[2]) != claim.life:
+        if is_stale or _number(path) != claim.life:
             self.fail("SO2", f"{path} has the pipeline start over, and is not the newest entry")
         self.given_up[path] = max((written for written, _ in self.written), default=0)
         self.standing.clear()
@@ -355,6 +357,11 @@ class History:
     def is_taken_back(self, checkpoint: int, generation: int) -> bool:
         """Whether a start went back behind what a generation had for a checkpoint, because of damage."""
         return any(generation < newer and checkpoint > restored for newer, restored in self.went_back)
+
+
+def _number(path: str) -> int:
+    """Return the number of an entry of the log."""
+    return int(path.rpartition("/")[2])
 
 
 def sealed_by(file: str) -> int:

@@ -148,13 +148,16 @@ class StandbyRun(Run):
         super()._heal()
 
     def _look_after_it(self) -> None:
-        self._start_if_none()
-        if not self.is_finished:
+        living = any(site.process.is_alive for site in self.sites)
+        self._start_if_none(is_awaited=living)  # a zombie may have said last that it failed for good
+        if living or not self.is_finished:
             self.world.at(PERSON_MS, self._look_after_it)
 
-    def _start_if_none(self) -> None:
-        """See ``Run``: nobody runs it, and no keeper will."""
-        if self.is_finished or any(site.process.is_alive and not site.is_waiting for site in self.sites):
+    def _start_if_none(self, *, is_awaited: bool = False) -> None:
+        """See ``Run``: nobody runs it, and no keeper will. ``is_awaited``: even if it has finished."""
+        if self.is_finished and not is_awaited:
+            return
+        if any(site.process.is_alive and not site.is_waiting for site in self.sites):
             return
         self.settings.update_files()
         self.start()
