@@ -182,7 +182,8 @@ def test_a_claim_at_a_number_that_was_pruned_replaces_nobody() -> None:
     complete(history, 2, 1, 1)
     complete(history, 3, 2, 1)
     history.on_checkpoints_disk("p/log/0000000002", None)
-    claim(history, 2, 2, "second")
+    late = encode_log_entry(Claim(Generation(2), "second", 0))
+    history.on_checkpoints_disk("p/log/0000000002", late, ["p/log/0000000003", "p/log/0000000002"])
     complete(history, 4, 3, 1)
     assert history.finding is None
     history.on_restored(2, 2)

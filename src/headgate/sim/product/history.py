@@ -6,7 +6,7 @@ Reads what reaches the disks and what users are told, never a machine. Each chec
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headgate.codec.log_entry import decode_log_entry
@@ -94,12 +94,13 @@ class History:
 
     # -- what reaches the disks -------------------------------------------------------------------------------------
 
-    def on_checkpoints_disk(self, path: str, data: bytes | None) -> None:
-        """Something of the checkpoints changed."""
+    def on_checkpoints_disk(self, path: str, data: bytes | None, there: Iterable[str] = ()) -> None:
+        """Something of the checkpoints changed. ``there``: all that is on this disk."""
         if _ENTRY.fullmatch(path):
             self._log.pop(path, None)
             if data is not None:
-                self._log_written(path, data)
+                newest = max((_number(other) for other in there if _ENTRY.fullmatch(other)), default=0)
+                self._log_written(path, data, was_pruned=newest > _number(path))
         elif data is None and (found := _SNAPSHOT.match(path)):
             checkpoint = int(found.group(1))
             for needed in {checkpoint, self.copies.get(checkpoint, checkpoint)}.intersection(self.standing):
@@ -107,15 +108,15 @@ class History:
                 if len(newer) < self.retained:
                     self.fail("I4", f"{path} is removed, and checkpoint {needed} may still be restored")
 
-    def _log_written(self, path: str, data: bytes) -> None:
+    def _log_written(self, path: str, data: bytes, *, was_pruned: bool) -> None:
         try:
             entry = decode_log_entry(data, path)
         except CorruptionError as error:
             self.fail("I4", f"the log holds what nobody can read: {error}")
             return
         if isinstance(entry, Claim):
-            if any(_number(other) > _number(path) for other in self._log):
-                return  # its number was used and pruned: its driver slept since it looked, and will take it back (X8)
+            if was_pruned:
+                return  # its driver slept since it looked: it is not the newest, and will be taken back (X8)
             if entry.order is None:
                 self._gives_up(path, entry)
             else:

@@ -203,8 +203,11 @@ class Run:
         if name not in self.disks:
             disk = self.disks[name] = Disk(self.tasks, self.faults, name)
             is_sink = name in self.settings.job.columns
-            watch = (lambda path, data: self.history.on_sink_disk(name, path, data)) if is_sink else None
-            disk.watchers.append(watch or self.history.on_checkpoints_disk)
+            disk.watchers.append(
+                (lambda path, data: self.history.on_sink_disk(name, path, data))
+                if is_sink
+                else (lambda path, data: self.history.on_checkpoints_disk(path, data, disk.objects))
+            )
         return self.disks[name]
 
     def _surroundings(self, process: SimProcess) -> SimSurroundings:
