@@ -125,6 +125,10 @@ def a_file_keeps_the_inode_of_the_one_it_replaced() -> AbstractContextManager[No
     return patched(LineFile, "inode", property(lambda self: self._opened_inode))
 
 
+def what_has_the_name_of_an_unread_file_is_a_copy_of_it() -> AbstractContextManager[None]:
+    return patched(FileTable, "_is_in_its_place", lambda self, file, inode: file.is_at(file.path))
+
+
 def removed_files_are_never_looked_at_again() -> AbstractContextManager[None]:
     return patched(FileTable, "_reappeared", lambda self, file: None)
 
@@ -198,6 +202,8 @@ CAUGHT: list[tuple[Mutant, Callable[..., object], tuple[object, ...]]] = [
      reusing.test_what_got_the_inode_of_a_file_that_was_replaced_is_another_file, ("tmp_path",)),
     (a_file_keeps_the_inode_of_the_one_it_replaced,
      reusing.test_a_copy_that_took_the_place_of_a_file_may_be_renamed_before_it_is_read, ("tmp_path",)),
+    (what_has_the_name_of_an_unread_file_is_a_copy_of_it,
+     reusing.test_what_is_renamed_to_the_place_of_a_file_that_nobody_had_begun_is_no_copy_of_it, ("tmp_path",)),
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
+from tests.connectors.files.test_changing_world import Meddling
 from tests.connectors.files.test_rotation import Following, append
 from tests.connectors.source_reading import context
 
@@ -113,3 +114,26 @@ def test_a_file_that_nobody_had_begun_goes_to_the_owner_of_its_new_name(tmp_path
     following.start(2, positions)
     assert sorted(following.poll()) == ["1", "2"]
     assert following.bad == []
+
+
+def test_what_is_renamed_to_the_place_of_a_file_that_nobody_had_begun_is_no_copy_of_it(tmp_path: Path) -> None:
+    """N19, N50: while a subtask starts, what it has just seen in its place gets the name of a file that is gone."""
+    log, rotated = tmp_path / "app.log", tmp_path / "app.log.1"
+    append(log, "1")
+    rotated.touch()
+    system = Meddling()
+    following = Following(tmp_path / "app.log*", 1, system=system)
+    following.poll()
+    positions = following.positions()
+    rotated.unlink()
+
+    def rotate(path: str) -> None:
+        if path == str(rotated) and log.exists():  # the log was seen in its place
+            log.rename(rotated)
+
+    system.before["stat"] = rotate
+    following.start(1, positions)
+    assert rotated.exists()
+    assert following.poll() == []
+    following.restart(1)
+    assert following.poll() == []

@@ -175,6 +175,31 @@ def test_a_driver_that_was_replaced_stays_away() -> None:
     assert found(history) == "I5"
 
 
+@pytest.mark.parametrize(("generation", "verdict"), [(2, None), (3, "I4")])
+def test_what_was_given_up_is_not_restored_by_whoever_claims_later(generation: int, verdict: str | None) -> None:
+    history = History(retained=1)
+    claim(history, 1, 1)
+    complete(history, 2, 1, 1)
+    claim(history, 3, 2)
+    history.on_checkpoints_disk("p/resets/token", b"")
+    step = Claim(Generation(3), "start over", 0, life=4, order="token")
+    history.on_checkpoints_disk("p/log/0000000004", encode_log_entry(step))
+    history.on_restored(generation, 1)
+    assert found(history) == verdict, "a driver may say late what it chose before"
+
+
+@pytest.mark.parametrize(("claimed_meanwhile", "verdict"), [(False, None), (True, "SO2")])
+def test_nobody_starts_over_behind_a_claim_that_nobody_looked_at(claimed_meanwhile: bool, verdict: str | None) -> None:
+    history = History(retained=1)
+    claim(history, 1, 1)
+    history.on_checkpoints_disk("p/resets/token", b"")
+    if claimed_meanwhile:
+        claim(history, 2, 2)
+    step = Claim(Generation(3), "start over", 0, life=3, order="token")
+    history.on_checkpoints_disk("p/log/0000000003", encode_log_entry(step))
+    assert found(history) == verdict
+
+
 def test_a_claim_at_a_number_that_was_pruned_replaces_nobody() -> None:
     """Its driver looked before the number was used; it looks again, and takes the claim back (X8)."""
     history = History(retained=1)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.mutants.harness import Mutant, patched
 from tests.sim.product.finding import assert_found
+from tests.sim.product.patching import around
 
 from headgate.model.heartbeat import Course
 from headgate.protocol.supervision import pulse
@@ -62,7 +63,7 @@ def a_heart_keeps_what_older_ones_left() -> Iterator[None]:
 @contextmanager
 def a_standby_waits_for_nobody() -> Iterator[None]:
     """SB6: it takes over from a driver that is alive."""
-    with patched(Standby, "SILENCE_MS", 0):
+    with around(Standby, "__init__", lambda call, self: call(self, 0)):
         yield
 
 

@@ -137,7 +137,7 @@ class FileTable:
     def _settle(self, file: LineFile) -> None:
         """Decide about a restored file that is not where it was and was not renamed."""
         inode = self._inode_of(file.path)
-        if inode is not None and file.path not in self.files and file.is_at(file.path):
+        if inode is not None and file.path not in self.files and self._is_in_its_place(file, inode):
             file.accept(inode)
             self.files[file.path] = file
         elif not file.is_finished:
@@ -147,6 +147,19 @@ class FileTable:
             self._finish(file, inode)
         if file.is_finished:
             self.files.setdefault(file.path, file)
+
+    def _is_in_its_place(self, file: LineFile, inode: int) -> bool:
+        """Whether what is at the path of ``file``, which is nowhere, is a copy that took its place (N19).
+
+        Of a file of which nothing was read anything could be one, but not what is known and was renamed.
+        """
+        if not file.is_at(file.path):
+            return False
+        if file.has_fingerprint:
+            return True
+        others = [each for each in self.files.values() if each.inode == inode and each is not file]
+        is_known = any(not each.was_empty and each.is_at(file.path, inode) for each in others)
+        return not is_known and not self._share.is_of_others(file.path, inode)
 
     # -- later --------------------------------------------------------------------------------------------------
 
@@ -227,7 +240,7 @@ class FileTable:
             self._rename(file, now)
         elif moved.is_in_place:
             raise UsageError(str(moved))
-        elif moved.inode is not None and file.is_at(file.path):
+        elif moved.inode is not None and self._is_in_its_place(file, moved.inode):
             file.accept(moved.inode)
         elif self.files.get(file.path) is file and self._is_awaited(file, moved):
             return False

@@ -70,8 +70,9 @@ class Harm:
         snapshots = [path for path in objects if f"/chk-{newest:010d}/" in path]
         path = self._rng.choice(sorted(found + snapshots))
         how = self._rng.choice(("flipped", "torn", "gone"))
-        if path in found and how == "gone" and not self._is_hinted(path):
-            how = "torn"  # nobody could tell that there was an entry
+        is_followed = any(path < other and manifest is not None for other, manifest in entries.items())
+        if path in found and how == "gone" and (is_followed or not self._is_hinted(path)):
+            how = "torn"  # nobody could tell that there was an entry, or that it was not pruned
         history.damaged.add(newest)
         self._disk("checkpoints").tasks.world.tell("world", f"{path} is {how}")
         data = objects[path].data

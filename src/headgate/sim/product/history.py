@@ -16,6 +16,7 @@ from headgate.errors import CorruptionError
 from headgate.model.manifest import Claim, Committable, Manifest
 from headgate.sim.world import Violation
 
+_ORDER = re.compile(r"[^/]+/resets/([^/]+)")
 _ENTRY = re.compile(r"[^/]+/log/(\d{10,})")
 _SNAPSHOT = re.compile(r"[^/]+/chk-(\d+)/")
 """The file of a snapshot: its checkpoint."""
@@ -59,8 +60,8 @@ class History:
     """Checkpoints that users go back to by hand, each with the newest one that they leave for it (SV25)."""
     copies: dict[int, int] = field(default_factory=dict)
     """Checkpoints that are in the log once more, under another id, because somebody went back to them."""
-    given_up: dict[str, int] = field(default_factory=dict)
-    """Entries of the log that gave up all checkpoints before them, and the newest of those (C72)."""
+    given_up: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Entries of the log that gave up all checkpoints before them: their generation, and the newest of those (C72)."""
     steps: list[int] = field(default_factory=list)
     """Generations of the entries of the log that had the pipeline start over (SO2)."""
     emptied: int = 0
@@ -72,6 +73,8 @@ class History:
     seen: dict[str, frozenset[str]] = field(default_factory=dict)
     """What readers of each sink have seen."""
     _log: dict[str, Claim | Manifest] = field(default_factory=dict)
+    _ordered: dict[str, int] = field(default_factory=dict)
+    """For each order to start over, the newest generation when it was written: nobody looks behind it."""
     _completed_at_claim: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _promised: dict[str, set[str]] = field(default_factory=dict)
     _published: dict[str, dict[str, bytes]] = field(default_factory=dict)
@@ -101,6 +104,8 @@ class History:
             if data is not None:
                 newest = max((_number(other) for other in there if _ENTRY.fullmatch(other)), default=0)
                 self._log_written(path, data, was_pruned=newest > _number(path))
+        elif data is not None and (found := _ORDER.fullmatch(path)):
+            self._ordered.setdefault(found.group(1), self.newest_generation())
         elif data is None and (found := _SNAPSHOT.match(path)):
             checkpoint = int(found.group(1))
             for needed in {checkpoint, self.copies.get(checkpoint, checkpoint)}.intersection(self.standing):
@@ -158,7 +163,7 @@ class History:
         hidden = self.hidden_until(newest)
         if hidden:
             self.fail("I1", f"generation {claim.generation} gives up {newest}, and {hidden[:3]} is not visible")
-        self.given_up[path] = newest
+        self.given_up[path] = claim.generation, newest
         self.standing.clear()
 
     def _starts_over(self, path: str, claim: Claim) -> None:
@@ -166,7 +171,11 @@ class History:
         is_stale = any(other.generation >= claim.generation for other in self._log.values())
         if is_stale or _number(path) != claim.life:
             self.fail("SO2", f"{path} has the pipeline start over, and is not the newest entry")
-        self.given_up[path] = max((written for written, _ in self.written), default=0)
+        seen = self._ordered.get(claim.order or "", 0)
+        since = [generation for generation, owner in self._owners.items() if generation > seen and owner != claim.owner]
+        if since:
+            self.fail("SO2", f"{path} gives up generations {since}, which nobody looked at")
+        self.given_up[path] = claim.generation, max((written for written, _ in self.written), default=0)
         self.standing.clear()
         self.steps.append(claim.generation)
 
@@ -315,7 +324,7 @@ class History:
         if known is None:
             self.fail("I7", f"generation {generation} was never claimed")
             return
-        if checkpoint <= max(self.given_up.values(), default=0):
+        if checkpoint <= max((newest for by, newest in self.given_up.values() if by <= generation), default=0):
             self.fail("I4", f"generation {generation} restores {checkpoint}, which was given up")
         newer = [one for one in known if one > checkpoint and one in self.standing]
         if newer and not self.damaged:
