@@ -74,7 +74,7 @@ class StandingBy:
         start: starts the pipeline; called for a takeover.
         say: tells the user a notice and its sentence.
         check: called before every look; raises when this process could not take over any more.
-        silence_ms: how long the driver that runs may say nothing.
+        silence_ms: how long the driver that runs may say nothing; None: as long as ``Standby`` lets it.
     """
 
     root: str
@@ -83,7 +83,7 @@ class StandingBy:
     start: Callable[[], PipelineHandle]
     say: Callable[[str, str], None]
     check: Callable[[], None] = lambda: None
-    silence_ms: int = Standby.SILENCE_MS
+    silence_ms: int | None = None
     _machine: Standby = field(init=False)
     _ended: threading.Event = field(default_factory=threading.Event)
     _lock_of: tuple[Generation | None, str | None] = (None, None)

@@ -40,7 +40,7 @@ def seen(mark: str = "a", course: Course = Course.RUNNING, generation: Generatio
 class Watched:
     """A standby whose looks take no time, and a clock."""
 
-    def __init__(self, silence_ms: int = SILENCE_MS) -> None:
+    def __init__(self, silence_ms: int | None = None) -> None:
         self.machine = Standby(silence_ms)
         assert self.machine.handle(Begin()) == [LookAtAll()]
 

@@ -177,9 +177,10 @@ class Standby(Machine):
     GAP_MS = 2 * BEAT_MS
     """A longer time without a look proves nothing about what happened in it (SB7)."""
 
-    def __init__(self, silence_ms: int = SILENCE_MS) -> None:
+    def __init__(self, silence_ms: int | None = None) -> None:
+        """``silence_ms``: how long a driver may say nothing, instead of ``SILENCE_MS``."""
         super().__init__()
-        self._silence_ms = silence_ms
+        self._silence_ms = self.SILENCE_MS if silence_ms is None else silence_ms
         self._phase = Phase.CREATED
         self._known: Observed | None = None
         self._changed_ms = 0
