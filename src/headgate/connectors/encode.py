@@ -65,7 +65,5 @@ def _has_binary(dtype: pa.DataType) -> bool:
 def json_lines(data: pa.RecordBatch | pa.Table) -> bytes:
     """Return records as JSON, one a line. NaN and infinities become null; timestamps are ISO text (D7)."""
     out = io.BytesIO()
-    frame = pl.from_arrow(data)
-    assert isinstance(frame, pl.DataFrame)
-    frame.write_ndjson(out)
+    pl.DataFrame(data).write_ndjson(out)
     return out.getvalue()

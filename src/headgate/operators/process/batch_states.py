@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headgate.errors import UsageError
 from headgate.operators.process.declaring import Declarations
-from headgate.operators.schemas import empty_frame
+from headgate.operators.schemas import empty_frame, frame_of
 from headgate.state.backend import ColumnBackend, ListColumns, MapColumns, ValueColumns
 from headgate.state.columns import is_fixed
 from headgate.state.descriptors import StateDescriptor
@@ -39,10 +39,7 @@ class Keys:
 
     def frame(self) -> pl.DataFrame:
         """Return the key columns, one row per row."""
-        batch = pa.RecordBatch.from_arrays(self._columns(self.slots), names=list(self._names))
-        frame = pl.from_arrow(batch)
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+        return frame_of(pa.RecordBatch.from_arrays(self._columns(self.slots), names=list(self._names)))
 
 
 class BatchCursor:

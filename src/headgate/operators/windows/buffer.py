@@ -65,8 +65,7 @@ class WindowBufferOperator(WindowOperator[list[pa.RecordBatch]]):
 
     def _results(self, window: int, held: list[pa.RecordBatch]) -> pa.RecordBatch:
         keys = list(self._shape.keys)
-        frame = pl.from_arrow(pa.Table.from_batches(held))
-        assert isinstance(frame, pl.DataFrame)
+        frame = pl.DataFrame(pa.Table.from_batches(held))
         try:
             result = frame.group_by(keys).agg(self._spec.aggregates).sort(keys)
         except pl.exceptions.PolarsError as error:
