@@ -93,7 +93,7 @@ class MapBatchesOperator(Operator):
     def _batches(self, result: Any, schema: pa.Schema) -> list[pa.RecordBatch]:
         try:
             if isinstance(result, pl.DataFrame):
-                return [batch_of(result.select(schema.names), schema)]
+                return [batch_of(result, schema)]
             if isinstance(result, pa.RecordBatch):
                 return [to_canonical(result, schema)]
             if isinstance(result, pa.Table):

@@ -51,9 +51,15 @@ def schema_of_frame(frame: pl.DataFrame) -> pa.Schema:
 
 
 def batch_of(frame: pl.DataFrame, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a frame as one batch of ``schema`` (canonical), casting where the frame's types are others."""
+    """Return the columns of ``schema`` (canonical) as one batch, casting where the frame's types are others.
+
+    Raises:
+        polars.exceptions.ColumnNotFoundError: the frame lacks one.
+    """
+    if frame.columns != schema.names:
+        frame = frame.select(schema.names)
     columns = [series.to_arrow(compat_level=pl.CompatLevel.oldest()) for series in frame.get_columns()]
-    return to_canonical(pa.RecordBatch.from_arrays(columns, names=frame.columns), schema)
+    return to_canonical(pa.RecordBatch.from_arrays(columns, names=schema.names), schema)
 
 
 def as_schema(node: str, given: SchemaLike) -> pa.Schema:

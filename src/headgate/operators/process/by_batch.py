@@ -75,7 +75,7 @@ class BatchContext:
         missing = [name for name in names if name not in frame.columns]
         if missing:
             raise UsageError(f"operator '{self._node}': lookup needs the key column '{missing[0]}' in its frame")
-        batch = batch_of(frame.select(names), self._key_schema)
+        batch = batch_of(frame, self._key_schema)
         if any(column.null_count for column in batch.columns):
             raise UsageError(f"operator '{self._node}': lookup was given a null key; filter such rows out before")
         assert self._owner is not None
@@ -241,7 +241,7 @@ class BatchProcessOperator(TimedOperator):
         if not isinstance(result, pl.DataFrame):
             raise UserFunctionError(node, f"a result of type {type(result).__name__}", "return a DataFrame or None")
         try:
-            whole = batch_of(result.select(schema.names), schema)
+            whole = batch_of(result, schema)
         except (pa.ArrowException, pl.exceptions.PolarsError, KeyError, ValueError) as error:
             raise UserFunctionError(
                 node,

@@ -94,6 +94,7 @@ class Tls:
         return context
 
 
+@functools.lru_cache(maxsize=256)  # asked for each connection, of few hosts
 def is_loopback(host: str) -> bool:
     """Return whether ``host`` is a loopback address as it stands. Names are not resolved: each machine may differ."""
     try:
