@@ -14,11 +14,13 @@ from typing import Any
 import pyarrow as pa
 
 from headgate.errors import StorageError
-from headgate.storage.access import access_in, restrict
+from headgate.storage.access import FILE_MODES, access_in, restrict
+from headgate.storage.durable import sync_directory, sync_file, sync_names
 from headgate.storage.local import make_directories
 
 CAPTURED = "_SUCCESS"
-"""Spark's committer writes it when all files are in place."""
+"""Written when all files are in place and durable. Spark's committer has it, too, but syncs nothing before."""
+MARKED_BY_SPARK = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 
 
 def active_session() -> Any:
@@ -58,17 +60,29 @@ def is_captured(directory: str) -> bool:
 
 
 def capture(dataframe: Any, directory: str) -> None:
-    """Write the rows of ``dataframe`` to ``directory``; what an interrupted start left there is replaced.
+    """Write the rows of ``dataframe`` to ``directory``, durably (N72); what an interrupted start left is replaced.
 
     Raises:
         StorageError: Spark could not compute or write them.
     """
     target = Path(directory)
-    shutil.rmtree(target, ignore_errors=True)
-    make_directories(target.parent, access_in(target.parent))
+    with _disk_errors("capture a DataFrame in", directory):
+        shutil.rmtree(target, ignore_errors=True)
+        make_directories(target.parent, access_in(target.parent))
     with _spark_errors("capture a DataFrame in", directory):
-        dataframe.write.option("compression", "snappy").parquet(target.as_uri())
-    restrict(target)  # Hadoop has a umask of its own
+        writer = dataframe.write.option("compression", "snappy").option(MARKED_BY_SPARK, "false")
+        writer.parquet(target.as_uri())
+    with _disk_errors("capture a DataFrame in", directory):
+        restrict(target)  # Hadoop has a umask of its own
+        _mark_as_captured(target)
+
+
+def _mark_as_captured(target: Path) -> None:
+    for path in target.iterdir():
+        sync_file(path)
+    sync_directory(target)
+    (target / CAPTURED).touch(FILE_MODES[access_in(target.parent)])
+    sync_names(target)
 
 
 def difference(dataframe: Any, directory: str) -> str | None:
@@ -101,6 +115,14 @@ def _digest(dataframe: Any) -> tuple[int, int]:
     hashed = functions.xxhash64("*").cast("decimal(38,0)")
     row = dataframe.select(hashed.alias("hash")).agg(functions.count("*"), functions.sum("hash")).collect()[0]
     return int(row[0]), int(row[1] or 0)
+
+
+@contextmanager
+def _disk_errors(operation: str, directory: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(operation, directory, error.strerror or str(error), False) from error
 
 
 @contextmanager

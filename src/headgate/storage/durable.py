@@ -87,6 +87,15 @@ KNOWN = Known()
 """Of this process."""
 
 
+def sync_file(path: Path) -> None:
+    """Make what another process wrote to ``path`` durable; its name is that of its directory (``sync_directory``)."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_names(directory: Path) -> None:
     """Make names created in or removed from ``directory`` durable, if its own path is."""
     was_durable = KNOWN.doubt(directory)  # until the sync succeeds
