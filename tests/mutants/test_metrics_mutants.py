@@ -7,12 +7,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
+from tests.api import test_prometheus as port_tests
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.runtime.driver import test_node_book as book_tests
 from tests.runtime.worker import test_stopwatch as watch_tests
 from tests.runtime.worker import test_subtask_runner as runner_tests
 from tests.sim.product.patching import around, skipped
 
+from headgate.api.pipeline import METRICS_HOST
+from headgate.api.prometheus import MetricsPort
 from headgate.model.manifest import Manifest
 from headgate.model.progress import SubtaskProgress
 from headgate.runtime.driver.node_book import NodeBook
@@ -91,6 +94,14 @@ def the_size_of_state_is_not_known() -> AbstractContextManager[None]:
     return skipped(NodeBook, "completed")
 
 
+def the_port_stays_open_after_a_start_that_failed() -> AbstractContextManager[None]:
+    def closed(call: Any, self: MetricsPort) -> None:
+        if self._registry._collector_to_names:  # it watches somebody
+            call(self)
+
+    return around(MetricsPort, "close", closed)
+
+
 CAUGHT: list[tuple[Mutant, Callable[..., object]]] = [
     (
         totals_are_those_when_the_snapshot_is_durable,
@@ -120,3 +131,16 @@ CAUGHT: list[tuple[Mutant, Callable[..., object]]] = [
 def test_a_named_test_of_the_metrics_finds_it(mutant: Mutant, test: Callable[..., object]) -> None:
     test()
     assert_caught(mutant, test)
+
+
+def test_a_port_that_stays_open_is_found() -> None:
+    def test() -> None:
+        port = MetricsPort(0, METRICS_HOST)
+        try:
+            port_tests.test_a_start_that_fails_gives_its_port_up(port)
+        finally:
+            port.watch("p", lambda: port_tests.PROGRESS)
+            port.close()
+
+    test()
+    assert_caught(the_port_stays_open_after_a_start_that_failed, test)

@@ -41,7 +41,7 @@ from headgate.api.preparing import (
     slots_of,
     with_captured,
 )
-from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end
+from headgate.api.running import LoggingObserver, refuse_while_loading, run_to_end, start_with_metrics
 from headgate.api.security import Security
 from headgate.api.starting import Restorable, start_config
 from headgate.api.state import StateChoice, pipeline_state
@@ -65,6 +65,8 @@ PARALLELISM_DEFAULT = 2
 """On local Spark, when neither the pipeline nor the master says otherwise."""
 
 HOOK_TIMEOUT: Duration = "10s"
+
+METRICS_HOST = "127.0.0.1"
 
 
 class Pipeline:
@@ -272,6 +274,8 @@ class Pipeline:
         go_back_behind: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
         fresh: bool = False,
+        metrics_port: int | None = None,
+        metrics_host: str = METRICS_HOST,
     ) -> PipelineHandle:
         """Start and return at once.
 
@@ -287,15 +291,36 @@ class Pipeline:
             allow_unclaimed_state: names of operators that are gone, whose state is left behind.
             fresh: start over: delete the pipeline's checkpoints and everything that it has written to its sinks, then
                 begin at the beginning. All of it goes, or nothing.
+            metrics_port: where Prometheus fetches the numbers of this run, until it has ended; 0 is any free port,
+                which a note tells.
+            metrics_host: the address of that port; the default is for this machine alone.
 
         Raises:
-            UsageError: wrong pipeline, missing Java, too few slots, another driver runs this pipeline.
+            UsageError: wrong pipeline, missing Java, too few slots, another driver runs this pipeline, the port is
+                taken.
         """
         refuse_while_loading(self)
+        watcher = LoggingObserver(self.name) if observer is None else observer
+
+        def start() -> PipelineHandle:
+            return self._start(master, spark, watcher, (restore, go_back_behind, allow_unclaimed_state), fresh)
+
+        if metrics_port is None:
+            return start()
+        from headgate.api.prometheus import MetricsPort
+
+        return start_with_metrics(MetricsPort(metrics_port, metrics_host), self.name, watcher, start)
+
+    def _start(
+        self,
+        master: str | None,
+        spark: Any,
+        watcher: Observer,
+        begins: tuple[Restorable | None, int | None, Sequence[str]],
+        fresh: bool,
+    ) -> PipelineHandle:
         from headgate.spark.session import check_cluster, start_pipeline
 
-        watcher = LoggingObserver(self.name) if observer is None else observer
-        begins = (restore, go_back_behind, allow_unclaimed_state)
         made = self.definition_on(master, spark=spark)
         check = partial(check_cluster, self.name, made.plan.parallelism, spark, master)
         definition, found = self._ready(made, watcher, begins, check if fresh else None)
@@ -343,6 +368,8 @@ class Pipeline:
         go_back_behind: int | None = None,
         allow_unclaimed_state: Sequence[str] = (),
         fresh: bool = False,
+        metrics_port: int | None = None,
+        metrics_host: str = METRICS_HOST,
     ) -> RunResult:
         """Run until bounded input ends, or until Ctrl-C or SIGTERM stops it after a last checkpoint.
 
@@ -358,6 +385,8 @@ class Pipeline:
             "go_back_behind": go_back_behind,
             "allow_unclaimed_state": allow_unclaimed_state,
             "fresh": fresh,
+            "metrics_port": metrics_port,
+            "metrics_host": metrics_host,
         }
         return run_to_end(lambda: self.start(master, spark=spark, observer=observer, **begins))
 

@@ -9,11 +9,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import PipelineHandle, Progress, RunResult
+from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult
 from headgate.runtime.driver.pipeline_lock import taking_signals
 from headgate.runtime.driver.stopping import ASK, DRAIN
 
@@ -94,6 +94,33 @@ class LoggingObserver:
             duration_ms,
             size_bytes,
         )
+
+
+class NumbersPort(Protocol):
+    """``api.prometheus.MetricsPort``, which is imported only where there is one."""
+
+    url: str
+
+    def watch(self, pipeline: str, progress: Callable[[], Progress]) -> None:
+        """Show the numbers of ``pipeline`` from now on."""
+
+    def close(self) -> None:
+        """Give the port up. From any thread; may be called again."""
+
+
+def start_with_metrics(
+    port: NumbersPort, pipeline: str, observer: Observer, start: Callable[[], PipelineHandle]
+) -> PipelineHandle:
+    """Start, with the numbers of the run at ``port`` until it has ended (OM5)."""
+    try:
+        handle = start()
+        observer.on_note(f"metrics at {port.url}")
+    except BaseException:
+        port.close()
+        raise
+    port.watch(pipeline, lambda: handle.progress)
+    handle.when_ended(port.close)
+    return handle
 
 
 def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:

@@ -14,9 +14,9 @@ import typer
 from rich.console import Console
 
 from headgate.api.fresh import start_over
-from headgate.api.pipeline import Pipeline
+from headgate.api.pipeline import METRICS_HOST, Pipeline
 from headgate.api.preparing import make_checkpoint_directory
-from headgate.api.running import run_to_end
+from headgate.api.running import NumbersPort, run_to_end, start_with_metrics
 from headgate.cli import keeping
 from headgate.cli.keeping import Orders
 from headgate.cli.kept import Kept
@@ -32,6 +32,8 @@ from headgate.cli.run_options import (
     JsonOption,
     LeaveOption,
     MasterOption,
+    MetricsHostOption,
+    MetricsPortOption,
     ParallelismOption,
     ProgramArgument,
     ProgramArguments,
@@ -45,7 +47,7 @@ from headgate.cli.run_options import (
 )
 from headgate.cli.standby import StandingBy, jvm_check
 from headgate.cli.text import count_text, duration_text
-from headgate.errors import HeadgateError
+from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.runtime.driver.succession import Succession, succeeding
 from headgate.spark.session import WarmSession, check_cluster, quick_jvm
@@ -74,6 +76,8 @@ def run(
     restart: RestartOption = None,
     fresh: FreshOption = False,
     leave: LeaveOption = None,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = None,
 ) -> None:
     """Run a pipeline until its input ends.
 
@@ -113,6 +117,8 @@ def run(
         fresh,
         tuple(leave or ()),
         silence,
+        metrics_port,
+        metrics_host,
     )
     options.check()
     given = arguments or ()
@@ -155,8 +161,9 @@ def _orders(options: RunOptions, program: str, arguments: Sequence[str]) -> Orde
 
 
 def _running(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult:
+    port = _metrics_port(options, kept.keeper != 0)
     with _observer(pipeline, options) as observer:
-        return _told([observer], lambda: run_to_end(lambda: _started(pipeline, options, observer, kept)))
+        return _told([observer], lambda: run_to_end(lambda: _started(pipeline, options, observer, kept, port)))
 
 
 def _told(observers: Sequence[ShownObserver], run: Callable[[], _R]) -> _R:
@@ -184,11 +191,36 @@ def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> 
         start_over(definition, observer, options.leave)
 
 
-def _started(pipeline: Pipeline, options: RunOptions, observer: ShownObserver, kept: Kept) -> PipelineHandle:
+def _started(
+    pipeline: Pipeline, options: RunOptions, observer: ShownObserver, kept: Kept, port: NumbersPort | None
+) -> PipelineHandle:
     kept.listens()
     place = Succession(kept.claimant, kept.after, kept.claimed, tell_wish=kept.wished, keeper=kept.keeper)
-    with succeeding(place), quick_jvm():  # this process does nothing else with Spark
+
+    def start() -> PipelineHandle:
         return pipeline.start(options.master, observer=observer, fresh=options.fresh)
+
+    with succeeding(place), quick_jvm():  # this process does nothing else with Spark
+        return start() if port is None else start_with_metrics(port, pipeline.name, observer, start)
+
+
+def _metrics_port(options: RunOptions, must_run: bool) -> NumbersPort | None:
+    """Return the port that was asked for.
+
+    Raises:
+        UsageError: it is taken. One that ``must_run``, because it goes on in another's place, runs without.
+    """
+    if options.metrics_port is None:
+        return None
+    from headgate.api.prometheus import MetricsPort
+
+    try:
+        return MetricsPort(options.metrics_port, options.metrics_host or METRICS_HOST)
+    except UsageError as error:
+        if not must_run:
+            raise
+        typer.echo(f"running without metrics: {error}", err=True)
+        return None
 
 
 def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult | None:
@@ -212,7 +244,12 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
         def start() -> PipelineHandle:
             observer = shown.enter_context(_observer(pipeline, options))
             observers.append(observer)
-            return pipeline.start(options.master, spark=session.spark, observer=observer)
+            port = _metrics_port(options, must_run=True)
+
+            def takes_over() -> PipelineHandle:
+                return pipeline.start(options.master, spark=session.spark, observer=observer)
+
+            return takes_over() if port is None else start_with_metrics(port, pipeline.name, observer, takes_over)
 
         check = jvm_check(lambda: session.is_alive)
         place = config.checkpoint_root, config.name

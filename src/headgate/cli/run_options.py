@@ -73,6 +73,18 @@ SilenceOption: TypeAlias = Annotated[
         show_default="5s",
     ),
 ]
+MetricsPortOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        help="Show the numbers of the run to Prometheus at this port, until it ends; 0: any port that is free."
+    ),
+]
+MetricsHostOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="The address of --metrics-port, such as 0.0.0.0 for everybody in the network.", show_default="127.0.0.1"
+    ),
+]
 RestartOption: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -112,6 +124,8 @@ class RunOptions:
     fresh: bool = False
     leave: tuple[str, ...] = ()
     silence: str | None = None
+    metrics_port: int | None = None
+    metrics_host: str | None = None
 
     def check(self) -> None:
         """Refuse options that do not go together.
@@ -135,6 +149,10 @@ class RunOptions:
             )
         if self.silence is not None and not self.standby:
             raise UsageError("--silence is about --standby, which is not given")
+        if self.metrics_host is not None and self.metrics_port is None:
+            raise UsageError("--metrics-host is about --metrics-port, which is not given")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
+            raise UsageError(f"--metrics-port is a number from 0 to 65535, not {self.metrics_port}")
         _ = self.strategy, self.silence_ms  # also where nobody is kept
 
     @property
@@ -172,6 +190,8 @@ class RunOptions:
             "--from": self.begins.restore,
             "--go-back-behind": self.begins.go_back_behind,
             "--silence": self.silence,
+            "--metrics-port": self.metrics_port,
+            "--metrics-host": self.metrics_host,
         }
         flags = {"--quiet": self.quiet, "--json": self.as_json, "--standby": self.standby}
         given = [f"{name}={value}" for name, value in values.items() if value is not None]

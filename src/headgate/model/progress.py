@@ -5,6 +5,7 @@ Counterparts: ``headgate.spark.session`` produces, ``headgate.cli.progress`` sho
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol, Self, TypeAlias
@@ -345,6 +346,9 @@ class PipelineHandle(Protocol):
 
         With ``Checkpointing(retain_on_cancel=False)`` the checkpoints are removed, unless ``retain`` is given.
         """
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Make ``call`` once, as soon as the run has ended, however; before ``wait`` returns."""
 
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
         """Return the completed checkpoints of this run, oldest first (bounded)."""

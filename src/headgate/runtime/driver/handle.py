@@ -5,6 +5,7 @@ Decides nothing. ``runtime.driver.driver`` is asked; ``spark.session`` and ``tes
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import fields, replace
 from typing import TypeVar
@@ -97,6 +98,10 @@ class DriverHandle:
         With ``Checkpointing(retain_on_cancel=False)`` the checkpoints are removed, unless ``retain`` is given.
         """
         self.driver.cancel(retain=retain)
+
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Make ``call`` once, as soon as the run has ended, however; before ``wait`` returns."""
+        self.driver.result.add_done_callback(lambda _: call())
 
     def checkpoints(self) -> tuple[CheckpointProgress, ...]:
         """Return the completed checkpoints of this run, oldest first (bounded)."""

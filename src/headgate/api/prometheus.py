@@ -1,0 +1,237 @@
+"""The numbers of a running pipeline for Prometheus: one collector over what the driver knows, and a port to fetch it.
+
+Names follow Prometheus' conventions: base units, units in names, ``_total`` for counters. Counters are what this
+process has seen of the work, which never decreases (OM3); what the pipeline has counted, each record once, are gauges
+(OM1).
+Counterpart: ``model.progress``, which says what each number means.
+"""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer, make_wsgi_app
+from prometheus_client.registry import Collector
+
+from headgate.errors import UsageError
+from headgate.model.metrics import LATE_RECORDS
+from headgate.model.progress import LoopProgress, NodeProgress, PipelineState, Progress, SubtaskProgress
+
+LOOK_S = 0.05
+"""How often the thread of the port looks whether the run has ended."""
+
+Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily
+OfSubtask: TypeAlias = tuple[str, str, Callable[[SubtaskProgress], float | None]]
+
+SUBTASK_COUNTERS: Sequence[OfSubtask] = (
+    ("records_in", "Records that the operator was given, those that were read again too.", lambda s: s.records_in),
+    ("records_out", "Records that the operator sent, those that were sent again too.", lambda s: s.records_out),
+    ("bad_records", "Records that the operator refused.", lambda s: s.bad_records),
+    (
+        "late_records",
+        "Records that came after their window had closed.",
+        lambda s: dict(s.counters).get(LATE_RECORDS, 0),
+    ),
+    ("busy_seconds", "Time spent in the operator's own code.", lambda s: s.busy_ms / 1000),
+    ("held_back_seconds", "Time in which those behind it had no room (backpressure).", lambda s: s.held_back_ms / 1000),
+    ("idle_seconds", "The rest of the time: it waited for records, or for its turn.", lambda s: s.idle_ms / 1000),
+)
+SUBTASK_GAUGES: Sequence[OfSubtask] = (
+    ("queued_batches", "Batches that wait on its inputs.", lambda s: s.queued_batches),
+    ("queued_bytes", "Bytes of the records that wait on its inputs.", lambda s: s.queued_bytes),
+    (
+        "watermark_timestamp_seconds",
+        "Its watermark, seconds since 1970.",
+        lambda s: None if s.watermark_ms is None else s.watermark_ms / 1000,
+    ),
+)
+NODE_GAUGES: Sequence[tuple[str, str, Callable[[NodeProgress], float | None]]] = (
+    ("counted_records_in", "Records in since the pipeline began, each counted once.", lambda n: n.records_in),
+    ("counted_records_out", "Records out since the pipeline began, each counted once.", lambda n: n.records_out),
+    ("watermark_lag_seconds", "How far its watermark is behind the date.", lambda n: _seconds(n.lag_ms)),
+    ("state_bytes", "Size of its state in the last completed checkpoint.", lambda n: n.state_bytes),
+    ("state_rows", "Rows of its state in the last completed checkpoint.", lambda n: n.state_rows),
+)
+LOOP_GAUGES: Sequence[tuple[str, str, Callable[[LoopProgress], float]]] = (
+    ("loop_queued_batches", "Batches that wait to go round again.", lambda one: one.queued_batches),
+    ("loop_queued_bytes", "Bytes that wait to go round again, in memory and on disk.", lambda one: one.queued_bytes),
+    ("loop_spilled_bytes", "Bytes of them that are on disk.", lambda one: one.spilled_bytes),
+    (
+        "loop_trip_seconds",
+        "Time of the last trip round the loop, of the slowest subtask.",
+        lambda one: one.trip_ms / 1000,
+    ),
+)
+PIPELINE_COUNTERS: Sequence[tuple[str, str, Callable[[Progress], float]]] = (
+    ("restarts", "How often the pipeline was started again in this process.", lambda p: p.restarts),
+    ("failures", "How often something failed in this process.", lambda p: p.failures),
+)
+PIPELINE_GAUGES: Sequence[tuple[str, str, Callable[[Progress], float | None]]] = (
+    ("uptime_seconds", "Time since this run began.", lambda p: p.uptime_ms / 1000),
+    ("generation", "Number of the running generation.", lambda p: p.generation),
+    ("busiest_worker_ratio", "Share of the time in which the busiest worker did not sleep.", lambda p: p.busy),
+    ("lost_outputs", "Pieces of output that a target denied, in all runs.", lambda p: p.lost_outputs),
+    ("last_checkpoint_id", "Number of the last completed checkpoint.", lambda p: _last(p, lambda c: c.checkpoint)),
+    (
+        "last_checkpoint_timestamp_seconds",
+        "When it was triggered, seconds since 1970.",
+        lambda p: _last(p, lambda c: c.trigger_wall_ms / 1000),
+    ),
+    ("last_checkpoint_duration_seconds", "How long it took.", lambda p: _last(p, lambda c: c.duration_ms / 1000)),
+    ("last_checkpoint_size_bytes", "Size of its snapshots.", lambda p: _last(p, lambda c: c.size_bytes)),
+    (
+        "pending_checkpoint_age_seconds",
+        "How long the oldest checkpoint has been under way; 0: there is none.",
+        lambda p: 0.0 if p.pending_checkpoint is None else p.pending_checkpoint.age_ms / 1000,
+    ),
+)
+
+
+class ProgressCollector(Collector):
+    """Makes metric families of the latest progress of one pipeline, anew for each request."""
+
+    def __init__(self, pipeline: str, progress: Callable[[], Progress]) -> None:
+        self._pipeline = pipeline
+        self._progress = progress
+
+    def describe(self) -> list[Family]:
+        """Nothing before it is asked for."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        """Return all families."""
+        progress = self._progress()
+        yield from self._of_pipeline(progress)
+        yield from self._of_operators(progress.nodes)
+        yield from self._of_subtasks(progress.nodes)
+        for name, text, of_loop in LOOP_GAUGES:
+            gauge = GaugeMetricFamily(f"headgate_{name}", text, labels=("pipeline", "loop"))
+            for loop in progress.loops:
+                gauge.add_metric((self._pipeline, str(loop.loop)), of_loop(loop))
+            yield gauge
+
+    def _of_pipeline(self, progress: Progress) -> Iterator[Family]:
+        state = GaugeMetricFamily("headgate_state", "1 for the state that it is in.", labels=("pipeline", "state"))
+        for one in PipelineState:
+            state.add_metric((self._pipeline, one.value), one is progress.state)
+        yield state
+        for name, text, of in PIPELINE_COUNTERS:
+            counter = CounterMetricFamily(f"headgate_{name}", text, labels=("pipeline",))
+            counter.add_metric((self._pipeline,), of(progress))
+            yield counter
+        for name, text, found in PIPELINE_GAUGES:
+            gauge = GaugeMetricFamily(f"headgate_{name}", text, labels=("pipeline",))
+            value = found(progress)
+            if value is not None:
+                gauge.add_metric((self._pipeline,), value)
+            yield gauge
+
+    def _of_operators(self, nodes: Sequence[NodeProgress]) -> Iterator[Family]:
+        for name, text, of in NODE_GAUGES:
+            gauge = GaugeMetricFamily(f"headgate_{name}", text, labels=("pipeline", "operator"))
+            for node in nodes:
+                value = of(node)
+                if value is not None:
+                    gauge.add_metric((self._pipeline, str(node.node)), value)
+            yield gauge
+
+    def _of_subtasks(self, nodes: Sequence[NodeProgress]) -> Iterator[Family]:
+        labels = ("pipeline", "operator", "subtask")
+        families: list[tuple[Family, OfSubtask]] = [
+            (CounterMetricFamily(f"headgate_{one[0]}", one[1], labels=labels), one) for one in SUBTASK_COUNTERS
+        ]
+        families += [(GaugeMetricFamily(f"headgate_{one[0]}", one[1], labels=labels), one) for one in SUBTASK_GAUGES]
+        own = CounterMetricFamily(
+            "headgate_operator_events", "What operators count themselves, by name.", labels=(*labels, "event")
+        )
+        for node in nodes:
+            for subtask in node.subtasks:
+                values = (self._pipeline, str(node.node), str(subtask.subtask))
+                for family, (_, _, of) in families:
+                    value = of(subtask)
+                    if value is not None:
+                        family.add_metric(values, value)
+                for event, count in subtask.counters:
+                    if event != LATE_RECORDS:
+                        own.add_metric((*values, event), count)
+        yield from (family for family, _ in families)
+        yield own
+
+
+class MetricsPort:
+    """A port that answers Prometheus from the moment it is made until it is closed; before ``watch`` it has nothing."""
+
+    def __init__(self, port: int, host: str) -> None:
+        """Take ``port`` of ``host``; 0 is any that is free.
+
+        Raises:
+            UsageError: the port is taken, or there is no such address here.
+        """
+        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
+            raise UsageError(f"metrics_port must be a number from 0 to 65535, not {port!r}")
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._server = _listening(host, port, self._registry)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(LOOK_S,), name="headgate-metrics", daemon=True
+        )
+        self._thread.start()
+        self._closing = threading.Lock()
+        self._is_closed = False
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._server.server_port}/metrics"
+
+    def watch(self, pipeline: str, progress: Callable[[], Progress]) -> None:
+        """Show the numbers of ``pipeline`` from now on."""
+        self._registry.register(ProgressCollector(pipeline, progress))
+
+    def close(self) -> None:
+        """Give the port up. From any thread; may be called again."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()
+
+
+class _Server(ThreadingWSGIServer):
+    def server_bind(self) -> None:
+        """Without asking a name server for a name that nobody reads."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
+
+
+class _Quiet(WSGIRequestHandler):
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing: the terminal belongs to the pipeline."""
+
+
+def _listening(host: str, port: int, registry: CollectorRegistry) -> WSGIServer:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+
+        class Server(_Server):
+            address_family = family
+
+        return make_server(host, port, make_wsgi_app(registry), Server, handler_class=_Quiet)
+    except OSError as error:
+        raise UsageError(
+            f"metrics cannot be shown at port {port} of {host} ({error.strerror or error}): choose another port, "
+            "or end what uses this one"
+        ) from error
+
+
+def _seconds(duration_ms: int | None) -> float | None:
+    return None if duration_ms is None else duration_ms / 1000
+
+
+def _last(progress: Progress, of: Callable[..., float]) -> float | None:
+    return None if progress.last_checkpoint is None else of(progress.last_checkpoint)
