@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
+from tests.clocks import HandClock
 
 import headgate as hg
-from headgate.api.running import RunRequested, loading_only, refuse_while_loading, run_to_end
+from headgate.api.running import SAME_WISH_MS, RunRequested, loading_only, refuse_while_loading, run_to_end
 from headgate.errors import UsageError
 from headgate.model.progress import (
     CheckpointOutcome,
@@ -90,6 +91,24 @@ def test_a_second_signal_waits_for_no_checkpoint_and_removes_none() -> None:  # 
     run_to_end(lambda: handle)
     until_called(handle, "stop")  # from a thread of its own, perhaps behind the other
     assert sorted(handle.calls) == ["cancel, and retain", "stop"]
+
+
+def test_sigterm_twice_in_one_moment_is_once(monkeypatch: pytest.MonkeyPatch) -> None:  # OM6
+    clock = HandClock()
+    monkeypatch.setattr("headgate.api.running.SYSTEM_CLOCK", clock)
+    handle = FakeHandle([signal.SIGTERM, signal.SIGTERM])
+    run_to_end(lambda: handle)
+    assert handle.calls == ["stop"]
+
+    class Later(FakeHandle):
+        def stop(self, *arguments: object, **options: object) -> None:
+            super().stop()
+            clock.advance(SAME_WISH_MS)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    later = Later([signal.SIGTERM], stops=False)
+    run_to_end(lambda: later)
+    assert later.calls == ["stop", "cancel, and retain"], "a second one that is meant"
 
 
 def test_sigusr1_drains() -> None:

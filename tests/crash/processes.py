@@ -91,7 +91,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=directory,
-                env=environment(env),
+                env=environment({"HEADGATE_LOG_DIR": str(directory / "logs"), **(env or {})}),
                 start_new_session=True,
             )
         self.pid = self.process.pid

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from crash.processes import STARTED_S, Child
+from crash.processes import STARTED_S, Child, end_session
 from crash.results import assert_clean, assert_standard
 from headgate.spark.session import QUICK_COMPILER
 
@@ -74,6 +74,67 @@ def test_ctrl_c_and_sigterm_keep_the_last_checkpoint_and_the_next_run_continues(
             child.close()
     assert_standard(tmp_path, 24_000)
     assert_clean(tmp_path)
+
+
+SERVICE = """
+import sys
+import headgate as hg
+
+def shout(row):
+    print("seen", row["n"])
+    return row
+
+checkpointing = hg.Checkpointing(interval="200ms", dir=sys.argv[1])
+pipeline = hg.Pipeline("service", parallelism=2, checkpointing=checkpointing)
+source = hg.Generator(columns={"n": hg.RowNumber()}, rows_per_second=200, splits=2, batch_rows=10)
+pipeline.source(source).map(shout, name="shout").sink(hg.Discard())
+"""
+
+
+def test_sigterm_to_every_process_of_a_service_stops_with_a_last_checkpoint(tmp_path: Path) -> None:  # OM6, OM7, OM8
+    program = tmp_path / "program.py"
+    program.write_text(SERVICE)
+    command = [sys.executable, "-u", "-m", "headgate.cli.main", "run", str(program), "--json"]
+    command += ["--", str(tmp_path / "checkpoints")]
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    children: list[Child] = []
+    try:
+        for is_killed in (True, False):
+            child = Child(command, tmp_path / "driver", {"TMPDIR": str(temporary)})
+            children.append(child)
+            checkpoints(child, 1)
+            (own,) = [path for path in temporary.glob("headgate-spark-*/*") if path.is_dir()]
+            assert [path.name for path in own.glob("blockmgr-*")]
+            if is_killed:
+                end_session(child.pid)
+                child.process.wait(timeout=STARTED_S)
+                assert own.is_dir()
+                continue
+            before = max(e["checkpoint"] for e in child.events if e["event"] == "checkpoint")
+            for process in [
+                psutil.Process(child.pid),
+                *psutil.Process(child.pid).children(recursive=True),
+                psutil.Process(child.pid),
+            ]:
+                process.terminate()  # as systemd does, and timeout
+            assert child.exit_code(STARTED_S) == 0, child.tale("exit code")
+            child.assert_gone()
+            (result,) = [e for e in child.events if e["event"] == "result"]
+            assert result["outcome"] == "stopped"
+            assert "seen" not in child.stderr()
+            assert result["last_checkpoint"] > before
+            assert not [e for e in child.events if e["event"] == "restart"], child.tale("nothing was lost")
+    finally:
+        for child in children:
+            child.close()
+    assert [path.name for path in temporary.iterdir()] == []
+    logs = tmp_path / "driver" / "logs" / "service"
+    seen = [
+        line for n in (0, 1) for line in (logs / f"worker-{n}.log").read_text().splitlines() if "shout: seen" in line
+    ]
+    assert len(seen) >= result["records_in"] > 0, "each once, and again what was read again"
+    assert " WARN " in (logs / "spark.log").read_text()
 
 
 def test_a_second_ctrl_c_ends_at_once_and_loses_nothing(

@@ -8,7 +8,6 @@ One small file for each: ``<state>/headgate/pipelines/<name>/<digest of the plac
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import xxhash
@@ -17,12 +16,13 @@ from headgate.model.security import Access
 from headgate.storage.access import write_created
 from headgate.storage.backends import local_directory
 from headgate.storage.local import make_directories
+from headgate.storage.user_state import user_state_directory
 
 
 def remember(pipeline: str, root: str) -> list[str]:
     """Note that ``pipeline`` has its checkpoints in ``root``; return the other places where it has some."""
     try:
-        directory = _state_directory() / "headgate" / "pipelines" / pipeline
+        directory = user_state_directory() / "pipelines" / pipeline
         make_directories(directory)
         mine = directory / xxhash.xxh3_64_hexdigest(root.encode())
         write_created(mine, root.encode(), Access.OWNER)
@@ -38,11 +38,6 @@ def _place(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError):
         return ""
-
-
-def _state_directory() -> Path:
-    given = os.environ.get("XDG_STATE_HOME", "")
-    return Path(given) if os.path.isabs(given) else Path.home() / ".local" / "state"
 
 
 def _is_there(root: str, pipeline: str) -> bool:

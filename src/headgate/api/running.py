@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import Observer, PipelineHandle, Progress, RunResult
@@ -19,6 +20,9 @@ from headgate.runtime.driver.stopping import ASK, DRAIN
 
 WAIT_S = 0.2
 """How long a signal may go unnoticed."""
+
+SAME_WISH_MS = 1_000
+"""``timeout`` sends SIGTERM to its command and then to the whole group: twice within a moment, and once meant."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, DRAIN, ASK)
 _loading = threading.local()
@@ -127,8 +131,8 @@ def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
     """Start, then wait until the pipeline ended or a signal stopped it.
 
     The first SIGINT or SIGTERM stops with a last checkpoint. The second one does not wait for that, and removes
-    nothing: whoever ends a whole group of processes may send it twice. SIGUSR1 drains; SIGUSR2 does what others ask
-    for. Outside the main thread signals are left alone.
+    nothing; whoever ends a whole group of processes sends SIGTERM twice in one moment, which is once (OM6). SIGUSR1
+    drains; SIGUSR2 does what others ask for. Outside the main thread signals are left alone.
 
     Raises:
         PipelineFailed, FencedError, UsageError
@@ -136,8 +140,14 @@ def run_to_end(start: Callable[[], PipelineHandle]) -> RunResult:
     if threading.current_thread() is not threading.main_thread():
         return _waited(start())
     received: list[int] = []
+    told_ms: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
+        now_ms = SYSTEM_CLOCK.monotonic_ms()
+        if number == signal.SIGTERM:
+            told_ms.append(now_ms)
+            if len(told_ms) > 1 and now_ms - told_ms[0] < SAME_WISH_MS:
+                return
         received.append(number)
 
     # Before start: whoever reads from the lock that this process takes signals must not kill it with one. SIGINT

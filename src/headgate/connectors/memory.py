@@ -228,5 +228,6 @@ class _PrintWriter(_DiscardWriter):
         text = json_lines(batch).decode()
         if self._prefix:
             text = self._prefix + text[:-1].replace("\n", "\n" + self._prefix) + "\n"
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        shown = getattr(sys.stdout, "behind", sys.stdout)  # what users' functions print may go to a log
+        shown.write(text)
+        shown.flush()

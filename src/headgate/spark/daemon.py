@@ -13,6 +13,7 @@ import importlib
 import importlib.machinery
 import os
 import pkgutil
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +23,7 @@ MODULES = (
     "pyspark.worker",
     "polars",
     "headgate.spark.workers",
+    "headgate.spark.worker_logs",
     "headgate.runtime.worker.worker",
     "headgate.storage.backends",
 )
@@ -33,9 +35,25 @@ def main() -> None:
     """Fork workers on Spark's request until Spark ends."""
     leave_archives()
     prepare()
+    leave_sigterm_to_the_driver()
     from pyspark.daemon import manager
 
     manager()
+
+
+def leave_sigterm_to_the_driver() -> None:
+    """Keep SIGTERM out: whoever ends a service sends it to every process of it, and the last checkpoint needs all.
+
+    Spark ends this process by closing its input, and each child with SIGKILL. Children are what they are without this:
+    those that become workers of a pipeline keep it out themselves (``spark.workers``).
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    os.register_at_fork(after_in_child=_take_sigterm)
+
+
+def _take_sigterm() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handler of the parent, which ends all its children
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
 
 def leave_archives() -> None:

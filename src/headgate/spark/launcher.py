@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headgate.errors import PipelineFailed
@@ -33,6 +34,7 @@ class SparkLauncher:
     definition: PipelineDefinition
     fingerprint: str
     is_local: bool
+    log_directory: Path | None = None
 
     def submit(
         self, submission: int, address: tuple[str, int], secret: bytes, ended: Callable[[str | None], None]
@@ -46,7 +48,9 @@ class SparkLauncher:
         from pyspark import InheritableThread
 
         host, port = address
-        main = WorkerMain(self.definition, submission, host, port, secret, self.is_local, self.fingerprint)
+        main = WorkerMain(
+            self.definition, submission, host, port, secret, self.is_local, self.fingerprint, self.log_directory
+        )
         thread = InheritableThread(target=self._run, args=(submission, main, ended), name=f"headgate-job-{submission}")
         thread.daemon = True
         try:

@@ -19,6 +19,8 @@ from headgate.model.progress import Observer, SilentObserver
 from headgate.runtime.driver.driver import Driver, lock_for
 from headgate.runtime.driver.handle import DriverHandle
 from headgate.spark.launcher import SparkLauncher, warm_up
+from headgate.spark.own_jvm import leave_sigterm_to_the_driver, options_of, temporary_directory
+from headgate.spark.worker_logs import log_directory, spark_log
 
 SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
@@ -82,8 +84,11 @@ def start_pipeline(
         is_local = session.sparkContext.master.startswith("local")
         host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
-        launcher = SparkLauncher(session, definition, fingerprint, is_local)
+        logs = log_directory(is_local=is_local)
+        launcher = SparkLauncher(session, definition, fingerprint, is_local, logs)
         watcher = observer or SilentObserver()
+        if logs is not None:
+            watcher.on_note(f"what workers write is in {logs / config.name}")
         driver = Driver(definition, launcher, watcher, fingerprint, host=host, lock=lock, beats=True)
     except BaseException:
         lock.release()
@@ -101,8 +106,11 @@ def make_session(name: str, parallelism: int, master: str | None) -> Any:
     master = master or os.environ.get("HEADGATE_MASTER") or f"local[{parallelism}]"
     if master.startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    quiet = os.path.join(os.path.dirname(__file__), "log4j2-quiet.properties")
+    spark_warnings = spark_log(name) if master.startswith("local") else None
+    quiet = os.path.join(os.path.dirname(__file__), f"log4j2-{'logged' if spark_warnings else 'quiet'}.properties")
     options = f"-Dlog4j2.configurationFile=file:{quiet} -Dlog4j.configurationFile=file:{quiet}"
+    if spark_warnings is not None:
+        options += f' "-Dheadgate.log={spark_warnings}"'
     builder = (
         SparkSession.builder.master(master)
         .appName(f"headgate-{name}")
@@ -113,11 +121,16 @@ def make_session(name: str, parallelism: int, master: str | None) -> Any:
         .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", str(SLOTS_LOOKS_MAX))
         .config("spark.python.daemon.module", "headgate.spark.daemon")
     )
+    given, java_options = options_of(temporary_directory() if master.startswith("local") else None)
     if "log4j" not in os.environ.get(JVM_OPTIONS, ""):
-        builder = builder.config("spark.driver.extraJavaOptions", options)
+        java_options = f"{options} {java_options}"
+    for key, value in {**given, "spark.driver.extraJavaOptions": java_options.strip()}.items():
+        builder = builder.config(key, value) if value else builder
     if master.startswith("local"):
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-    return builder.getOrCreate()
+    session = builder.getOrCreate()
+    leave_sigterm_to_the_driver(session)
+    return session
 
 
 class WarmSession:

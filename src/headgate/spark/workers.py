@@ -6,8 +6,11 @@ The function travels in Spark's own closure (never over our sockets); everything
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -28,6 +31,7 @@ class WorkerMain:
     secret: bytes
     is_local: bool
     fingerprint: str
+    log_directory: Path | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run a worker until its pipeline ends; yields nothing.
@@ -38,6 +42,7 @@ class WorkerMain:
         from pyspark import BarrierTaskContext
 
         from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
+        from headgate.spark.worker_logs import WorkerLog
 
         context = BarrierTaskContext.get()
         info = context.getTaskInfos()[context.partitionId()]
@@ -56,11 +61,26 @@ class WorkerMain:
         )
         for _ in batches:  # the one row that made this partition
             pass
+        leave_sigterm_to_the_driver()
+        worker = Worker(task)
+        if self.log_directory is not None:
+            log = WorkerLog(self.log_directory, self.definition.config.name, context.partitionId())
+            with suppress(OSError):  # no directory, no log
+                log.begin(lambda: worker.running_operator)
         try:
-            Worker(task).run()
+            worker.run()
         except WorkerStopped as stopped:
             raise RuntimeError(f"headgate worker {task.worker} stopped: {stopped}") from None
         yield from ()
+
+
+def leave_sigterm_to_the_driver() -> None:
+    """Do nothing at SIGTERM: whoever ends a service sends it to every process of it, and the last checkpoint needs all.
+
+    A function, not ``SIG_IGN``: what a user's function starts must not inherit it. The worker ends with its connection
+    to the driver.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: None)
 
 
 def spill_directory() -> str | None:

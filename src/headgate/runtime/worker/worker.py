@@ -42,6 +42,7 @@ from headgate.runtime.worker.chain import NodeError
 from headgate.runtime.worker.deployment import Deployment, edge_schemas
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.metrics import WorkerMetrics
+from headgate.runtime.worker.stopwatch import Stopwatch
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.files import LocalDamage, UnsoundFiles
@@ -124,6 +125,13 @@ class Worker:
         self._has_arrivals = False
         self._exchange: Exchange | None = None
         self._is_leaving = False
+        self._watch: Stopwatch | None = None
+
+    @property
+    def running_operator(self) -> str:
+        """Which operator runs in the mailbox thread now, for logs; "": none."""
+        running = None if self._watch is None else self._watch.running
+        return "" if running is None else running.node
 
     def run(self) -> None:
         """Serve one generation; return when the pipeline has ended well.
@@ -265,6 +273,7 @@ class Worker:
             self._states,
             task.spill_directory,
         )
+        self._watch = deployment.watch
         self._runners = deployment.runners()
         self._by_subtask = {runner.subtask: runner for runner in self._runners}
         self._is_listening = any(runner.is_listening for runner in self._runners)
