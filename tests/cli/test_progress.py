@@ -5,11 +5,27 @@ import json
 
 import pytest
 from rich.console import Console
+from tests.clocks import HandClock
 
-from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, summary_text
+from headgate.cli.progress import (
+    JsonLinesProgress,
+    LiveProgress,
+    PlainProgress,
+    by_busy,
+    nodes_table,
+    summary_text,
+)
 from headgate.cli.text import duration_text, size_text, time_text
+from headgate.errors import PipelineFailed
 from headgate.model.ids import CheckpointId, Generation, NodeName
-from headgate.model.progress import CheckpointProgress, NodeProgress, PendingCheckpoint, PipelineState, Progress
+from headgate.model.progress import (
+    CheckpointProgress,
+    NodeProgress,
+    PendingCheckpoint,
+    PipelineState,
+    Progress,
+    RunResult,
+)
 
 PROGRESS = Progress(
     PipelineState.RUNNING,
@@ -60,15 +76,47 @@ def test_plain_lines_come_at_every_change_of_state_and_seldom_between(capsys: py
 
 
 def test_json_has_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = JsonLinesProgress()
+    shown = JsonLinesProgress("counts", HandClock(date_ms=1_700_000_000_123))
     shown.on_progress(PROGRESS)
     shown.on_checkpoint(CheckpointId(7), 34, 12_300)
     shown.on_restart("why", 5)
     progress, checkpoint, restart = map(json.loads, capsys.readouterr().out.splitlines())
     assert progress["state"] == "running"
     assert progress["nodes"][0]["records_out"] == 12_345
-    assert checkpoint == {"event": "checkpoint", "checkpoint": 7, "duration_ms": 34, "size_bytes": 12_300}
-    assert restart == {"event": "restart", "reason": "why", "delay_ms": 5}
+    common = {"pipeline": "counts", "time": "2023-11-14T22:13:20.123Z"}
+    assert checkpoint == {"event": "checkpoint", "checkpoint": 7, "duration_ms": 34, "size_bytes": 12_300, **common}
+    assert restart == {"event": "restart", "reason": "why", "delay_ms": 5, **common}
+    assert "subtasks" not in progress["nodes"][0]
+
+
+def test_json_says_how_a_run_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = JsonLinesProgress("counts")
+    shown.on_progress(Progress(PipelineState.FAILED, failures=3, restarts=2))
+    shown.on_failure(PipelineFailed("worker 1 was lost", "", False))
+    shown.on_result(RunResult(True, 1_000, 10))
+    shown.on_result(RunResult(False))
+    shown.on_result(RunResult(True, is_drained=True))
+    shown.on_result(RunResult(False, has_removed_checkpoints=True))
+    progress, *ends = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (progress["state"], progress["failures"], progress["restarts"]) == ("failed", 3, 2)
+    assert [end["outcome"] for end in ends] == ["failed", "finished", "stopped", "drained", "cancelled"]
+    assert (ends[0]["event"], ends[0]["error"]) == ("result", "worker 1 was lost")
+    assert (ends[1]["records_in"], ends[1]["records_out"]) == (1_000, 10)
+
+
+def test_the_table_begins_with_what_holds_the_pipeline_back() -> None:
+    source = NodeProgress(NodeName("source"), busy=0.07, held_back=0.9, queued_batches=0)
+    slow = NodeProgress(NodeName("slow"), busy=0.93, queued_batches=4, queued_bytes=5_000, lag_ms=1_500)
+    near = NodeProgress(NodeName("near"), busy=0.07, late_records=3, bad_records=2, state_bytes=1_500)
+    assert [node.node for node in by_busy([source, slow, near])] == ["slow", "source", "near"]
+    console = Console(file=io.StringIO(), width=200)
+    with console.capture() as capture:
+        console.print(nodes_table(Progress(PipelineState.RUNNING, nodes=(source, slow, near))))
+    lines = [line.split() for line in capture.get().splitlines()]
+    assert lines[1][:3] == ["slow", "93%", "0%"]
+    assert lines[1][-4:] == ["5.0", "kB", "1.5", "s"]
+    assert lines[2][:3] == ["source", "7%", "90%"]
+    assert lines[3][-4:] == ["3", "2", "1.5", "kB"]
 
 
 def test_numbers_read_well() -> None:

@@ -35,7 +35,10 @@ ENTRY = SubtaskEntry(
 MANIFEST = Manifest(CheckpointId(4), Generation(3), 2, 128, (ENTRY,), (), {"source": "rows"}, False, 5, 6)
 
 
-@pytest.mark.parametrize("entry", [CLAIM, MANIFEST], ids=["claim", "manifest"])
+COUNTED = dataclasses.replace(MANIFEST, totals={"source": {"records_out": 8_000_000}})
+
+
+@pytest.mark.parametrize("entry", [CLAIM, MANIFEST, COUNTED], ids=["claim", "manifest", "counted"])
 def test_an_entry_comes_back_as_it_was(entry: Claim | Manifest) -> None:
     assert decode_log_entry(encode_log_entry(entry), "log/1") == entry
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from enum import Enum
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -21,17 +23,28 @@ from rich.table import Table
 from rich.text import Text
 
 from headgate.cli.text import count_text, duration_text, size_text, time_text
+from headgate.clock import SYSTEM_CLOCK, Clock
+from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import LoopProgress, Observer, Progress, SilentObserver
+from headgate.model.progress import LoopProgress, NodeProgress, Observer, Progress, RunResult, SilentObserver
 
 LINE_PERIOD_S = 5.0
 """Between two lines of progress where there is no terminal."""
 
 NOTES_MAX = 5
 
+BUSY_STEPS = 10
+"""Rows are sorted by tenths of their busy share."""
+
 
 class ShownObserver(Observer, Protocol):
     """An observer that shows things between ``with`` and its end."""
+
+    def on_result(self, result: RunResult) -> None:
+        """It ended without failing; nothing comes behind this."""
+
+    def on_failure(self, error: HeadgateError) -> None:
+        """It failed; nothing comes behind this."""
 
     def __enter__(self) -> Self:
         """Begin to show."""
@@ -45,6 +58,12 @@ class ShownObserver(Observer, Protocol):
 class Quiet(SilentObserver):
     """Shows nothing."""
 
+    def on_result(self, result: RunResult) -> None:
+        """It ended without failing; nothing comes behind this."""
+
+    def on_failure(self, error: HeadgateError) -> None:
+        """It failed; nothing comes behind this."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -55,11 +74,27 @@ class Quiet(SilentObserver):
 
 
 class JsonLinesProgress(Quiet):
-    """Writes one JSON object for each event to standard output."""
+    """Writes one JSON object for each event to standard output: of which pipeline, and at which time."""
+
+    def __init__(self, pipeline: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._pipeline = pipeline
+        self._clock = clock
 
     def on_progress(self, progress: Progress) -> None:
-        """Write it with all its fields."""
-        self._write("progress", asdict(progress))
+        """Write it with all its fields, but without single subtasks: there may be thousands."""
+        nodes = tuple(replace(node, subtasks=()) for node in progress.nodes)
+        fields = asdict(replace(progress, nodes=nodes))
+        for node in fields["nodes"]:
+            del node["subtasks"]
+        self._write("progress", fields)
+
+    def on_result(self, result: RunResult) -> None:
+        """Write it, with one word for how it ended."""
+        self._write("result", {"outcome": outcome_of(result), **asdict(result)})
+
+    def on_failure(self, error: HeadgateError) -> None:
+        """Write it."""
+        self._write("result", {"outcome": "failed", "error": str(error)})
 
     def on_restart(self, reason: str, delay_ms: int) -> None:
         """Write it."""
@@ -74,7 +109,10 @@ class JsonLinesProgress(Quiet):
         self._write("checkpoint", {"checkpoint": checkpoint, "duration_ms": duration_ms, "size_bytes": size_bytes})
 
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
-        typer.echo(json.dumps({"event": kind, **fields}, default=_plain))
+        now_ms = self._clock.wall_ms()
+        time = f"{datetime.fromtimestamp(now_ms // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{now_ms % 1000:03d}Z"
+        event = {"event": kind, "pipeline": self._pipeline, "time": time, **fields}
+        typer.echo(json.dumps(event, default=_plain))
 
 
 class PlainProgress(Quiet):
@@ -151,20 +189,43 @@ class LiveProgress(Quiet):
 
 
 def nodes_table(progress: Progress) -> Table:
-    """Return a row for each operator."""
+    """Return a row for each operator; what holds the pipeline back comes first."""
     table = Table(box=None, pad_edge=False)
     table.add_column("operator")
-    for title in ("records/s in", "records/s out", "records in", "records out"):
+    titles = ("busy", "held back", "records/s in", "records/s out", "records in", "records out", "waiting", "lag")
+    for title in (*titles, "late", "bad", "state"):
         table.add_column(title, justify="right")
-    for node in progress.nodes:
+    for node in by_busy(progress.nodes):
         table.add_row(
             escape(str(node.node)),
+            f"{node.busy:.0%}",
+            f"{node.held_back:.0%}",
             count_text(node.records_in_per_second),
             count_text(node.records_out_per_second),
             count_text(node.records_in),
             count_text(node.records_out),
+            size_text(node.queued_bytes) if node.queued_batches else "",
+            "" if node.lag_ms is None else duration_text(node.lag_ms),
+            count_text(node.late_records) if node.late_records else "",
+            count_text(node.bad_records) if node.bad_records else "",
+            size_text(node.state_bytes) if node.state_bytes else "",
         )
     return table
+
+
+def by_busy(nodes: Sequence[NodeProgress]) -> list[NodeProgress]:
+    """Return the operators, the busiest first: whoever is busy all the time holds back those in front of it.
+
+    Shares that are nearly the same do not count as different, so that rows keep their places.
+    """
+    return sorted(nodes, key=lambda node: -round(node.busy * BUSY_STEPS))
+
+
+def outcome_of(result: RunResult) -> str:
+    """Return one word for how a run ended that did not fail."""
+    if result.has_removed_checkpoints:
+        return "cancelled"
+    return "drained" if result.is_drained else "finished" if result.is_finished else "stopped"
 
 
 def loop_text(loop: LoopProgress) -> str:
@@ -197,6 +258,8 @@ def summary_text(progress: Progress) -> str:
         held = f", held by {', '.join(pending.missing[:3])}" if pending.missing else ""
         parts.append(f"checkpoint {pending.checkpoint} under way for {duration_text(pending.age_ms)}{held}")
     parts.append(f"{progress.restarts} restarts")
+    if progress.failures > progress.restarts:
+        parts.append(f"{progress.failures} failures")
     if progress.busy:
         parts.append(f"busy {progress.busy:.0%}")
     if progress.late_records:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import typer
 from rich.console import Console
@@ -45,9 +45,12 @@ from headgate.cli.run_options import (
 )
 from headgate.cli.standby import StandingBy, jvm_check
 from headgate.cli.text import count_text, duration_text
+from headgate.errors import HeadgateError
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.runtime.driver.succession import Succession, succeeding
 from headgate.spark.session import WarmSession, check_cluster, quick_jvm
+
+_R = TypeVar("_R")
 
 COMMAND = [sys.executable, "-P", "-m", "headgate.cli.main"]
 """``headgate``, whatever is in the working directory."""
@@ -153,7 +156,21 @@ def _orders(options: RunOptions, program: str, arguments: Sequence[str]) -> Orde
 
 def _running(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult:
     with _observer(pipeline, options) as observer:
-        return run_to_end(lambda: _started(pipeline, options, observer, kept))
+        return _told([observer], lambda: run_to_end(lambda: _started(pipeline, options, observer, kept)))
+
+
+def _told(observers: Sequence[ShownObserver], run: Callable[[], _R]) -> _R:
+    """Have whoever shows progress say how it ended; of a standby there is one for each turn, or none."""
+    try:
+        result = run()
+    except HeadgateError as error:
+        for observer in observers[-1:]:
+            observer.on_failure(error)
+        raise
+    if isinstance(result, RunResult):
+        for observer in observers[-1:]:
+            observer.on_result(result)
+    return result
 
 
 def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> None:
@@ -178,6 +195,7 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
     """Wait for a turn and run; None when it never came."""
     definition = pipeline.definition_on(options.master)
     config = definition.config
+    observers: list[ShownObserver] = []
     make_checkpoint_directory(config)  # as the start of a pipeline does it: whoever looks there first makes it
 
     def say(notice: str, text: str) -> None:
@@ -193,11 +211,13 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
 
         def start() -> PipelineHandle:
             observer = shown.enter_context(_observer(pipeline, options))
+            observers.append(observer)
             return pipeline.start(options.master, spark=session.spark, observer=observer)
 
         check = jvm_check(lambda: session.is_alive)
         place = config.checkpoint_root, config.name
-        return StandingBy(*place, kept, start, say, check, options.silence_ms).run()
+        standing = StandingBy(*place, kept, start, say, check, options.silence_ms)
+        return _told(observers, standing.run)
 
 
 def become_keeper(orders: Orders) -> NoReturn:
@@ -224,6 +244,6 @@ def _observer(pipeline: Pipeline, options: RunOptions) -> ShownObserver:
     if options.quiet:
         return Quiet()
     if options.as_json:
-        return JsonLinesProgress()
+        return JsonLinesProgress(pipeline.name)
     console = Console(stderr=True)
     return LiveProgress(pipeline.name, console) if console.is_terminal else PlainProgress(pipeline.name)

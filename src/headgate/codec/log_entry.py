@@ -47,7 +47,7 @@ _KNOWN = (
     LEFT_VERSION,
 )
 _VERSIONS = {str(version).encode(): version for version in _KNOWN}
-_LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": ()}
+_LEFT_OUT: dict[str, Any] = {"origin": None, "place": None, "order": None, "left": (), "totals": {}}
 """What is not written where it says nothing, so that entries without it are what they were before."""
 _KINDS: dict[bytes, type[Claim] | type[Manifest]] = {b"claim": Claim, b"manifest": Manifest}
 

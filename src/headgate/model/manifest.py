@@ -38,6 +38,9 @@ BUNDLE = ""
 Rows: TypeAlias = dict[str, dict[str, int]]
 """How many rows each state has, by operator and state."""
 
+Totals: TypeAlias = dict[str, dict[str, int]]
+"""How many records were counted, by operator and by what was counted (``model.metrics``)."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyGroups:
@@ -134,6 +137,9 @@ class SubtaskEntry:
     """Everything prepared by this subtask and not yet known to belong to a completed checkpoint."""
     delays: SnapshotDelays | None = None
     """None where barriers do not overtake."""
+    totals: Totals = field(default_factory=dict, hash=False)
+    """What its operators had counted at the barrier, since their generation began. Not in the manifest, which has the
+    sum of all."""
 
     @property
     def size_bytes(self) -> int:
@@ -232,6 +238,8 @@ class Manifest:
     """As in the claim of its generation."""
     left: tuple[Left, ...] = ()
     """The older checkpoints of this life that this one does not descend from."""
+    totals: Totals = field(default_factory=dict)
+    """What was counted from the beginning of the pipeline to this checkpoint (OM1). Empty: nobody counted."""
 
     def state_of_hook(self, hook: str) -> HookState:
         """Return what ``hook`` returned, and for which checkpoint; for this one if it was not there then."""

@@ -12,19 +12,42 @@ from typing import NamedTuple, TypeAlias
 Labels: TypeAlias = tuple[tuple[str, str], ...]
 """Pairs of name and value, by name."""
 
+BAD_RECORDS = "bad_records"
 BUSY = "busy"
 """Share of the time since the report before in which the worker did not sleep, 0 to 1."""
+BUSY_MS = "busy_ms"
+"""Time that the worker's thread spent in the operator itself."""
 BYTES_IN = "bytes_in"
 BYTES_OUT = "bytes_out"
 CLOCK_S = "clock_s"
 """The worker's own monotonic clock, so that rates can be told from two reports."""
+HELD_BACK_MS = "held_back_ms"
+"""Time in which the operator had something to do, and those behind it had no room for what comes of it."""
+IDLE_MS = "idle_ms"
+"""The rest of the time: it waited for records, or for its turn in the thread of its worker."""
+LATE_RECORDS = "late"
+"""Records that came after their window had closed; counted by the operators that drop them."""
 NODE = "node"
 """Label: the operator that was measured."""
+QUEUED_BATCHES = "queued_batches"
+QUEUED_BYTES = "queued_bytes"
 RECORDS_IN = "records_in"
 RECORDS_OUT = "records_out"
 WATERMARK_MS = "watermark_ms"
 
-OF_EVERY_NODE = frozenset({RECORDS_IN, RECORDS_OUT, WATERMARK_MS})
+OF_EVERY_NODE = frozenset(
+    {
+        BAD_RECORDS,
+        BUSY_MS,
+        HELD_BACK_MS,
+        IDLE_MS,
+        QUEUED_BATCHES,
+        QUEUED_BYTES,
+        RECORDS_IN,
+        RECORDS_OUT,
+        WATERMARK_MS,
+    }
+)
 """What the runtime measures of each operator; all else with the label ``NODE`` the operator counts itself."""
 
 

@@ -33,6 +33,8 @@ class PipelineState(Enum):
     STARTING = "starting"
     """Waiting for its workers to register and restore."""
     RUNNING = "running"
+    FAILED = "failed"
+    """It ended with a failure that the restart strategy does not start again after."""
     RESTARTING = "restarting"
     """A generation failed; waiting for the delay of the restart strategy, or for new workers."""
     DRAINING = "draining"
@@ -40,12 +42,58 @@ class PipelineState(Enum):
     STOPPING = "stopping"
     """Was asked to stop, or all input has ended; waiting for the last checkpoint."""
     FINISHED = "finished"
-    """Nothing runs any more."""
+    """Nothing runs any more, and nothing failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskProgress:
+    """One operator in one subtask, as its worker measured it.
+
+    Attributes:
+        records_in, records_out, bad_records, counters: since the first generation of this process. What is read again
+            after a restart counts again: it is work that was done.
+        busy_ms, held_back_ms, idle_ms: the same, of time; ``NodeProgress`` says what they mean.
+        busy, held_back: shares of the time between its last two reports.
+        queued_batches, queued_bytes: what waits on the subtask's inputs; of the operator that reads them.
+        watermark_ms: milliseconds since 1970, or None before the first.
+    """
+
+    subtask: int
+    records_in: int = 0
+    records_out: int = 0
+    bad_records: int = 0
+    busy_ms: int = 0
+    held_back_ms: int = 0
+    idle_ms: int = 0
+    busy: float = 0.0
+    held_back: float = 0.0
+    queued_batches: int = 0
+    queued_bytes: int = 0
+    watermark_ms: int | None = None
+    counters: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """Counters of one operator over all its subtasks, in the current generation."""
+    """One operator over all its subtasks.
+
+    Attributes:
+        records_in, records_out, bad_records, late_records, counters: since the pipeline began, in all its runs, as its
+            state has it: what a restart takes back is taken back here, too, and is counted when it comes again (OM1).
+            A pipeline that continues from a checkpoint of a release that did not count begins at zero.
+        records_in_per_second, records_out_per_second: lately.
+        busy: the share of the time, 0 to 1, that its busiest subtask spent in the operator's own code, without that of
+            the operators behind it.
+        held_back: the share in which that subtask had something to do, and those behind it had no room (backpressure).
+        idle: the rest: it waited for records, or for its turn in the one thread of its worker.
+        busy_ms, held_back_ms, idle_ms: sums over all subtasks, since the first generation of this process.
+        queued_batches, queued_bytes: what waits on the inputs of its subtasks.
+        watermark_ms: the lowest of its subtasks, milliseconds since 1970, or None before the first.
+        lag_ms: how far that is behind the date; None without a watermark, and when all input has ended.
+        state_rows, state_bytes: of its state in the last completed checkpoint; rows of RocksDB are not counted there.
+        counters: the operator's own, by name (for example ``late``).
+        subtasks: each of them.
+    """
 
     node: NodeName
     records_in: int = 0
@@ -53,7 +101,21 @@ class NodeProgress:
     records_in_per_second: float = 0.0
     records_out_per_second: float = 0.0
     counters: tuple[tuple[str, int], ...] = ()
-    """The operator's own counters, by name (for example ``late_records``)."""
+    bad_records: int = 0
+    late_records: int = 0
+    busy: float = 0.0
+    held_back: float = 0.0
+    idle: float = 0.0
+    busy_ms: int = 0
+    held_back_ms: int = 0
+    idle_ms: int = 0
+    queued_batches: int = 0
+    queued_bytes: int = 0
+    watermark_ms: int | None = None
+    lag_ms: int | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    subtasks: tuple[SubtaskProgress, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +173,11 @@ class Progress:
 
     Attributes:
         restarts: generations that followed the first one of this process.
+        failures: how often something failed in this process, whether or not the pipeline was started again.
         watermark_ms: the lowest watermark of all subtasks, milliseconds since 1970, or None before the first.
         busy: share of the time in which the busiest worker was not idle, 0 to 1.
-        late_records: records dropped because their window was closed already.
-        bad_records: records diverted.
+        late_records: records dropped because their window was closed already; counted as in ``NodeProgress``.
+        bad_records: records diverted; counted as in ``NodeProgress``.
         lost_outputs: pieces of output that a target denied and the pipeline went on without, in all its runs (K26).
     """
 
@@ -131,6 +194,7 @@ class Progress:
     uptime_ms: int = 0
     loops: tuple[LoopProgress, ...] = ()
     lost_outputs: int = 0
+    failures: int = 0
 
 
 class Continuation(str):
@@ -184,8 +248,8 @@ class RunResult:
 
     Attributes:
         is_finished: all input ended and everything is committed; False when it was stopped before.
-        records_in: records that sources delivered in the last generation.
-        records_out: records that reached sinks in the last generation.
+        records_in: records that sources delivered since the pipeline began, in all its runs, each counted once (OM1).
+        records_out: records that reached sinks, counted in the same way.
         last_checkpoint: the newest completed checkpoint, or None.
         restarts: how often this run was restarted after a failure.
         is_drained: its sources were told to end; it is finished, too.
@@ -286,4 +350,4 @@ class PipelineHandle(Protocol):
         """Return the completed checkpoints of this run, oldest first (bounded)."""
 
     def metrics(self) -> dict[str, dict[str, int | float]]:
-        """Return ``node → metric → number`` of the latest snapshot."""
+        """Return ``node → metric → number`` of the latest snapshot: what ``NodeProgress`` has, but for what is None."""

@@ -268,6 +268,18 @@ def test_the_position_in_a_snapshot_is_exactly_what_was_sent_before_its_barrier(
     assert bytes(sections[f"{FINISHED_PREFIX}a"]) == b"\x00"
 
 
+def test_the_totals_of_a_checkpoint_are_those_at_the_barrier() -> None:  # OM1
+    made = Made(reader=Reader([batch(1, 2), batch(3), batch(4, 5, 6)]))
+    made.runner.step()
+    made.runner.handle(machine.TriggerReceived(CheckpointId(7)))
+    made.runner.step()
+    made.runner.handle(machine.TriggerReceived(CheckpointId(8)))
+    made.runner.step()
+    made.upload()
+    counted = {checkpoint: entry.totals["a"]["records_out"] for checkpoint, entry in made.entries.items()}
+    assert counted == {7: 2, 8: 3}
+
+
 # A11
 def test_the_options_of_a_trigger_go_out_with_the_barrier() -> None:
     savepoint = CheckpointOptions(CheckpointKind.SAVEPOINT)

@@ -17,7 +17,7 @@ from headgate.errors import FencedError, HeadgateError, OutputDenied, StorageErr
 from headgate.model.definition import PipelineDefinition
 from headgate.model.failure import Failure, FailureKind
 from headgate.model.ids import CheckpointId, Generation, WorkerIndex
-from headgate.model.manifest import Committable, Manifest
+from headgate.model.manifest import Committable, Manifest, Totals
 from headgate.model.options import CheckpointOptions
 from headgate.model.places import Place
 from headgate.model.progress import CheckpointProgress, PendingCheckpoint
@@ -88,7 +88,7 @@ class Reports(Protocol):
     def generation_done(self, effect: machine.ConcludeGeneration) -> None:
         """Everything is committed."""
 
-    def checkpoint_completed(self, progress: CheckpointProgress) -> None:
+    def checkpoint_completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
         """For those who watch."""
 
     def request_answered(self, effect: machine.AnswerRequest) -> None:
@@ -249,7 +249,7 @@ class Coordination:
             self.generation,
             plan.parallelism,
             plan.max_parallelism,
-            effect.entries,
+            tuple(replace(entry, totals={}) for entry in effect.entries),
             effect.carried,
             plan.state_texts(),
             effect.is_final,
@@ -260,6 +260,7 @@ class Coordination:
             hooks=effect.hooks,
             origin=self._begun.origin,
             left=self._begun.left,
+            totals=added(counted_before(self._begun.restored), *(entry.totals for entry in effect.entries)),  # OM1
         )
 
     # -- hooks ------------------------------------------------------------------------------------------------------
@@ -360,7 +361,8 @@ class Coordination:
                 manifest.trigger_wall_ms,
                 self.generation,
                 manifest.is_final,
-            )
+            ),
+            manifest,
         )
         self.handle(machine.ManifestWritten(manifest.checkpoint))
 
@@ -442,6 +444,23 @@ class Coordination:
 
     def _note(self, text: str) -> None:
         self._timers.post(lambda: self._reports.note(text))
+
+
+def counted_before(restored: Manifest | None) -> Totals:
+    """Return what had been counted when the checkpoint was taken that a generation continues from."""
+    return {} if restored is None else restored.totals
+
+
+def added(*counted: Totals) -> Totals:
+    """Return the sums; what was never counted is left out."""
+    sums: Totals = {}
+    for totals in counted:
+        for node, counts in totals.items():
+            of_node = sums.setdefault(node, {})
+            for name, count in counts.items():
+                if count:
+                    of_node[name] = of_node.get(name, 0) + count
+    return {node: of_node for node, of_node in sorted(sums.items()) if of_node}
 
 
 def _give_up(place: Place) -> None:

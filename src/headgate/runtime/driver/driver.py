@@ -71,7 +71,7 @@ class Driver:
         log = self._log = CheckpointLog(storage, config.name)
         self._heart = Heart(storage, config.name, lock.claimant, around) if beats else None
         self._observer = observer
-        self.book = ProgressBook("bad-records", around.monotonic_ns)
+        self.book = ProgressBook("bad-records", around.monotonic_ns, around.wall_ms)
         self._latest = Progress(PipelineState.STARTING)
         self._end = RunEnd(definition, lock, around)
         self._answers = Answers(self._end.result)
@@ -234,7 +234,7 @@ class Driver:
         pending: PendingCheckpoint | None = None if live is None else live.coordination.pending_checkpoint()
         generation = machine.generation or supervision.last_generation or Generation(0)
         found = self.book.snapshot(supervision.state, generation, machine.restarts_count, pending)
-        self._latest = replace(found, lost_outputs=self._log.losses.count)
+        self._latest = replace(found, lost_outputs=self._log.losses.count, failures=supervision.failures_count)
         self._observer.on_progress(self._latest)
 
     def _on_finish(self, effect: events.Finish) -> None:
@@ -263,6 +263,7 @@ class Driver:
         )
 
     def _on_error(self, error: BaseException) -> None:
+        self._latest = replace(self._latest, state=PipelineState.FAILED)
         self._end.fail(error)
         self.supervision.end_job()
 

@@ -5,60 +5,62 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from headgate.clock import SYSTEM_CLOCK
 from headgate.codec import messages
 from headgate.model.ids import Generation, NodeName
-from headgate.model.metrics import (
-    BUSY,
-    NODE,
-    OF_EVERY_NODE,
-    RECORDS_IN,
-    RECORDS_OUT,
-    WATERMARK_MS,
-    Sample,
-    Samples,
-)
+from headgate.model.manifest import Manifest, Totals
+from headgate.model.metrics import BUSY, RECORDS_IN, RECORDS_OUT, WATERMARK_MS, Samples
 from headgate.model.progress import (
     CheckpointProgress,
     LoopProgress,
-    NodeProgress,
     PendingCheckpoint,
     PipelineState,
     Progress,
 )
+from headgate.runtime.driver.node_book import NodeBook
 
 CHECKPOINTS_MAX = 1_000
 ALIGNMENTS_MAX = 10_000
-LATE_COUNTER = "late"
 
 
 class ProgressBook:
     """The latest numbers of one run."""
 
-    def __init__(self, bad_records_node: str, clock_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, bad_records_node: str, clock_ns: Callable[[], int], wall_ms: Callable[[], int] = SYSTEM_CLOCK.wall_ms
+    ) -> None:
         self._clock_ns = clock_ns
         self._begun_ns = clock_ns()
         self._bad_records_node = bad_records_node
         self._generation = Generation(0)
         self._workers: dict[int, Samples] = {}
+        self._nodes = NodeBook(wall_ms)
         self._heads: dict[int, Sequence[LoopProgress]] = {}
         self._rates: dict[NodeName, tuple[float, float]] = {}
         self._rated: tuple[int, dict[NodeName, tuple[int, int]]] = (self._begun_ns, {})
         self.checkpoints: deque[CheckpointProgress] = deque(maxlen=CHECKPOINTS_MAX)
         self.alignments: deque[messages.AlignmentMetrics] = deque(maxlen=ALIGNMENTS_MAX)
 
-    def begin(self, generation: Generation) -> None:
-        """A generation starts: its totals count from zero."""
+    def begin(self, generation: Generation, before: Totals | None = None) -> None:
+        """A generation starts, from a checkpoint that had counted ``before``."""
         self._generation = generation
+        self._nodes.begin(before or {})
         self._workers, self._heads = {}, {}
-        self._rated = (self._clock_ns(), {})
+        self._rated = (self._clock_ns(), _records(self._nodes.totals()))
         self._rates = {}
 
     def add(self, worker: int, metrics: messages.MetricsReport) -> None:
         """A worker reported."""
         if metrics.generation == self._generation:
-            self._workers[worker] = Samples(metrics.samples)
+            samples = self._workers[worker] = Samples(metrics.samples)
+            self._nodes.add(worker, samples)
             self._heads[worker] = metrics.loops
             self.alignments.extend(metrics.alignments)
+
+    def completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
+        """A checkpoint of the running generation is complete."""
+        self.checkpoints.append(progress)
+        self._nodes.completed(manifest)
 
     def reports(self) -> dict[int, Samples]:
         """Return the latest report of every worker of the running generation."""
@@ -77,14 +79,10 @@ class ProgressBook:
         pending: PendingCheckpoint | None,
     ) -> Progress:
         """Return everything as of now."""
-        totals = self._totals()
-        self._update_rates(totals)
-        nodes = tuple(
-            NodeProgress(name, records_in, records_out, *self._rates.get(name, (0.0, 0.0)), self._counters(name))
-            for name, (records_in, records_out) in totals.items()
-        )
-        late = sum(dict(n.counters).get(LATE_COUNTER, 0) for n in nodes)
-        bad = totals.get(NodeName(self._bad_records_node), (0, 0))[0]
+        self._update_rates(_records(self._nodes.totals()))
+        nodes = self._nodes.nodes(self._rates)
+        late = sum(n.late_records for n in nodes)
+        bad = sum(n.records_in for n in nodes if n.node == self._bad_records_node)
         return Progress(
             state,
             generation,
@@ -107,30 +105,8 @@ class ProgressBook:
                 heads.setdefault(head.loop, []).append(head)
         return tuple(_of_all(one) for one in heads.values())
 
-    def _samples(self) -> Iterator[Sample]:
-        for samples in self._workers.values():
-            yield from samples
-
     def _values(self, name: str) -> Iterator[float]:
-        return (sample.value for sample in self._samples() if sample.name == name)
-
-    def _totals(self) -> dict[NodeName, tuple[int, int]]:
-        totals: dict[NodeName, tuple[int, int]] = {}
-        for sample in self._samples():
-            if sample.name in (RECORDS_IN, RECORDS_OUT):
-                node, value = NodeName(str(sample.label(NODE))), int(sample.value)
-                records_in, records_out = totals.get(node, (0, 0))
-                is_in = sample.name == RECORDS_IN
-                totals[node] = (records_in + value, records_out) if is_in else (records_in, records_out + value)
-        return totals
-
-    def _counters(self, name: NodeName) -> tuple[tuple[str, int], ...]:
-        sums: dict[str, int] = {}
-        for samples in self._workers.values():
-            for counter, value in samples.of(NODE, str(name)).items():
-                if counter not in OF_EVERY_NODE:
-                    sums[counter] = sums.get(counter, 0) + int(value)
-        return tuple(sorted(sums.items()))
+        return (sample.value for samples in self._workers.values() for sample in samples if sample.name == name)
 
     def _update_rates(self, totals: dict[NodeName, tuple[int, int]]) -> None:
         now_ns = self._clock_ns()
@@ -143,6 +119,11 @@ class ProgressBook:
             for name, total in totals.items()
         }
         self._rated = (now_ns, totals)
+
+
+def _records(totals: Totals) -> dict[NodeName, tuple[int, int]]:
+    """Return records in and out by operator."""
+    return {NodeName(node): (n.get(RECORDS_IN, 0), n.get(RECORDS_OUT, 0)) for node, n in totals.items()}
 
 
 def _of_all(heads: list[LoopProgress]) -> LoopProgress:

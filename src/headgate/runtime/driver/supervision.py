@@ -29,7 +29,7 @@ from headgate.protocol.supervision.supervisor import Supervisor
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver.answers import Answer
 from headgate.runtime.driver.claims import Finished, NewGeneration, begin_generation
-from headgate.runtime.driver.coordination import Coordination, Pools
+from headgate.runtime.driver.coordination import Coordination, Pools, counted_before
 from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.driver.hook_calls import HookCalls
 from headgate.runtime.driver.live_generation import LiveGeneration
@@ -106,6 +106,8 @@ class Supervision:
         )
         self.live: LiveGeneration | None = None
         self.state = PipelineState.STARTING
+        self.failures_count = 0
+        """How often something failed."""
         self.is_drained = False
         self.has_removed_checkpoints = False
         self.last_generation: Generation | None = succession.after
@@ -245,12 +247,14 @@ class Supervision:
                 self._timers.arm(timer, effect.after_ms, lambda: self.handle(self._fired(timer)))
             case events.ReportRestart():
                 self.state = PipelineState.RESTARTING
+                self.failures_count += 1
                 self._note_damage(effect.failure)
                 self._observer.on_restart(effect.failure.reason, effect.delay_ms)
             case events.RemoveCheckpoints():
                 self._pools.storage.submit(self._remove)
             case events.Finish():
-                self.state = PipelineState.FINISHED
+                self.state = PipelineState.FINISHED if effect.failure is None else PipelineState.FAILED
+                self.failures_count += effect.failure is not None
                 self._on_finish(effect)
             case Ignored():
                 return
@@ -311,7 +315,7 @@ class Supervision:
             definition, begun, self._log, timers, workers, self, self._pools, self._around, self.hooks, looping
         )
         self.live = LiveGeneration(definition, begun, coordination, looping, self.note)
-        self._book.begin(begun.generation)
+        self._book.begin(begun.generation, counted_before(begun.restored))
         if begun.restored is not None:
             before, now = begun.restored.parallelism, definition.plan.parallelism
             moved = "" if before == now else f", which parallelism {before} wrote, at parallelism {now}"
@@ -378,9 +382,9 @@ class Supervision:
             self.is_drained = effect.is_final and self.live.is_draining
             self.handle(events.GenerationDone(self.live.number, effect.is_final))
 
-    def checkpoint_completed(self, progress: CheckpointProgress) -> None:
+    def checkpoint_completed(self, progress: CheckpointProgress, manifest: Manifest) -> None:
         """See ``coordination.Reports``."""
-        self._book.checkpoints.append(progress)
+        self._book.completed(progress, manifest)
         self._observer.on_checkpoint(progress.checkpoint, progress.duration_ms, progress.size_bytes)
 
     def request_answered(self, effect: coordinator.AnswerRequest) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
 from headgate.errors import BadRecord
 from headgate.model.graph import BAD_RECORDS, MAIN, MAIN_INPUT, Edge, InputName, Node, OutputTag
 from headgate.model.ids import NodeName
+from headgate.model.manifest import Totals
+from headgate.model.metrics import BAD_RECORDS as BAD_RECORDS_COUNTED
+from headgate.model.metrics import RECORDS_IN, RECORDS_OUT
 from headgate.model.plan import Vertex
 from headgate.operators.base import (
     WATERMARK_MAX_MS,
@@ -25,7 +28,10 @@ from headgate.operators.base import (
     RestoredState,
 )
 from headgate.protocol.watermarks import Origin
+from headgate.runtime.worker.stopwatch import NodeTotals, Stopwatch
 from headgate.state.frozen import FrozenState
+
+_T = TypeVar("_T")
 
 RECORD_CHARS_SHOWN = 500
 """Of a record in an error message."""
@@ -51,15 +57,6 @@ class NodeError(Exception):
         super().__init__(node, error)
         self.node = node
         self.error = error
-
-
-@dataclass(slots=True)
-class NodeTotals:
-    """Records that went through one node since the generation began."""
-
-    records_in: int = 0
-    records_out: int = 0
-    watermark_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +122,7 @@ class NodeOutput:
             row = bad.slice(0, 1).to_pylist()[0]
             record = str(row["record"])[:RECORD_CHARS_SHOWN]
             raise BadRecord(str(row["node"] or self._node.name), str(row["problem"]), str(row["position"]), record)
+        self._totals.bad_records += bad.num_rows
         self.emit_to(BAD_RECORDS, bad)
 
     def _timed(self) -> Iterator[Tagged]:
@@ -141,48 +139,62 @@ class NodeOutput:
 class Link:
     """A node in the chain: its operator with the bookkeeping around it."""
 
-    def __init__(self, node: Node, operator: Operator, context: OperatorContext, output: NodeOutput) -> None:
+    def __init__(
+        self, node: Node, operator: Operator, context: OperatorContext, output: NodeOutput, watch: Stopwatch
+    ) -> None:
         self.node = node
+        self._switch = watch.switch
         self.operator = operator
         self.context = context
         self.output = output
+        self.totals = output._totals
         self.has_ticks = type(operator).next_tick_ms is not Operator.next_tick_ms
 
     def process(self, batch: pa.RecordBatch, name: InputName = MAIN_INPUT) -> None:
         """Count and process one batch that came on input ``name``; name the node in whatever is raised."""
-        self.output._totals.records_in += batch.num_rows
+        self.totals.records_in += batch.num_rows
+        before = self._switch(self.totals)
         try:
             self.operator.process_input(name, batch)
         except (NodeError, BadRecord):
             raise
         except Exception as error:
             raise NodeError(str(self.node.name), error) from error
+        self._switch(before)
 
     def reenter(self, batch: pa.RecordBatch, forward: Callable[[pa.RecordBatch], None]) -> None:
         """Count and process one batch that came back to this loop head; name the node in whatever is raised."""
-        self.output._totals.records_in += batch.num_rows
+        self.totals.records_in += batch.num_rows
+        self.run(partial(forward, batch))
+
+    def on_watermark(self, watermark_ms: int) -> None:
+        """Pass a watermark to the operator; name the node in whatever is raised."""
+        self.run(partial(self.operator.on_watermark, watermark_ms))
+
+    def run(self, call: Callable[[], _T]) -> _T:
+        """Make ``call``, which is the operator's work; name the node in whatever is raised."""
         try:
-            forward(batch)
+            return self.timed(call)
         except (NodeError, BadRecord):
             raise
         except Exception as error:
             raise NodeError(str(self.node.name), error) from error
 
-    def on_watermark(self, watermark_ms: int) -> None:
-        """Pass a watermark to the operator; name the node in whatever is raised."""
-        try:
-            self.operator.on_watermark(watermark_ms)
-        except (NodeError, BadRecord):
-            raise
-        except Exception as error:
-            raise NodeError(str(self.node.name), error) from error
+    def timed(self, call: Callable[[], _T]) -> _T:
+        """Make ``call`` in the operator's time."""
+        before = self._switch(self.totals)
+        found = call()
+        self._switch(before)
+        return found
 
 
 class Chain:
     """All operators of one subtask, in topological order."""
 
-    def __init__(self, vertex: Vertex) -> None:
+    def __init__(self, vertex: Vertex, watch: Stopwatch | None = None) -> None:
+        """``watch``: of the worker; without one nothing is measured."""
         self.vertex = vertex
+        self._watch = watch or Stopwatch()
         self.links: list[Link] = []
         self.totals: dict[NodeName, NodeTotals] = {}
         self._by_name: dict[NodeName, Link] = {}
@@ -193,9 +205,9 @@ class Chain:
         self, node: Node, upstream: Edge | None, operator: Operator, context: OperatorContext, diverts: bool
     ) -> NodeOutput:
         """Append ``node`` below the node that ``upstream`` names (None: it is the head)."""
-        totals = self.totals[node.name] = NodeTotals()
+        totals = self.totals[node.name] = NodeTotals(node=str(node.name))
         output = NodeOutput(node, totals, diverts)
-        link = Link(node, operator, context, output)
+        link = Link(node, operator, context, output, self._watch)
         if upstream is not None:
             parent = self._by_name[upstream.upstream]
             parent.output.tagged(upstream.tag).children.append((link, upstream.input))
@@ -253,7 +265,7 @@ class Chain:
     def on_split_finished(self, origin: Origin) -> None:
         """Tell every operator that a split has ended."""
         for link in self.links:
-            self._guard(link, partial(link.operator.on_split_finished, origin))
+            link.run(partial(link.operator.on_split_finished, origin))
 
     def tick(self, now_ms: int) -> None:
         """Call ``on_tick`` of every operator whose time has come."""
@@ -261,7 +273,7 @@ class Chain:
             if link.has_ticks:
                 due = link.operator.next_tick_ms()
                 if due is not None and due <= now_ms:
-                    self._guard(link, partial(link.operator.on_tick, now_ms))
+                    link.run(partial(link.operator.on_tick, now_ms))
 
     def next_tick_ms(self) -> int | None:
         """Return the earliest time any operator waits for."""
@@ -271,7 +283,7 @@ class Chain:
     def before_barrier(self) -> None:
         """Flush what belongs in front of the barrier, upstream first."""
         for link in self.links:
-            self._guard(link, link.operator.before_barrier)
+            link.run(link.operator.before_barrier)
 
     def on_round(self, round_: int, nest: NodeName) -> None:
         """Tell the operators of ``nest`` that a round of it is over, upstream first (L35).
@@ -280,15 +292,15 @@ class Chain:
         next one that is still the round.
         """
         for link in self.links:
-            self._guard(link, link.operator.before_barrier)
+            link.run(link.operator.before_barrier)
             if nest in link.node.loops:
-                self._guard(link, partial(link.operator.on_round, round_))
+                link.run(partial(link.operator.on_round, round_))
 
     def freeze(self) -> dict[str, FrozenState]:
         """Freeze every stateful operator."""
         frozen: dict[str, FrozenState] = {}
         for link in self.links:
-            state = link.operator.freeze()
+            state = link.run(link.operator.freeze)
             if state is not None:
                 frozen[str(link.node.name)] = state
         return frozen
@@ -297,12 +309,24 @@ class Chain:
         """Send the last watermark through the chain, then finish every operator, upstream first."""
         self.advance(WATERMARK_MAX_MS)
         for link in self.links:
-            self._guard(link, link.operator.finish)
+            link.run(link.operator.finish)
 
     def resume(self) -> None:
         """Tell every operator that input goes on after the end that its restored state knows of."""
         for link in self.links:
-            self._guard(link, link.operator.on_resumed)
+            link.run(link.operator.on_resumed)
+
+    def counted(self) -> Totals:
+        """Return how many records each operator has counted since the generation began, by its name."""
+        return {
+            str(name): {
+                RECORDS_IN: totals.records_in,
+                RECORDS_OUT: totals.records_out,
+                BAD_RECORDS_COUNTED: totals.bad_records,
+                **self._by_name[name].context.metrics.counters,
+            }
+            for name, totals in self.totals.items()
+        }
 
     def close(self) -> None:
         """Close every operator; the first error is raised after all have been closed."""

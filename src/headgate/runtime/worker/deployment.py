@@ -40,6 +40,7 @@ from headgate.runtime.worker.loop_log import LoopLog, log_owner, replay_of
 from headgate.runtime.worker.outlets import EdgeOutlet
 from headgate.runtime.worker.overtaking import Overtaking
 from headgate.runtime.worker.sources import REPORTS_PER_TIMEOUT
+from headgate.runtime.worker.stopwatch import Stopwatch
 from headgate.runtime.worker.subtask_parts import Reports, SubtaskParts
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 from headgate.state.choice import WorkerStates, local_directory, worker_states
@@ -117,6 +118,8 @@ class Deployment:
         self._reports = reports
         self._budget = budget
         self._clock = clock
+        self.watch = Stopwatch(clock.monotonic_ns)
+        """Of the thread in which all runners run."""
         self._induced: set[VertexId] = set()
         """Sources that set their own barriers, as far as they have been opened: before what they lead to."""
 
@@ -147,7 +150,7 @@ class Deployment:
     def _runner(self, vertex: Vertex, restored: RestoredSnapshots) -> SubtaskRunner:
         plan = self._definition.plan
         subtask = SubtaskId(vertex.id, int(self._worker))
-        chain = Chain(vertex)
+        chain = Chain(vertex, self.watch)
         sinks: dict[str, SinkWriter] = {}
         reader: AnyReader | None = None
         for group in fused_groups(vertex, plan):

@@ -7,18 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from headgate.codec.messages import AlignmentMetrics, MetricsReport
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.metrics import (
+    BAD_RECORDS,
     BUSY,
+    BUSY_MS,
     BYTES_IN,
     BYTES_OUT,
     CLOCK_S,
+    HELD_BACK_MS,
+    IDLE_MS,
     NODE,
+    QUEUED_BATCHES,
+    QUEUED_BYTES,
     RECORDS_IN,
     RECORDS_OUT,
     WATERMARK_MS,
     Sample,
 )
 from headgate.runtime.wire.exchange import ExchangeMetrics
-from headgate.runtime.worker.chain import Link, NodeTotals
+from headgate.runtime.worker.chain import Link
 from headgate.runtime.worker.loop_head_runner import LoopHeadRunner
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
 
@@ -33,13 +39,14 @@ class WorkerMetrics:
         """``clock_ns``: of the surroundings, as everything that is compared with it."""
         self._clock_ns = clock_ns
         self._since_ns = clock_ns()
+        self._started_ns = self._since_ns
         self._slept_ns = 0
         self._reported_ms: int | None = None
         self._alignments: list[AlignmentMetrics] = []
 
     def start(self) -> None:
         """The mailbox loop begins."""
-        self._since_ns = self._clock_ns()
+        self._since_ns = self._started_ns = self._clock_ns()
 
     def slept(self, duration_ns: int) -> None:
         """The mailbox had nothing to do."""
@@ -75,15 +82,26 @@ class WorkerMetrics:
             Sample(BYTES_OUT, (), exchange.bytes_out),
             Sample(CLOCK_S, (), self._clock_ns() / 1e9),
         ]
+        ran_ns = self._clock_ns() - self._started_ns
         for runner in runners:
             for link in runner.chain.links:
-                samples += _of_node(link, runner.chain.totals[link.node.name])
+                samples += _of_node(link, runner, ran_ns)
         loops = [runner.progress() for runner in runners if isinstance(runner, LoopHeadRunner)]
         return MetricsReport(generation, samples, alignments, loops)
 
 
-def _of_node(link: Link, totals: NodeTotals) -> Iterator[Sample]:
-    labels = ((NODE, str(link.node.name)),)
+def _of_node(link: Link, runner: SubtaskRunner, ran_ns: int) -> Iterator[Sample]:
+    """``ran_ns``: since the mailbox loop began."""
+    labels, totals = ((NODE, str(link.node.name)),), link.totals
+    held_ns = runner.held_back.total_ns
+    yield Sample(BUSY_MS, labels, totals.busy_ns // 1_000_000)
+    yield Sample(HELD_BACK_MS, labels, held_ns // 1_000_000)
+    yield Sample(IDLE_MS, labels, max(ran_ns - totals.busy_ns - held_ns, 0) // 1_000_000)
+    yield Sample(BAD_RECORDS, labels, totals.bad_records)
+    if link is runner.chain.head:
+        batches, size_bytes = runner.queued
+        yield Sample(QUEUED_BATCHES, labels, batches)
+        yield Sample(QUEUED_BYTES, labels, size_bytes)
     yield Sample(RECORDS_IN, labels, totals.records_in)
     yield Sample(RECORDS_OUT, labels, totals.records_out)
     if totals.watermark_ms is not None:

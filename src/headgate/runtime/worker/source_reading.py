@@ -94,7 +94,7 @@ class SourceReading:
         """Read; return whether anything was done."""
         if self._has_ended or self._machine.is_suspended:
             return False
-        polled = self.source.poll()
+        polled = self._chain.head.timed(self.source.poll)
         if isinstance(polled, CheckpointMarker):
             self._meet(polled)
             return True

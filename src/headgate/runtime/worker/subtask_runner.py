@@ -16,7 +16,7 @@ from headgate.codec.frames import Barrier, BatchElement, Cancel, Element, EndOfD
 from headgate.errors import UsageError
 from headgate.model.graph import MAIN_INPUT
 from headgate.model.ids import ChannelIndex, CheckpointId
-from headgate.model.manifest import SubtaskEntry
+from headgate.model.manifest import SubtaskEntry, Totals
 from headgate.model.options import Alignment, CheckpointOptions
 from headgate.protocol.loops.rounds import Probe, ProbeReceived
 from headgate.protocol.subtasks import subtask as machine
@@ -37,6 +37,7 @@ from headgate.runtime.worker.hooks import Hooks
 from headgate.runtime.worker.overtaking import Timing
 from headgate.runtime.worker.source_reading import SourceReading
 from headgate.runtime.worker.sources import Source
+from headgate.runtime.worker.stopwatch import HeldBack
 from headgate.runtime.worker.subtask_parts import SubtaskParts
 
 ELEMENTS_PER_TURN_MAX = 16
@@ -81,6 +82,8 @@ class SubtaskRunner:
         has_rounds = max(rounds.started, rounds.closed) >= 0  # L39: they are about input that had ended
         self._entrances_closed = place.outside if place is not None and has_rounds else frozenset()
         self._clock_ns = parts.clock_ns
+        self.held_back = HeldBack(parts.clock_ns)
+        self._counted: dict[CheckpointId, Totals] = {}
 
     def _reading_of(self, source: Source, parts: SubtaskParts) -> SourceReading:
         return SourceReading(source, parts, self._machine, self.handle, self._resume)
@@ -134,8 +137,10 @@ class SubtaskRunner:
 
     def step(self) -> bool:
         """Process some input if there is any and the outputs have room; return whether anything was done."""
+        may_send = self.can_send
+        self.held_back.note(not may_send and self._has_work)
         if self._reading is not None:
-            return self.can_send and self._reading.step()
+            return may_send and self._reading.step()
         did = False
         for _ in range(ELEMENTS_PER_TURN_MAX):
             if not self.can_send or not self._step_input():
@@ -144,6 +149,18 @@ class SubtaskRunner:
             if self._timing.is_interrupted:
                 break
         return did
+
+    @property
+    def _has_work(self) -> bool:
+        """Whether it would process something if those behind it had room; a source always would."""
+        if self._reading is not None:
+            return not self._reading.has_ended and not self._machine.is_suspended
+        return self._in_flight.is_replaying or any(len(c) and not c.is_blocked for c in self._inputs)
+
+    @property
+    def queued(self) -> tuple[int, int]:
+        """How many elements wait on its inputs, set aside or not, and how many bytes their records have."""
+        return sum(len(c) for c in self._inputs), sum(c.size_bytes for c in self._inputs)
 
     def note_arrivals(self) -> None:
         """Tell the machine of barriers and cancel markers that came, however much stands in front of them (UA4)."""
@@ -199,11 +216,12 @@ class SubtaskRunner:
         for effect in self._machine.handle(event):
             self._run(effect, text)
         match event:  # HL9: whether or not it has finished
+            case machine.AbortReceived():
+                self._counted.pop(event.checkpoint, None)
+                self._hooks.aborted(event.checkpoint)
             case machine.CompleteReceived():
                 self._writer.completed(event.checkpoint)
                 self._hooks.completed(event.checkpoint)
-            case machine.AbortReceived():
-                self._hooks.aborted(event.checkpoint)
 
     def close(self) -> None:
         """Release everything; never commits or aborts prepared output."""
@@ -300,7 +318,8 @@ class SubtaskRunner:
                 self._reports.decline(self.subtask, effect.checkpoint, effect.reason, text)
             case machine.Acknowledge():
                 delays = self._timing.taken(effect.checkpoint)
-                entry = SubtaskEntry(self.subtask, effect.parts, effect.committables, delays)
+                counted = self._counted.pop(effect.checkpoint, {})
+                entry = SubtaskEntry(self.subtask, effect.parts, effect.committables, delays, counted)
                 self._reports.acknowledge(effect.checkpoint, entry, effect.copied)
             case machine.ArmAlignmentTimer():
                 self._timing.arm(effect.checkpoint)
@@ -351,6 +370,7 @@ class SubtaskRunner:
     def _take_snapshot(self, checkpoint: CheckpointId, *, options: CheckpointOptions) -> None:
         """The synchronous part, from here to the barrier."""
         took = self._freezing.take(checkpoint, options)
+        self._counted[checkpoint] = self.chain.counted()  # OM1: what came before the barrier, and nothing else
         self._timing.frozen(checkpoint)
         self._reports.snapshot_taken(self.subtask, checkpoint, took.align_us, took.freeze_us)
 

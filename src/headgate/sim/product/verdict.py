@@ -12,11 +12,12 @@ from headgate.codec.snapshot import POSITIONS_PREFIX
 from headgate.connectors.encode import decode
 from headgate.connectors.files.commit import committed_files
 from headgate.model.manifest import Manifest
+from headgate.model.metrics import RECORDS_OUT
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.sim.product.history import History
 from headgate.sim.product.records import Row
-from headgate.sim.product.settings import NAME, ROOT, Settings
+from headgate.sim.product.settings import NAME, ROOT, Exactly, Settings
 from headgate.sim.product.source import POSITION
 from headgate.sim.product.workloads import Splits, Values
 from headgate.sim.world import Violation
@@ -93,7 +94,15 @@ class Verdict:
             if not final.is_draining:
                 self._check_complete(final.checkpoint, index, positions)
             read.append([row for name, at in positions.items() for row in splits[name][:at]])
+            self._check_counted(final, index, len(read[-1]))
         return read
+
+    def _check_counted(self, final: Manifest, source: int, rows_count: int) -> None:
+        """Each record is counted once, whatever failed (OM1); one that at most once gave up is not."""
+        counted = final.totals.get(f"source{source}", {}).get(RECORDS_OUT, 0)
+        is_exact = isinstance(self._settings.judge, Exactly)
+        if counted > rows_count or (is_exact and counted < rows_count):
+            raise Violation("OM1", f"source{source} read {rows_count} rows and counted {counted}")
 
     def _rows_read(self, splits: Splits, positions: Mapping[str, bytes]) -> dict[str, int]:
         """Return how many rows of each split were read."""

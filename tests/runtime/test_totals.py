@@ -1,0 +1,44 @@
+"""How many records a pipeline has seen, whoever was killed in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+from tests.runtime.running import Run, definition_of, pipeline_at
+
+import headgate as hg
+
+ROWS = 6_000
+
+Start = Callable[..., Run]
+
+
+def counted(root: Path) -> hg.Pipeline:
+    pipeline = pipeline_at(root, interval="100ms")
+    columns = {"key": hg.Uniform(0, 20), "n": hg.RowNumber()}
+    source = hg.Generator(columns=columns, rows=ROWS, rows_per_second=3_000, splits=3, batch_rows=50)
+    last = pipeline.source(source).key_by("key").reduce(lambda so_far, record: record)
+    last.filter(pl.col("n") >= 0).sink(hg.FileSink(root / "out", "parquet"), name="out")
+    return pipeline
+
+
+def test_totals_survive_kills_of_workers_and_the_end_of_a_driver(start: Start, tmp_path: Path) -> None:  # OM1
+    first = start(definition_of(counted(tmp_path)))
+    first.wait_checkpoints(2)
+    first.kill(0)
+    first.wait_restarts(1)
+    first.wait_checkpoints(2)
+    first.driver.stop()
+    stopped = first.result()
+    second = start(definition_of(counted(tmp_path)))
+    second.wait_checkpoints(1)
+    second.kill(1)
+    result = second.result()
+    assert result.is_finished
+    assert stopped.records_in < ROWS
+    assert (result.records_in, result.records_out) == (ROWS, ROWS)
+    found = {str(node.node): (node.records_in, node.records_out) for node in second.driver.progress.nodes}
+    assert found["reduce"] == (ROWS, ROWS)
+    assert (second.driver.progress.failures, second.driver.progress.restarts) == (1, 1)
