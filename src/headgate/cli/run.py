@@ -21,6 +21,7 @@ from headgate.cli import keeping
 from headgate.cli.keeping import Orders
 from headgate.cli.kept import Kept
 from headgate.cli.load import load_pipeline
+from headgate.cli.page import HOST, PagePlace, ShownByPage
 from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, Quiet, ShownObserver
 from headgate.cli.run_options import (
     Beginning,
@@ -41,11 +42,13 @@ from headgate.cli.run_options import (
     SilenceOption,
     StandbyOption,
     SupervisedOption,
+    UiHostOption,
+    UiOption,
     UnclaimedOption,
 )
 from headgate.cli.standby import StandingBy, jvm_check
-from headgate.cli.text import count_text, duration_text
-from headgate.errors import HeadgateError
+from headgate.cli.text import result_text
+from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.runtime.driver.succession import Succession, succeeding
 from headgate.spark.session import WarmSession, check_cluster, quick_jvm
@@ -74,6 +77,8 @@ def run(
     restart: RestartOption = None,
     fresh: FreshOption = False,
     leave: LeaveOption = None,
+    ui: UiOption = None,
+    ui_host: UiHostOption = None,
 ) -> None:
     """Run a pipeline until its input ends.
 
@@ -95,6 +100,9 @@ def run(
     machines or storage stand still for longer. It does not start what its user stopped, and ends when the pipeline has
     finished. Ctrl-C or SIGTERM ends it. With --supervised too, a standby is started again as a standby.
 
+    With --ui a web page shows the pipeline, live: http://127.0.0.1:PORT/. It is read only unless HEADGATE_UI_TOKEN is
+    set: then the page, opened with #token=TOKEN behind its address, takes checkpoints and savepoints, stops and drains.
+
     Exit codes: 0 done or stopped, 1 failed and starting again may help, 2 wrong use, 3 failed for good: something has
     to be changed first, 4 somebody else runs the pipeline now.
     """
@@ -113,7 +121,10 @@ def run(
         fresh,
         tuple(leave or ()),
         silence,
+        page=None if ui is None else PagePlace(ui, ui_host or HOST),
     )
+    if ui is None and ui_host is not None:
+        raise UsageError("--ui-host is about --ui, which is not given")
     options.check()
     given = arguments or ()
     if describe:
@@ -188,7 +199,9 @@ def _started(pipeline: Pipeline, options: RunOptions, observer: ShownObserver, k
     kept.listens()
     place = Succession(kept.claimant, kept.after, kept.claimed, tell_wish=kept.wished, keeper=kept.keeper)
     with succeeding(place), quick_jvm():  # this process does nothing else with Spark
-        return pipeline.start(options.master, observer=observer, fresh=options.fresh)
+        handle = pipeline.start(options.master, observer=observer, fresh=options.fresh)
+    observer.on_start(handle)
+    return handle
 
 
 def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult | None:
@@ -212,7 +225,9 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
         def start() -> PipelineHandle:
             observer = shown.enter_context(_observer(pipeline, options))
             observers.append(observer)
-            return pipeline.start(options.master, spark=session.spark, observer=observer)
+            handle = pipeline.start(options.master, spark=session.spark, observer=observer)
+            observer.on_start(handle)
+            return handle
 
         check = jvm_check(lambda: session.is_alive)
         place = config.checkpoint_root, config.name
@@ -227,20 +242,14 @@ def become_keeper(orders: Orders) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-P", "-m", keeping.__name__, orders.encoded()])
 
 
-def result_text(result: RunResult) -> str:
-    """Return how a run ended, in one sentence."""
-    ended = "drained" if result.is_drained else "finished"
-    how = ended if result.is_finished else "stopped; the same command continues"
-    if result.has_removed_checkpoints:
-        how = "cancelled, and its checkpoints are removed,"
-    where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
-    return (
-        f"{how}{where} after {duration_text(result.duration_ms)}: {count_text(result.records_in)} records in, "
-        f"{count_text(result.records_out)} out, {result.restarts} restarts"
-    )
-
-
 def _observer(pipeline: Pipeline, options: RunOptions) -> ShownObserver:
+    shown = _shown(pipeline, options)
+    if options.page is None:
+        return shown
+    return ShownByPage(shown, pipeline.definition_on(options.master), options.page)
+
+
+def _shown(pipeline: Pipeline, options: RunOptions) -> ShownObserver:
     if options.quiet:
         return Quiet()
     if options.as_json:

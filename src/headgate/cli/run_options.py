@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from headgate.cli.page import HOST, PagePlace
 from headgate.cli.restarts import RESTART_DEFAULT, restart_strategy
 from headgate.errors import UsageError
 from headgate.model.config import RestartStrategy, duration_ms
@@ -82,6 +83,18 @@ RestartOption: TypeAlias = Annotated[
 ]
 
 
+UiOption: TypeAlias = Annotated[
+    int | None, typer.Option("--ui", metavar="PORT", help="Show the pipeline on a web page at this port, live.")
+]
+UiHostOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of this machine that --ui listens on; others than loopback need HEADGATE_UI_TOKEN.",
+        show_default=HOST,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """Where a pipeline begins, as its user named it."""
@@ -112,6 +125,7 @@ class RunOptions:
     fresh: bool = False
     leave: tuple[str, ...] = ()
     silence: str | None = None
+    page: PagePlace | None = None
 
     def check(self) -> None:
         """Refuse options that do not go together.
@@ -135,6 +149,8 @@ class RunOptions:
             )
         if self.silence is not None and not self.standby:
             raise UsageError("--silence is about --standby, which is not given")
+        if self.page is not None:
+            self.page.check()
         _ = self.strategy, self.silence_ms  # also where nobody is kept
 
     @property
@@ -172,6 +188,8 @@ class RunOptions:
             "--from": self.begins.restore,
             "--go-back-behind": self.begins.go_back_behind,
             "--silence": self.silence,
+            "--ui": None if self.page is None else self.page.port,
+            "--ui-host": None if self.page is None else self.page.host,
         }
         flags = {"--quiet": self.quiet, "--json": self.as_json, "--standby": self.standby}
         given = [f"{name}={value}" for name, value in values.items() if value is not None]

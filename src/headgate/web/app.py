@@ -74,14 +74,14 @@ class Access:
         return not self.is_needed_to_read or self.is_right(request)
 
 
-def make_app(story: Story, asking: Asking, access: Access) -> Starlette:
-    """Return the application for one run."""
+def make_app(story: Story, asking: Asking, access: Access, is_closing: Callable[[], bool]) -> Starlette:
+    """Return the application for one run. ``is_closing``: whether those who follow have to be let go."""
 
     async def look(request: Request) -> Response:
         return _json({**story.shown(), "may_ask": access.is_right(request)})
 
     async def follow(request: Request) -> Response:
-        stream = _events(story, access.is_right(request))
+        stream = _events(story, access.is_right(request), is_closing)
         return StreamingResponse(stream, media_type="text/event-stream", headers=HEADERS)
 
     async def ask(request: Request) -> Response:
@@ -116,9 +116,10 @@ def make_app(story: Story, asking: Asking, access: Access) -> Starlette:
     return Starlette(routes=routes, middleware=[hosts])
 
 
-async def _events(story: Story, may_ask: bool) -> AsyncIterator[str]:
+async def _events(story: Story, may_ask: bool, is_closing: Callable[[], bool]) -> AsyncIterator[str]:
     sent, silent_s = -1, 0.0
     while True:
+        is_last = is_closing()  # asked before looking: nothing comes behind it
         if story.version != sent:
             shown = story.shown()
             sent, silent_s = shown["version"], 0.0
@@ -126,6 +127,8 @@ async def _events(story: Story, may_ask: bool) -> AsyncIterator[str]:
         elif silent_s >= SILENCE_MAX_S:
             silent_s = 0.0
             yield ": nothing new\n\n"
+        if is_last:
+            return
         await asyncio.sleep(PERIOD_S)
         silent_s += PERIOD_S
 

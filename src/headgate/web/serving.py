@@ -16,8 +16,8 @@ from headgate.web.app import Access, make_app
 from headgate.web.asking import Asking
 from headgate.web.story import Story
 
-LAST_LOOK_S = 1
-"""How long connections stay open when the run is over: two looks of ``app.PERIOD_S``."""
+LAST_LOOK_S = 5
+"""How long connections may stay open when the run is over; those that follow end by themselves (``app.PERIOD_S``)."""
 
 
 @contextmanager
@@ -38,10 +38,12 @@ def serving(story: Story, asking: Asking, port: int, host: str, token: str | Non
     if not is_local and token is None:
         raise UsageError(f"a page on {host} can be reached from other machines: give it a token (HEADGATE_UI_TOKEN)")
     access = Access(token, not is_local) if is_local else Access(token, True, ("*",))
+    closing = threading.Event()
     with _listening(host, port) as listener:
         config = uvicorn.Config(
-            make_app(story, asking, access),
+            make_app(story, asking, access, closing.is_set),
             log_config=None,
+            log_level="critical",
             access_log=False,
             lifespan="off",
             server_header=False,
@@ -53,6 +55,7 @@ def serving(story: Story, asking: Asking, port: int, host: str, token: str | Non
         try:
             yield _address(host, listener.getsockname()[1])
         finally:
+            closing.set()
             server.should_exit = True
             thread.join()
 

@@ -1,6 +1,6 @@
 // Draws operators and what flows between them: sources on the left, each operator behind all that feed it.
 
-const WIDTH = 190, HEIGHT = 74, GAP_X = 90, GAP_Y = 26, MARGIN = 14;
+const WIDTH = 190, HEIGHT = 74, GAP_X = 90, GAP_Y = 26, MARGIN = 14, SCALE_MIN = 0.6;
 
 export function svg(name, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -63,6 +63,7 @@ export function draw(target, graph, nodes, texts) {
   target.setAttribute("width", width);
   target.setAttribute("height", height);
   target.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  target.style.minWidth = `${Math.round(width * SCALE_MIN)}px`; // a wide graph is made smaller, then scrolled
   target.replaceChildren(...parts);
 }
 
@@ -77,7 +78,7 @@ function drawnEdge(edge, places, height) {
   const from = places[edge.from], to = places[edge.to];
   const x1 = from.x + WIDTH, y1 = from.y + HEIGHT / 2, x2 = to.x, y2 = to.y + HEIGHT / 2;
   if (edge.is_feedback) {
-    const low = height - 10, xa = from.x + WIDTH / 2, xb = to.x + WIDTH / 2;
+    const low = height + 20, xa = from.x + WIDTH / 2, xb = to.x + WIDTH / 2;
     const d = `M${xa} ${from.y + HEIGHT} C${xa} ${low} ${xb} ${low} ${xb} ${to.y + HEIGHT + 2}`;
     return [svg("path", { d, class: "edge feedback", "marker-end": "url(#arrow)" })];
   }
