@@ -62,7 +62,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
         yield page
 
 
-def test_all_files_of_the_page_are_served_and_load_nothing_from_elsewhere(page: Page) -> None:
+def test_all_files_of_the_page_are_served_and_load_nothing_from_elsewhere(page: Page) -> None:  # PG6
     for path in FILES:
         connection = page.connect()
         connection.request("GET", path)
@@ -74,7 +74,7 @@ def test_all_files_of_the_page_are_served_and_load_nothing_from_elsewhere(page: 
         assert "http://" not in content.replace("http://www.w3.org/", ""), path
 
 
-def test_whoever_is_on_this_machine_may_look_and_not_ask(page: Page) -> None:
+def test_whoever_is_on_this_machine_may_look_and_not_ask(page: Page) -> None:  # PG3
     status, content = page.get("/api/state")
     shown = json.loads(content)
     assert (status, shown["pipeline"], shown["may_ask"]) == (200, "shop", False)
@@ -88,7 +88,7 @@ def test_whoever_is_on_this_machine_may_look_and_not_ask(page: Page) -> None:
     assert handle.calls == []
 
 
-def test_with_the_token_it_asks_what_a_program_may_ask(page: Page, tmp_path: Path) -> None:
+def test_with_the_token_it_asks_what_a_program_may_ask(page: Page) -> None:  # PG1
     assert page.ask("stop", **TOKEN) == (409, {"error": "the pipeline has not started yet; ask again when it runs"})
     handle = Asked()
     page.asking.begin(handle)  # type: ignore[arg-type]
@@ -110,7 +110,7 @@ def test_what_is_no_small_object_is_refused(page: Page, body: bytes) -> None:
     assert page.ask("savepoint", body, **TOKEN)[0] == 400
 
 
-def test_a_name_of_another_site_that_leads_here_is_refused(page: Page) -> None:
+def test_a_name_of_another_site_that_leads_here_is_refused(page: Page) -> None:  # PG5
     assert page.get("/api/state", Host="evil.example")[0] == 400
     port = urlsplit(page.address).port
     assert page.get("/api/state", Host=f"localhost:{port}")[0] == 200
@@ -128,7 +128,7 @@ def test_news_is_sent_as_it_comes(page: Page) -> None:
     assert second["notes"][0]["text"] == "something happened"
 
 
-def test_it_ends_with_the_run_though_somebody_looks(tmp_path: Path) -> None:
+def test_it_ends_with_the_run_though_somebody_looks(tmp_path: Path) -> None:  # PG7
     page = Page(tmp_path)
     with ExitStack() as opened:
         opened.enter_context(page.served())
@@ -152,7 +152,7 @@ def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
             serving(page.story, page.asking, port, "127.0.0.1", None).__enter__()
 
 
-def test_other_machines_need_the_token_to_look(tmp_path: Path) -> None:
+def test_other_machines_need_the_token_to_look(tmp_path: Path) -> None:  # PG4
     page = Page(tmp_path, None, "0.0.0.0")
     with pytest.raises(UsageError, match="HEADGATE_UI_TOKEN"):
         serving(page.story, page.asking, 0, "0.0.0.0", None).__enter__()

@@ -43,7 +43,7 @@ def test_everything_shown_is_json(tmp_path: Path) -> None:
     assert story.version == 5
 
 
-def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:
+def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:  # PG2
     story = Story(definition(tmp_path))
     for number in range(2_000):
         story.progressed(progress(), NOW_MS + number, 1_000 * number)
@@ -58,7 +58,7 @@ def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:
     assert shown["checkpoints"][-1]["checkpoint"] == 1_999
 
 
-def test_curves_are_paced_by_a_clock_that_only_goes_forward(tmp_path: Path) -> None:
+def test_curves_are_paced_by_a_clock_that_only_goes_forward(tmp_path: Path) -> None:  # PG2
     story = Story(definition(tmp_path))
     for uptime_ms, at_ms in ((0, NOW_MS), (400, NOW_MS + 3_600_000), (1_000, NOW_MS - 3_600_000), (1_500, NOW_MS)):
         story.progressed(progress(), at_ms, uptime_ms)

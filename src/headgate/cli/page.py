@@ -63,7 +63,7 @@ class ShownByPage:
         from headgate.web.story import Story
 
         self._story, self._asking = Story(self._definition), Asking()
-        token = os.environ.pop(TOKEN, None)  # workers run what others wrote: it is not for them
+        token = os.environ.pop(TOKEN, None)  # workers run what others wrote: it is not for them (PG3)
         with ExitStack() as opened:
             served = serving(self._story, self._asking, self._place.port, self._place.host, token or None)
             address = opened.enter_context(served)

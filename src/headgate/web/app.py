@@ -1,7 +1,7 @@
 """Answers browsers: the page, what it shows as JSON and as server-sent events, and, with a token, what it may ask for.
 
-Nothing is loaded from elsewhere, and the page is told so (Content-Security-Policy). Reading needs the token, too, where
-the page listens on more than this machine. Asking needs it always, in a header: no other site's page can send that.
+Nothing is loaded from elsewhere, and the page is told so (PG6). Reading needs the token, too, where the page listens on
+more than this machine (PG4). Asking needs it always, in a header: no other site's page can send that (PG3).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Access:
     Attributes:
         token: what whoever asks for something must send; None: nobody may.
         is_needed_to_read: whether looking needs it, too.
-        hosts: names under which browsers may call this machine; another site's name that leads here is refused.
+        hosts: names under which browsers may call this machine; another site's name that leads here is refused (PG5).
     """
 
     token: str | None

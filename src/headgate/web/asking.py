@@ -1,4 +1,4 @@
-"""What a browser may ask of the run: the same as a user's program or the command line."""
+"""What a browser may ask of the run: the same as a user's program or the command line (PG1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's port and thread: open as long as the run, and a moment more so that browsers see how it ended."""
+"""The page's port and thread: open as long as the run; browsers see how it ended (PG7)."""
 
 from __future__ import annotations
 

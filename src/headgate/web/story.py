@@ -1,4 +1,4 @@
-"""What a page shows of a run: the graph, the latest numbers, and what happened lately. Bounded, whatever happens.
+"""What a page shows of a run: the graph, the latest numbers, and what happened lately. Bounded, whatever happens (PG2).
 
 Pure but for its lock: whoever watches the run adds, browsers' requests look, in threads of their own.
 """
