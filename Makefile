@@ -23,7 +23,7 @@ sim check: export POLARS_MAX_THREADS = 1
 UNIT := not spark and not crash and not simulator and not mutant and not run and not long
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-java demo test test-again crash-loops kill-drivers lint check format sim bench bench-peers clean
+.PHONY: help setup setup-java setup-test demo test test-again crash-loops kill-drivers lint check format sim bench bench-peers clean
 
 help: ## print this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | \
@@ -35,10 +35,13 @@ setup:
 setup-java:
 	@scripts/setup.sh java
 
+setup-test:
+	@scripts/setup.sh java browser
+
 demo: setup-java ## kill a worker and the driver of a running pipeline, compare its counts (LOGS="PATH...")
 	@$(PYTHON_ENV) scripts/demo $(if $(LOGS),--logs $(LOGS))
 
-test: setup-java ## all tests, with Spark and with real kills (more than 40 minutes on 2 cores)
+test: setup-test ## all tests, with Spark and with real kills (more than 40 minutes on 2 cores)
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "not spark and not crash"
 	$(PYTHON_ENV) -m pytest -q -n $(SPARK_WORKERS) -m "spark or crash"
 

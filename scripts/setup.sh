@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that development needs, unless it is up to date. Used by the Makefile.
-# Usage: scripts/setup.sh [java]     with "java": also require Java 17 or newer
+# Usage: scripts/setup.sh [java] [browser]     with "java": also require Java 17 or newer; with "browser": also get Chromium
+# where apt-get may, for the tests that look at a page
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -34,12 +35,28 @@ check_java() {
     fi
 }
 
+get_browser() {
+    if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then return; fi
+    local how="apt-get install chromium chromium-driver"
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        echo "Installing Chromium for the tests of pages …" >&2
+        if apt-get update -qq >/dev/null 2>&1 && DEBIAN_FRONTEND=noninteractive $how -y -qq >/dev/null 2>&1; then return; fi
+    fi
+    echo "There is no Chromium: tests that look at pages are skipped ('$how' gets it)." >&2
+}
+
 is_current() {
     [ -x $venv/bin/python ] && [ -f $stamp ] && [ $stamp -nt pyproject.toml ] && [ $stamp -nt constraints.txt ] &&
         [ "$(cat $stamp)" = "$PWD" ]
 }
 
-if [ "${1:-}" = java ]; then check_java; fi
+for wanted in "$@"; do
+    case $wanted in
+        java) check_java ;;
+        browser) get_browser ;;
+        *) fail "scripts/setup.sh knows 'java' and 'browser', not '$wanted'" ;;
+    esac
+done
 if ! is_current; then
     python=$(find_python)
     echo "Setting up $venv with $("$python" --version) and the packages of constraints.txt; this takes a minute or two …" >&2

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from headgate import __version__
 from headgate.cli import main as cli
 from headgate.cli.failures import report
-from headgate.cli.run import result_text
+from headgate.cli.text import result_text
 from headgate.errors import HeadgateError, PipelineFailed, StorageError, UsageError
 from headgate.model.ids import CheckpointId
 from headgate.model.progress import RunResult

@@ -26,7 +26,15 @@ from headgate.cli.text import count_text, duration_text, size_text, time_text
 from headgate.clock import SYSTEM_CLOCK, Clock
 from headgate.errors import HeadgateError
 from headgate.model.ids import CheckpointId
-from headgate.model.progress import LoopProgress, NodeProgress, Observer, Progress, RunResult, SilentObserver
+from headgate.model.progress import (
+    LoopProgress,
+    NodeProgress,
+    Observer,
+    PipelineHandle,
+    Progress,
+    RunResult,
+    SilentObserver,
+)
 
 LINE_PERIOD_S = 5.0
 """Between two lines of progress where there is no terminal."""
@@ -39,6 +47,9 @@ BUSY_STEPS = 10
 
 class ShownObserver(Observer, Protocol):
     """An observer that shows things between ``with`` and its end."""
+
+    def on_start(self, handle: PipelineHandle) -> None:
+        """It has begun."""
 
     def on_result(self, result: RunResult) -> None:
         """It ended without failing; nothing comes behind this."""
@@ -57,6 +68,9 @@ class ShownObserver(Observer, Protocol):
 
 class Quiet(SilentObserver):
     """Shows nothing."""
+
+    def on_start(self, handle: PipelineHandle) -> None:
+        """It has begun."""
 
     def on_result(self, result: RunResult) -> None:
         """It ended without failing; nothing comes behind this."""

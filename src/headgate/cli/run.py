@@ -21,6 +21,7 @@ from headgate.cli import keeping
 from headgate.cli.keeping import Orders
 from headgate.cli.kept import Kept
 from headgate.cli.load import load_pipeline
+from headgate.cli.page import HOST, PagePlace, ShownByPage
 from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, Quiet, ShownObserver
 from headgate.cli.run_options import (
     Beginning,
@@ -43,10 +44,12 @@ from headgate.cli.run_options import (
     SilenceOption,
     StandbyOption,
     SupervisedOption,
+    UiHostOption,
+    UiOption,
     UnclaimedOption,
 )
 from headgate.cli.standby import StandingBy, jvm_check
-from headgate.cli.text import count_text, duration_text
+from headgate.cli.text import result_text
 from headgate.errors import HeadgateError, UsageError
 from headgate.model.progress import PipelineHandle, RunResult
 from headgate.runtime.driver.succession import Succession, succeeding
@@ -78,6 +81,8 @@ def run(
     leave: LeaveOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = None,
+    ui: UiOption = None,
+    ui_host: UiHostOption = None,
 ) -> None:
     """Run a pipeline until its input ends.
 
@@ -99,6 +104,9 @@ def run(
     machines or storage stand still for longer. It does not start what its user stopped, and ends when the pipeline has
     finished. Ctrl-C or SIGTERM ends it. With --supervised too, a standby is started again as a standby.
 
+    With --ui a web page shows the pipeline, live: http://127.0.0.1:PORT/. It is read only unless HEADGATE_UI_TOKEN is
+    set: then the page, opened with #token=TOKEN behind its address, takes checkpoints and savepoints, stops and drains.
+
     Exit codes: 0 done or stopped, 1 failed and starting again may help, 2 wrong use, 3 failed for good: something has
     to be changed first, 4 somebody else runs the pipeline now.
     """
@@ -119,7 +127,10 @@ def run(
         silence,
         metrics_port,
         metrics_host,
+        page=None if ui is None else PagePlace(ui, ui_host or HOST),
     )
+    if ui is None and ui_host is not None:
+        raise UsageError("--ui-host is about --ui, which is not given")
     options.check()
     given = arguments or ()
     if describe:
@@ -162,7 +173,7 @@ def _orders(options: RunOptions, program: str, arguments: Sequence[str]) -> Orde
 
 def _running(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResult:
     port = _metrics_port(options, kept.keeper != 0)
-    with _observer(pipeline, options) as observer:
+    with _observer(pipeline, options, kept.keeper != 0) as observer:
         return _told([observer], lambda: run_to_end(lambda: _started(pipeline, options, observer, kept, port)))
 
 
@@ -187,7 +198,7 @@ def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> 
     make_checkpoint_directory(definition.config)
     with quick_jvm():
         check_cluster(pipeline.name, definition.plan.parallelism, None, options.master)
-    with _observer(pipeline, options) as observer:
+    with _shown(pipeline, options) as observer:
         start_over(definition, observer, options.leave)
 
 
@@ -201,7 +212,15 @@ def _started(
         return pipeline.start(options.master, observer=observer, fresh=options.fresh)
 
     with succeeding(place), quick_jvm():  # this process does nothing else with Spark
-        return start() if port is None else start_with_metrics(port, pipeline.name, observer, start)
+        return _begun(port, pipeline, observer, start)
+
+
+def _begun(
+    port: NumbersPort | None, pipeline: Pipeline, observer: ShownObserver, start: Callable[[], PipelineHandle]
+) -> PipelineHandle:
+    handle = start() if port is None else start_with_metrics(port, pipeline.name, observer, start)
+    observer.on_start(handle)
+    return handle
 
 
 def _metrics_port(options: RunOptions, must_run: bool) -> NumbersPort | None:
@@ -242,14 +261,14 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
         opened.callback(session.close)
 
         def start() -> PipelineHandle:
-            observer = shown.enter_context(_observer(pipeline, options))
+            observer = shown.enter_context(_observer(pipeline, options, must_run=True))
             observers.append(observer)
             port = _metrics_port(options, must_run=True)
 
             def takes_over() -> PipelineHandle:
                 return pipeline.start(options.master, spark=session.spark, observer=observer)
 
-            return takes_over() if port is None else start_with_metrics(port, pipeline.name, observer, takes_over)
+            return _begun(port, pipeline, observer, takes_over)
 
         check = jvm_check(lambda: session.is_alive)
         place = config.checkpoint_root, config.name
@@ -264,20 +283,15 @@ def become_keeper(orders: Orders) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-P", "-m", keeping.__name__, orders.encoded()])
 
 
-def result_text(result: RunResult) -> str:
-    """Return how a run ended, in one sentence."""
-    ended = "drained" if result.is_drained else "finished"
-    how = ended if result.is_finished else "stopped; the same command continues"
-    if result.has_removed_checkpoints:
-        how = "cancelled, and its checkpoints are removed,"
-    where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
-    return (
-        f"{how}{where} after {duration_text(result.duration_ms)}: {count_text(result.records_in)} records in, "
-        f"{count_text(result.records_out)} out, {result.restarts} restarts"
-    )
+def _observer(pipeline: Pipeline, options: RunOptions, must_run: bool) -> ShownObserver:
+    """Return who shows progress; ``must_run`` as for ``_metrics_port``."""
+    shown = _shown(pipeline, options)
+    if options.page is None:
+        return shown
+    return ShownByPage(shown, pipeline.definition_on(options.master), options.page, must_run=must_run)
 
 
-def _observer(pipeline: Pipeline, options: RunOptions) -> ShownObserver:
+def _shown(pipeline: Pipeline, options: RunOptions) -> ShownObserver:
     if options.quiet:
         return Quiet()
     if options.as_json:

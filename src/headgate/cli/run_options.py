@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
+from headgate.cli.page import HOST, PagePlace
 from headgate.cli.restarts import RESTART_DEFAULT, restart_strategy
 from headgate.errors import UsageError
 from headgate.model.config import RestartStrategy, duration_ms
@@ -94,6 +95,18 @@ RestartOption: TypeAlias = Annotated[
 ]
 
 
+UiOption: TypeAlias = Annotated[
+    int | None, typer.Option("--ui", metavar="PORT", help="Show the pipeline on a web page at this port, live.")
+]
+UiHostOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of this machine that --ui listens on; others than loopback need HEADGATE_UI_TOKEN.",
+        show_default=HOST,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """Where a pipeline begins, as its user named it."""
@@ -126,6 +139,7 @@ class RunOptions:
     silence: str | None = None
     metrics_port: int | None = None
     metrics_host: str | None = None
+    page: PagePlace | None = None
 
     def check(self) -> None:
         """Refuse options that do not go together.
@@ -153,6 +167,8 @@ class RunOptions:
             raise UsageError("--metrics-host is about --metrics-port, which is not given")
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65_535:
             raise UsageError(f"--metrics-port is a number from 0 to 65535, not {self.metrics_port}")
+        if self.page is not None:
+            self.page.check()
         _ = self.strategy, self.silence_ms  # also where nobody is kept
 
     @property
@@ -192,6 +208,8 @@ class RunOptions:
             "--silence": self.silence,
             "--metrics-port": self.metrics_port,
             "--metrics-host": self.metrics_host,
+            "--ui": None if self.page is None else self.page.port,
+            "--ui-host": None if self.page is None else self.page.host,
         }
         flags = {"--quiet": self.quiet, "--json": self.as_json, "--standby": self.standby}
         given = [f"{name}={value}" for name, value in values.items() if value is not None]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from headgate.model.progress import RunResult
+
 
 def count_text(number: float) -> str:
     """Return ``1234567`` as ``1,234,567``."""
@@ -41,3 +43,16 @@ def duration_text(duration_ms: int) -> str:
     if seconds < 3_600:
         return f"{seconds // 60} min {seconds % 60:02d} s"
     return f"{seconds // 3_600} h {seconds % 3_600 // 60:02d} min"
+
+
+def result_text(result: RunResult) -> str:
+    """Return how a run ended, in one sentence."""
+    ended = "drained" if result.is_drained else "finished"
+    how = ended if result.is_finished else "stopped; the same command continues"
+    if result.has_removed_checkpoints:
+        how = "cancelled, and its checkpoints are removed,"
+    where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
+    return (
+        f"{how}{where} after {duration_text(result.duration_ms)}: {count_text(result.records_in)} records in, "
+        f"{count_text(result.records_out)} out, {result.restarts} restarts"
+    )

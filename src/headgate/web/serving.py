@@ -1,0 +1,83 @@
+"""The page's port and thread: open as long as the run; browsers see how it ended (PG7)."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from headgate.errors import UsageError
+from headgate.web.app import Access, make_app
+from headgate.web.asking import Asking
+from headgate.web.story import Story
+
+LAST_LOOK_S = 5
+"""How long connections may stay open when the run is over; those that follow end by themselves (``app.PERIOD_S``)."""
+
+
+@contextmanager
+def serving(story: Story, asking: Asking, port: int, host: str, token: str | None) -> Iterator[str]:
+    """Serve the page in a thread of its own for the time of the block, which gets its address.
+
+    Args:
+        story: what it shows.
+        asking: what it may ask for, with ``token``.
+        port: 0 takes a free one.
+        host: an address of this machine. Not on loopback, ``token`` is needed for looking, too.
+        token: None: nobody may ask for anything.
+
+    Raises:
+        UsageError: the port is taken, the address is not this machine's, or there is no token where one is needed.
+    """
+    is_local = _is_loopback(host)
+    if not is_local and token is None:
+        raise UsageError(f"a page on {host} can be reached from other machines: give it a token (HEADGATE_UI_TOKEN)")
+    access = Access(token, not is_local) if is_local else Access(token, True, ("*",))
+    closing = threading.Event()
+    with _listening(host, port) as listener:
+        config = uvicorn.Config(
+            make_app(story, asking, access, closing.is_set),
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=LAST_LOOK_S,
+        )
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],), name="headgate-page", daemon=True)
+        thread.start()
+        try:
+            yield _address(host, listener.getsockname()[1])
+        finally:
+            closing.set()
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=32)
+    except OSError as error:
+        reason = str(error) if isinstance(error, socket.gaierror) or error.errno is None else os.strerror(error.errno)
+        raise UsageError(f"the page cannot be served on {host}:{port}: {reason}; choose another --ui port") from error
+    with listener:
+        yield listener
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _address(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"

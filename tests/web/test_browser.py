@@ -1,0 +1,135 @@
+"""The page in a real browser. Skipped where there is no Chromium: ``apt-get install chromium chromium-driver``."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.web.shop import NOW_MS, Asked, definition, progress
+
+from headgate.web.asking import Asking
+from headgate.web.serving import serving
+from headgate.web.story import Story
+
+PATIENCE_S = 60
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1280,1600",
+)
+
+pytestmark = [pytest.mark.run, pytest.mark.xdist_group("browser")]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if binary is None or driver is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    found = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield found
+    found.quit()
+
+
+class Shown:
+    """A run, the page that shows it, and a browser that looks."""
+
+    def __init__(self, browser: Any, root: Path) -> None:
+        self.browser, self.story, self.asking = browser, Story(definition(root)), Asking()
+        self.story.progressed(progress(), NOW_MS, 0)
+
+    def text(self, css: str) -> str:
+        return " | ".join(found.text for found in self.browser.find_elements("css selector", css))
+
+    def until(self, css: str, words: str) -> None:
+        """Wait until what ``css`` finds says ``words``."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        WebDriverWait(self.browser, PATIENCE_S).until(lambda _: words in self.text(css), f"'{words}' in {css}")
+
+    def complaints(self) -> list[str]:
+        """What the browser logged, such as an error in the page or something that was kept from loading."""
+        return [entry["message"] for entry in self.browser.get_log("browser")]
+
+
+def test_a_run_is_seen_as_it_goes(browser: Any, tmp_path: Path) -> None:
+    shown = Shown(browser, tmp_path)
+    with serving(shown.story, shown.asking, 0, "127.0.0.1", None) as address:
+        browser.get(address)
+        shown.until("#state", "running")
+        assert browser.title == "shop – Headgate"
+        assert shown.text("#graph [data-operator='orders']") == "orders\n1.50 k records/s"
+        assert "latest" in shown.text("#operators")
+        assert "tries" in shown.text("#loops")
+        assert "checkpoint 8 under way for 1.2 s, waiting for latest[1]" in shown.text("#pending")
+        assert not browser.find_element("id", "wishes").is_displayed()
+        shown.story.progressed(progress(2_500.0), NOW_MS + 1_000, 1_000)
+        shown.story.checkpoint_completed(8, 30, 2_048, NOW_MS)
+        shown.story.restarted("worker 1 (pid 17 on here) was lost", 100, NOW_MS)
+        shown.until("#happened", "worker 1 (pid 17 on here) was lost")
+        assert "2.0 KiB" in shown.text("#checkpoints")
+        assert "2.50 k/s" in shown.text("#tiles")
+        lines = [path.get_attribute("d") for path in browser.find_elements("css selector", "#rates .curve")]
+        assert all(line.count("L") == 1 and "NaN" not in line for line in lines)
+        shown.story.ended("failed", "worker 1 was lost <b>twice</b>", NOW_MS)
+        shown.until("#message", "worker 1 was lost <b>twice</b>")
+        assert shown.text("#state") == "failed"
+    assert shown.complaints() == []
+
+
+def test_no_operator_lies_on_another(browser: Any, tmp_path: Path) -> None:
+    shown = Shown(browser, tmp_path)
+    with serving(shown.story, shown.asking, 0, "127.0.0.1", None) as address:
+        browser.get(address)
+        shown.until("#graph", "out")
+        boxes = [found.rect for found in browser.find_elements("css selector", "#graph .box")]
+    assert len(boxes) == len(shown.story.shown()["graph"]["nodes"])
+    for at, one in enumerate(boxes):
+        for other in boxes[at + 1 :]:
+            beside = one["x"] + one["width"] <= other["x"] or other["x"] + other["width"] <= one["x"]
+            above = one["y"] + one["height"] <= other["y"] or other["y"] + other["height"] <= one["y"]
+            assert beside or above
+
+
+def test_whoever_has_the_token_stops_it(browser: Any, tmp_path: Path) -> None:
+    shown, handle = Shown(browser, tmp_path), Asked()
+    shown.asking.begin(handle)  # type: ignore[arg-type]
+    with serving(shown.story, shown.asking, 0, "127.0.0.1", "sesame") as address:
+        browser.get(f"{address}#token=sesame")
+        shown.until("#wishes", "Stop")
+        browser.find_element("css selector", "[data-wish=checkpoint]").click()
+        shown.until("#message", "checkpoint 9 is complete")
+        browser.find_element("css selector", "[data-wish=stop]").click()
+        browser.switch_to.alert.dismiss()
+        browser.find_element("css selector", "[data-wish=drain]").click()
+        browser.switch_to.alert.accept()
+        shown.until("#message", "everything in flight is processed")
+        browser.find_element("css selector", "[data-wish=savepoint]").click()
+        browser.switch_to.alert.send_keys("/elsewhere")
+        browser.switch_to.alert.accept()
+        shown.until("#message", "checkpoint 9 is complete")
+    assert [call for call, _ in handle.calls] == ["checkpoint", "drain", "savepoint"]
+
+
+def test_a_page_without_its_driver_says_so(browser: Any, tmp_path: Path) -> None:
+    shown = Shown(browser, tmp_path)
+    with serving(shown.story, shown.asking, 0, "127.0.0.1", None) as address:
+        browser.get(address)
+        shown.until("#state", "running")
+    shown.until("#state", "lost")
+    assert "orders" in shown.text("#operators"), "the last numbers stay"

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.web.shop import NOW_MS, definition, progress
+
+from headgate.web.story import CHECKPOINTS_MAX, NOTES_MAX, RATES_MAX, RESTARTS_MAX, Story
+
+
+def test_the_graph_has_every_operator_and_every_way(tmp_path: Path) -> None:
+    graph = Story(definition(tmp_path)).shown()["graph"]
+    names = {node["name"]: node["role"] for node in graph["nodes"]}
+    assert names["orders"] == "source"
+    assert names["out"] == "sink"
+    assert names["tries"] == "loop-head"
+    edges = {(edge["from"], edge["to"]): edge for edge in graph["edges"]}
+    assert all({edge["from"], edge["to"]} <= set(names) for edge in graph["edges"])
+    assert edges["latest", "out"]["how"] == "chained"
+    assert edges["key-by", "latest"]["how"] == "by shop"
+    assert [edge["to"] for edge in graph["edges"] if edge["is_feedback"]] == ["tries"]
+    assert len(edges) == len(graph["edges"])
+
+
+def test_everything_shown_is_json(tmp_path: Path) -> None:
+    story = Story(definition(tmp_path))
+    before = json.loads(json.dumps(story.shown()))
+    assert before["progress"] is None
+    story.progressed(progress(), NOW_MS, 0)
+    story.checkpoint_completed(7, 30, 2_048, NOW_MS)
+    story.restarted("worker 1 was lost", 100, NOW_MS)
+    story.noted("generation 2 continues from checkpoint 7", NOW_MS)
+    story.ended("finished", "finished after 3 s", NOW_MS)
+    shown = json.loads(json.dumps(story.shown()))
+    assert shown["pipeline"] == "shop"
+    assert shown["progress"]["state"] == "running"
+    assert shown["progress"]["nodes"][0]["node"] == "orders"
+    assert shown["rates"] == [[NOW_MS, 1_500.0, 1_200.0]]
+    assert shown["checkpoints"][0]["checkpoint"] == 7
+    assert shown["restarts"][0]["reason"] == "worker 1 was lost"
+    assert shown["ended"]["outcome"] == "finished"
+    assert dict(shown["settings"])["guarantee"] == "exactly once"
+    assert story.version == 5
+
+
+def test_a_story_is_bounded_whatever_happens(tmp_path: Path) -> None:  # PG2
+    story = Story(definition(tmp_path))
+    for number in range(2_000):
+        story.progressed(progress(), NOW_MS + number, 1_000 * number)
+        story.checkpoint_completed(number, 1, 1, NOW_MS)
+        story.restarted("again", 1, NOW_MS)
+        story.noted("again", NOW_MS)
+    shown = story.shown()
+    assert len(shown["rates"]) == RATES_MAX
+    assert len(shown["checkpoints"]) == CHECKPOINTS_MAX
+    assert len(shown["restarts"]) == RESTARTS_MAX
+    assert len(shown["notes"]) == NOTES_MAX
+    assert shown["checkpoints"][-1]["checkpoint"] == 1_999
+
+
+def test_curves_are_paced_by_a_clock_that_only_goes_forward(tmp_path: Path) -> None:  # PG2
+    story = Story(definition(tmp_path))
+    for uptime_ms, at_ms in ((0, NOW_MS), (400, NOW_MS + 3_600_000), (1_000, NOW_MS - 3_600_000), (1_500, NOW_MS)):
+        story.progressed(progress(), at_ms, uptime_ms)
+    assert [at_ms for at_ms, *_ in story.shown()["rates"]] == [NOW_MS, NOW_MS - 3_600_000]
