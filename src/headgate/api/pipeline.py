@@ -36,6 +36,7 @@ from headgate.api.option_checks import (
 from headgate.api.preparing import (
     announce,
     capture,
+    check_master,
     make_checkpoint_directory,
     placed_in_directory,
     slots_of,
@@ -230,8 +231,9 @@ class Pipeline:
         """Return what ``start`` would run there.
 
         Raises:
-            UsageError: see ``definition``.
+            UsageError: see ``definition``; or ``master`` is malformed, or is not where the session is.
         """
+        check_master(master, spark)
         return self.definition(self._parallelism or slots_of(master, spark))
 
     def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
