@@ -60,6 +60,7 @@ from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_M
 from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
 from headgate.operators.types import canonical_schema
+from headgate.spark.shipping import Submission
 from headgate.storage.backends import absolute_location
 
 PARALLELISM_DEFAULT = 2
@@ -130,6 +131,7 @@ class Pipeline:
         self._hooks: dict[str, HookSpec] = {}
         self._forgotten_hooks: set[str] = set()
         self._announces = True
+        self._submission = Submission()
         self._begins: tuple[Restorable | None, int | None, Sequence[str]] = (None, None, ())
         self._leave: tuple[str, ...] = ()
 
@@ -197,8 +199,9 @@ class Pipeline:
             UsageError: there is no sink, a stream leads nowhere, parallelism is out of range.
         """
         subtasks = self._parallelism or parallelism or PARALLELISM_DEFAULT
-        sink = self._bad_records.sink if isinstance(self._bad_records, DeadLetter) else None
-        graph, outputs = self._builder.finished(sink)
+        letters = self._bad_records if isinstance(self._bad_records, DeadLetter) else None
+        sink = None if letters is None else letters.sink
+        graph, outputs = self._builder.finished(sink, letters is not None and letters.exceptions)
         checkpoints = self._checkpointing.to_config()
         mode = checkpoints.mode
         check_guarantee(graph, mode, self._on_damaged)
@@ -260,6 +263,10 @@ class Pipeline:
         """
         self._begins, self._leave = (restore, go_back_behind, allow_unclaimed_state), tuple(leave)
 
+    def submit_with(self, submission: Submission) -> None:
+        """Say what starts tell Spark beside the pipeline (the command line's options)."""
+        self._submission = submission
+
     def describe(self) -> str:
         """Return the plan as text: the chains that run in one thread, and what flows between them."""
         return describe_plan(self.definition())
@@ -299,9 +306,12 @@ class Pipeline:
         watcher = LoggingObserver(self.name) if observer is None else observer
         begins = (restore, go_back_behind, allow_unclaimed_state)
         made = self.definition_on(master, spark=spark)
-        check = partial(check_cluster, self.name, made.plan.parallelism, spark, master)
+        submission = self._submission
+        check = partial(check_cluster, self.name, made.plan.parallelism, spark, master, submission.conf)
         definition, found = self._ready(made, watcher, begins, check if fresh else None)
-        handle: PipelineHandle = start_pipeline(definition, spark=found or spark, master=master, observer=watcher)
+        handle: PipelineHandle = start_pipeline(
+            definition, spark=found or spark, master=master, observer=watcher, submission=submission
+        )
         return handle
 
     def start_with(
@@ -390,7 +400,8 @@ class Pipeline:
         made._hooks = {}  # EI13: who only looks leaves everything outside as it is
         made._checkpointing = checkpointing
         made._announces = False
-        made._bad_records = Fail() if isinstance(self._bad_records, Fail) else DeadLetter(Discard())
+        if isinstance(self._bad_records, DeadLetter):
+            made._bad_records = replace(self._bad_records, sink=Discard())
         return made
 
     def _ready(

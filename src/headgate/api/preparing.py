@@ -7,6 +7,7 @@ pipeline's own), ``headgate.api.homes`` (where pipelines had their checkpoints).
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -50,11 +51,13 @@ def check_master(master: str | None, spark: Any) -> None:
     Raises:
         UsageError: it is malformed, or a session is there that is elsewhere.
     """
-    from headgate.spark.session import found_session
+    if master is None:
+        return
+    read_master(master)
+    if "pyspark" in sys.modules:  # else there is no session
+        from headgate.spark.session import found_session
 
-    url = master or os.environ.get("HEADGATE_MASTER")
-    if found_session(spark, master) is None and url is not None:
-        read_master(url)
+        found_session(spark, master)
 
 
 def placed_in_directory(graph: Graph, config: PipelineConfig) -> Graph:

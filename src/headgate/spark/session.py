@@ -9,7 +9,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from headgate.spark.jvm import ensure_jvm, forget_dead_jvm, starting_up
 from headgate.spark.launcher import SparkLauncher, warm_up
 from headgate.spark.masters import read_master, same_master
 from headgate.spark.prerequisites import SUBMITTED, check_prerequisites
+from headgate.spark.shipping import Submission, ship
 
 SLOTS_WAIT_S = 30.0
 """How long to wait for a cluster's executors to come up before the parallelism counts as too high."""
@@ -59,18 +60,19 @@ def start_pipeline(
     spark: Any = None,
     master: str | None = None,
     observer: Observer | None = None,
+    submission: Submission | None = None,
 ) -> SparkHandle:
     """Start ``definition`` and return its handle.
 
     Uses ``spark``, else the active SparkSession, else makes one for ``master`` (default: local, as many slots as
-    the parallelism) and stops it at the end.
+    the parallelism) and stops it at the end. ``submission`` is what Spark is told beside the pipeline.
 
     Raises:
         UsageError: the cluster has fewer slots than the parallelism, another driver runs this pipeline, there is no
             Java, or ``master`` is not where the session is.
         PipelineFailed: Spark could not start; it may, later.
     """
-    config = definition.config
+    config, submission = definition.config, submission or Submission()
     lock = lock_for(config)  # before a JVM is started
     owns_session, session = False, None
     parallelism = definition.plan.parallelism
@@ -79,8 +81,9 @@ def start_pipeline(
             session = found_session(spark, master)
             owns_session = _is_new(session)
             if session is None:
-                session = make_session(config.name, parallelism, master)
+                session = make_session(config.name, parallelism, master, submission.conf)
             _check_slots(session, parallelism)
+            ship(session, submission)
             is_local = session.sparkContext.master.startswith("local")
             host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
@@ -123,8 +126,10 @@ def _is_new(found: Any) -> bool:
     return found is None and SparkContext._active_spark_context is None
 
 
-def make_session(name: str, parallelism: int, master: str | None) -> Any:
+def make_session(name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> Any:
     """Return a new SparkSession that keeps quiet: failures of workers are told by the driver, not by JVM frames.
+
+    ``conf``: settings of the user's, which count more than those that Headgate makes.
 
     Raises:
         UsageError: there is no such master, no Java, or no Spark.
@@ -135,7 +140,7 @@ def make_session(name: str, parallelism: int, master: str | None) -> Any:
     url = master or os.environ.get("HEADGATE_MASTER")
     if url is None and SUBMITTED not in os.environ:  # spark-submit has been told its master
         url = f"local[{parallelism}]"
-    options = session_options(name, url)
+    options = session_options(name, url) | dict(conf)
     with starting_up():
         if url is not None:
             place = read_master(url)
@@ -185,10 +190,10 @@ class WarmSession:
     None on a cluster: an application that waits would hold slots that the running pipeline needs.
     """
 
-    def __init__(self, name: str, parallelism: int, master: str | None) -> None:
+    def __init__(self, name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> None:
         self.spark: Any = None
         if _stays_here(master):
-            self.spark = make_session(name, parallelism, master)
+            self.spark = make_session(name, parallelism, master, conf)
             warm_up(self.spark, parallelism)
 
     @property
@@ -247,7 +252,9 @@ def _check_slots(session: Any, parallelism: int) -> None:
         time.sleep(0.2)
 
 
-def check_cluster(name: str, parallelism: int, spark: Any, master: str | None) -> None:
+def check_cluster(
+    name: str, parallelism: int, spark: Any, master: str | None, conf: Iterable[tuple[str, str]] = ()
+) -> None:
     """Check that a start would find Java, its master, and enough slots: for one that deletes something before.
 
     Nothing stays of it but the JVM, of which a process has one.
@@ -258,7 +265,7 @@ def check_cluster(name: str, parallelism: int, spark: Any, master: str | None) -
     with starting_up():
         found = found_session(spark, master)
         is_new = _is_new(found)
-        session = make_session(name, parallelism, master) if found is None else found
+        session = make_session(name, parallelism, master, conf) if found is None else found
         try:
             _check_slots(session, parallelism)
         finally:
