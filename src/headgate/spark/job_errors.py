@@ -17,7 +17,6 @@ NEEDED = frozenset(
             "headgate",
             "msgspec",
             "numpy",
-            "obstore",
             "pandas",
             "polars",
             "psutil",
