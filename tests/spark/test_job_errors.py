@@ -7,7 +7,9 @@ import re
 
 import pytest
 
+import headgate
 from headgate.spark.job_errors import NEEDED, job_error
+from headgate.spark.workers import refuse_other_release
 
 NO_DAEMON = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage.
 Error from python worker:
@@ -45,3 +47,13 @@ def test_what_headgate_needs_is_what_it_requires() -> None:
     required = importlib.metadata.requires("headgate") or []
     names = [re.match(r"[\w.-]+", text) for text in required if "extra ==" not in text]
     assert {name.group() for name in names if name} | {"headgate"} == NEEDED
+
+
+def test_a_worker_of_another_release_says_what_is_where() -> None:
+    refuse_other_release(0, headgate.__version__)
+    with pytest.raises(RuntimeError) as raised:
+        refuse_other_release(1, "0.0.1")
+    assert job_error(f"x\nRuntimeError: {raised.value}") == (
+        f"headgate worker 1 stopped: the executors have headgate {headgate.__version__} and the driver has 0.0.1; "
+        "install the same release for both"
+    )

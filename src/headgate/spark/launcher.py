@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from headgate import __version__
 from headgate.errors import PipelineFailed
 from headgate.model.definition import PipelineDefinition
 from headgate.spark.job_errors import job_error
@@ -46,7 +47,8 @@ class SparkLauncher:
         from pyspark import InheritableThread
 
         host, port = address
-        main = WorkerMain(self.definition, submission, host, port, secret, self.is_local, self.fingerprint)
+        what = self.definition, submission, host, port, secret, self.is_local, self.fingerprint
+        main = WorkerMain(*what, release=__version__)
         thread = InheritableThread(target=self._run, args=(submission, main, ended), name=f"headgate-job-{submission}")
         thread.daemon = True
         try:

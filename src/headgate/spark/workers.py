@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from headgate import __version__
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import WorkerIndex
 
@@ -28,6 +29,8 @@ class WorkerMain:
     secret: bytes
     is_local: bool
     fingerprint: str
+    release: str
+    """Of the driver's Headgate."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run a worker until its pipeline ends; yields nothing.
@@ -40,6 +43,7 @@ class WorkerMain:
         from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
 
         context = BarrierTaskContext.get()
+        refuse_other_release(context.partitionId(), self.release)
         info = context.getTaskInfos()[context.partitionId()]
         host = "127.0.0.1" if self.is_local else info.address.rsplit(":", 1)[0]
         task = WorkerTask(
@@ -61,6 +65,19 @@ class WorkerMain:
         except WorkerStopped as stopped:
             raise RuntimeError(f"headgate worker {task.worker} stopped: {stopped}") from None
         yield from ()
+
+
+def refuse_other_release(worker: int, release: str) -> None:
+    """End a worker whose Headgate is another one than its driver's: their messages may mean different things.
+
+    Raises:
+        RuntimeError: one sentence, for the driver.
+    """
+    if release != __version__:
+        raise RuntimeError(
+            f"headgate worker {worker} stopped: the executors have headgate {__version__} and the driver has "
+            f"{release}; install the same release for both"
+        )
 
 
 def spill_directory() -> str | None:
