@@ -45,6 +45,10 @@ def test_a_name_is_brought_when_it_is_used() -> None:
     assert "headgate.api.config" in brought_by("import headgate; headgate.Checkpointing")
 
 
+def test_a_pipeline_without_streams_needs_no_database() -> None:
+    assert "sqlalchemy" not in brought_by("import headgate.cli.main")
+
+
 def test_the_version_is_said_once() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["dynamic"] == ["version"]

@@ -24,6 +24,7 @@ MODULES = (
     "headgate.spark.workers",
     "headgate.runtime.worker.worker",
     "headgate.storage.backends",
+    "headgate.store.catalogue.sql",
 )
 PACKAGES = ("headgate.operators", "headgate.connectors")
 """What a worker imports on its way to the first record, directly or through its pipeline's operators."""
