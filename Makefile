@@ -60,6 +60,7 @@ lint: setup ## format, lint, import layering, types
 	$(PYTHON_ENV) -m ruff check .
 	.venv/bin/lint-imports
 	$(PYTHON_ENV) -m mypy
+	$(PYTHON_ENV) -m mypy --config-file examples/mypy.ini examples
 
 check: lint ## the same, and unit tests, a short simulation
 	$(PYTHON_ENV) -m pytest -q -n $(WORKERS) -m "$(UNIT)"

@@ -93,7 +93,7 @@ def ranks(edges: Edges) -> dict[int, float]:
     at = {vertex: index for index, vertex in enumerate(vertices)}
     a, b = (np.array([at[edge[end]] for edge in edges]) for end in "ab")
     degree = np.bincount(a, minlength=len(vertices))
-    rank = np.ones(len(vertices))
+    rank: np.ndarray = np.ones(len(vertices))
     for _ in range(200):
         rank = 1 - DAMPING + DAMPING * np.bincount(b, (rank / np.maximum(degree, 1))[a], len(vertices))
     return dict(zip(vertices, rank.tolist(), strict=True))

@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
 import pyarrow as pa
 
@@ -29,7 +30,9 @@ class JsonFiles(hg.PublishOnCheckpoint):
     def restore(self, context: hg.RestoreContext) -> None:
         """Publish what the restored checkpoint held, and begin with no file."""
         self.index, self.parallelism = context.subtask_index, context.parallelism
-        self.file, self.own, self.is_swept = None, set(), False
+        self.file: TextIO | None = None
+        self.own: set[str] = set()
+        self.is_swept = False
         super().restore(context)
 
     def __call__(self, row: dict) -> dict:
@@ -76,8 +79,14 @@ def pipeline() -> hg.Pipeline:
     directory = sys.argv[1] if len(sys.argv) > 1 else "published"
     Path(directory).mkdir(parents=True, exist_ok=True)
     p = hg.Pipeline("publish-files", checkpointing=hg.Checkpointing(interval="1s"))
-    columns = {"id": hg.RowNumber(), "value": hg.Uniform(0, 100)}
-    readings = p.source(hg.Generator(columns, rows=20_000, rows_per_second=5_000, time="deterministic"))
+    readings = p.source(
+        hg.Generator(
+            {"id": hg.RowNumber(), "value": hg.Uniform(0, 100)},
+            rows=20_000,
+            rows_per_second=5_000,
+            time="deterministic",
+        )
+    )
     readings.map(JsonFiles(directory), name="files").sink(hg.Discard())
     return p
 

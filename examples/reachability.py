@@ -114,15 +114,15 @@ def build(changes: hg.Stream) -> hg.Stream:
         changes: ``vertex``, ``to``, ``version`` (int64) and ``what``: "link" or "unlink". A link from a vertex to
             itself makes it a source. Each link has a version of its own, which its deletion repeats.
     """
-    entering = changes.select(
-        "vertex", "what", "to", "version", **{name: pl.lit(None, pl.List(pl.Int64)) for name in ("path", "versions")}
-    )
+    nothing = pl.lit(None, pl.List(pl.Int64))
+    entering = changes.select("vertex", "what", "to", "version", path=nothing, versions=nothing)
     return entering.key_by("vertex").iterate(explore, name="reachability")
 
 
 def random_changes(vertices: int = VERTICES, changes: int = CHANGES, seed: int = 7) -> list[Row]:
     """Return 15 % new sources, 5 % deleted ones, 60 % new links, 20 % deleted ones; many links continue others."""
-    dice, made, alive = random.Random(seed), [], {True: [], False: []}
+    dice, made = random.Random(seed), []
+    alive: dict[bool, list[Row]] = {True: [], False: []}
     for version in range(changes):
         is_mark, is_new = dice.choices([(True, True), (True, False), (False, True), (False, False)], [15, 5, 60, 20])[0]
         if not is_new and alive[is_mark]:

@@ -45,7 +45,7 @@ def refuse_if_replaced(connection: sqlite3.Connection, fence: hg.Fence) -> None:
 class SqliteTarget:
     """Remembers who owns a sink, and refuses all others."""
 
-    transient_errors = (sqlite3.OperationalError,)
+    transient_errors: tuple[type[Exception], ...] = (sqlite3.OperationalError,)
 
     def __init__(self, path: str) -> None:
         self.path = path

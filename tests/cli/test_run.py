@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import headgate as hg
 from headgate.cli import run
 from headgate.cli.keeping import Orders
 from headgate.cli.main import app
+from headgate.cli.run_options import Beginning, RunOptions
 from headgate.errors import UsageError
 from headgate.model.progress import PipelineState, Progress, RunResult
 from headgate.spark.session import JVM_OPTIONS, QUICK_COMPILER
+from headgate.spark.shipping import Submission
 
 PROGRAM = "import headgate as hg\np = hg.Pipeline('quick')\np.source(hg.FromRows([{'a': 1}])).sink(hg.Discard())\n"
 
@@ -107,3 +110,32 @@ def test_every_driver_of_a_keeper_is_told_what_its_command_names(
     assert of_child[-3:] == ["--", str(program), "argument"]
     named = [word for word in of_child[:-3] if word != "--standby"]
     assert told(monkeypatch, named, program) == told(monkeypatch, NAMED, program) == (41, 43, ("a", "b"), ())
+
+
+def test_what_spark_is_told_goes_to_the_start_and_to_every_driver_of_a_keeper(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program, module = tmp_path / "program.py", tmp_path / "elsewhere" / "prices_by_name.py"
+    module.parent.mkdir()
+    module.write_text("RATE = 7\n")
+    program.write_text("import prices_by_name\n" + PROGRAM)
+    seen: list[Submission] = []
+    given = [f"--py-files={module}", "--conf", "spark.executor.memory=2g"]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", list(sys.path))
+        patch.setenv("PYTHONPATH", "")
+        patch.setattr(hg.Pipeline, "submit_with", lambda self, submission: seen.append(submission))
+        patch.setattr(hg.Pipeline, "start", lambda self, *given, **options: Ended())
+        result = CliRunner().invoke(app, ["run", *given, "--quiet", str(program)])
+        assert result.exception is None, result.output
+        assert str(module.parent) in os.environ["PYTHONPATH"]
+    assert seen == [Submission((("spark.executor.memory", "2g"),), (str(module),), str(tmp_path))]
+    options = RunOptions(
+        None, None, None, Beginning(None, None, ()), False, False, True, False, None, py_files=("a.py",), conf=("x=y",)
+    )
+    assert options.of_a_driver() == ["--py-files=a.py", "--conf=x=y"]
+
+
+def test_a_wrong_setting_is_wrong_use_before_the_program_is_loaded() -> None:
+    result = CliRunner().invoke(app, ["run", "--conf", "executor.memory=2g", "nothing.py"])
+    assert str(result.exception) == "--conf is 'executor.memory=2g', but must be like spark.executor.memory=2g"

@@ -129,3 +129,49 @@ def test_map_batches_that_returns_other_columns_fails_naming_them() -> None:
 def test_an_unknown_type_in_schema_is_refused() -> None:
     with pytest.raises(UsageError, match="gives column 'n' the type"):
         RowFunctionSpec(RowVerb.MAP, lambda row: row, {"n": "banana"}).output_schema(SCHEMA, "node")
+
+
+def inverse(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "size": 6 // row["size"]}
+
+
+SIZES = pa.record_batch([["a", "b", "c"], [3, 0, 2], [NOON] * 3], schema=SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("verb", "function", "sizes"),
+    [
+        (RowVerb.MAP, inverse, [2, 3]),
+        (RowVerb.FLAT_MAP, lambda row: [inverse(row)], [2, 3]),
+        (RowVerb.FILTER, inverse, [3, 2]),
+    ],
+)
+def test_an_exception_is_diverted_with_its_traceback_by_choice(verb: RowVerb, function: Any, sizes: list[int]) -> None:
+    run = Harness(RowFunctionSpec(verb, function, diverts_exceptions=True), diverts=True)  # OP9
+    run.send(SIZES)
+    assert [row["size"] for row in run.out.rows()] == sizes
+    (bad,) = run.out.bad
+    problem = bad["problem"].splitlines()
+    assert problem[0].startswith("the function raised ZeroDivisionError: ")
+    assert problem[1] == "Traceback (most recent call last):"
+    assert __file__ in bad["problem"]
+    assert "row_functions.py" not in bad["problem"].replace(__file__, "")  # the user's own frames only
+    assert bad["record"].startswith("{'name': 'b', 'size': 0")
+
+
+def test_a_flat_map_that_raises_half_way_emits_nothing_of_that_record() -> None:  # OP9
+    def half(row: dict[str, Any]) -> Any:
+        yield row
+        yield inverse(row)
+
+    run = Harness(RowFunctionSpec(RowVerb.FLAT_MAP, half, diverts_exceptions=True), diverts=True)
+    run.send(SIZES)
+    assert [row["name"] for row in run.out.rows()] == ["a", "a", "c", "c"]
+    assert len(run.out.bad) == 1
+
+
+def test_a_batch_of_failures_only_is_no_output() -> None:
+    run = Harness(RowFunctionSpec(RowVerb.MAP, lambda row: {}[row["name"]], diverts_exceptions=True), diverts=True)
+    run.send(SIZES)
+    assert run.out.rows() == []
+    assert len(run.out.bad) == 3

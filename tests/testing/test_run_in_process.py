@@ -311,3 +311,27 @@ def test_a_function_that_does_not_return_is_named(tmp_path: Path, monkeypatch: p
     while not has_left_nothing(before):
         time.sleep(0.01)
     assert seen(Collect(tmp_path / "out")) == {}
+
+
+def fragile(row: dict[str, Any]) -> dict[str, Any]:
+    return {"n": 60 // row["n"]}
+
+
+def test_exceptions_go_to_the_dead_letter_sink_with_the_records_around_them(tmp_path: Path) -> None:  # OP9
+    good, bad = Collect(tmp_path / "good"), Collect(tmp_path / "bad")
+    p = hg.Pipeline("fragile", parallelism=2, bad_records=hg.DeadLetter(bad, exceptions=True))
+    rows = p.source(hg.FromRows([{"n": n} for n in (3, 0, 2, 0, 1)]))
+    rows.map(fragile, name="divide").filter(lambda row: 100 // (row["n"] - 30) > 0, name="choose").sink(good)
+    testing.run(p)
+    assert [row["n"] for row in good.rows()] == [60]
+    assert sorted(row["node"] for row in bad.rows()) == ["choose", "divide", "divide"]
+    assert all("ZeroDivisionError" in row["problem"] for row in bad.rows())
+
+
+def test_without_that_choice_an_exception_fails_the_pipeline(tmp_path: Path) -> None:  # OP3
+    p = hg.Pipeline(
+        "fragile", parallelism=1, restart=hg.NoRestart(), bad_records=hg.DeadLetter(Collect(tmp_path / "bad"))
+    )
+    p.source(hg.FromRows([{"n": 0}])).map(fragile).sink(hg.Discard())
+    with pytest.raises(hg.PipelineFailed, match="ZeroDivisionError"):
+        testing.run(p)

@@ -21,6 +21,7 @@ from headgate.model.graph import BAD_RECORDS, MAIN, Edge, Graph, Node, OutputTag
 from headgate.model.ids import NodeName
 from headgate.operators import bad_records
 from headgate.operators.loop_head import LoopHeadSpec
+from headgate.operators.row_functions import RowFunctionSpec
 from headgate.operators.types import canonical_schema, schema_text
 
 BAD_RECORDS_NODE = NodeName("bad-records")
@@ -152,8 +153,12 @@ class GraphBuilder:
         """Tie the body's ``edges`` to the head ``name``."""
         self.nodes = [replace(node, feedback=edges) if node.name == name else node for node in self.nodes]
 
-    def finished(self, dead_letters: Sink | None) -> tuple[Graph, dict[NodeName, dict[OutputTag, pa.Schema]]]:
+    def finished(
+        self, dead_letters: Sink | None, diverts_exceptions: bool = False
+    ) -> tuple[Graph, dict[NodeName, dict[OutputTag, pa.Schema]]]:
         """Return the graph, with the sink of diverted records if there is one, and the schemas of every node.
+
+        ``diverts_exceptions``: records for which a function on rows raises are diverted, too (OP9).
 
         Raises:
             UsageError: the pipeline is empty, has no sink, has a stream that leads nowhere, or the body of a loop is
@@ -169,6 +174,8 @@ class GraphBuilder:
             schema = outputs[refusing[0]][BAD_RECORDS]
             nodes.append(Node(BAD_RECORDS_NODE, Role.SINK, edges, dead_letters, schema_text(schema)))
             outputs[BAD_RECORDS_NODE] = {MAIN: schema}
+        if diverts_exceptions:
+            nodes = [_diverting(node) for node in nodes]
         return Graph(tuple(nodes)), outputs
 
     def upstream_of(self, names: Iterable[NodeName]) -> GraphBuilder:
@@ -218,3 +225,10 @@ class GraphBuilder:
                 raise UsageError(
                     f"nothing reads the stream of operator '{node.name}'; end it with .sink(...) or remove it"
                 )
+
+
+def _diverting(node: Node) -> Node:
+    """Return ``node``; one that calls a function on rows diverts its exceptions."""
+    if not isinstance(node.spec, RowFunctionSpec):
+        return node
+    return replace(node, spec=replace(node.spec, diverts_exceptions=True))

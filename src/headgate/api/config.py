@@ -200,9 +200,16 @@ class DeadLetter:
     """Policy for bad records: divert them to ``sink``, within the same checkpoint, so exactly once too.
 
     The sink gets the columns ``node``, ``problem``, ``position`` and ``record``, all text.
+
+    Attributes:
+        sink: where they go.
+        exceptions: a record for which the Python function of a ``map``, ``flat_map`` or ``filter`` raises is a bad
+            record, too; its ``problem`` has the traceback. Without it, and in all other functions, an exception fails
+            the pipeline.
     """
 
     sink: Sink
+    exceptions: bool = False
 
 
 BadRecords: TypeAlias = Fail | DeadLetter

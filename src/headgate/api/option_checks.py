@@ -87,6 +87,7 @@ def checked_bad_records(policy: BadRecords) -> BadRecords:
     """
     instance(policy, (Fail, DeadLetter), "bad_records")
     if isinstance(policy, DeadLetter):
+        instance(policy.exceptions, bool, "exceptions of bad_records")
         try:
             policy.sink.check(canonical_schema(bad_records.SCHEMA))
         except UsageError as error:

@@ -36,6 +36,7 @@ from headgate.api.option_checks import (
 from headgate.api.preparing import (
     announce,
     capture,
+    check_master,
     make_checkpoint_directory,
     placed_in_directory,
     slots_of,
@@ -59,6 +60,7 @@ from headgate.model.key_groups import MAX_PARALLELISM_DEFAULT, MAX_PARALLELISM_M
 from headgate.model.plan import make_plan
 from headgate.model.progress import Observer, PipelineHandle, RunResult
 from headgate.operators.types import canonical_schema
+from headgate.spark.shipping import Submission
 from headgate.storage.backends import absolute_location
 
 PARALLELISM_DEFAULT = 2
@@ -131,6 +133,7 @@ class Pipeline:
         self._hooks: dict[str, HookSpec] = {}
         self._forgotten_hooks: set[str] = set()
         self._announces = True
+        self._submission = Submission()
         self._begins: tuple[Restorable | None, int | None, Sequence[str]] = (None, None, ())
         self._leave: tuple[str, ...] = ()
 
@@ -198,8 +201,9 @@ class Pipeline:
             UsageError: there is no sink, a stream leads nowhere, parallelism is out of range.
         """
         subtasks = self._parallelism or parallelism or PARALLELISM_DEFAULT
-        sink = self._bad_records.sink if isinstance(self._bad_records, DeadLetter) else None
-        graph, outputs = self._builder.finished(sink)
+        letters = self._bad_records if isinstance(self._bad_records, DeadLetter) else None
+        sink = None if letters is None else letters.sink
+        graph, outputs = self._builder.finished(sink, letters is not None and letters.exceptions)
         checkpoints = self._checkpointing.to_config()
         mode = checkpoints.mode
         check_guarantee(graph, mode, self._on_damaged)
@@ -232,8 +236,9 @@ class Pipeline:
         """Return what ``start`` would run there.
 
         Raises:
-            UsageError: see ``definition``.
+            UsageError: see ``definition``; or ``master`` is malformed, or is not where the session is.
         """
+        check_master(master, spark)
         return self.definition(self._parallelism or slots_of(master, spark))
 
     def override(self, *, parallelism: int | None = None, checkpoint_dir: str | None = None) -> None:
@@ -259,6 +264,10 @@ class Pipeline:
         ``leave``: sinks that a start over leaves as they are (SO10).
         """
         self._begins, self._leave = (restore, go_back_behind, allow_unclaimed_state), tuple(leave)
+
+    def submit_with(self, submission: Submission) -> None:
+        """Say what starts tell Spark beside the pipeline (the command line's options)."""
+        self._submission = submission
 
     def describe(self) -> str:
         """Return the plan as text: the chains that run in one thread, and what flows between them."""
@@ -322,9 +331,12 @@ class Pipeline:
         from headgate.spark.session import check_cluster, start_pipeline
 
         made = self.definition_on(master, spark=spark)
-        check = partial(check_cluster, self.name, made.plan.parallelism, spark, master)
+        submission = self._submission
+        check = partial(check_cluster, self.name, made.plan.parallelism, spark, master, submission.conf)
         definition, found = self._ready(made, watcher, begins, check if fresh else None)
-        handle: PipelineHandle = start_pipeline(definition, spark=found or spark, master=master, observer=watcher)
+        handle: PipelineHandle = start_pipeline(
+            definition, spark=found or spark, master=master, observer=watcher, submission=submission
+        )
         return handle
 
     def start_with(
@@ -417,7 +429,8 @@ class Pipeline:
         made._hooks = {}  # EI13: who only looks leaves everything outside as it is
         made._checkpointing = checkpointing
         made._announces = False
-        made._bad_records = Fail() if isinstance(self._bad_records, Fail) else DeadLetter(Discard())
+        if isinstance(self._bad_records, DeadLetter):
+            made._bad_records = replace(self._bad_records, sink=Discard())
         return made
 
     def _ready(

@@ -7,7 +7,7 @@ pipeline's own), ``headgate.api.homes`` (where pipelines had their checkpoints).
 from __future__ import annotations
 
 import os
-import re
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -20,10 +20,9 @@ from headgate.model.graph import Graph
 from headgate.model.ids import NodeName
 from headgate.model.plan import make_plan
 from headgate.model.progress import Observer
+from headgate.spark.masters import read_master
 from headgate.storage.backends import local_directory
 from headgate.storage.roots import make_root
-
-_LOCAL_MASTER = re.compile(r"local(?:\[(\d+|\*)(?:,\s*\d+)?\])?")
 
 
 def slots_of(master: str | None, spark: Any) -> int | None:
@@ -32,20 +31,33 @@ def slots_of(master: str | None, spark: Any) -> int | None:
     Raises:
         UsageError: only the cluster itself knows.
     """
-    from headgate.spark.dataframes import active_session
+    from headgate.spark.session import found_session
 
-    session = spark if spark is not None else active_session()
+    session = found_session(spark, master)
     if session is not None:
         return int(session.sparkContext.defaultParallelism)
     url = master or os.environ.get("HEADGATE_MASTER")
     if url is None:
         return None
-    match = _LOCAL_MASTER.fullmatch(url)
-    if match is None:
+    place = read_master(url)
+    if not place.is_local:
         raise UsageError(f"say with parallelism= (or --parallelism) how many slots of {url} the pipeline shall use")
-    if match.group(1) == "*":
-        return os.cpu_count() or 1
-    return int(match.group(1) or 1)
+    return os.cpu_count() or 1 if place.has_all_processors else place.slots
+
+
+def check_master(master: str | None, spark: Any) -> None:
+    """Refuse a master before anything is written.
+
+    Raises:
+        UsageError: it is malformed, or a session is there that is elsewhere.
+    """
+    if master is None:
+        return
+    read_master(master)
+    if "pyspark" in sys.modules:  # else there is no session
+        from headgate.spark.session import found_session
+
+        found_session(spark, master)
 
 
 def placed_in_directory(graph: Graph, config: PipelineConfig) -> Graph:

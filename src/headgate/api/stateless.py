@@ -42,7 +42,8 @@ class StatelessVerbs(Records):
         if len(predicates) != 1 or not callable(functions[0]):
             raise UsageError("filter needs Polars expressions such as pl.col('level') == 'ERROR', or one function")
         function = function_of("filter", functions[0])
-        return self._then("filter", name, catalog.RowFunctionSpec(catalog.RowVerb.FILTER, function))
+        spec = catalog.RowFunctionSpec(catalog.RowVerb.FILTER, function)
+        return self._then("filter", name, spec, refuses=True)
 
     def select(self, *expressions: pl.Expr | str, name: str | None = None, **named: Any) -> Self:
         """Make records of exactly these columns; ``total=pl.col("a") + 1`` names one."""

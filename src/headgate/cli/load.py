@@ -40,7 +40,7 @@ def load_pipeline(target: str, arguments: Sequence[str] = ()) -> Pipeline:
     if is_file and not path.is_file():
         raise UsageError(f"there is no file {target}")
     sys.argv = [target, *arguments]
-    _make_importable(str(path.resolve().parent) if is_file else os.getcwd())
+    make_importable(program_place(target))
     try:
         with loading_only():
             names = _load_file(path) if is_file else vars(_load_module(target))
@@ -97,8 +97,19 @@ def _pipeline_in(names: dict[str, Any], target: str) -> Pipeline:
     raise UsageError(f"{target} has {what}; call the one to run 'pipeline', or return it from a function pipeline()")
 
 
-def _make_importable(directory: str) -> None:
-    """Let the program, and the workers of local Spark, import what stands beside it."""
+def program_place(target: str) -> str:
+    """Return the directory in which a program's own modules are: the file's, or the working directory of a module."""
+    path = Path(target)
+    return str(path.resolve().parent) if target.endswith(".py") or path.is_file() else os.getcwd()
+
+
+def importable_from(file: str) -> str:
+    """Return what has to be on the path to import from a ``.py``, ``.zip`` or ``.egg``."""
+    return os.path.dirname(file) if file.endswith(".py") else file
+
+
+def make_importable(directory: str) -> None:
+    """Let the program, and the workers of local Spark, import what stands there (a directory, or an archive)."""
     if directory not in sys.path:
         sys.path.insert(0, directory)
     known = os.environ.get("PYTHONPATH", "")

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -20,12 +21,13 @@ from headgate.api.running import NumbersPort, run_to_end, start_with_metrics
 from headgate.cli import keeping
 from headgate.cli.keeping import Orders
 from headgate.cli.kept import Kept
-from headgate.cli.load import load_pipeline
+from headgate.cli.load import importable_from, load_pipeline, make_importable, program_place
 from headgate.cli.page import HOST, PagePlace, ShownByPage
 from headgate.cli.progress import JsonLinesProgress, LiveProgress, PlainProgress, Quiet, ShownObserver
 from headgate.cli.run_options import (
     Beginning,
     CheckpointDirOption,
+    ConfOption,
     DescribeOption,
     FreshOption,
     FromOption,
@@ -38,6 +40,7 @@ from headgate.cli.run_options import (
     ParallelismOption,
     ProgramArgument,
     ProgramArguments,
+    PyFilesOption,
     QuietOption,
     RestartOption,
     RunOptions,
@@ -83,6 +86,8 @@ def run(
     metrics_host: MetricsHostOption = None,
     ui: UiOption = None,
     ui_host: UiHostOption = None,
+    py_files: PyFilesOption = None,
+    conf: ConfOption = None,
 ) -> None:
     """Run a pipeline until its input ends.
 
@@ -93,6 +98,8 @@ def run(
 
     With --fresh it starts over: its checkpoints and all that it has written are deleted first, as by 'headgate reset'.
     A target that is gone for good keeps all the others; --leave names its sink.
+
+    On a cluster, modules and packages beside the program that it has imported go to the workers; --py-files names more.
 
     With --supervised a driver that died, or failed in a way that may pass, is started again. Signals to the supervisor
     are for the driver. --restart says when: none, fixed-delay:attempts=3,delay=5s,
@@ -127,6 +134,8 @@ def run(
         silence,
         metrics_port,
         metrics_host,
+        tuple(py_files or ()),
+        tuple(conf or ()),
         page=None if ui is None else PagePlace(ui, ui_host or HOST),
     )
     if ui is None and ui_host is not None:
@@ -143,7 +152,11 @@ def run(
 
 def _loaded(options: RunOptions, program: str, arguments: Sequence[str]) -> Pipeline:
     """Return the pipeline of the program, with what the command says instead of it."""
+    submission = options.submission
+    for file in submission.py_files:
+        make_importable(importable_from(file))
     pipeline = load_pipeline(program, arguments)
+    pipeline.submit_with(replace(submission, directory=program_place(program)))
     pipeline.override(parallelism=options.parallelism, checkpoint_dir=options.checkpoint_dir)
     begins = options.begins
     pipeline.begin_with(begins.restored, begins.go_back_behind, begins.allow_unclaimed_state, options.leave)
@@ -197,7 +210,8 @@ def _start_over(options: RunOptions, program: str, arguments: Sequence[str]) -> 
     definition = pipeline.definition_on(options.master)
     make_checkpoint_directory(definition.config)
     with quick_jvm():
-        check_cluster(pipeline.name, definition.plan.parallelism, None, options.master)
+        parallelism, conf = definition.plan.parallelism, options.submission.conf
+        check_cluster(pipeline.name, parallelism, None, options.master, conf)
     with _shown(pipeline, options) as observer:
         start_over(definition, observer, options.leave)
 
@@ -257,7 +271,8 @@ def _standing_by(pipeline: Pipeline, options: RunOptions, kept: Kept) -> RunResu
             typer.echo(f"{config.name}: {text}", err=True)
 
     with quick_jvm(), ExitStack() as opened, ExitStack() as shown:  # this process does nothing else with Spark
-        session = WarmSession(config.name, definition.plan.parallelism, options.master)
+        conf = options.submission.conf
+        session = WarmSession(config.name, definition.plan.parallelism, options.master, conf)
         opened.callback(session.close)
 
         def start() -> PipelineHandle:

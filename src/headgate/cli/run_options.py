@@ -13,6 +13,7 @@ from headgate.errors import UsageError
 from headgate.model.config import RestartStrategy, duration_ms
 from headgate.protocol.supervision.pulse import BEAT_MS
 from headgate.protocol.supervision.standby import Standby
+from headgate.spark.shipping import Submission, read_py_files, read_settings
 
 ProgramArgument: TypeAlias = Annotated[str, typer.Argument(help="A Python file, or a module, that makes a pipeline.")]
 ProgramArguments: TypeAlias = Annotated[
@@ -20,6 +21,17 @@ ProgramArguments: TypeAlias = Annotated[
 ]
 MasterOption: TypeAlias = Annotated[
     str | None, typer.Option(help="URL of the Spark master, such as local[4] or spark://host:7077.")
+]
+PyFilesOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A .py, .zip or .egg for the workers, beside the program's own modules, which go by themselves. May be "
+        "repeated."
+    ),
+]
+ConfOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(help="A setting of Spark, such as spark.executor.memory=2g. May be repeated.", metavar="NAME=VALUE"),
 ]
 ParallelismOption: TypeAlias = Annotated[
     int | None, typer.Option("--parallelism", "-p", help="Subtasks of each operator.")
@@ -139,6 +151,8 @@ class RunOptions:
     silence: str | None = None
     metrics_port: int | None = None
     metrics_host: str | None = None
+    py_files: tuple[str, ...] = ()
+    conf: tuple[str, ...] = ()
     page: PagePlace | None = None
 
     def check(self) -> None:
@@ -169,7 +183,7 @@ class RunOptions:
             raise UsageError(f"--metrics-port is a number from 0 to 65535, not {self.metrics_port}")
         if self.page is not None:
             self.page.check()
-        _ = self.strategy, self.silence_ms  # also where nobody is kept
+        _ = self.strategy, self.silence_ms, self.submission  # also where nobody is kept
 
     @property
     def strategy(self) -> RestartStrategy:
@@ -196,6 +210,15 @@ class RunOptions:
             )
         return given_ms
 
+    @property
+    def submission(self) -> Submission:
+        """What ``--py-files`` and ``--conf`` tell Spark.
+
+        Raises:
+            UsageError: a file or a setting is wrong.
+        """
+        return Submission(read_settings(self.conf), read_py_files(self.py_files))
+
     def of_a_driver(self) -> list[str]:
         """Return what a keeper tells each of its drivers. What is restored is named every time: it goes back once
         (SV24). ``--fresh`` and ``--leave`` are not: it was done before."""
@@ -214,4 +237,5 @@ class RunOptions:
         flags = {"--quiet": self.quiet, "--json": self.as_json, "--standby": self.standby}
         given = [f"{name}={value}" for name, value in values.items() if value is not None]
         given += [name for name, is_on in flags.items() if is_on]
+        given += [f"--py-files={file}" for file in self.py_files] + [f"--conf={setting}" for setting in self.conf]
         return given + [f"--allow-unclaimed-state={name}" for name in self.begins.allow_unclaimed_state]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -15,7 +16,10 @@ from headgate.operators.checkpointed.exploring import own_copy_of
 from headgate.operators.rows import Refused, Row, RowWriter, paused_gc, rows_of
 from headgate.operators.schemas import SchemaLike, as_schema
 from headgate.operators.unreadable import divert_unreadable
-from headgate.operators.user_function import user_error
+from headgate.operators.user_function import shortened, user_error, user_traceback
+
+PROBLEM_CHARS_MAX = 8_000
+"""Of a traceback in a bad record, to bound memory."""
 
 
 class RowVerb(Enum):
@@ -31,12 +35,13 @@ class RowFunctionSpec:
     """A Python function on rows.
 
     ``schema`` describes the results (None: as the input). The function gets a dict of its own, which it may
-    change and return.
+    change and return. ``diverts_exceptions``: a record for which the function raises is a bad record (OP9).
     """
 
     verb: RowVerb
     function: Callable[[Row], Any]
     schema: SchemaLike | None = None
+    diverts_exceptions: bool = False
 
     def build(self) -> Operator:
         """See ``OperatorSpec``."""
@@ -67,42 +72,54 @@ class RowFunctionOperator(Operator):
     def process(self, batch: pa.RecordBatch) -> None:
         """See ``Operator``."""
         batch = divert_unreadable(self, batch)
-        if self._spec.verb is RowVerb.FILTER:
+        results: list[Any] = []
+        verb = self._spec.verb
+        if verb is RowVerb.FILTER:
             with paused_gc():
-                keep = [bool(value) for value in self._call(rows_of(batch))]
+                failed = self._call(rows_of(batch), results, results.append)
+            divert_refused(self, failed)
+            keep = [bool(value) for value in results]
             self.output.emit(batch if all(keep) else batch.filter(pa.array(keep)))
             return
         if self._writer is None:
             self._writer = RowWriter(self._spec.output_schema(batch.schema, self.context.node))
+        # All rows of a flat_map's result, or, if it raises half-way, none.
+        kept = results.append if verb is RowVerb.MAP else lambda result: results.extend(list(_each(result)))
         with paused_gc():
-            rows = rows_of(batch)
-            results = self._call(rows) if self._spec.verb is RowVerb.MAP else self._call_flat(rows)
+            failed = self._call(rows_of(batch), results, kept)
             result, refused = self._writer.batch(results)
-        if refused:
-            divert_refused(self, refused)
+        divert_refused(self, failed + refused)
         self.output.emit(result)
 
-    def _call(self, rows: list[Row]) -> list[Any]:
-        function = self._spec.function
-        results: list[Any] = []
-        append = results.append
-        try:
-            for row in rows:
-                append(function(row))
-        except Exception as error:
-            raise user_error(self.context.node, rows[len(results)], error) from None
-        return results
+    def _call(self, rows: list[Row], results: list[Any], keep: Callable[[Any], None]) -> list[Refused]:
+        """Give ``keep`` what the function returns; return the records for which it raised (OP9).
 
-    def _call_flat(self, rows: list[Row]) -> list[Any]:
+        Raises:
+            UserFunctionError: it raised, and exceptions are not diverted.
+        """
         function = self._spec.function
-        results: list[Any] = []
-        at = 0
-        try:
-            for at, row in enumerate(rows):  # noqa: B007 (read after a failure)
-                results.extend(_each(function(row)))
-        except Exception as error:
-            raise user_error(self.context.node, rows[at], error) from None
-        return results
+        failed: list[Refused] = []
+        rest = iter(rows)
+        row: Row = {}
+        while True:
+            try:
+                for row in rest:  # after a failure it goes on behind the record that failed
+                    keep(function(row))
+            except Exception as error:
+                if not self._spec.diverts_exceptions:
+                    raise user_error(self.context.node, row, error) from None
+                failed.append(failure(row, error))
+                if self._spec.verb is RowVerb.FILTER:
+                    results.append(False)
+            else:
+                return failed
+
+
+def failure(record: object, error: Exception) -> Refused:
+    """Return the bad record that ``record`` becomes for ``error``; its problem has the traceback behind it."""
+    said = "".join(traceback.format_exception_only(error)).strip()
+    text = f"the function raised {said}\n{user_traceback(error)}"
+    return Refused(text if len(text) <= PROBLEM_CHARS_MAX else text[:PROBLEM_CHARS_MAX] + "…", shortened(record))
 
 
 def _each(result: Any) -> Iterable[Any]:
@@ -115,7 +132,9 @@ def _each(result: Any) -> Iterable[Any]:
 
 
 def divert_refused(operator: Operator, refused: list[Refused]) -> None:
-    """Hand rows that do not fit the output's schema over as bad records."""
+    """Hand rows that do not fit the output's schema, or that a function failed on, over as bad records."""
+    if not refused:
+        return
     problems = [r.problem for r in refused]
     records = [r.record for r in refused]
     operator.output.divert(bad_records(operator.context.node, problems, [""] * len(refused), records))

@@ -26,9 +26,13 @@ MODULES = (
     "headgate.spark.worker_logs",
     "headgate.runtime.worker.worker",
     "headgate.storage.backends",
+    "headgate.store.catalogue.sql",
 )
 PACKAGES = ("headgate.operators", "headgate.connectors")
 """What a worker imports on its way to the first record, directly or through its pipeline's operators."""
+
+OPTIONAL = ("pandas", "headgate.storage.object_store")
+"""What it may import, if it is installed: pyarrow looks for pandas as soon as a list becomes an array."""
 
 
 def main() -> None:
@@ -77,8 +81,9 @@ def prepare() -> None:
     """Import everything, and keep what all children would share from being shared."""
     for name in (*MODULES, *_modules_of_packages()):
         importlib.import_module(name)
-    with suppress(ImportError):  # pyarrow looks for it as soon as a list becomes an array
-        importlib.import_module("pandas")
+    for name in OPTIONAL:
+        with suppress(ImportError):
+            importlib.import_module(name)
     import numpy as np
 
     os.register_at_fork(after_in_child=np.random.seed)  # from the system's entropy, as an import would

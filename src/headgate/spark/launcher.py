@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headgate import __version__
 from headgate.errors import PipelineFailed
 from headgate.model.definition import PipelineDefinition
+from headgate.spark.job_errors import job_error
 from headgate.spark.workers import RESULT_SCHEMA, WorkerMain
 
-ERROR_CHARS_SHOWN = 300
 POLARS_THREADS = "POLARS_MAX_THREADS"
 
 JVM_GONE = (
@@ -48,9 +49,8 @@ class SparkLauncher:
         from pyspark import InheritableThread
 
         host, port = address
-        main = WorkerMain(
-            self.definition, submission, host, port, secret, self.is_local, self.fingerprint, self.log_directory
-        )
+        what = self.definition, submission, host, port, secret, self.is_local, self.fingerprint
+        main = WorkerMain(*what, __version__, self.log_directory)
         thread = InheritableThread(target=self._run, args=(submission, main, ended), name=f"headgate-job-{submission}")
         thread.daemon = True
         try:
@@ -79,7 +79,7 @@ class SparkLauncher:
                 workers = frame.mapInArrow(main, RESULT_SCHEMA, barrier=True)
             workers.collect()
         except Exception as error:
-            ended(_one_line(error))
+            ended(job_error(str(error)) or type(error).__name__)
         else:
             ended(None)
 
@@ -117,16 +117,3 @@ def _worker_environment(context: Any, is_local: bool) -> Iterator[None]:
             del context.environment[POLARS_THREADS]
         else:
             context.environment[POLARS_THREADS] = threads
-
-
-def _one_line(error: Exception) -> str:
-    """Return the telling line of a Spark error, without JVM frames."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    for line in lines:
-        if line.startswith("RuntimeError: headgate worker"):
-            return line.removeprefix("RuntimeError: ")[:ERROR_CHARS_SHOWN]
-    for line in lines:
-        if line.startswith(("ModuleNotFoundError:", "ImportError:", "AttributeError:")):
-            return f"a worker's Python reports {line}"[:ERROR_CHARS_SHOWN]
-    telling = [line for line in lines if line and not line.startswith("at ")]
-    return (telling[0] if telling else type(error).__name__)[:ERROR_CHARS_SHOWN]

@@ -9,8 +9,9 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from headgate.errors import UsageError
@@ -18,8 +19,12 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.progress import Observer, SilentObserver
 from headgate.runtime.driver.driver import Driver, lock_for
 from headgate.runtime.driver.handle import DriverHandle
+from headgate.spark.jvm import ensure_jvm, forget_dead_jvm, starting_up
 from headgate.spark.launcher import SparkLauncher, warm_up
+from headgate.spark.masters import read_master, same_master
 from headgate.spark.own_jvm import leave_sigterm_to_the_driver, options_of, temporary_directory
+from headgate.spark.prerequisites import SUBMITTED, check_prerequisites
+from headgate.spark.shipping import Submission, ship
 from headgate.spark.worker_logs import log_directory, spark_log
 
 SLOTS_WAIT_S = 30.0
@@ -46,13 +51,10 @@ class SparkHandle(DriverHandle):
         self._owns_session = owns_session
 
     def _release(self) -> None:
-        from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
-
         super()._release()
         if self._owns_session:
             self._owns_session = False
-            with suppress(Py4JNetworkError, OSError):  # the JVM may have died before
-                self._spark.stop()
+            _stop(self._spark)
 
 
 def start_pipeline(
@@ -61,28 +63,32 @@ def start_pipeline(
     spark: Any = None,
     master: str | None = None,
     observer: Observer | None = None,
+    submission: Submission | None = None,
 ) -> SparkHandle:
     """Start ``definition`` and return its handle.
 
     Uses ``spark``, else the active SparkSession, else makes one for ``master`` (default: local, as many slots as
-    the parallelism) and stops it at the end.
+    the parallelism) and stops it at the end. ``submission`` is what Spark is told beside the pipeline.
 
     Raises:
-        UsageError: the cluster has fewer slots than the parallelism, or another driver runs this pipeline.
+        UsageError: the cluster has fewer slots than the parallelism, another driver runs this pipeline, there is no
+            Java, or ``master`` is not where the session is.
+        PipelineFailed: Spark could not start; it may, later.
     """
-    from pyspark.sql import SparkSession
-
-    config = definition.config
+    config, submission = definition.config, submission or Submission()
     lock = lock_for(config)  # before a JVM is started
-    found = spark if spark is not None else SparkSession.getActiveSession()
-    owns_session, session = found is None, found
+    owns_session, session = False, None
     parallelism = definition.plan.parallelism
     try:
-        if session is None:
-            session = make_session(config.name, parallelism, master)
-        _check_slots(session, parallelism)
-        is_local = session.sparkContext.master.startswith("local")
-        host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
+        with starting_up():
+            session = found_session(spark, master)
+            owns_session = _is_new(session)
+            if session is None:
+                session = make_session(config.name, parallelism, master, submission.conf)
+            _check_slots(session, parallelism)
+            ship(session, submission)
+            is_local = session.sparkContext.master.startswith("local")
+            host = "127.0.0.1" if is_local else session.conf.get("spark.driver.host")
         fingerprint = plan_fingerprint(definition)
         logs = log_directory(is_local=is_local)
         launcher = SparkLauncher(session, definition, fingerprint, is_local, logs)
@@ -93,44 +99,108 @@ def start_pipeline(
     except BaseException:
         lock.release()
         if owns_session and session is not None:
-            session.stop()
+            _stop(session)
         raise
     driver.start()
     return SparkHandle(driver, session, owns_session)
 
 
-def make_session(name: str, parallelism: int, master: str | None) -> Any:
-    """Return a new SparkSession that keeps quiet: failures of workers are told by the driver, not by JVM frames."""
+def found_session(spark: Any, master: str | None) -> Any:
+    """Return the session that a pipeline will use and leave running; None if it has to make one.
+
+    Raises:
+        UsageError: ``master`` is given, and the session is elsewhere.
+    """
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    master = master or os.environ.get("HEADGATE_MASTER") or f"local[{parallelism}]"
-    if master.startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark_warnings = spark_log(name) if master.startswith("local") else None
-    quiet = os.path.join(os.path.dirname(__file__), f"log4j2-{'logged' if spark_warnings else 'quiet'}.properties")
-    options = f"-Dlog4j2.configurationFile=file:{quiet} -Dlog4j.configurationFile=file:{quiet}"
-    if spark_warnings is not None:
-        options += f' "-Dheadgate.log={spark_warnings}"'
-    builder = (
-        SparkSession.builder.master(master)
-        .appName(f"headgate-{name}")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.execution.arrow.pyspark.enabled", "true")
-        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.interval", f"{SLOTS_LOOK_S}s")
-        .config("spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures", str(SLOTS_LOOKS_MAX))
-        .config("spark.python.daemon.module", "headgate.spark.daemon")
-    )
-    given, java_options = options_of(temporary_directory() if master.startswith("local") else None)
-    if "log4j" not in os.environ.get(JVM_OPTIONS, ""):
-        java_options = f"{options} {java_options}"
-    for key, value in {**given, "spark.driver.extraJavaOptions": java_options.strip()}.items():
-        builder = builder.config(key, value) if value else builder
-    if master.startswith("local"):
-        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-    session = builder.getOrCreate()
+    forget_dead_jvm()
+    found = spark if spark is not None else SparkSession.getActiveSession()
+    context = SparkContext._active_spark_context if found is None else found.sparkContext  # a process has one
+    if context is not None and master is not None and not same_master(context.master, master):
+        raise UsageError(
+            f"master '{master}' is given, but the SparkSession that is there would be used, which is on "
+            f"'{context.master}': leave the master out, or stop that session first"
+        )
+    return found
+
+
+def _is_new(found: Any) -> bool:
+    """Whether a session that is made now is the pipeline's own, to be stopped with it: others may use the context."""
+    from pyspark import SparkContext
+
+    return found is None and SparkContext._active_spark_context is None
+
+
+def make_session(name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> Any:
+    """Return a new SparkSession that keeps quiet: failures of workers are told by the driver, not by JVM frames.
+
+    ``conf``: settings of the user's, which count more than those that Headgate makes.
+
+    Raises:
+        UsageError: there is no such master, no Java, or no Spark.
+        PipelineFailed: the master does not answer, or Spark's JVM ended.
+    """
+    from pyspark.sql import SparkSession
+
+    url = master or os.environ.get("HEADGATE_MASTER")
+    if url is None and SUBMITTED not in os.environ:  # spark-submit has been told its master
+        url = f"local[{parallelism}]"
+    options = session_options(name, url) | dict(conf)
+    with starting_up():
+        if url is not None:
+            place = read_master(url)
+            if place.is_local:
+                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            check_prerequisites(place)
+        ensure_jvm(options)
+        builder = SparkSession.builder
+        for option, value in options.items():
+            builder = builder.config(option, value)
+        session = builder.getOrCreate()
     leave_sigterm_to_the_driver(session)
     return session
+
+
+def session_options(name: str, master: str | None) -> dict[str, str]:
+    """Return the settings of a session of a pipeline's own; ``master`` None: Spark has been told."""
+    options = {
+        "spark.app.name": f"headgate-{name}",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": f"{SLOTS_LOOK_S}s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": str(SLOTS_LOOKS_MAX),
+        "spark.python.daemon.module": "headgate.spark.daemon",
+    }
+    if master is not None:
+        options["spark.master"] = read_master(master).url
+    is_local = master is not None and read_master(master).is_local
+    if is_local:
+        options |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    given, java_options = options_of(temporary_directory() if is_local else None)
+    java = [] if "log4j" in os.environ.get(JVM_OPTIONS, "") else log_options(spark_log(name) if is_local else None)
+    if java_options:
+        java.append(java_options)
+    if java:
+        options["spark.driver.extraJavaOptions"] = " ".join(java)
+    return options | given
+
+
+def log_options(warnings: Path | None) -> list[str]:
+    """Return what tells the JVM to log nothing but what is serious, or warnings to a file of its own."""
+    kind = "quiet" if warnings is None else "logged"
+    file = os.path.join(os.path.dirname(__file__), f"log4j2-{kind}.properties")
+    options = [f"-Dlog4j2.configurationFile=file:{file}", f"-Dlog4j.configurationFile=file:{file}"]
+    return options if warnings is None else [*options, f'"-Dheadgate.log={warnings}"']
+
+
+def _stop(session: Any) -> None:
+    """Stop a session whose JVM may have died before."""
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    with suppress(Py4JError, OSError):
+        session.stop()
 
 
 class WarmSession:
@@ -139,10 +209,10 @@ class WarmSession:
     None on a cluster: an application that waits would hold slots that the running pipeline needs.
     """
 
-    def __init__(self, name: str, parallelism: int, master: str | None) -> None:
+    def __init__(self, name: str, parallelism: int, master: str | None, conf: Iterable[tuple[str, str]] = ()) -> None:
         self.spark: Any = None
         if _stays_here(master):
-            self.spark = make_session(name, parallelism, master)
+            self.spark = make_session(name, parallelism, master, conf)
             warm_up(self.spark, parallelism)
 
     @property
@@ -152,11 +222,8 @@ class WarmSession:
 
     def close(self) -> None:
         """Stop the session, if there is one."""
-        from py4j.protocol import Py4JNetworkError
-
         if self.spark is not None:
-            with suppress(Py4JNetworkError, OSError):  # the JVM may have died before
-                self.spark.stop()
+            _stop(self.spark)
 
 
 def _stays_here(master: str | None) -> bool:
@@ -204,25 +271,25 @@ def _check_slots(session: Any, parallelism: int) -> None:
         time.sleep(0.2)
 
 
-def check_cluster(name: str, parallelism: int, spark: Any, master: str | None) -> None:
+def check_cluster(
+    name: str, parallelism: int, spark: Any, master: str | None, conf: Iterable[tuple[str, str]] = ()
+) -> None:
     """Check that a start would find Java, its master, and enough slots: for one that deletes something before.
 
     Nothing stays of it but the JVM, of which a process has one.
 
     Raises:
-        UsageError: the cluster has fewer slots than the parallelism.
-        Exception: whatever Spark says when there is no Java or no such master.
+        UsageError, PipelineFailed: see ``start_pipeline``.
     """
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    is_there = spark is not None or SparkContext._active_spark_context is not None
-    session = spark or SparkSession.getActiveSession() or make_session(name, parallelism, master)
-    try:
-        _check_slots(session, parallelism)
-    finally:
-        if not is_there:
-            session.stop()
+    with starting_up():
+        found = found_session(spark, master)
+        is_new = _is_new(found)
+        session = make_session(name, parallelism, master, conf) if found is None else found
+        try:
+            _check_slots(session, parallelism)
+        finally:
+            if is_new:
+                _stop(session)
 
 
 def plan_fingerprint(definition: PipelineDefinition) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from headgate import __version__
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import WorkerIndex
 
@@ -31,6 +32,8 @@ class WorkerMain:
     secret: bytes
     is_local: bool
     fingerprint: str
+    release: str
+    """Of the driver's Headgate."""
     log_directory: Path | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -45,6 +48,7 @@ class WorkerMain:
         from headgate.spark.worker_logs import WorkerLog
 
         context = BarrierTaskContext.get()
+        refuse_other_release(context.partitionId(), self.release)
         info = context.getTaskInfos()[context.partitionId()]
         host = "127.0.0.1" if self.is_local else info.address.rsplit(":", 1)[0]
         task = WorkerTask(
@@ -81,6 +85,19 @@ def leave_sigterm_to_the_driver() -> None:
     to the driver.
     """
     signal.signal(signal.SIGTERM, lambda *_: None)
+
+
+def refuse_other_release(worker: int, release: str) -> None:
+    """End a worker whose Headgate is another one than its driver's: their messages may mean different things.
+
+    Raises:
+        RuntimeError: one sentence, for the driver.
+    """
+    if release != __version__:
+        raise RuntimeError(
+            f"headgate worker {worker} stopped: the executors have headgate {__version__} and the driver has "
+            f"{release}; install the same release for both"
+        )
 
 
 def spill_directory() -> str | None:

@@ -16,7 +16,6 @@ from headgate.model.security import Access
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.memory import memory_storage
-from headgate.storage.object_store import ObjectStorage
 
 OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "http", "https")
 OBSTORE_PREFIX = "obstore+"
@@ -41,7 +40,7 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
         return LocalStorage(url, access)
     scheme = match.group(1).lower()
     if scheme.startswith(OBSTORE_PREFIX):
-        return ObjectStorage(url[len(OBSTORE_PREFIX) :])
+        return _object_storage(url, url[len(OBSTORE_PREFIX) :])
     if scheme in OPENERS:
         return OPENERS[scheme](url.removeprefix(f"{scheme}://"))
     if scheme == "file":
@@ -49,7 +48,7 @@ def open_storage(url: str, access: Access | None = None) -> Storage:
     if scheme == "memory":
         return memory_storage(url[len("memory://") :])
     if scheme in OBJECT_SCHEMES:
-        return ObjectStorage(url)
+        return _object_storage(url, url)
     known = ", ".join(f"{name}://" for name in ("file", "memory", *OBJECT_SCHEMES))
     raise UsageError(f"storage URL {url} has the unknown scheme '{scheme}'; use a directory or one of {known}")
 
@@ -79,6 +78,19 @@ def is_missing(url: str) -> bool:
         return local is not None and not local.is_dir()
     except OSError as error:
         raise StorageError("look at", str(local), error.strerror or str(error), is_transient=False) from error
+
+
+def _object_storage(url: str, location: str) -> Storage:
+    try:
+        from headgate.storage.object_store import ObjectStorage
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise UsageError(
+            f"object stores such as {url} need the package obstore, in the driver and on every worker: "
+            "pip install 'headgate[s3]'"
+        ) from None
+    return ObjectStorage(location)
 
 
 def _file_path(url: str) -> str:

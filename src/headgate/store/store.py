@@ -23,7 +23,6 @@ from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
 from headgate.store.catalogue.base import Catalogue, Contents, Frontier, TransactionInfo
-from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.fsck import Problem, check_store
 from headgate.store.linger import LINGER
@@ -98,6 +97,8 @@ class Store(ScaledStore):
                 "to a writable directory"
             ) from error
         chunks = Path(directory) / "chunks"
+        from headgate.store.catalogue.sql import SqlCatalogue  # SQLAlchemy takes a fifth of the imports of a start
+
         catalogue = SqlCatalogue.open(_catalogue_file(directory))
         return cls(directory, catalogue, storage if storage is not None else LocalStorage(chunks, access_in(chunks)))
 

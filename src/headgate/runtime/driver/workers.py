@@ -145,5 +145,6 @@ class Workers:
             return
         self._attempts.lost(record.attempt)
         now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
-        lost = events.WorkerLost(record.attempt, record.worker, loss.reason, now_ms, jitter, loss.is_silent)
+        reason = f"process {record.pid} on {record.address.host}: {loss.reason}"
+        lost = events.WorkerLost(record.attempt, record.worker, reason, now_ms, jitter, loss.is_silent)
         self._on_event(lost)

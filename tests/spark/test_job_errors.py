@@ -1,0 +1,59 @@
+"""What Spark says about a failed job becomes one sentence that says what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+import pytest
+
+import headgate
+from headgate.spark.job_errors import NEEDED, job_error
+from headgate.spark.workers import refuse_other_release
+
+NO_DAEMON = """Job aborted due to stage failure: Could not recover from a failed barrier ResultStage.
+Error from python worker:
+  /usr/bin/python3: Error while finding module specification (ModuleNotFoundError: No module named 'headgate')
+PYTHONPATH was:
+\tat org.apache.spark.api.python.PythonWorkerFactory.startDaemon(PythonWorkerFactory.scala:1)
+"""
+OTHER_VERSION = (
+    "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different "
+    "version: 3.9 than that in driver: 3.11, PySpark cannot run with different minor versions."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (NO_DAEMON, "the executors' Python has no 'headgate': install headgate there, or set PYSPARK_PYTHON"),
+        ("x\nModuleNotFoundError: No module named 'polars'", "the executors' Python has no 'polars': install headgate"),
+        ("ModuleNotFoundError: No module named 'shop.prices'", "the executors cannot import 'shop.prices': install"),
+        (OTHER_VERSION, "the executors' Python is 3.9, and this one is 3.11: set PYSPARK_PYTHON"),
+        ('java.io.IOException: Cannot run program "/x/python": error=2', "the executors have no Python at /x/python:"),
+        ("Job aborted\nRuntimeError: headgate worker 1 stopped: why", "headgate worker 1 stopped: why"),
+        ("\tat a.b.C(D)\nImportError: cannot import name 'x'", "a worker's Python reports ImportError: cannot import"),
+        ("Job aborted: no reason\n\tat a.b.C(D)", "Job aborted: no reason"),
+        ("", ""),
+    ],
+)
+def test_an_error_of_spark_is_one_sentence(text: str, told: str) -> None:
+    sentence = job_error(text)
+    assert sentence.startswith(told)
+    assert "\n" not in sentence
+
+
+def test_what_headgate_needs_is_what_it_requires() -> None:
+    required = importlib.metadata.requires("headgate") or []
+    names = [re.match(r"[\w.-]+", text) for text in required if "extra ==" not in text]
+    assert {name.group() for name in names if name} | {"headgate"} == NEEDED
+
+
+def test_a_worker_of_another_release_says_what_is_where() -> None:
+    refuse_other_release(0, headgate.__version__)
+    with pytest.raises(RuntimeError) as raised:
+        refuse_other_release(1, "0.0.1")
+    assert job_error(f"x\nRuntimeError: {raised.value}") == (
+        f"headgate worker 1 stopped: the executors have headgate {headgate.__version__} and the driver has 0.0.1; "
+        "install the same release for both"
+    )
