@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -55,7 +56,10 @@ def store_root(root: str | Path | None = None) -> str:
 
 
 class Store(ScaledStore):
-    """An open stream store. Where streams begin is in ``CutStore``, which segments they have in ``ScaledStore``."""
+    """An open stream store.
+
+    Where streams begin is in ``CutStore``, their columns in ``SchemaStore``, their segments in ``ScaledStore``.
+    """
 
     def __init__(
         self,
@@ -155,13 +159,23 @@ class Store(ScaledStore):
         """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``."""
         return self._catalogue.list_streams(scope)
 
-    def find(self, name: str) -> StreamInfo:
+    def find(self, name: str, *, schema_version: int | None = None) -> StreamInfo:
         """Return a stream without its counts, which take time when it has many chunks.
 
+        Args:
+            name: the stream.
+            schema_version: as whoever reads it in this one of ``schemas`` sees it; default: in that of now.
+
         Raises:
-            UsageError: there is none.
+            UsageError: there is no such stream or schema.
         """
-        return self._catalogue.find_stream(name)
+        info = self._catalogue.find_stream(name)
+        if schema_version is None or schema_version == info.schema_version:
+            return info
+        schemas = self._catalogue.schemas(info)
+        if not 0 <= schema_version < len(schemas):
+            raise UsageError(f"stream '{name}' has schemas 0 to {len(schemas) - 1}, not {schema_version}")
+        return replace(info, schema=schemas[schema_version], schema_version=schema_version)
 
     def describe(self, name: str) -> StreamInfo:
         """Return a stream with its counts.
@@ -220,16 +234,25 @@ class Store(ScaledStore):
             self.look_after,
         )
 
-    def reader(self, name: str, segment: int, position: int | None = None) -> SegmentReader:
+    def reader(
+        self, name: str, segment: int, position: int | None = None, *, schema_version: int | None = None
+    ) -> SegmentReader:
         """Return a reader of one segment, beginning at ``position``, or with the first event that is there.
 
-        It ends where the segment was closed, or the stream sealed.
+        It ends where the segment was closed, or the stream sealed. All events come in one schema, whatever they were
+        written in (S77).
+
+        Args:
+            name: the stream.
+            segment: its number.
+            position: where to begin.
+            schema_version: in which of ``schemas`` events are read; default: in that of now.
 
         Raises:
-            UsageError: there is no such stream, segment or position.
+            UsageError: there is no such stream, segment, position or schema.
             TruncatedError: the segment begins behind the position.
         """
-        info = self._catalogue.find_stream(name)
+        info = self.find(name, schema_version=schema_version)
         extents = self._catalogue.extents(info)
         if segment not in extents:
             raise UsageError(f"stream '{name}' has segments 0 to {len(extents) - 1}, not {segment}")

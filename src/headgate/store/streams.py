@@ -36,6 +36,7 @@ class StreamInfo:
         ends: per segment, closed ones too, the position of the next event to come (= events ever written to it).
         heads: per segment, the position of the first event that is still there (S65).
         retention: what is truncated by itself; None: nothing.
+        schema_version: number of its present schema, from 0 (S76).
         chunks_count, size_bytes: files that hold its events, prepared ones included.
         prepared_count: transactions that wait for a verdict.
     """
@@ -49,6 +50,7 @@ class StreamInfo:
     is_sealed: bool
     created_ms: int
     retention: RetentionPolicy | None = None
+    schema_version: int = 0
     segments: tuple[Segment, ...] = ()
     heads: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
@@ -128,6 +130,10 @@ def no_such_stream(name: str, where: str, there: Sequence[str]) -> UsageError:
 
 class OtherLayoutError(UsageError):
     """Events were routed by a layout that the stream has no more; they are to be routed anew (S73)."""
+
+
+class OtherSchemaError(UsageError):
+    """Events have values that do not fit an older schema of their stream (S77)."""
 
 
 def check_open(stream: StreamInfo) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from sqlalchemy.engine import Connection
 from tests.store.storing import KEYED
@@ -59,6 +60,7 @@ def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalo
         made.hold(stream, Hold("another", {0: 6, 1: 9}))
         made.set_retention("s", RetentionPolicy(age_ms=1))
         made.pass_segments(stream, Reading("q/source", "life", 2), [0])
+        made.update_schema("s", pa.schema([pa.field("more", pa.int64())]), is_whole=False)
         yield made
 
 
@@ -68,6 +70,7 @@ READS: dict[str, Call] = {
     "find_stream": lambda c, s: c.find_stream("s"),
     "describe_stream": lambda c, s: c.describe_stream("s"),
     "list_streams": lambda c, s: c.list_streams(""),
+    "schemas": lambda c, s: c.schemas(s),
     "layout": lambda c, s: c.layout("s"),
     "layout_and_extents": lambda c, s: c.layout_and_extents(s),
     "look": lambda c, s: c.look(s),
@@ -87,6 +90,7 @@ READS: dict[str, Call] = {
 }
 WRITES: dict[str, Call] = {
     "create_stream": lambda c, s: c.create_stream(StreamDefinition("n", KEYED, 3, None), 9, if_not_exists=False),
+    "update_schema": lambda c, s: c.update_schema("s", pa.schema([pa.field("new", pa.int32())]), is_whole=False),
     "scale_stream": lambda c, s: c.scale_stream("s", Plan(0, (0,), ((0, 5), (5, KEY_SPACE // 2)))),
     "pass_segments": lambda c, s: c.pass_segments(s, READING, [0, 1]),
     "seal_stream": lambda c, s: c.seal_stream("quiet"),

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from headgate.codec.chunk import PartEntry
 from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.layouts import Layout, Plan
@@ -24,20 +26,22 @@ from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """A durable chunk file, and the parts in it."""
+    """A durable chunk file, and the parts in it. ``schema_version``: in which schema its events were written."""
 
     path: str
     size_bytes: int
     entries: tuple[PartEntry, ...]
+    schema_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A visible part: events of one segment from position ``start``."""
+    """A visible part: events of one segment from position ``start``, written in one of their stream's schemas."""
 
     start: int
     path: str
     entry: PartEntry
+    schema_version: int = 0
 
     @property
     def end(self) -> int:
@@ -160,6 +164,9 @@ class Audit(Protocol):
     def problems(self) -> list[tuple[str, str]]:
         """Return (where, what) for everything that contradicts itself within the catalogue."""
 
+    def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
+        """Return the schemas that a stream has had, by version; none if one is missing, which is a problem."""
+
     def parts(self, stream: StreamInfo) -> Iterator[StoredPart]:
         """Give the visible parts of a stream whose chunks are recorded."""
 
@@ -235,6 +242,25 @@ class Catalogue(Protocol):
 
     def list_streams(self, scope: str) -> list[StreamInfo]:
         """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``, unless empty."""
+
+    def update_schema(self, name: str, wanted: pa.Schema, *, is_whole: bool) -> StreamInfo:
+        """Give a stream other columns (S76); return the stream. Repeating is fine.
+
+        Args:
+            name: the stream.
+            wanted: its columns from now on.
+            is_whole: all of them; else those that are added or widened, the others stay.
+
+        Raises:
+            UsageError: there is no such stream, it is sealed, or it cannot have these columns.
+        """
+
+    def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
+        """Return the schemas that a stream has had, by version; the last one is that of now.
+
+        Raises:
+            UsageError: the stream was deleted.
+        """
 
     def layout(self, name: str) -> Layout:
         """Return the segments of a stream (CT6)."""

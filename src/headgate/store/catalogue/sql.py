@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import sqlalchemy as sa
 
 from headgate.errors import UsageError, gone
@@ -18,7 +19,17 @@ from headgate.model.life import Life, Mine, Owner
 from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.transactions import Request, Verb
 from headgate.protocol.store.truncation import Extent, Hold
-from headgate.store.catalogue import heads, markers, owners, positions, scaling, starting_over, transactions, writers
+from headgate.store.catalogue import (
+    heads,
+    markers,
+    owners,
+    positions,
+    scaling,
+    schemas,
+    starting_over,
+    transactions,
+    writers,
+)
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.access import Database
@@ -97,6 +108,17 @@ class SqlCatalogue:
         with self._database.read() as connection:
             infos = [sql_streams.stream_info(row, self._where) for row in connection.execute(query).all()]
             return [sql_streams.with_counts(connection, info) for info in infos]
+
+    def update_schema(self, name: str, wanted: pa.Schema, *, is_whole: bool) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            info = sql_streams.find_stream(connection, name, self._where)
+            return schemas.update_schema(connection, info, wanted, is_whole=is_whole)
+
+    def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return sql_streams.find_schemas(connection, stream, self._where)
 
     def layout(self, name: str) -> Layout:
         """See ``Catalogue``."""
@@ -375,9 +397,9 @@ class SqlCatalogue:
 
     def chunk_paths(self, below: str = "") -> set[str]:
         """See ``Catalogue``."""
-        query = sa.select(t.chunks.c.path)
+        query = sa.select(t.chunks.c.file)
         if below:
-            query = query.where(t.chunks.c.path.startswith(f"{below}/", autoescape=True))
+            query = query.where(t.chunks.c.file.startswith(f"{below}/", autoescape=True))
         with self._database.read() as connection:
             return set(connection.scalars(query))
 
