@@ -54,6 +54,17 @@ def test_looking_at_a_store_of_an_older_version_changes_no_file(root: Path, vers
     assert len(run("read", "app/events").splitlines()) == 14
 
 
+def test_a_stream_is_given_a_policy_of_scaling() -> None:  # S79
+    run("create", "app/x")
+    assert run("scaling", "app/x") == "stream app/x: it is scaled by hand only\n"
+    wanted = "stream app/x: 1,000 events a second in a segment, 2 to 8 segments\n"
+    assert run("scaling", "app/x", "--events-per-second", "1000", "--min", "2", "--max", "8") == wanted
+    assert run("scaling", "app/x") == wanted
+    assert "both" in run("scaling", "app/x", "--events-per-second", "1", "--bytes-per-second", "1MB", code=2)
+    assert "--off goes with neither" in run("scaling", "app/x", "--off", "--bytes-per-second", "1MB", code=2)
+    assert "by hand only" in run("scaling", "app/x", "--off")
+
+
 def test_columns_are_added_and_widened(root: Path) -> None:  # S76
     run("create", "app/x", "--columns", "k:string,v:int32", "--segments", "1")
     run("write", "app/x", text='{"k":"a","v":1}\n')

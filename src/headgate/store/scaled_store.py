@@ -77,4 +77,4 @@ class ScaledStore(SchemaStore):
             if isinstance(wanted, Refused):
                 raise UsageError(f"stream '{name}' cannot be scaled: {wanted.problem}")
             with suppress(OtherLayoutError):  # somebody else has scaled it, or a late commit (S75): plan anew
-                return self._catalogue.scale_stream(name, wanted)
+                return self._catalogue.scale_stream(name, wanted, self._now_ms())

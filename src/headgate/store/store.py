@@ -23,6 +23,7 @@ from headgate.storage.access import access_in
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
+from headgate.store.autoscaled_store import AutoscaledStore
 from headgate.store.catalogue.base import Catalogue, Contents, Frontier, TransactionInfo
 from headgate.store.catalogue.sql import SqlCatalogue
 from headgate.store.chunks import delete_quietly, random_name
@@ -31,7 +32,7 @@ from headgate.store.linger import LINGER
 from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.retention import Retention, policy_of
-from headgate.store.scaled_store import ScaledStore
+from headgate.store.scaling import Scaling, scaling_policy_of
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_open
 from headgate.store.transactions import TransactionLog
 from headgate.store.writer import StreamWriter
@@ -55,10 +56,11 @@ def store_root(root: str | Path | None = None) -> str:
     return str(Path(chosen).expanduser().absolute())
 
 
-class Store(ScaledStore):
+class Store(AutoscaledStore):
     """An open stream store.
 
-    Where streams begin is in ``CutStore``, their columns in ``SchemaStore``, their segments in ``ScaledStore``.
+    Where streams begin is in ``CutStore``, their columns in ``SchemaStore``, their segments in
+    ``ScaledStore`` and ``AutoscaledStore``.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Store(ScaledStore):
         routing_key: str | None = None,
         if_not_exists: bool = False,
         retention: Retention | None = None,
+        scaling: Scaling | None = None,
     ) -> StreamInfo:
         """Create a stream.
 
@@ -148,11 +151,13 @@ class Store(ScaledStore):
                 appends.
             if_not_exists: return the stream there is, when schema and routing key fit.
             retention: how long events stay; None: until somebody truncates or deletes the stream.
+            scaling: how many segments it gets by itself; None: it is scaled by hand only.
 
         Raises:
             UsageError
         """
-        wanted = StreamDefinition(name, schema, segments, routing_key, policy_of(retention)).checked()
+        policies = policy_of(retention), scaling_policy_of(scaling)
+        wanted = StreamDefinition(name, schema, segments, routing_key, *policies).checked()
         return self._catalogue.create_stream(wanted, self._now_ms(), if_not_exists=if_not_exists)
 
     def list_streams(self, scope: str = "") -> list[StreamInfo]:

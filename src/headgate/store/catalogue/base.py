@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from headgate.codec.chunk import PartEntry
 from headgate.model.life import Life, Mine, Owner
+from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
 from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.transactions import Status
 from headgate.protocol.store.truncation import Extent, Hold
@@ -265,7 +266,25 @@ class Catalogue(Protocol):
     def layout(self, name: str) -> Layout:
         """Return the segments of a stream (CT6)."""
 
-    def scale_stream(self, name: str, plan: Plan) -> Layout:
+    def set_scaling(self, name: str, policy: ScalingPolicy | None) -> StreamInfo:
+        """Let ``policy`` be that of a stream (S79)."""
+
+    def observe(self, stream: StreamInfo, now_ms: int) -> Observed | None:
+        """Return what ``stream.scaling`` decides upon now; None without a policy, or if the stream is sealed.
+
+        It keeps nobody waiting: it only reads.
+
+        Raises:
+            UsageError: the stream was deleted.
+        """
+
+    def autoscale(self, stream: StreamInfo, plan: Plan, now_ms: int) -> bool:
+        """Carry out what was decided upon ``observe`` for the same ``stream``; return whether that was done.
+
+        Nothing is done if the stream has another policy or another layout by now, or is another one (S81).
+        """
+
+    def scale_stream(self, name: str, plan: Plan, now_ms: int) -> Layout:
         """Close segments and have others take their keys from now on (S72); return the layout. Repeating is fine.
 
         Raises:

@@ -16,10 +16,12 @@ import sqlalchemy as sa
 
 from headgate.errors import UsageError, gone
 from headgate.model.life import Life, Mine, Owner
+from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
 from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.transactions import Request, Verb
 from headgate.protocol.store.truncation import Extent, Hold
 from headgate.store.catalogue import (
+    autoscaling,
     heads,
     markers,
     owners,
@@ -125,10 +127,25 @@ class SqlCatalogue:
         with self._database.read() as connection:
             return sql_streams.find_layout(connection, sql_streams.find_stream(connection, name, self._where))
 
-    def scale_stream(self, name: str, plan: Plan) -> Layout:
+    def scale_stream(self, name: str, plan: Plan, now_ms: int) -> Layout:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return scaling.scale(connection, sql_streams.find_stream(connection, name, self._where), plan)
+            return scaling.scale(connection, sql_streams.find_stream(connection, name, self._where), plan, now_ms)
+
+    def set_scaling(self, name: str, policy: ScalingPolicy | None) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return sql_streams.set_scaling(connection, name, policy, self._where)
+
+    def observe(self, stream: StreamInfo, now_ms: int) -> Observed | None:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return autoscaling.observe(connection, stream, now_ms)
+
+    def autoscale(self, stream: StreamInfo, plan: Plan, now_ms: int) -> bool:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return autoscaling.autoscale(connection, stream, plan, now_ms)
 
     def layout_and_extents(self, stream: StreamInfo) -> tuple[Layout, dict[int, Extent]]:
         """See ``Catalogue``."""
@@ -300,7 +317,7 @@ class SqlCatalogue:
     def commit(self, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            reopening = scaling.Reopening(connection)
+            reopening = scaling.Reopening(connection, now_ms)
             for stream_name, name in names:
                 stream = self._promised(connection, stream_name, owner, epoch)
                 transactions.commit(connection, stream, Request(Verb.COMMIT, name, owner, epoch), reopening, now_ms)

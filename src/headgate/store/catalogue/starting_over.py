@@ -60,8 +60,11 @@ def empty(connection: Connection, reset: StreamReset, stream: str, found: Conten
     if found.others:
         return
     sql_streams.delete_stream(connection, info)
-    if reset.streams[stream] != (info.segments_count, info.routing_key, info.retention):
-        again = StreamDefinition(info.name, info.schema, info.segments_count, info.routing_key, info.retention)
+    is_made_alike = reset.streams[stream] == (info.segments_count, info.routing_key, info.retention)
+    if info.scaling is not None or not is_made_alike:
+        again = StreamDefinition(
+            info.name, info.schema, info.segments_count, info.routing_key, info.retention, info.scaling
+        )
         sql_streams.insert_stream(connection, again, now_ms, if_not_exists=False, where=where)
 
 

@@ -14,11 +14,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from headgate.errors import CorruptionError, UsageError
+from headgate.protocol.store.autoscaling import ScalingPolicy
 from headgate.protocol.store.layouts import Layout, Segment, first_layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
 from headgate.store.evolving import newest_fit
 from headgate.store.retention import RetentionPolicy, decode_retention, encode_retention
+from headgate.store.scaling import decode_scaling, encode_scaling
 from headgate.store.schemas import check_same_schema, decode_schema, encode_schema, schema_difference
 from headgate.store.streams import OtherLayoutError, StreamDefinition, StreamInfo, check_open, no_such_stream
 
@@ -56,6 +58,8 @@ def insert_stream(
             is_sealed=False,
             created_ms=now_ms,
             retention=encode_retention(wanted.retention),
+            scaling=encode_scaling(wanted.scaling),
+            scaled_ms=now_ms,
         )
     )
     insert_segments(connection, inserted_id(result), layout.segments, {})
@@ -127,6 +131,7 @@ def stream_info(row: Any, where: str) -> StreamInfo:
         created_ms=row.created_ms,
         retention=decode_retention(f"{where} (stream '{row.name}')", row.retention),
         schema_version=row.schema_version,
+        scaling=decode_scaling(f"{where} (stream '{row.name}')", row.scaling),
     )
 
 
@@ -214,6 +219,14 @@ def set_retention(connection: Connection, name: str, policy: RetentionPolicy | N
     text = encode_retention(policy)
     connection.execute(t.streams.update().where(t.streams.c.id == info.stream_id).values(retention=text))
     return replace(info, retention=policy)
+
+
+def set_scaling(connection: Connection, name: str, policy: ScalingPolicy | None, where: str) -> StreamInfo:
+    """Let ``policy`` be that of a stream; return the stream."""
+    info = find_stream(connection, name, where)
+    text = encode_scaling(policy)
+    connection.execute(t.streams.update().where(t.streams.c.id == info.stream_id).values(scaling=text))
+    return replace(info, scaling=policy)
 
 
 def seal_stream(connection: Connection, info: StreamInfo) -> None:

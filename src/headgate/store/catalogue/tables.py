@@ -18,8 +18,8 @@ CATALOGUE_VERSION = 7
 5: heads, holds, retention (S65 to S71): an older release would read truncated streams from 0.
 6: transactions know by which layout their events were routed, ``passed`` (S75, SC40): an older release would take the
    segments that a stream has now for all that it ever had.
-7: ``former_schemas`` (S76): an older release would read chunks of one schema in another. ``chunks.path`` is ``file``,
-   so that one which has the store open fails.
+7: policies of scaling (S79), ``former_schemas`` (S76): an older release would read chunks of one schema in another.
+   ``chunks.path`` is ``file``, so that one which has the store open fails.
 """
 
 metadata = sa.MetaData()
@@ -47,6 +47,8 @@ streams = sa.Table(
     sa.Column("layout_epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("retention", sa.String),
     sa.Column("schema_version", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("scaling", sa.String),
+    sa.Column("scaled_ms", sa.BigInteger, nullable=False, server_default="0"),
     sqlite_autoincrement=True,  # an id names a directory of chunks: never reused
 )
 

@@ -90,6 +90,8 @@ def _from_6(connection: Connection) -> None:
     """All events have the one schema of their stream; a process of an older release that has the store open fails."""
     for table in ("streams", "chunks"):
         connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN schema_version INTEGER DEFAULT '0' NOT NULL")
+    connection.exec_driver_sql("ALTER TABLE streams ADD COLUMN scaling VARCHAR")
+    connection.exec_driver_sql("ALTER TABLE streams ADD COLUMN scaled_ms BIGINT DEFAULT '0' NOT NULL")
     connection.exec_driver_sql("ALTER TABLE chunks RENAME COLUMN path TO file")
     t.former_schemas.create(connection, checkfirst=True)
 
