@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from headgate.state.ttl import TTL
     from headgate.store.cuts import StreamCut
     from headgate.store.retention import Retention
+    from headgate.store.scaling import Scaling
     from headgate.store.store import Store
 
 __version__ = "0.1.0"
@@ -160,6 +161,7 @@ _HOMES = {
     "headgate.state.ttl": ("TTL",),
     "headgate.store.cuts": ("StreamCut",),
     "headgate.store.retention": ("Retention",),
+    "headgate.store.scaling": ("Scaling",),
     "headgate.store.store": ("Store",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -224,6 +226,7 @@ __all__ = [
     "RocksDB",
     "RowNumber",
     "RunResult",
+    "Scaling",
     "Security",
     "Session",
     "Sliding",

@@ -14,7 +14,7 @@ DeadLetter Discard EditedSavepoint Evolution ExponentialDelay Fail FailureRate F
 FixedDelay FromRows Generator HeadgateError HookContext JsonLines KeyedStream Keys LedgerOutput LedgerSink ListState
 MapState Memory NewSavepoint NoRestart OperatorList ParquetFiles Pipeline PipelineFailed PipelineHandle PipelineState
 Print ProcessContext ProcessFunction Progress ProtocolViolation PublishOnCheckpoint RestoreContext Retention RocksDB
-RowNumber RunResult Security Session Sliding SnapshotContext StateHandle StorageError Store Stream StreamCut
+RowNumber RunResult Scaling Security Session Sliding SnapshotContext StateHandle StorageError Store Stream StreamCut
 StreamSink StreamSource TTL TextFiles Timer Timers TruncatedError Tumbling TwoPhaseSink Uniform UnionList UsageError
 ValueState WindowedStream WrittenSavepoint edit_savepoint new_savepoint output_checkpoint read_state
 read_state_batches register_state_source register_streams state_catalog __version__

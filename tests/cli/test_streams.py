@@ -54,6 +54,35 @@ def test_looking_at_a_store_of_an_older_version_changes_no_file(root: Path, vers
     assert len(run("read", "app/events").splitlines()) == 14
 
 
+def test_a_stream_is_given_a_policy_of_scaling() -> None:  # S79
+    run("create", "app/x")
+    assert run("scaling", "app/x") == "stream app/x: it is scaled by hand only\n"
+    wanted = "stream app/x: 1,000 events a second in a segment, 2 to 8 segments\n"
+    assert run("scaling", "app/x", "--events-per-second", "1000", "--min", "2", "--max", "8") == wanted
+    assert run("scaling", "app/x") == wanted
+    assert "both" in run("scaling", "app/x", "--events-per-second", "1", "--bytes-per-second", "1MB", code=2)
+    assert "--off goes with neither" in run("scaling", "app/x", "--off", "--bytes-per-second", "1MB", code=2)
+    assert "by hand only" in run("scaling", "app/x", "--off")
+
+
+def test_columns_are_added_and_widened(root: Path) -> None:  # S76
+    run("create", "app/x", "--columns", "k:string,v:int32", "--segments", "1")
+    run("write", "app/x", text='{"k":"a","v":1}\n')
+    assert run("update", "app/x", "--columns", "v:int64,note:text") == (
+        "stream app/x: schema 1, k: large_string, v: int64, note: large_string\n"
+    )
+    run("update", "app/x", "--columns", "note:text")
+    run("write", "app/x", text='{"k":"b","v":1099511627776,"note":"n"}\n')
+    assert [json.loads(line) for line in run("read", "app/x").splitlines()] == [
+        {"k": "a", "v": 1, "note": None},
+        {"k": "b", "v": 1 << 40, "note": "n"},
+    ]
+    assert json.loads(run("describe", "app/x", "--json"))["schema_version"] == 1
+    problem = run("update", "app/x", "--columns", "v:text", code=2)
+    assert "stream 'app/x' cannot be updated: column 'v' would change from int64 to large_string" in problem
+    run("update", "app/none", "--columns", "v:int", code=2)
+
+
 def test_json_lines_go_in_and_come_out_with_nulls() -> None:
     run("create", "app/x", "--columns", "k:string,v:int,at:timestamp", "--segments", "1")
     run("write", "app/x", text='{"k":"a","v":1,"at":"2020-01-01T00:00:00"}\n{"k":"b"}\n')

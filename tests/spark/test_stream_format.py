@@ -23,6 +23,7 @@ from headgate.spark.stream_reading import MicroBatchReader, Pieces, StreamReader
 from headgate.spark.stream_writing import MicroBatchWriter, Prepared, StreamWriter
 from headgate.store.retention import Retention
 from headgate.store.store import Store
+from headgate.store.streams import OtherSchemaError
 
 SCHEMA = pa.schema([("key", pa.string()), ("value", pa.int64())])
 SPARK_SCHEMA = from_arrow_schema(SCHEMA)
@@ -334,6 +335,32 @@ def test_a_query_holds_what_it_has_not_processed(stream: Store) -> None:  # SP6
         stream.truncate(stream.tail("in"))
     micro_batches(stream).commit(reached)  # without a name nothing is held
     assert list(stream.holds("in")) == ["spark/counts"]
+
+
+def test_a_stream_is_read_in_the_columns_that_it_had_when_it_was_loaded(store: Store) -> None:  # S77, SP2
+    narrow = pa.schema([("key", pa.string()), ("value", pa.int32())])
+    store.create_stream("in", narrow, segments=1)
+    reader = micro_batches(store, place="true")
+    start = reader.initialOffset()
+    wide = pa.schema([*SCHEMA, pa.field("_segment", pa.string())])  # named as what place=true adds
+    store.update_stream("in", schema=wide)
+    with store.writer("in") as writer:
+        writer.append(pa.RecordBatch.from_pylist([{"key": "a", "value": 7, "_segment": "x"}], schema=wide))
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert rows_of(reader, reader.partitions(start, end)) == [{"key": "a", "value": 7, "_segment": 0, "_position": 0}]
+    with store.writer("in") as writer:
+        writer.append(pa.RecordBatch.from_pylist([{"key": "a", "value": 1 << 40, "_segment": "x"}], schema=wide))
+    last = reader.latestOffset(end, ReadAllAvailable())
+    with pytest.raises(OtherSchemaError, match="column 'value' has become int64"):
+        rows_of(reader, reader.partitions(end, last))
+    assert [field.name for field in source(store).schema()] == ["key", "value", "_segment"]
+
+
+def test_rows_of_a_schema_of_before_are_written(stream: Store) -> None:  # S78, SP7
+    stream.update_stream("in", columns=pa.schema([("note", pa.string())]))
+    writer = writer_of(stream, "in")
+    writer.commit([task_of(writer, range(10, 20))])
+    assert everything(stream, "in") == rounds(20)
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------

@@ -80,6 +80,12 @@ def as_version_0_1(catalogue: Path) -> None:
             DROP TABLE garbage;
             DROP TABLE former_authors;
             DROP TABLE passed;
+            DROP TABLE former_schemas;
+            ALTER TABLE streams DROP COLUMN schema_version;
+            ALTER TABLE streams DROP COLUMN scaling;
+            ALTER TABLE streams DROP COLUMN scaled_ms;
+            ALTER TABLE chunks DROP COLUMN schema_version;
+            ALTER TABLE chunks RENAME COLUMN file TO path;
             ALTER TABLE transactions DROP COLUMN layout_epoch;
             ALTER TABLE parts DROP COLUMN visible_ms;
             ALTER TABLE streams DROP COLUMN retention;

@@ -285,9 +285,9 @@ def test_scaling_again_whose_answer_was_lost_changes_nothing(
     with monkeypatch.context() as patch:
         lose_an_answer(store, patch)
         with pytest.raises(StorageError):
-            store._catalogue.scale_stream(STREAM, plan)
+            store._catalogue.scale_stream(STREAM, plan, 0)
     layout = store.layout(STREAM)
-    assert store._catalogue.scale_stream(STREAM, plan) == layout
+    assert store._catalogue.scale_stream(STREAM, plan, 0) == layout
     assert layout.epoch == 1
 
 
@@ -295,7 +295,7 @@ def test_of_two_that_scale_at_once_one_is_told(store: Store) -> None:  # S72
     plan = Plan(0, (0,), ((0, 5), (5, -(-KEY_SPACE // 3))))
     store.split(STREAM, 1)
     with pytest.raises(OtherLayoutError, match="scaled by somebody else meanwhile"):
-        store._catalogue.scale_stream(STREAM, plan)
+        store._catalogue.scale_stream(STREAM, plan, 0)
 
 
 def test_who_scales_what_was_scaled_in_between_plans_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +305,8 @@ def test_who_scales_what_was_scaled_in_between_plans_anew(store: Store, monkeypa
     def layout(name: str) -> Layout:
         found = real(name)
         if found.epoch == 0:
-            store._catalogue.scale_stream(STREAM, Plan(0, (1, 2), (found.segments[1].keys, found.segments[2].keys)))
+            plan = Plan(0, (1, 2), (found.segments[1].keys, found.segments[2].keys))
+            store._catalogue.scale_stream(STREAM, plan, 0)
         return found
 
     monkeypatch.setattr(store._catalogue, "layout", layout)

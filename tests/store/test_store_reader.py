@@ -45,7 +45,7 @@ def values(reader: SegmentReader, rows_max: int = 1_000) -> list[int]:
 def chunk_files(store: Store) -> list[Path]:
     """In the order written."""
     with database_of(store).read() as connection:
-        paths = connection.scalars(sa.select(t.chunks.c.path).order_by(t.chunks.c.id)).all()
+        paths = connection.scalars(sa.select(t.chunks.c.file).order_by(t.chunks.c.id)).all()
     return [Path(store.root) / "chunks" / path for path in paths]
 
 

@@ -24,7 +24,9 @@ from headgate.cli.sinks import belongs_to
 from headgate.cli.streams_cut import MaxAge, MaxSize, add_cuts, retention_of
 from headgate.cli.streams_open import Name, StoreOption, opened
 from headgate.cli.streams_scale import add_scale, share_of
+from headgate.cli.streams_scaling import add_scaling
 from headgate.cli.streams_text import batch_of_json, batch_of_lines, line_blocks, parse_columns, text_lines
+from headgate.cli.streams_update import add_update
 from headgate.errors import UsageError
 from headgate.store.schemas import TEXT_SCHEMA
 from headgate.store.store import Store, store_root
@@ -33,6 +35,8 @@ from headgate.store.streams import StreamInfo
 app = typer.Typer(help="Streams of the embedded store.", no_args_is_help=True)
 add_cuts(app)
 add_scale(app)
+add_scaling(app)
+add_update(app)
 
 FOLLOW_PAUSE_S = 0.02
 
@@ -304,10 +308,12 @@ def _facts(info: StreamInfo) -> dict[str, object]:
         "heads": list(info.heads),
         "ends": list(info.ends),
         "retention": None if info.retention is None else str(info.retention),
+        "scaling": None if info.scaling is None else str(info.scaling),
         "chunks": info.chunks_count,
         "size_bytes": info.size_bytes,
         "prepared_transactions": info.prepared_count,
         "created_ms": info.created_ms,
+        "schema_version": info.schema_version,
         "columns": {field.name: str(field.type) for field in info.schema},
     }
 

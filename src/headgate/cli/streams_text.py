@@ -28,6 +28,7 @@ TYPES = {
     "int32": pa.int32(),
     "float64": pa.float64(),
     "float": pa.float64(),
+    "float32": pa.float32(),
     "bool": pa.bool_(),
     "timestamp": pa.timestamp("us"),
     "date": pa.date32(),

@@ -41,6 +41,8 @@ class SourceContext:
         clock_ms: only goes forward; it is no date (``Clock.monotonic_ms``).
         life: which life of the pipeline it is; "": nobody knows, nothing is recorded in its name.
         takes_checkpoints: from time to time, not only when somebody asks or at the end.
+        schema: what ``Source.schema`` returned when the pipeline was built; None: nobody knows. What the source reads
+            may have other columns by now.
     """
 
     pipeline: str
@@ -52,6 +54,7 @@ class SourceContext:
     clock_ms: Callable[[], int] = SYSTEM_CLOCK.monotonic_ms
     life: str = ""
     takes_checkpoints: bool = True
+    schema: pa.Schema | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,13 @@ class Selected:
     Attributes:
         place: where it is.
         stream_id: its number: a stream of the same name that is created later has another one.
+        version: of the schema that it had when it was loaded, in which all events are read (S77).
         schema: the columns, in types that Spark takes.
     """
 
     place: Place
     stream_id: int
+    version: int
     schema: pa.Schema
 
     @classmethod
@@ -73,7 +75,12 @@ class Selected:
                 )
             for name, dtype in zip(PLACE_COLUMNS, (pa.int32(), pa.int64()), strict=True):
                 whole = whole.append(pa.field(name, dtype))
-        return cls(place, info.stream_id, schema_for_spark(_narrowed(whole, options.text("columns"), info.name)))
+        return cls(
+            place,
+            info.stream_id,
+            info.schema_version,
+            schema_for_spark(_narrowed(whole, options.text("columns"), info.name)),
+        )
 
     def find(self) -> StreamInfo:
         """Return the stream.
@@ -84,7 +91,7 @@ class Selected:
         info = self.place.find()
         if info.stream_id != self.stream_id:
             raise UsageError(f"stream '{info.name}' was deleted and created anew since it was loaded: load it again")
-        return info
+        return self.place.store.find(info.name, schema_version=self.version)
 
     def look(self, begin: StreamCut) -> tuple[StreamInfo, Layout, dict[int, Extent]]:
         """Return the stream as it is now.
@@ -131,7 +138,7 @@ class Pieces(InputPartition):  # type: ignore[misc]
 
 def _events(place: Place, info: StreamInfo, piece: Piece) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the events of a piece, each batch with the position of its first one."""
-    reader = place.store.reader(info.name, piece.segment, piece.begin)
+    reader = place.store.reader(info.name, piece.segment, piece.begin, schema_version=info.schema_version)
     while reader.position < piece.end:
         first = reader.position
         batch = reader.read(end=piece.end)

@@ -23,9 +23,10 @@ from headgate.protocol.store.micro_batches import Turn, turn_of
 from headgate.protocol.store.transactions import Status
 from headgate.spark.columns import schema_for_spark
 from headgate.spark.stream_options import Options, Place
+from headgate.store.evolving import newest_fit
 from headgate.store.schemas import difference_by_name
 from headgate.store.store import Store
-from headgate.store.streams import StreamInfo, check_takes
+from headgate.store.streams import check_takes
 
 SEGMENTS = 4
 """Of a stream that is created, as for a ``StreamSink``."""
@@ -77,8 +78,8 @@ class Written:
             info = place.store.create_stream(
                 options.stream, schema, segments=segments, routing_key=key, if_not_exists=True
             )
-        _check_fits(info, schema, key)
-        return cls(place, info.schema)
+        check_takes(info, key)
+        return cls(place, _fitting(place.store.schemas(info.name), info.name, schema))
 
     def prepare(self, batches: Iterator[pa.RecordBatch], owner: str, epoch: int, name: str) -> Prepared:
         """Write the rows of one task, durable and invisible.
@@ -170,14 +171,19 @@ def _commit(store: Store, names: Sequence[tuple[str, str]], owner: str, epoch: i
     return store.commit_transactions(names, owner=owner, epoch=epoch)
 
 
-def _check_fits(info: StreamInfo, schema: pa.Schema, routing_key: str | None) -> None:
-    check_takes(info, routing_key)
-    difference = difference_by_name(schema_for_spark(canonical_schema(info.schema)), schema_for_spark(schema))
-    if difference:
+def _fitting(schemas: Sequence[pa.Schema], stream: str, schema: pa.Schema) -> pa.Schema:
+    """Return the newest of a stream's schemas that rows of ``schema`` fit (S78)."""
+
+    def difference(known: pa.Schema) -> str:
+        return difference_by_name(schema_for_spark(canonical_schema(known)), schema_for_spark(schema))
+
+    version = newest_fit(schemas, difference)
+    if version is None:
         raise UsageError(
-            f"rows do not fit stream '{info.name}': column {difference}; select or cast the columns, or write to "
-            "another stream"
+            f"rows do not fit stream '{stream}': column {difference(schemas[-1])}; select or cast the columns, or "
+            "write to another stream"
         )
+    return schemas[version]
 
 
 def _names(messages: Messages) -> list[str]:

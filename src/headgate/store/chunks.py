@@ -17,7 +17,8 @@ import pyarrow as pa
 from headgate.codec.chunk import PART_BYTES_MAX, EncodedChunk, Part, encode_chunk, verify_part
 from headgate.errors import CorruptionError, StorageError
 from headgate.storage.base import NotFound, Storage
-from headgate.store.catalogue.base import StoredPart
+from headgate.store.catalogue.base import ChunkRecord, StoredPart
+from headgate.store.evolving import in_schema
 from headgate.store.routing import Segments, ranges_of, segments_of
 from headgate.store.streams import StreamInfo
 
@@ -38,16 +39,22 @@ class BatchChunk:
         chunk: the file.
         counts: per batch and segment, the number of events (row = batch, column = one of ``segments``).
         segments: the numbers of the segments that took events when they were routed.
+        schema_version: in which schema of the stream they were encoded.
     """
 
     chunk: EncodedChunk
     counts: npt.NDArray[np.int64]
     segments: tuple[int, ...]
+    schema_version: int
 
     @property
     def events_count(self) -> int:
         """Events in the chunk."""
         return int(self.counts.sum())
+
+    def record(self, path: str) -> ChunkRecord:
+        """Return what the catalogue is told once the chunk is at ``path``."""
+        return ChunkRecord(path, self.chunk.size_bytes, self.chunk.entries, self.schema_version)
 
 
 def random_name() -> str:
@@ -63,8 +70,10 @@ def chunk_path(stream_id: int, kind: str, name: str) -> str:
 def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallback: int) -> BatchChunk:
     """Encode non-empty ``batches`` as one chunk; without a routing key ``fallback`` picks one segment for all.
 
-    Order within a segment is the order of the batches.
+    Order within a segment is the order of the batches. Those of a former schema get that of ``stream``.
     """
+    batches = [in_schema(batch, stream.schema) for batch in batches]
+    version = stream.schema_version
     whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     lengths = [batch.num_rows for batch in batches]
     segments = tuple(segment.segment_id for segment in stream.segments)
@@ -72,7 +81,7 @@ def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallba
     if stream.routing_key is None or len(segments) == 1:
         at = fallback % len(segments)
         counts[:, at] = lengths
-        return BatchChunk(encode_chunk(stream.stream_id, _parts(segments[at], whole)), counts, segments)
+        return BatchChunk(encode_chunk(stream.stream_id, _parts(segments[at], whole)), counts, segments, version)
     routes = _routes(stream, whole.column(stream.routing_key))
     at = 0
     for row, length in enumerate(lengths):
@@ -84,7 +93,7 @@ def encode_batches(stream: StreamInfo, batches: Sequence[pa.RecordBatch], fallba
     for segment, count in zip(segments, counts.sum(axis=0).tolist(), strict=True):
         parts += _parts(segment, ordered.slice(at, count))
         at += count
-    return BatchChunk(encode_chunk(stream.stream_id, parts), counts, segments)
+    return BatchChunk(encode_chunk(stream.stream_id, parts), counts, segments, version)
 
 
 def _routes(stream: StreamInfo, keys: pa.Array) -> Segments:

@@ -137,7 +137,7 @@ class CutStore:
         return self.head(name)
 
     def look_after(self, name: str) -> None:
-        """Do what ``retain`` does, unless this process did so a moment ago, and never for long at a time.
+        """Do what ``retain`` and ``autoscale`` do, unless this process did so a moment ago; never for long at a time.
 
         It never fails: what could not be removed now, a later look removes.
         """
@@ -147,13 +147,22 @@ class CutStore:
         self._look_due_ms[name] = now_ms + LOOK_INTERVAL_MS
         try:
             stream = self._catalogue.find_stream(name)
+        except HeadgateError as error:
+            _log.warning("stream '%s' could not be looked at: %s; trying again in a minute", name, error)
+            return
+        self._look_at(stream)
+
+    def _look_at(self, stream: StreamInfo) -> None:
+        """Do what is due for a stream, and never fail."""
+        try:
             if stream.retention is None:
                 return
             self._let_go(stream)
             if not self._tidy_some(stream):
-                self._look_due_ms[name] = now_ms  # the next one goes on
+                self._look_due_ms[stream.name] = self._clock.monotonic_ms()  # the next one goes on
         except HeadgateError as error:
-            _log.warning("old events of stream '%s' could not be removed: %s; trying again in a minute", name, error)
+            what = f"old events of stream '{stream.name}' could not be removed"
+            _log.warning("%s: %s; trying again in a minute", what, error)
 
     def _let_go(self, stream: StreamInfo) -> bool:
         """Move heads as far as the retention says; return whether any moved. Others wait for the move only."""

@@ -40,9 +40,12 @@ def check_store(catalogue: Catalogue, storage: Storage, *, verify_events: bool) 
 
 def _check_events(audit: Audit, storage: Storage, stream: StreamInfo) -> list[Problem]:
     problems = []
+    schemas = dict(enumerate(audit.schemas(stream)))
     for part in audit.parts(stream):
+        if part.schema_version not in schemas:
+            continue  # a problem of the catalogue, which says so
         try:
-            read_part(storage, part, stream.schema)
+            read_part(storage, part, schemas[part.schema_version])
         except HeadgateError as error:
             problems.append(Problem(f"{stream.name}/{part.entry.segment} position {part.start}", str(error)))
     return problems

@@ -16,9 +16,10 @@ from headgate.errors import UsageError
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import ChunkRecord
 from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
+from headgate.store.evolving import Schemas
 from headgate.store.limits import check_event_sizes
 from headgate.store.routing import hash_text
-from headgate.store.schemas import check_same_schema
+from headgate.store.schemas import check_same_schema, schema_difference
 from headgate.store.spilling import Part, Spilling
 from headgate.store.streams import StreamInfo
 
@@ -54,9 +55,11 @@ class Transaction:
         epoch: int,
         new_name: Callable[[], str],
         spilling: Spilling,
+        schemas: Schemas,
     ) -> None:
         """Use ``Store.begin``."""
         self._spilling = spilling
+        self._schemas = schemas
         self.stream = stream
         self.name = name
         self.owner = owner
@@ -85,7 +88,7 @@ class Transaction:
         """
         if not self._is_open:
             raise UsageError(f"transaction '{self.name}' of stream '{self.stream.name}' takes no more events")  # S12
-        check_same_schema(self.stream.name, self.stream.schema, batch.schema)
+        self._check_schema(batch.schema)
         check_event_sizes(self.stream.name, batch)
         if batch.num_rows == 0:
             return
@@ -98,6 +101,19 @@ class Transaction:
         if is_full:
             self._part = self._spilling.begin(self._buffer, self._write_chunk)
             self._buffer, self._buffered_bytes = [], 0
+
+    def _check_schema(self, schema: pa.Schema) -> None:
+        """Check that events have the schema that the stream had when this began, or a former one (S78)."""
+        if not schema_difference(self.stream.schema, schema):
+            return
+        version = self._schemas.fitting(schema)
+        if version is None:
+            check_same_schema(self.stream.name, self.stream.schema, schema)
+        elif version > self.stream.schema_version:
+            raise UsageError(
+                f"transaction '{self.name}' began before stream '{self.stream.name}' got the columns of these events; "
+                "write them in another one"
+            )
 
     def seal(self, name: str | None = None) -> None:
         """Take no more events; give it its final name. No I/O."""
@@ -142,11 +158,11 @@ class Transaction:
         self._written = []
 
     def _write_chunk(self, batches: Sequence[pa.RecordBatch]) -> None:
-        encoded = encode_batches(self.stream, batches, self._fallback).chunk
+        encoded = encode_batches(self.stream, batches, self._fallback)
         base = owner_directory(self.stream.stream_id, self.owner).partition("/")[2]
         path = chunk_path(self.stream.stream_id, f"{base}/{self.epoch}", self._new_name())
-        self._storage.put(path, encoded.buffers)
-        self._written.append(ChunkRecord(path, encoded.size_bytes, encoded.entries))
+        self._storage.put(path, encoded.chunk.buffers)
+        self._written.append(encoded.record(path))
 
     def _finish_spill(self) -> None:
         """Wait for the part being written; write it again if that failed."""

@@ -14,7 +14,8 @@ from headgate.errors import CorruptionError, StorageError, TruncatedError
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue, StoredPart
 from headgate.store.chunks import read_part
-from headgate.store.streams import StreamInfo
+from headgate.store.evolving import Schemas, in_schema
+from headgate.store.streams import OtherSchemaError, StreamInfo
 
 READ_ROWS = 65_536
 """Default size of a read when catching up: batch size decides throughput."""
@@ -32,6 +33,7 @@ class SegmentReader:
         self._catalogue = catalogue
         self._storage = storage
         self.stream = stream
+        self._schemas = Schemas(catalogue, stream)
         self.segment = segment
         self.position = position
         """Position of the event that the next read begins with."""
@@ -77,7 +79,7 @@ class SegmentReader:
         while rows < limit and size_bytes < READ_BYTES_MAX:
             try:
                 batch = self._current()
-            except (CorruptionError, StorageError, TruncatedError):
+            except (CorruptionError, StorageError, TruncatedError, OtherSchemaError):
                 if not pieces:
                     raise
                 break  # what was read is good; the next call raises
@@ -104,7 +106,9 @@ class SegmentReader:
             return None
         part = self._parts[0]
         try:
-            self._batch = read_part(self._storage, part, self.stream.schema)
+            self._batch = self._in_own_schema(
+                part, read_part(self._storage, part, self._schemas.of(part.schema_version))
+            )
         except CorruptionError:
             self._check_not_truncated()
             raise
@@ -112,6 +116,20 @@ class SegmentReader:
         self.part_chunk = part.path
         self._batch_at = max(0, self.position - part.start)
         return self._batch
+
+    def _in_own_schema(self, part: StoredPart, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return events in the schema that the reader was opened with (S77).
+
+        Raises:
+            OtherSchemaError: they are newer, and do not fit it.
+        """
+        try:
+            return in_schema(batch, self.stream.schema)
+        except OtherSchemaError as error:
+            raise OtherSchemaError(
+                f"stream '{self.stream.name}' has other columns since it was opened: {error}, in segment "
+                f"{self.segment} from position {part.start} on; open it again, or start the pipeline again"
+            ) from None
 
     def _check_not_truncated(self) -> None:
         """Tell a file that went with a truncation, behind the look into the catalogue, from a damaged one (S67).

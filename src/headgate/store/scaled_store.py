@@ -14,11 +14,11 @@ from headgate.protocol.store import layouts
 from headgate.protocol.store.layouts import Layout, Plan, Refused
 from headgate.protocol.store.truncation import Extent
 from headgate.store.catalogue.base import Reading
-from headgate.store.cut_store import CutStore
+from headgate.store.schema_store import SchemaStore
 from headgate.store.streams import OtherLayoutError, StreamInfo
 
 
-class ScaledStore(CutStore):
+class ScaledStore(SchemaStore):
     """The segments of its streams."""
 
     def layout(self, name: str) -> Layout:
@@ -77,4 +77,4 @@ class ScaledStore(CutStore):
             if isinstance(wanted, Refused):
                 raise UsageError(f"stream '{name}' cannot be scaled: {wanted.problem}")
             with suppress(OtherLayoutError):  # somebody else has scaled it, or a late commit (S75): plan anew
-                return self._catalogue.scale_stream(name, wanted)
+                return self._catalogue.scale_stream(name, wanted, self._now_ms())

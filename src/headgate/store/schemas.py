@@ -70,6 +70,27 @@ def check_same_schema(stream: str, expected: pa.Schema, found: pa.Schema) -> Non
         raise UsageError(f"events do not fit stream '{stream}': column {difference}")
 
 
+def merged_schema(present: pa.Schema, columns: pa.Schema) -> pa.Schema:
+    """Return ``present`` with ``columns``: of another type where it has them, behind its own where not."""
+    given = {field.name: field for field in columns}
+    kept = [given.get(field.name, field) for field in present]
+    return pa.schema([*kept, *(field for field in columns if field.name not in present.names)])
+
+
+def check_added_may_be_null(stream: str, present: pa.Schema, wanted: pa.Schema) -> None:
+    """Check that columns which a stream does not have yet may be null, as they are in what is there (S76).
+
+    Raises:
+        UsageError: one must not.
+    """
+    for field in wanted:
+        if field.name not in present.names and not field.nullable:
+            raise UsageError(
+                f"stream '{stream}' cannot be updated: column '{field.name}' ({field.type}) would be added and must "
+                "not be null, but the events that are there have none; let it be nullable"
+            )
+
+
 def encode_schema(schema: pa.Schema) -> bytes:
     """Return the bytes the catalogue keeps."""
     return bytes(schema.serialize())

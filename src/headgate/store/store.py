@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from headgate.storage.access import access_in
 from headgate.storage.base import Storage
 from headgate.storage.local import LocalStorage
 from headgate.storage.roots import checked_access, make_root
+from headgate.store.autoscaled_store import AutoscaledStore
 from headgate.store.catalogue.base import Catalogue, Contents, Frontier, TransactionInfo
 from headgate.store.chunks import delete_quietly, random_name
 from headgate.store.fsck import Problem, check_store
@@ -29,7 +31,7 @@ from headgate.store.linger import LINGER
 from headgate.store.open_transaction import Transaction
 from headgate.store.reader import SegmentReader
 from headgate.store.retention import Retention, policy_of
-from headgate.store.scaled_store import ScaledStore
+from headgate.store.scaling import Scaling, scaling_policy_of
 from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset, check_open
 from headgate.store.transactions import TransactionLog
 from headgate.store.writer import StreamWriter
@@ -53,8 +55,12 @@ def store_root(root: str | Path | None = None) -> str:
     return str(Path(chosen).expanduser().absolute())
 
 
-class Store(ScaledStore):
-    """An open stream store. Where streams begin is in ``CutStore``, which segments they have in ``ScaledStore``."""
+class Store(AutoscaledStore):
+    """An open stream store.
+
+    Where streams begin is in ``CutStore``, their columns in ``SchemaStore``, their segments in
+    ``ScaledStore`` and ``AutoscaledStore``.
+    """
 
     def __init__(
         self,
@@ -134,6 +140,7 @@ class Store(ScaledStore):
         routing_key: str | None = None,
         if_not_exists: bool = False,
         retention: Retention | None = None,
+        scaling: Scaling | None = None,
     ) -> StreamInfo:
         """Create a stream.
 
@@ -145,24 +152,36 @@ class Store(ScaledStore):
                 appends.
             if_not_exists: return the stream there is, when schema and routing key fit.
             retention: how long events stay; None: until somebody truncates or deletes the stream.
+            scaling: how many segments it gets by itself; None: it is scaled by hand only.
 
         Raises:
             UsageError
         """
-        wanted = StreamDefinition(name, schema, segments, routing_key, policy_of(retention)).checked()
+        policies = policy_of(retention), scaling_policy_of(scaling)
+        wanted = StreamDefinition(name, schema, segments, routing_key, *policies).checked()
         return self._catalogue.create_stream(wanted, self._now_ms(), if_not_exists=if_not_exists)
 
     def list_streams(self, scope: str = "") -> list[StreamInfo]:
         """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``."""
         return self._catalogue.list_streams(scope)
 
-    def find(self, name: str) -> StreamInfo:
+    def find(self, name: str, *, schema_version: int | None = None) -> StreamInfo:
         """Return a stream without its counts, which take time when it has many chunks.
 
+        Args:
+            name: the stream.
+            schema_version: as whoever reads it in this one of ``schemas`` sees it; default: in that of now.
+
         Raises:
-            UsageError: there is none.
+            UsageError: there is no such stream or schema.
         """
-        return self._catalogue.find_stream(name)
+        info = self._catalogue.find_stream(name)
+        if schema_version is None or schema_version == info.schema_version:
+            return info
+        schemas = self._catalogue.schemas(info)
+        if not 0 <= schema_version < len(schemas):
+            raise UsageError(f"stream '{name}' has schemas 0 to {len(schemas) - 1}, not {schema_version}")
+        return replace(info, schema=schemas[schema_version], schema_version=schema_version)
 
     def describe(self, name: str) -> StreamInfo:
         """Return a stream with its counts.
@@ -221,16 +240,25 @@ class Store(ScaledStore):
             self.look_after,
         )
 
-    def reader(self, name: str, segment: int, position: int | None = None) -> SegmentReader:
+    def reader(
+        self, name: str, segment: int, position: int | None = None, *, schema_version: int | None = None
+    ) -> SegmentReader:
         """Return a reader of one segment, beginning at ``position``, or with the first event that is there.
 
-        It ends where the segment was closed, or the stream sealed.
+        It ends where the segment was closed, or the stream sealed. All events come in one schema, whatever they were
+        written in (S77).
+
+        Args:
+            name: the stream.
+            segment: its number.
+            position: where to begin.
+            schema_version: in which of ``schemas`` events are read; default: in that of now.
 
         Raises:
-            UsageError: there is no such stream, segment or position.
+            UsageError: there is no such stream, segment, position or schema.
             TruncatedError: the segment begins behind the position.
         """
-        info = self._catalogue.find_stream(name)
+        info = self.find(name, schema_version=schema_version)
         extents = self._catalogue.extents(info)
         if segment not in extents:
             raise UsageError(f"stream '{name}' has segments 0 to {len(extents) - 1}, not {segment}")

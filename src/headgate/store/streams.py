@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from headgate.errors import UsageError
 from headgate.model.life import Life, Mine
+from headgate.protocol.store.autoscaling import ScalingPolicy
 from headgate.protocol.store.layouts import SEGMENTS_MAX, Segment
 from headgate.store.retention import RetentionPolicy
 from headgate.store.routing import check_key_type
@@ -36,6 +37,8 @@ class StreamInfo:
         ends: per segment, closed ones too, the position of the next event to come (= events ever written to it).
         heads: per segment, the position of the first event that is still there (S65).
         retention: what is truncated by itself; None: nothing.
+        schema_version: number of its present schema, from 0 (S76).
+        scaling: how it is scaled by itself (S79); None: by hand only.
         chunks_count, size_bytes: files that hold its events, prepared ones included.
         prepared_count: transactions that wait for a verdict.
     """
@@ -49,6 +52,8 @@ class StreamInfo:
     is_sealed: bool
     created_ms: int
     retention: RetentionPolicy | None = None
+    schema_version: int = 0
+    scaling: ScalingPolicy | None = None
     segments: tuple[Segment, ...] = ()
     heads: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
@@ -71,6 +76,7 @@ class StreamDefinition:
     segments_count: int
     routing_key: str | None
     retention: RetentionPolicy | None = None
+    scaling: ScalingPolicy | None = None
 
     def checked(self) -> StreamDefinition:
         """Return it with a plain schema.
@@ -128,6 +134,10 @@ def no_such_stream(name: str, where: str, there: Sequence[str]) -> UsageError:
 
 class OtherLayoutError(UsageError):
     """Events were routed by a layout that the stream has no more; they are to be routed anew (S73)."""
+
+
+class OtherSchemaError(UsageError):
+    """Events have values that do not fit an older schema of their stream (S77)."""
 
 
 def check_open(stream: StreamInfo) -> None:

@@ -14,6 +14,7 @@ from headgate.errors import StorageError, UsageError
 from headgate.storage.base import Storage
 from headgate.store.catalogue.base import Catalogue, ChunkRecord
 from headgate.store.chunks import delete_quietly
+from headgate.store.evolving import Schemas
 from headgate.store.open_transaction import Transaction, owner_directory
 from headgate.store.spilling import Spilling
 from headgate.store.streams import StreamInfo
@@ -51,7 +52,8 @@ class TransactionLog:
         if not owner or epoch < 0:
             raise UsageError(f"a transaction needs an owner and an epoch of at least 0, not {owner!r} and {epoch}")
         info = self._catalogue.begin(stream, name, owner, epoch)
-        return Transaction(self, self._storage, info, name, owner, epoch, self._new_name, self._spilling)
+        schemas = Schemas(self._catalogue, info)
+        return Transaction(self, self._storage, info, name, owner, epoch, self._new_name, self._spilling, schemas)
 
     def prepare(self, transaction: Transaction, chunks: Sequence[ChunkRecord]) -> None:
         """Record ``transaction`` as prepared, with the durable files that hold its events (S12)."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -18,12 +19,13 @@ from headgate.clock import Clock
 from headgate.errors import FencedError, HeadgateError, StorageError, UsageError
 from headgate.storage.base import NotFound, Storage
 from headgate.store.appends import TRUNCATED, Appended, FlushAttempt, PendingAppend, Starts
-from headgate.store.catalogue.base import Catalogue, ChunkRecord, Numbers
+from headgate.store.catalogue.base import Catalogue, Numbers
 from headgate.store.chunks import FLUSH_BYTES, chunk_path, delete_quietly, encode_batches
+from headgate.store.evolving import Schemas
 from headgate.store.limits import check_event_sizes
 from headgate.store.linger import Linger
 from headgate.store.routing import hash_text
-from headgate.store.schemas import check_same_schema
+from headgate.store.schemas import check_same_schema, schema_difference
 from headgate.store.streams import OtherLayoutError, StreamInfo
 from headgate.threads import Threads
 
@@ -53,6 +55,7 @@ class StreamWriter:
         self._catalogue = catalogue
         self._storage = storage
         self.stream = stream
+        self._schemas = Schemas(catalogue, stream)
         self._writer_id = writer_id
         self._epoch = epoch
         self._linger_ms = linger_ms
@@ -96,7 +99,7 @@ class StreamWriter:
             StorageError: the buffer is full and cannot be written now; nothing was taken.
             HeadgateError: what ended the writer before, such as FencedError; nothing was taken.
         """
-        check_same_schema(self.stream.name, self.stream.schema, batch.schema)
+        self._take_schema(batch.schema)
         check_event_sizes(self.stream.name, batch)
         self._check_number(sequence)
         self._notice_fork()
@@ -179,6 +182,19 @@ class StreamWriter:
             self._end(UsageError(f"{what} before this append was acknowledged"))
         if self._linger is not None:
             self._linger.close()
+
+    def _take_schema(self, schema: pa.Schema) -> None:
+        """Check that events have a schema of the stream; from its first newer one on, write in that (S78)."""
+        if not schema_difference(self.stream.schema, schema):
+            return
+        version = self._schemas.fitting(schema)
+        if version is None:
+            check_same_schema(self.stream.name, self.stream.schema, schema)
+        elif version > self.stream.schema_version:
+            newer = self._schemas.of(version)
+            with self._flush_lock:  # a flush goes on in one schema and one layout
+                if version > self.stream.schema_version:
+                    self.stream = replace(self.stream, schema=newer, schema_version=version)
 
     def _check_number(self, sequence: int | None) -> None:
         if sequence is None:
@@ -278,10 +294,9 @@ class StreamWriter:
             known = self._found(attempt.path)
             if known is not None:  # the earlier try took effect although it reported an error
                 return known
-        chunk = attempt.encoded.chunk
-        self._storage.put(attempt.path, chunk.buffers)  # durable before visible
+        self._storage.put(attempt.path, attempt.encoded.chunk.buffers)  # durable before visible
         attempt.is_uncertain = True
-        record = ChunkRecord(attempt.path, chunk.size_bytes, chunk.entries)
+        record = attempt.encoded.record(attempt.path)
         try:
             return self._catalogue.append(self.stream, record, self._numbers(attempt), self._clock.wall_ms())
         except (FencedError, UsageError):  # refused, so certainly not recorded

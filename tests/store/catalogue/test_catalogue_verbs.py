@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from sqlalchemy.engine import Connection
 from tests.store.storing import KEYED
@@ -14,6 +16,7 @@ from tests.store.storing import KEYED
 from headgate.codec.chunk import PartEntry
 from headgate.errors import StorageError
 from headgate.model.life import Life
+from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
 from headgate.protocol.store.layouts import KEY_SPACE, Plan
 from headgate.protocol.store.truncation import Hold
 from headgate.store.catalogue import sql, tables
@@ -27,6 +30,8 @@ from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 OWNER = "p/sink"
 READING = Reading("q/source", "life", 3)
 LIFE = Life("a", "/a", "h", 1)
+POLICY = ScalingPolicy(Unit.EVENTS, 1, 1, 8, 0)
+SCALING = ScalingPolicy(Unit.BYTES, 9, 2, 3, 4)
 RESET = StreamReset({"s": None, "quiet": (1, None, None)}, OWNER, 9, LIFE, OWNER, lambda owner: True)
 
 
@@ -58,7 +63,9 @@ def catalogue(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalo
         made.hold(stream, Hold("reader", {0: 5, 1: 6}))
         made.hold(stream, Hold("another", {0: 6, 1: 9}))
         made.set_retention("s", RetentionPolicy(age_ms=1))
+        made.set_scaling("s", POLICY)
         made.pass_segments(stream, Reading("q/source", "life", 2), [0])
+        made.update_schema("s", pa.schema([pa.field("more", pa.int64())]), is_whole=False)
         yield made
 
 
@@ -68,6 +75,8 @@ READS: dict[str, Call] = {
     "find_stream": lambda c, s: c.find_stream("s"),
     "describe_stream": lambda c, s: c.describe_stream("s"),
     "list_streams": lambda c, s: c.list_streams(""),
+    "observe": lambda c, s: c.observe(replace(s, scaling=POLICY), 100),
+    "schemas": lambda c, s: c.schemas(s),
     "layout": lambda c, s: c.layout("s"),
     "layout_and_extents": lambda c, s: c.layout_and_extents(s),
     "look": lambda c, s: c.look(s),
@@ -87,7 +96,10 @@ READS: dict[str, Call] = {
 }
 WRITES: dict[str, Call] = {
     "create_stream": lambda c, s: c.create_stream(StreamDefinition("n", KEYED, 3, None), 9, if_not_exists=False),
-    "scale_stream": lambda c, s: c.scale_stream("s", Plan(0, (0,), ((0, 5), (5, KEY_SPACE // 2)))),
+    "update_schema": lambda c, s: c.update_schema("s", pa.schema([pa.field("new", pa.int32())]), is_whole=False),
+    "scale_stream": lambda c, s: c.scale_stream("s", Plan(0, (0,), ((0, 5), (5, KEY_SPACE // 2))), 9),
+    "set_scaling": lambda c, s: c.set_scaling("s", SCALING),
+    "autoscale": lambda c, s: c.autoscale(replace(s, scaling=POLICY), Plan(0, (0,), ((0, 5), (5, KEY_SPACE // 2))), 9),
     "pass_segments": lambda c, s: c.pass_segments(s, READING, [0, 1]),
     "seal_stream": lambda c, s: c.seal_stream("quiet"),
     "delete_stream": lambda c, s: c.delete_stream("s", force=True),

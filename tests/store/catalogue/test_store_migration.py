@@ -78,9 +78,40 @@ def test_a_store_of_an_older_version_keeps_its_events_outcomes_fences_and_writer
         writer.append(keyed(("a", 4)))
         writer.close()
         assert len(drained(store)) == 13 + 3
-    assert version_of(old) == "6"
+    assert version_of(old) == "7"
     with Store.open(old) as again:
         assert again.fsck() == []
+
+
+def test_events_of_a_store_of_version_6_have_one_schema_that_can_be_updated(tmp_path: Path) -> None:  # CT3, S76
+    root = Path(shutil.copytree(GOLDEN / "store_6", tmp_path / "store"))
+    assert version_of(root) == "6"
+    with Store.open(root) as store:
+        assert store.fsck() == []
+        before = drained(store)
+        assert len(before) == 10
+        assert store.describe(STREAM).schema_version == 0
+        store.update_stream(STREAM, columns=pa.schema([("value", pa.int64()), ("note", pa.large_string())]))
+        store.commit_transactions([(STREAM, "batch-2")], owner="mine", epoch=7)
+        assert drained(store) == sorted([*((*row, None) for row in before), ("a", 5, None)])
+        assert store.fsck() == []
+    assert version_of(root) == "7"
+    raised = shape(root)
+    Store.open(tmp_path / "new").close()
+    assert raised == shape(tmp_path / "new")
+
+
+def test_a_release_of_version_6_that_has_a_raised_store_open_fails_instead_of_misreading_it(
+    tmp_path: Path,
+) -> None:  # CT6
+    root = Path(shutil.copytree(GOLDEN / "store_6", tmp_path / "store"))
+    with tables_of(root) as of_an_older_release:
+        of_an_older_release.execute("SELECT path FROM chunks").fetchall()
+        raise_store(root)
+        with pytest.raises(sqlite3.OperationalError, match="no such column"):
+            of_an_older_release.execute("SELECT path FROM chunks")
+        with pytest.raises(sqlite3.OperationalError, match="no column named path"):
+            of_an_older_release.execute("INSERT INTO chunks (stream_id, path, size_bytes) VALUES (1, 'x', 1)")
 
 
 def test_a_store_of_version_2_keeps_the_lives_of_its_owners(tmp_path: Path) -> None:  # LV3
@@ -133,7 +164,7 @@ def test_raising_that_fails_half_way_changes_nothing_and_is_repeated(
                 store.fence("anybody", 1)
         assert shape(old) == before
         store.fence("anybody", 1)
-        assert version_of(old) == "6"
+        assert version_of(old) == "7"
         assert store.fsck() == []
 
 
@@ -158,10 +189,10 @@ def test_an_older_store_that_lacks_a_segment_is_not_raised(old: Path) -> None:
 def test_a_store_of_a_later_version_is_refused_with_one_sentence(old: Path) -> None:
     Store.open(old).close()
     with tables_of(old) as connection:
-        connection.execute("UPDATE meta SET value = '7' WHERE key = 'version'")
-    with pytest.raises(UsageError, match=r"has version 7, this Headgate reads up to 6; upgrade Headgate"):
+        connection.execute("UPDATE meta SET value = '8' WHERE key = 'version'")
+    with pytest.raises(UsageError, match=r"has version 8, this Headgate reads up to 7; upgrade Headgate"):
         Store.open(old)
-    assert version_of(old) == "7"
+    assert version_of(old) == "8"
 
 
 def test_what_an_older_release_wrote_counts_from_the_moment_in_which_it_was_raised(old: Path) -> None:  # S66, S71

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headgate.connectors.base import KEPT, Holding, SinkContext
-from headgate.connectors.streams.transactions import StreamCommitter, StreamSinkWriter, owner_of
+from headgate.connectors.streams.transactions import StreamCommitter, StreamSinkWriter, owner_of, written_as
 from headgate.errors import UsageError
 from headgate.model.ids import Generation
 from headgate.model.life import Life, Mine, Owner
@@ -145,8 +145,9 @@ class StreamSink:
 
     def _check_fits(self, info: StreamInfo, schema: pa.Schema) -> None:
         check_takes(info, self.routing_key)
-        difference = difference_by_name(canonical_schema(info.schema), canonical_schema(schema))
-        if difference:
+        schemas = Store.shared(self.store).schemas(info.name)
+        if written_as(schemas, schema) is None:
+            difference = difference_by_name(canonical_schema(info.schema), canonical_schema(schema))
             raise UsageError(
                 f"records do not fit stream '{self.stream}' in {self.store}: column {difference}; "
                 "select or cast the columns before the sink, or write to another stream; a pipeline that shall start "

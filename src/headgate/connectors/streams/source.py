@@ -25,6 +25,7 @@ from headgate.operators.checkpointed.functions import CheckpointedFunction, Chec
 from headgate.operators.types import canonical_schema, to_canonical
 from headgate.protocol.store.reading_order import NOT_BEGUN, FirstStart, Place, Restored, Start
 from headgate.store.cuts import StreamCut
+from headgate.store.evolving import newest_fit
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamInfo, no_such_stream
@@ -138,7 +139,7 @@ class StreamSourceReader(BreakingReader, CheckpointedFunction, CheckpointListene
         """Use ``StreamSource.open``."""
         info = store.describe(source.stream)
         self._name = info.name
-        self._schema = canonical_schema(info.schema)
+        self._version, self._schema = read_as(store.schemas(source.stream), context.schema)
         self._readers: dict[str, SegmentReader] = {}
         self._ends: dict[str, int | None] = {}
         self._finished: set[str] = set()
@@ -157,7 +158,7 @@ class StreamSourceReader(BreakingReader, CheckpointedFunction, CheckpointListene
     def _begin(self, segment: int, place: Place) -> None:
         """Read a segment from now on."""
         split = f"{self._name}/{segment}"
-        self._readers[split] = self._store.reader(self._name, segment, place.position)
+        self._readers[split] = self._store.reader(self._name, segment, place.position, schema_version=self._version)
         self._ends[split] = place.end
         self._idle_changes = -1
 
@@ -283,6 +284,17 @@ class StreamCutReader(StreamSourceReader):
         limit = limit if end is None else min(limit, end)
         batch = None if reader.position >= limit else reader.read(end=limit)
         return None if batch is None else SourceBatch(split, to_canonical(batch, self._schema))
+
+
+def read_as(schemas: Sequence[pa.Schema], built: pa.Schema | None) -> tuple[int, pa.Schema]:
+    """Return which of the schemas of a stream is read, in canonical types: the one a pipeline was built with (SC50).
+
+    Where nobody knows it, or another source made something else of the stream, it is the one of now.
+    """
+    forms = [canonical_schema(schema) for schema in schemas]
+    version = newest_fit(forms, lambda form: "" if built is None or form.equals(built) else "other columns")
+    version = len(forms) - 1 if version is None else version
+    return version, forms[version]
 
 
 def start_of(

@@ -19,10 +19,12 @@ from headgate.connectors.base import SealedTransaction, SinkContext
 from headgate.errors import CorruptionError, StorageError
 from headgate.model.ids import CheckpointId, Generation
 from headgate.model.manifest import Committable
-from headgate.operators.types import to_canonical
+from headgate.operators.types import canonical_schema, to_canonical
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.protocol.store.transactions import Status
+from headgate.store.evolving import newest_fit
 from headgate.store.open_transaction import Transaction
+from headgate.store.schemas import difference_by_name
 from headgate.store.store import Store
 
 
@@ -43,6 +45,12 @@ def checkpoint_of(name: str) -> CheckpointId | None:
     """Return the checkpoint of a ``transaction_name``; None for any other name."""
     match = _NAME.fullmatch(name)
     return None if match is None else CheckpointId(int(match["checkpoint"]))
+
+
+def written_as(schemas: Sequence[pa.Schema], schema: pa.Schema) -> int | None:
+    """Return the newest of a stream's schemas that records of ``schema`` fit, by name; None: they fit none (SC51)."""
+    wanted = canonical_schema(schema)
+    return newest_fit(schemas, lambda known: difference_by_name(canonical_schema(known), wanted))
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
@@ -66,7 +74,9 @@ class StreamSinkWriter:
         self._stream = stream
         self._context = context
         self._owner = owner_of(context.pipeline, context.node)
-        self._schema = store.describe(stream).schema
+        schemas = store.schemas(stream)
+        version = written_as(schemas, context.schema)
+        self._schema = schemas[-1 if version is None else version]
         self._current: Transaction | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:

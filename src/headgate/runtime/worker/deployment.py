@@ -258,6 +258,7 @@ class Deployment:
             self._clock.monotonic_ms,
             self._message.life,
             self._definition.config.checkpoints.interval_ms > 0,
+            cast(pa.Schema, self._definition.schema(node.name)),
         )
 
     def _sink_context(self, node: Node, subtask: SubtaskId) -> SinkContext:

@@ -48,6 +48,7 @@ from headgate.state.choice import WorkerStates, worker_states
 from headgate.state.files import LocalDamage, UnsoundFiles
 from headgate.state.frozen import OwnedKeys
 from headgate.storage.backends import open_storage
+from headgate.store.streams import OtherSchemaError
 
 EXIT_FENCED = 75
 """Exit code of a worker whose coordinator is gone: nobody waits for it any more."""
@@ -469,7 +470,7 @@ def failure_of(error: BaseException) -> Failure:
         case UserFunctionError():
             reason = f"the function of operator '{error.node}' failed on the record {error.record}"
             return Failure(FailureKind.USER_CODE, reason, error.traceback_text)
-        case PrepareRefused() | BadRecord() | TruncatedError():  # SC32
+        case PrepareRefused() | BadRecord() | TruncatedError() | OtherSchemaError():  # SC32, SC50
             return Failure(FailureKind.DETERMINISTIC, str(error))
     where = f"operator '{node}': " if node else ""
     if isinstance(error, UnsoundFiles):  # R57

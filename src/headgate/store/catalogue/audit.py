@@ -6,17 +6,23 @@ Never changes anything.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 
+import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from headgate.errors import CorruptionError
+from headgate.protocol.store.columns import Refused, update
 from headgate.protocol.store.layouts import Layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.base import ChunkRecord, StoredPart
 from headgate.store.catalogue.positions import STORED_PARTS, part_entry, stored_part
-from headgate.store.catalogue.streams import find_layout, stream_info
+from headgate.store.catalogue.streams import find_layout, find_schemas, stream_info
+from headgate.store.evolving import columns_of
 from headgate.store.streams import StreamInfo
 
 Found = list[tuple[str, str]]
@@ -41,7 +47,14 @@ class SqlAudit:
         for stream in self.streams():
             found += self._layout(stream)
             found += self._positions(stream)
+            found += self._schemas(stream)
         return found + self._transactions()
+
+    def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
+        """See ``Audit``."""
+        with suppress(CorruptionError):
+            return find_schemas(self._connection, stream, self._where)
+        return ()
 
     def parts(self, stream: StreamInfo) -> Iterator[StoredPart]:
         """See ``Audit``."""
@@ -57,7 +70,7 @@ class SqlAudit:
                 for table in (t.parts, t.prepared_parts)
                 for row in self._connection.execute(sa.select(table).where(table.c.chunk_id == chunk.id))
             ]
-            yield ChunkRecord(chunk.path, chunk.size_bytes, tuple(entries))
+            yield ChunkRecord(chunk.file, chunk.size_bytes, tuple(entries), chunk.schema_version)
 
     def garbage(self) -> set[str]:
         """See ``Audit``."""
@@ -76,7 +89,7 @@ class SqlAudit:
         query = (
             sa.select(sa.func.max(t.segments.c.head_position))
             .join_from(t.segments, t.chunks, t.segments.c.stream_id == t.chunks.c.stream_id)
-            .where(t.chunks.c.path == chunk.path, t.segments.c.segment_id.in_(self.heirs(chunk, segment)))
+            .where(t.chunks.c.file == chunk.path, t.segments.c.segment_id.in_(self.heirs(chunk, segment)))
         )
         return bool(self._connection.scalar(query))
 
@@ -92,6 +105,24 @@ class SqlAudit:
             found.append((stream.name, f"it has {len(layout.present)} segments, not {stream.segments_count}"))
         return found
 
+    def _schemas(self, stream: StreamInfo) -> Found:
+        """Every schema that a stream had is there, and each became the next one by an update; chunks name one (S76)."""
+        try:
+            schemas = find_schemas(self._connection, stream, self._where)
+        except CorruptionError as error:
+            return [(stream.name, str(error))]
+        columns = [columns_of(schema) for schema in schemas]
+        found = [
+            (stream.name, f"its schema {version} cannot have become the next one: {answer.problem}")
+            for version, (old, new) in enumerate(itertools.pairwise(columns))
+            if isinstance(answer := update(old, new, stream.routing_key), Refused)
+        ]
+        mine = (t.chunks.c.stream_id == stream.stream_id, t.chunks.c.schema_version >= len(schemas))
+        unknown = self._connection.execute(sa.select(t.chunks.c.file, t.chunks.c.schema_version).where(*mine))
+        return found + [
+            (stream.name, f"chunk {row.file} has schema {row.schema_version}, which is none") for row in unknown
+        ]
+
     def _positions(self, stream: StreamInfo) -> Found:
         """Parts of a segment follow each other from its head, or before it, to its end (LY4, S65)."""
         found: Found = []
@@ -102,7 +133,7 @@ class SqlAudit:
         heads: dict[int, int] = {row.segment_id: row.head_position for row in segments}
         expected: dict[int, int] = {}
         parts = (
-            sa.select(t.parts, t.chunks.c.path)
+            sa.select(t.parts, t.chunks.c.file)
             .join_from(t.parts, t.chunks, t.parts.c.chunk_id == t.chunks.c.id, isouter=True)
             .where(t.parts.c.stream_id == stream.stream_id)
             .order_by(t.parts.c.segment_id, t.parts.c.start)
@@ -112,7 +143,7 @@ class SqlAudit:
             at = expected.get(row.segment_id, min(row.start, heads.get(row.segment_id, -1)))
             if at != row.start:
                 found.append((where, f"events from position {row.start} where {at} was expected"))
-            if row.path is None:
+            if row.file is None:
                 found.append((f"{where} position {row.start}", "its chunk is not in the catalogue"))
             expected[row.segment_id] = row.start + row.events_count
         for segment, end in ends.items():

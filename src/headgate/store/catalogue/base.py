@@ -13,8 +13,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from headgate.codec.chunk import PartEntry
 from headgate.model.life import Life, Mine, Owner
+from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
 from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.transactions import Status
 from headgate.protocol.store.truncation import Extent, Hold
@@ -24,20 +27,22 @@ from headgate.store.streams import StreamDefinition, StreamInfo, StreamReset
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """A durable chunk file, and the parts in it."""
+    """A durable chunk file, and the parts in it. ``schema_version``: in which schema its events were written."""
 
     path: str
     size_bytes: int
     entries: tuple[PartEntry, ...]
+    schema_version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """A visible part: events of one segment from position ``start``."""
+    """A visible part: events of one segment from position ``start``, written in one of their stream's schemas."""
 
     start: int
     path: str
     entry: PartEntry
+    schema_version: int = 0
 
     @property
     def end(self) -> int:
@@ -160,6 +165,9 @@ class Audit(Protocol):
     def problems(self) -> list[tuple[str, str]]:
         """Return (where, what) for everything that contradicts itself within the catalogue."""
 
+    def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
+        """Return the schemas that a stream has had, by version; none if one is missing, which is a problem."""
+
     def parts(self, stream: StreamInfo) -> Iterator[StoredPart]:
         """Give the visible parts of a stream whose chunks are recorded."""
 
@@ -236,10 +244,47 @@ class Catalogue(Protocol):
     def list_streams(self, scope: str) -> list[StreamInfo]:
         """Return the streams by name, with their counts; ``scope`` limits to names below ``scope/``, unless empty."""
 
+    def update_schema(self, name: str, wanted: pa.Schema, *, is_whole: bool) -> StreamInfo:
+        """Give a stream other columns (S76); return the stream. Repeating is fine.
+
+        Args:
+            name: the stream.
+            wanted: its columns from now on.
+            is_whole: all of them; else those that are added or widened, the others stay.
+
+        Raises:
+            UsageError: there is no such stream, it is sealed, or it cannot have these columns.
+        """
+
+    def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
+        """Return the schemas that a stream has had, by version; the last one is that of now.
+
+        Raises:
+            UsageError: the stream was deleted.
+        """
+
     def layout(self, name: str) -> Layout:
         """Return the segments of a stream (CT6)."""
 
-    def scale_stream(self, name: str, plan: Plan) -> Layout:
+    def set_scaling(self, name: str, policy: ScalingPolicy | None) -> StreamInfo:
+        """Let ``policy`` be that of a stream (S79)."""
+
+    def observe(self, stream: StreamInfo, now_ms: int) -> Observed | None:
+        """Return what ``stream.scaling`` decides upon now; None without a policy, or if the stream is sealed.
+
+        It keeps nobody waiting: it only reads.
+
+        Raises:
+            UsageError: the stream was deleted.
+        """
+
+    def autoscale(self, stream: StreamInfo, plan: Plan, now_ms: int) -> bool:
+        """Carry out what was decided upon ``observe`` for the same ``stream``; return whether that was done.
+
+        Nothing is done if the stream has another policy or another layout by now, or is another one (S81).
+        """
+
+    def scale_stream(self, name: str, plan: Plan, now_ms: int) -> Layout:
         """Close segments and have others take their keys from now on (S72); return the layout. Repeating is fine.
 
         Raises:

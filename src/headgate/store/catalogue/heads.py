@@ -231,7 +231,7 @@ def _forget_chunks(connection: Connection, stream_id: int, numbers: Sequence[int
         used = sa.select(t.parts.c.chunk_id).where(t.parts.c.chunk_id == number).limit(1)
         if connection.scalar(used) is not None:
             continue
-        path = connection.scalar(sa.select(t.chunks.c.path).where(t.chunks.c.id == number))
+        path = connection.scalar(sa.select(t.chunks.c.file).where(t.chunks.c.id == number))
         connection.execute(t.chunks.delete().where(t.chunks.c.id == number))
         connection.execute(t.garbage.insert().values(path=path, stream_id=stream_id))
         _remember_author(connection, stream_id, str(path))

@@ -68,7 +68,7 @@ def hand_over(connection: Connection, owner: str, life: Life) -> None:
 
 def _has_written(connection: Connection, info: StreamInfo, owner: str) -> bool:
     directory = owner_directory(info.stream_id, owner)
-    path = t.chunks.c.path
+    path = t.chunks.c.file
     # A range goes by the index of the paths, which LIKE does not; "0" follows "/".
     query = sa.select(path).where(path >= f"{directory}/", path < f"{directory}0").limit(1)
     if connection.scalar(query) is not None:

@@ -22,7 +22,12 @@ from headgate.store.streams import StreamInfo
 
 def insert_chunk(connection: Connection, stream_id: int, chunk: ChunkRecord) -> int:
     """Record a chunk file, without its parts; return its number."""
-    values = {"stream_id": stream_id, "path": chunk.path, "size_bytes": chunk.size_bytes}
+    values = {
+        "stream_id": stream_id,
+        "file": chunk.path,
+        "size_bytes": chunk.size_bytes,
+        "schema_version": chunk.schema_version,
+    }
     return inserted_id(connection.execute(t.chunks.insert().values(values)))
 
 
@@ -61,7 +66,7 @@ def assign_positions(
 
 def recorded_starts(connection: Connection, path: str) -> AppendFound:
     """Return what became of the append of a chunk (S68)."""
-    chunk_id = connection.scalar(sa.select(t.chunks.c.id).where(t.chunks.c.path == path))
+    chunk_id = connection.scalar(sa.select(t.chunks.c.id).where(t.chunks.c.file == path))
     if chunk_id is None:
         is_garbage = connection.scalar(sa.select(t.garbage.c.path).where(t.garbage.c.path == path)) is not None
         return AppendFound(is_truncated=is_garbage)
@@ -113,7 +118,7 @@ def part_entry(row: Any) -> PartEntry:
 
 def stored_part(row: Any) -> StoredPart:
     """Return the part that a row of ``parts`` with the path of its chunk says."""
-    return StoredPart(row.start, row.path, part_entry(row))
+    return StoredPart(row.start, row.file, part_entry(row), row.schema_version)
 
 
 STORED_PARTS = sa.select(
@@ -123,7 +128,8 @@ STORED_PARTS = sa.select(
     t.parts.c.offset,
     t.parts.c.size_bytes,
     t.parts.c.checksum,
-    t.chunks.c.path,
+    t.chunks.c.file,
+    t.chunks.c.schema_version,
 ).join_from(t.parts, t.chunks, t.parts.c.chunk_id == t.chunks.c.id)
 """What ``stored_part`` takes."""
 

@@ -21,7 +21,7 @@ from headgate.store.catalogue.streams import check_takes_events, find_layout
 from headgate.store.streams import OtherLayoutError, StreamInfo
 
 
-def scale(connection: Connection, stream: StreamInfo, plan: Plan) -> Layout:
+def scale(connection: Connection, stream: StreamInfo, plan: Plan, now_ms: int) -> Layout:
     """Carry out ``plan``, unless that was done before; return the layout.
 
     Raises:
@@ -37,7 +37,7 @@ def scale(connection: Connection, stream: StreamInfo, plan: Plan) -> Layout:
         case Refused(problem):
             raise UsageError(f"stream '{stream.name}' cannot be scaled: {problem}")
         case Change():
-            return _apply(connection, stream, answer)
+            return _apply(connection, stream, answer, now_ms)
         case _:
             return layout
 
@@ -45,8 +45,9 @@ def scale(connection: Connection, stream: StreamInfo, plan: Plan) -> Layout:
 class Reopening:
     """Streams that get segments of former layouts once more, for transactions that were routed by these (S75)."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, now_ms: int) -> None:
         self._connection = connection
+        self._now_ms = now_ms
         self._ranges: dict[int, tuple[StreamInfo, list[Range]]] = {}
 
     def places(self, stream: StreamInfo, epoch: int, touched: Collection[int]) -> dict[int, int]:
@@ -58,7 +59,7 @@ class Reopening:
         found = layouts.reopen(layout, epoch, touched)
         if found.change is not None:
             self._ranges.setdefault(stream.stream_id, (stream, [segment.keys for segment in layout.present]))
-            _apply(self._connection, stream, found.change)
+            _apply(self._connection, stream, found.change, self._now_ms)
         return found.places
 
     def close(self) -> None:
@@ -68,7 +69,7 @@ class Reopening:
             layout = find_layout(self._connection, replace(stream, layout_epoch=present))
             change = layouts.back(layout, ranges)
             if change is not None:
-                _apply(self._connection, stream, change)
+                _apply(self._connection, stream, change, self._now_ms)
 
 
 def pass_segments(connection: Connection, stream: StreamInfo, reader: Reading, segments: Collection[int]) -> None:
@@ -98,7 +99,7 @@ def passed(connection: Connection, stream: StreamInfo, reader: Reading) -> set[i
     return set(connection.scalars(query))
 
 
-def _apply(connection: Connection, stream: StreamInfo, change: Change) -> Layout:
+def _apply(connection: Connection, stream: StreamInfo, change: Change, now_ms: int) -> Layout:
     segments = t.segments.c
     mine = segments.stream_id == stream.stream_id
     present = (mine, segments.closed_epoch.is_(None))
@@ -125,6 +126,6 @@ def _apply(connection: Connection, stream: StreamInfo, change: Change) -> Layout
     connection.execute(
         t.streams.update()
         .where(t.streams.c.id == stream.stream_id)
-        .values(layout_epoch=change.layout.epoch, segments_count=len(change.layout.present))
+        .values(layout_epoch=change.layout.epoch, segments_count=len(change.layout.present), scaled_ms=now_ms)
     )
     return change.layout

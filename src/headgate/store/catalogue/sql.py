@@ -11,14 +11,27 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import sqlalchemy as sa
 
 from headgate.errors import UsageError, gone
 from headgate.model.life import Life, Mine, Owner
+from headgate.protocol.store.autoscaling import Observed, ScalingPolicy
 from headgate.protocol.store.layouts import Layout, Plan
 from headgate.protocol.store.transactions import Request, Verb
 from headgate.protocol.store.truncation import Extent, Hold
-from headgate.store.catalogue import heads, markers, owners, positions, scaling, starting_over, transactions, writers
+from headgate.store.catalogue import (
+    autoscaling,
+    heads,
+    markers,
+    owners,
+    positions,
+    scaling,
+    schemas,
+    starting_over,
+    transactions,
+    writers,
+)
 from headgate.store.catalogue import streams as sql_streams
 from headgate.store.catalogue import tables as t
 from headgate.store.catalogue.access import Database
@@ -98,15 +111,41 @@ class SqlCatalogue:
             infos = [sql_streams.stream_info(row, self._where) for row in connection.execute(query).all()]
             return [sql_streams.with_counts(connection, info) for info in infos]
 
+    def update_schema(self, name: str, wanted: pa.Schema, *, is_whole: bool) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            info = sql_streams.find_stream(connection, name, self._where)
+            return schemas.update_schema(connection, info, wanted, is_whole=is_whole)
+
+    def schemas(self, stream: StreamInfo) -> tuple[pa.Schema, ...]:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return sql_streams.find_schemas(connection, stream, self._where)
+
     def layout(self, name: str) -> Layout:
         """See ``Catalogue``."""
         with self._database.read() as connection:
             return sql_streams.find_layout(connection, sql_streams.find_stream(connection, name, self._where))
 
-    def scale_stream(self, name: str, plan: Plan) -> Layout:
+    def scale_stream(self, name: str, plan: Plan, now_ms: int) -> Layout:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            return scaling.scale(connection, sql_streams.find_stream(connection, name, self._where), plan)
+            return scaling.scale(connection, sql_streams.find_stream(connection, name, self._where), plan, now_ms)
+
+    def set_scaling(self, name: str, policy: ScalingPolicy | None) -> StreamInfo:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return sql_streams.set_scaling(connection, name, policy, self._where)
+
+    def observe(self, stream: StreamInfo, now_ms: int) -> Observed | None:
+        """See ``Catalogue``."""
+        with self._database.read() as connection:
+            return autoscaling.observe(connection, stream, now_ms)
+
+    def autoscale(self, stream: StreamInfo, plan: Plan, now_ms: int) -> bool:
+        """See ``Catalogue``."""
+        with self._database.write() as connection:
+            return autoscaling.autoscale(connection, stream, plan, now_ms)
 
     def layout_and_extents(self, stream: StreamInfo) -> tuple[Layout, dict[int, Extent]]:
         """See ``Catalogue``."""
@@ -278,7 +317,7 @@ class SqlCatalogue:
     def commit(self, names: Sequence[tuple[str, str]], owner: str, epoch: int, now_ms: int) -> None:
         """See ``Catalogue``."""
         with self._database.write() as connection:
-            reopening = scaling.Reopening(connection)
+            reopening = scaling.Reopening(connection, now_ms)
             for stream_name, name in names:
                 stream = self._promised(connection, stream_name, owner, epoch)
                 transactions.commit(connection, stream, Request(Verb.COMMIT, name, owner, epoch), reopening, now_ms)
@@ -375,9 +414,9 @@ class SqlCatalogue:
 
     def chunk_paths(self, below: str = "") -> set[str]:
         """See ``Catalogue``."""
-        query = sa.select(t.chunks.c.path)
+        query = sa.select(t.chunks.c.file)
         if below:
-            query = query.where(t.chunks.c.path.startswith(f"{below}/", autoescape=True))
+            query = query.where(t.chunks.c.file.startswith(f"{below}/", autoescape=True))
         with self._database.read() as connection:
             return set(connection.scalars(query))
 

@@ -31,7 +31,7 @@ def contents(connection: Connection, stream: str, of: str, mine: Mine, where: st
     known = {name: find_owner(connection, name, where) for name in names_of(connection, of)}
     own = tuple(f"{owner_directory(info.stream_id, name)}/" for name, owner in known.items() if mine(owner))
     left = tuple(f"{owner_directory(info.stream_id, name)}/" for name, owner in known.items() if owner.is_forgotten)
-    chunks = sa.select(t.chunks.c.id, t.chunks.c.path).where(t.chunks.c.stream_id == info.stream_id)
+    chunks = sa.select(t.chunks.c.id, t.chunks.c.file).where(t.chunks.c.stream_id == info.stream_id)
     visible = set(connection.scalars(sa.select(t.parts.c.chunk_id).where(t.parts.c.stream_id == info.stream_id)))
     rows = list(connection.execute(chunks))
     found = [(path.startswith(own), number in visible) for number, path in rows]
@@ -60,8 +60,11 @@ def empty(connection: Connection, reset: StreamReset, stream: str, found: Conten
     if found.others:
         return
     sql_streams.delete_stream(connection, info)
-    if reset.streams[stream] != (info.segments_count, info.routing_key, info.retention):
-        again = StreamDefinition(info.name, info.schema, info.segments_count, info.routing_key, info.retention)
+    is_made_alike = reset.streams[stream] == (info.segments_count, info.routing_key, info.retention)
+    if info.scaling is not None or not is_made_alike:
+        again = StreamDefinition(
+            info.name, info.schema, info.segments_count, info.routing_key, info.retention, info.scaling
+        )
         sql_streams.insert_stream(connection, again, now_ms, if_not_exists=False, where=where)
 
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from headgate.errors import UsageError
+from headgate.errors import CorruptionError, UsageError
+from headgate.protocol.store.autoscaling import ScalingPolicy
 from headgate.protocol.store.layouts import Layout, Segment, first_layout
 from headgate.protocol.store.transactions import Status
 from headgate.store.catalogue import tables as t
+from headgate.store.evolving import newest_fit
 from headgate.store.retention import RetentionPolicy, decode_retention, encode_retention
-from headgate.store.schemas import check_same_schema, decode_schema, encode_schema
+from headgate.store.scaling import decode_scaling, encode_scaling
+from headgate.store.schemas import check_same_schema, decode_schema, encode_schema, schema_difference
 from headgate.store.streams import OtherLayoutError, StreamDefinition, StreamInfo, check_open, no_such_stream
 
 
@@ -34,7 +38,9 @@ def insert_stream(
         if not if_not_exists:
             raise UsageError(f"stream '{wanted.name}' exists already in {where}; delete it or choose another name")
         found = stream_info(row, where)
-        check_same_schema(found.name, found.schema, wanted.schema)
+        had = find_schemas(connection, found, where)
+        if newest_fit(had, lambda schema: schema_difference(schema, wanted.schema)) is None:
+            check_same_schema(found.name, found.schema, wanted.schema)
         if wanted.routing_key is not None and wanted.routing_key != found.routing_key:
             raise UsageError(
                 f"stream '{found.name}' has the routing key {found.routing_key!r}, not {wanted.routing_key!r}; "
@@ -52,6 +58,8 @@ def insert_stream(
             is_sealed=False,
             created_ms=now_ms,
             retention=encode_retention(wanted.retention),
+            scaling=encode_scaling(wanted.scaling),
+            scaled_ms=now_ms,
         )
     )
     insert_segments(connection, inserted_id(result), layout.segments, {})
@@ -122,6 +130,8 @@ def stream_info(row: Any, where: str) -> StreamInfo:
         is_sealed=row.is_sealed,
         created_ms=row.created_ms,
         retention=decode_retention(f"{where} (stream '{row.name}')", row.retention),
+        schema_version=row.schema_version,
+        scaling=decode_scaling(f"{where} (stream '{row.name}')", row.scaling),
     )
 
 
@@ -146,6 +156,26 @@ def with_counts(connection: Connection, info: StreamInfo) -> StreamInfo:
         size_bytes=size_bytes,
         prepared_count=len(_prepared_names(connection, info.stream_id)),
     )
+
+
+def find_schemas(connection: Connection, stream: StreamInfo, where: str) -> tuple[pa.Schema, ...]:
+    """Return the schemas that a stream has had, by version.
+
+    Raises:
+        UsageError: the stream was deleted.
+        CorruptionError: one is missing, so that others would be taken for it.
+    """
+    columns = (t.streams.c.schema, t.streams.c.schema_version)
+    present = connection.execute(sa.select(*columns).where(t.streams.c.id == stream.stream_id)).one_or_none()
+    if present is None:
+        raise UsageError(f"stream '{stream.name}' was deleted; open it again if it was created anew")
+    query = sa.select(t.former_schemas).where(t.former_schemas.c.stream_id == stream.stream_id)
+    former = connection.execute(query.order_by(t.former_schemas.c.version)).all()
+    found = [row.version for row in former]
+    if found != list(range(present.schema_version)):
+        expected = f"{present.schema_version} former schemas"
+        raise CorruptionError(f"{where} (stream '{stream.name}')", 0, expected, f"{len(found)}: {found}")
+    return tuple(decode_schema(where, bytes(row.schema)) for row in (*former, present))
 
 
 def check_writable(connection: Connection, stream: StreamInfo) -> None:
@@ -191,6 +221,14 @@ def set_retention(connection: Connection, name: str, policy: RetentionPolicy | N
     return replace(info, retention=policy)
 
 
+def set_scaling(connection: Connection, name: str, policy: ScalingPolicy | None, where: str) -> StreamInfo:
+    """Let ``policy`` be that of a stream; return the stream."""
+    info = find_stream(connection, name, where)
+    text = encode_scaling(policy)
+    connection.execute(t.streams.update().where(t.streams.c.id == info.stream_id).values(scaling=text))
+    return replace(info, scaling=policy)
+
+
 def seal_stream(connection: Connection, info: StreamInfo) -> None:
     """End a stream.
 
@@ -217,7 +255,7 @@ def delete_stream(connection: Connection, info: StreamInfo) -> None:
 
 _OF_STREAMS = (
     *(t.transactions, t.writers, t.parts, t.chunks, t.markers, t.segments),
-    *(t.holds, t.garbage, t.former_authors, t.passed),
+    *(t.holds, t.garbage, t.former_authors, t.passed, t.former_schemas),
 )
 
 _SEGMENT = (

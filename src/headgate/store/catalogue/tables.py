@@ -1,4 +1,4 @@
-"""Tables of the catalogue, version 5.
+"""Tables of the catalogue, version 7.
 
 Counterpart: ``opening`` makes them, and raises those of older versions. Source: docs/spec/stream-store.md §3. Never
 holds events, only where they are.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-CATALOGUE_VERSION = 6
+CATALOGUE_VERSION = 7
 """Raised with every change that an older release could not work with; opening a newer one is refused (CT3).
 
 1: Headgate 0.1. It has no table ``owners``, and it forgets outcomes by their number in the whole store.
@@ -18,6 +18,8 @@ CATALOGUE_VERSION = 6
 5: heads, holds, retention (S65 to S71): an older release would read truncated streams from 0.
 6: transactions know by which layout their events were routed, ``passed`` (S75, SC40): an older release would take the
    segments that a stream has now for all that it ever had.
+7: policies of scaling (S79), ``former_schemas`` (S76): an older release would read chunks of one schema in another.
+   ``chunks.path`` is ``file``, so that one which has the store open fails.
 """
 
 metadata = sa.MetaData()
@@ -44,6 +46,9 @@ streams = sa.Table(
     sa.Column("created_ms", sa.BigInteger, nullable=False),
     sa.Column("layout_epoch", sa.Integer, nullable=False, server_default="0"),
     sa.Column("retention", sa.String),
+    sa.Column("schema_version", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("scaling", sa.String),
+    sa.Column("scaled_ms", sa.BigInteger, nullable=False, server_default="0"),
     sqlite_autoincrement=True,  # an id names a directory of chunks: never reused
 )
 
@@ -71,9 +76,21 @@ chunks = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("stream_id", sa.Integer, nullable=False, index=True),
-    sa.Column("path", sa.String, nullable=False, unique=True),
+    sa.Column("file", sa.String, nullable=False, unique=True),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("schema_version", sa.Integer, nullable=False, server_default="0"),
 )
+"""Chunk files. ``schema_version``: in which schema of the stream their events were written (S77)."""
+
+former_schemas = sa.Table(
+    "former_schemas",
+    metadata,
+    sa.Column("stream_id", sa.Integer, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True),
+    sa.Column("schema", sa.LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The schemas that a stream had before that of ``streams``, from version 0 on (S76)."""
 
 parts = sa.Table(
     "parts",

@@ -79,7 +79,7 @@ def abort(connection: Connection, stream: StreamInfo, request: Request, now_ms: 
     transaction_id = _set_status(connection, stream, request.name, decision.status, now_ms)
     mine = t.prepared_parts.c.transaction_id == transaction_id
     numbers = set(connection.scalars(sa.select(t.prepared_parts.c.chunk_id).where(mine)))
-    paths = tuple(connection.scalars(sa.select(t.chunks.c.path).where(t.chunks.c.id.in_(numbers))))
+    paths = tuple(connection.scalars(sa.select(t.chunks.c.file).where(t.chunks.c.id.in_(numbers))))
     connection.execute(t.prepared_parts.delete().where(mine))
     connection.execute(t.chunks.delete().where(t.chunks.c.id.in_(numbers)))
     return paths

@@ -86,7 +86,17 @@ def _from_5(connection: Connection) -> None:
     t.present_segments.create(connection, checkfirst=True)
 
 
+def _from_6(connection: Connection) -> None:
+    """All events have the one schema of their stream; a process of an older release that has the store open fails."""
+    for table in ("streams", "chunks"):
+        connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN schema_version INTEGER DEFAULT '0' NOT NULL")
+    connection.exec_driver_sql("ALTER TABLE streams ADD COLUMN scaling VARCHAR")
+    connection.exec_driver_sql("ALTER TABLE streams ADD COLUMN scaled_ms BIGINT DEFAULT '0' NOT NULL")
+    connection.exec_driver_sql("ALTER TABLE chunks RENAME COLUMN path TO file")
+    t.former_schemas.create(connection, checkfirst=True)
+
+
 _RAISES: dict[int, Callable[[Connection], None]] = dict(
-    enumerate((_making(t.owners), _from_2, _making(t.markers), _from_4, _from_5), start=1)
+    enumerate((_making(t.owners), _from_2, _making(t.markers), _from_4, _from_5, _from_6), start=1)
 )
 """By version: raises the tables to the next one."""

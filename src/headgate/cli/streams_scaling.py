@@ -1,0 +1,47 @@
+"""``headgate streams scaling``: how a stream is scaled by itself.
+
+Counterpart: ``headgate.store.autoscaled_store``. ``streams`` has the other commands.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.errors import UsageError
+from headgate.store.scaling import Scaling
+
+
+def add_scaling(app: typer.Typer) -> None:
+    """Add the command of this file to those about streams."""
+    app.command("scaling")(scaling)
+
+
+def scaling(
+    name: Name,
+    events: Annotated[int | None, typer.Option("--events-per-second", help="So many one segment should get.")] = None,
+    data: Annotated[
+        str | None, typer.Option("--bytes-per-second", help="So many one segment should get, such as 1MB.")
+    ] = None,
+    least: Annotated[int, typer.Option("--min", help="It never makes fewer segments.")] = 1,
+    most: Annotated[int, typer.Option("--max", help="It never makes more segments.")] = 64,
+    cool_down: Annotated[str, typer.Option("--cool-down", help="Between two steps.")] = "10 minutes",
+    off: Annotated[bool, typer.Option("--off", help="The stream is scaled by hand only.")] = False,
+    store: StoreOption = None,
+) -> None:
+    """Show how a stream is scaled by itself, or set it: hot segments are split, cold neighbours merged.
+
+    Whoever writes to the stream looks once a minute.
+    """
+    is_set = events is not None or data is not None
+    with opened(store) as opened_store:
+        if off and is_set:
+            raise UsageError("--off goes with neither --events-per-second nor --bytes-per-second")
+        if off:
+            opened_store.set_scaling(name, None)
+        elif is_set:
+            opened_store.set_scaling(name, Scaling(events, data, least, most, cool_down))
+        policy = opened_store.find(name).scaling
+        typer.echo(f"stream {name}: " + ("it is scaled by hand only" if policy is None else str(policy)))

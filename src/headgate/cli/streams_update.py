@@ -1,0 +1,33 @@
+"""``headgate streams update``: other columns for a stream.
+
+Counterpart: ``headgate.store.schema_store``. ``streams`` has the other commands.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headgate.cli.streams_open import Name, StoreOption, opened
+from headgate.cli.streams_text import parse_columns
+
+
+def add_update(app: typer.Typer) -> None:
+    """Add the command of this file to those about streams."""
+    app.command("update")(update)
+
+
+def update(
+    name: Name,
+    columns: Annotated[str, typer.Option(help="Columns that are added or get a wider type, as name:type,…")],
+    store: StoreOption = None,
+) -> None:
+    """Add columns to a stream, or let numbers become wider ones. No event is written anew.
+
+    Events that are there have null in new columns. Programs that write or read the columns of before go on.
+    """
+    with opened(store) as opened_store:
+        info = opened_store.update_stream(name, columns=parse_columns(columns))
+        found = ", ".join(f"{field.name}: {field.type}" for field in info.schema)
+        typer.echo(f"stream {info.name}: schema {info.schema_version}, {found}")

@@ -1,0 +1,99 @@
+"""How many segments a stream gets by itself: the policy of a stream, and its form in the catalogue.
+
+Counterpart: ``protocol.store.autoscaling`` decides by it. Source: Pravega's scaling policies (S79 of
+docs/spec/stream-store.md).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from headgate.errors import CorruptionError, UsageError
+from headgate.model.config import Duration, duration_ms, size_bytes
+from headgate.protocol.store.autoscaling import ScalingPolicy, Unit
+from headgate.protocol.store.layouts import SEGMENTS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How many segments a stream gets by itself: as many as what is written to it needs.
+
+    One of both targets is given. A segment that gets much more than it, or more for ten minutes, is split; neighbours
+    that get less than half of it together for twenty minutes are merged.
+
+    Attributes:
+        events_per_second: so many events a second one segment should get.
+        bytes_per_second: such as ``"1MB"``, of the events as they are stored.
+        min_segments, max_segments: it never makes fewer, or more.
+        cool_down: so long after a step, also one by hand, there is no other.
+    """
+
+    events_per_second: int | None = None
+    bytes_per_second: str | int | None = None
+    min_segments: int = 1
+    max_segments: int = 64
+    cool_down: Duration = "10 minutes"
+
+    def checked(self) -> ScalingPolicy:
+        """Return it in numbers.
+
+        Raises:
+            UsageError: it has no target or two, or one that is none, or its bounds cannot be.
+        """
+        events, data = self.events_per_second, self.bytes_per_second
+        if (events is None) == (data is None):
+            raise UsageError("Scaling needs events_per_second= or bytes_per_second=, one of both")
+        if data is not None:
+            unit, target = Unit.BYTES, size_bytes(data, "Scaling(bytes_per_second=)")
+        else:
+            unit, target = Unit.EVENTS, events if isinstance(events, int) else 0
+        if target < 1:
+            raise UsageError(f"Scaling({unit}_per_second=) must be a whole number of at least 1")
+        if not 1 <= self.min_segments <= self.max_segments <= SEGMENTS_MAX:
+            raise UsageError(
+                f"Scaling(min_segments={self.min_segments}, max_segments={self.max_segments}) cannot be: a stream has "
+                f"1 to {SEGMENTS_MAX} segments, and the first number is not above the second"
+            )
+        cool_down_ms = duration_ms(self.cool_down, "Scaling(cool_down=)")
+        return ScalingPolicy(unit, target, self.min_segments, self.max_segments, cool_down_ms)
+
+
+def scaling_policy_of(scaling: object) -> ScalingPolicy | None:
+    """Return what a user gave as ``scaling=``, checked; None: the stream is scaled by hand only.
+
+    Raises:
+        UsageError: it is no ``Scaling``, or one that cannot be.
+    """
+    if scaling is None:
+        return None
+    if not isinstance(scaling, Scaling):
+        raise UsageError(f"scaling must be a Scaling, such as Scaling(events_per_second=1_000), not {scaling!r}")
+    return scaling.checked()
+
+
+def encode_scaling(policy: ScalingPolicy | None) -> str | None:
+    """Return the policy as the catalogue has it."""
+    if policy is None:
+        return None
+    numbers = [policy.target, policy.segments_min, policy.segments_max, policy.cool_down_ms]
+    return json.dumps({"unit": policy.unit.value, "numbers": numbers})
+
+
+def decode_scaling(where: str, text: str | None) -> ScalingPolicy | None:
+    """Return the policy that ``encode_scaling`` made ``text`` of.
+
+    Raises:
+        CorruptionError: it is none.
+    """
+    if text is None:
+        return None
+    try:
+        found: Any = json.loads(text)
+        target, least, most, cool_down_ms = (int(number) for number in found["numbers"])
+        if target < 1 or not 1 <= least <= most:
+            raise ValueError(text)
+        return ScalingPolicy(Unit(found["unit"]), target, least, most, cool_down_ms)
+    except (ValueError, TypeError, KeyError) as error:
+        raise CorruptionError(where, 0, "a scaling policy", text) from error
