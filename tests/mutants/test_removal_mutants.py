@@ -33,6 +33,7 @@ from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, lookout, removing
 from headgate.runtime.driver.asking import RunRequest
+from headgate.threads import ThreadEnded
 
 
 def what_is_promised_is_not_committed() -> AbstractContextManager[None]:
@@ -328,7 +329,7 @@ def only_errors_keep_checkpoints() -> AbstractContextManager[None]:
         try:
             return call(*arguments)
         except SystemExit as error:
-            raise KeyboardInterrupt from error  # as if nobody caught it
+            raise ThreadEnded from error  # as if nobody caught it
 
     return around(removing, "_settled", settled)
 
@@ -336,5 +337,5 @@ def only_errors_keep_checkpoints() -> AbstractContextManager[None]:
 def test_a_sink_that_ends_the_thread_of_a_removal_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
     place = removals.with_checkpoints(Place(tmp_path))
-    with only_errors_keep_checkpoints(), pytest.raises(KeyboardInterrupt):
+    with only_errors_keep_checkpoints(), pytest.raises(ThreadEnded):
         removals.test_checkpoints_stay_while_what_they_promise_is_not_committed(place, monkeypatch, SystemExit("gone"))

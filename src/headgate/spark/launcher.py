@@ -74,7 +74,7 @@ class SparkLauncher:
             with _worker_environment(context, self.is_local):
                 workers = frame.mapInArrow(main, RESULT_SCHEMA, barrier=True)
             workers.collect()
-        except Exception as error:
+        except BaseException as error:  # whatever it is, the driver waits for this thread
             ended(_one_line(error))
         else:
             ended(None)
@@ -115,7 +115,7 @@ def _worker_environment(context: Any, is_local: bool) -> Iterator[None]:
             context.environment[POLARS_THREADS] = threads
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     """Return the telling line of a Spark error, without JVM frames."""
     lines = [line.strip() for line in str(error).splitlines()]
     for line in lines:

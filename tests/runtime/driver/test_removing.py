@@ -28,6 +28,7 @@ from headgate.runtime.driver.succession import Succession
 from headgate.runtime.process import PROCESS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.threads import ThreadEnded
 
 PREVIOUS = DamagedCheckpoint.PREVIOUS
 
@@ -94,7 +95,7 @@ def test_checkpoints_stay_while_what_they_promise_is_not_committed(
     assert CALLS[-1] == ("commit 2 as 3", [2])
 
 
-class Killed(BaseException):
+class Killed(ThreadEnded):
     """The process dies."""
 
 

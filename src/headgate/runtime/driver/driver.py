@@ -263,10 +263,17 @@ class Driver:
         )
 
     def _on_error(self, error: BaseException) -> None:
+        """A bug: nothing here can decide any more (G26)."""
         self._end.fail(error)
         self.supervision.end_job()
 
     def _close(self) -> None:
+        try:
+            self._close_all()
+        finally:
+            self._end.release_lock()
+
+    def _close_all(self) -> None:
         self.workers.close()
         self.supervision.close()
         self._pools.storage.shutdown(wait=True)
@@ -278,7 +285,6 @@ class Driver:
             problem = self._heart.stop(self._log.generation, self.result, course)  # behind the last commit (SB3)
             if problem:
                 self._observer.on_note(problem)
-        self._end.release_lock()
 
 
 def _told(ask: asking.Ask, outcome: Future[CheckpointOutcome]) -> Future[None]:

@@ -21,6 +21,7 @@ from headgate.runtime.driver.adopting import is_same_directory
 from headgate.runtime.driver.fitting import check_fit
 from headgate.runtime.driver.succession import Succession
 from headgate.runtime.surroundings import Surroundings
+from headgate.threads import ThreadEnded
 
 
 def remove_checkpoints(
@@ -41,7 +42,9 @@ def remove_checkpoints(
     """
     try:
         settled = _settled(definition, log, succession, note, around, unsound)
-    except (Exception, SystemExit) as error:  # what a sink raises must not keep the run from its end
+    except ThreadEnded:
+        raise
+    except BaseException as error:  # what a sink raises must not keep the run from its end (CS26)
         note(f"the checkpoints are kept: {_said(error)}")
         return False
     if settled is None:
@@ -91,7 +94,9 @@ def _give_up(
         claims.retrying(lambda: log.give_up(owner, wall_ms, settled.generation), around)
     except FencedError as error:
         return _was_given_up(log, settled, error, note, around)
-    except Exception as error:
+    except ThreadEnded:
+        raise
+    except BaseException as error:
         _tell_nobody_knows(log, error, note)
         return False
     _sweep(log, note, around)
@@ -107,7 +112,9 @@ def _was_given_up(
     """
     try:
         life = recovery.life_of(claims.retrying(log.observe, around))
-    except Exception as error:
+    except ThreadEnded:
+        raise
+    except BaseException as error:
         _tell_nobody_knows(log, error, note)
         return False
     if life == settled.life:
@@ -115,7 +122,7 @@ def _was_given_up(
     return life != settled.life
 
 
-def _tell_nobody_knows(log: CheckpointLog, error: Exception, note: Callable[[str], None]) -> None:
+def _tell_nobody_knows(log: CheckpointLog, error: BaseException, note: Callable[[str], None]) -> None:
     note(f"nobody can tell whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
 
 
@@ -123,7 +130,9 @@ def _sweep(log: CheckpointLog, note: Callable[[str], None], around: Surroundings
     """Remove what nobody needs; whatever is in the way, the run must come to its end."""
     try:
         claims.tidy_up(log.files.sweep, around, note)
-    except Exception as error:
+    except ThreadEnded:
+        raise
+    except BaseException as error:
         note(f"could not remove old checkpoint files: {_said(error)}")
 
 

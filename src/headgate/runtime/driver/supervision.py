@@ -39,6 +39,7 @@ from headgate.runtime.driver.removing import remove_checkpoints
 from headgate.runtime.driver.succession import Succession
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import Surroundings
+from headgate.threads import ThreadEnded
 
 
 class Launcher(Protocol):
@@ -273,7 +274,9 @@ class Supervision:
                 self.hooks,
                 self._unsound,
             )
-        except Exception as error:
+        except ThreadEnded:
+            raise
+        except BaseException as error:  # of a user's sink or hook, too (CS26)
             failure, jitter = claim_failure(error), self._around.random.random()
             self._timers.post(lambda: self.handle(events.ClaimFailed(failure, self._around.monotonic_ms(), jitter)))
         else:
@@ -397,7 +400,7 @@ def _of_savepoint(place: Place, answer: Answer) -> Answer:
     return lambda outcome: answer(outcome if outcome.checkpoint is None else replace(outcome, savepoint=place.url))
 
 
-def claim_failure(error: Exception) -> Failure:
+def claim_failure(error: BaseException) -> Failure:
     """Return what may be done about a claim that failed with ``error``."""
     match error:
         case UsageError() | OutputDenied():  # K5: in recovery as in the coordinator
