@@ -140,7 +140,11 @@ def a_sweep_may_raise() -> AbstractContextManager[None]:
 
 
 def whoever_was_replaced_says_that_all_is_kept() -> AbstractContextManager[None]:
-    return patched(removing, "_was_given_up", lambda log, settled, error, note, around_: False)
+    return patched(removing, "_was_given_up", lambda log, settled, error, note, doubt, around_: False)
+
+
+def a_doubt_is_kept_to_itself() -> AbstractContextManager[None]:
+    return patched(removing, "_tell_nobody_knows", lambda log, error, doubt: None)
 
 
 OF_THE_LOG: list[tuple[Mutant, Any]] = [
@@ -153,6 +157,7 @@ OF_THE_LOG: list[tuple[Mutant, Any]] = [
         only_the_path_tells_who_was_restored_from_here,
         removals.test_what_another_pipeline_was_restored_from_by_another_path_stays,
     ),
+    (a_doubt_is_kept_to_itself, removals.test_what_nobody_can_tell_is_told_as_a_doubt),
     (damage_and_ends_are_removed_too, removals.test_a_pipeline_that_has_finished_keeps_saying_so),
     (a_later_life_looks_like_the_first, lambda place: removals.test_entries_of_the_first_life_are_what_they_were()),
 ]

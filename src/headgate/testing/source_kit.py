@@ -1,7 +1,7 @@
 """Conformance kit for bounded sources: any restart, at any parallelism, delivers what followed.
 
-Counterparts: ``connectors.base.Source``, ``source_crashes``. Source: docs/spec/connectors.md N1, N3; KT1, KT2, KT4, KT5;
-EI33; faults F2 and F23.
+Counterparts: ``connectors.base.Source``, ``source_crashes``. Source: docs/spec/connectors.md N1, N3; KT1, KT2, KT4,
+KT5; EI33; faults F2 and F23.
 """
 
 from __future__ import annotations

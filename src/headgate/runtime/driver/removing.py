@@ -31,11 +31,13 @@ def remove_checkpoints(
     note: Callable[[str], None],
     around: Surroundings,
     unsound: UnsoundCheckpoints | None = None,
+    doubt: Callable[[str], None] | None = None,
 ) -> bool:
     """Commit what the newest checkpoint promises, abort the rest, then remove all checkpoints of the pipeline.
 
     Savepoints, what was set aside, and everything of another driver or pipeline stay. Never raises: what is in the way
-    is told, and keeps the checkpoints. ``unsound``: what workers of this run could not restore (R57).
+    is told, and keeps the checkpoints. ``unsound``: what workers of this run could not restore (R57). ``doubt`` is told
+    in place of ``note`` when nobody can say whether they are given up.
 
     Returns:
         Whether no checkpoint can be restored any more.
@@ -50,7 +52,7 @@ def remove_checkpoints(
     if settled is None:
         _sweep(log, note, around)
         return False
-    if not _give_up(log, succession.claimant, settled, note, around):
+    if not _give_up(log, succession.claimant, settled, note, doubt or note, around):
         return False
     note(f"the checkpoints at {log.url} were removed, because the pipeline does not retain them")
     return True
@@ -86,25 +88,35 @@ def _settled(
 
 
 def _give_up(
-    log: CheckpointLog, owner: str, settled: NextClaim, note: Callable[[str], None], around: Surroundings
+    log: CheckpointLog,
+    owner: str,
+    settled: NextClaim,
+    note: Callable[[str], None],
+    doubt: Callable[[str], None],
+    around: Surroundings,
 ) -> bool:
     """Give the log up, and remove files; return whether it is certain that it was given up."""
     wall_ms = around.wall_ms()
     try:
         claims.retrying(lambda: log.give_up(owner, wall_ms, settled.generation), around)
     except FencedError as error:
-        return _was_given_up(log, settled, error, note, around)
+        return _was_given_up(log, settled, error, note, doubt, around)
     except ThreadEnded:
         raise
     except BaseException as error:
-        _tell_nobody_knows(log, error, note)
+        _tell_nobody_knows(log, error, doubt)
         return False
     _sweep(log, note, around)
     return True
 
 
 def _was_given_up(
-    log: CheckpointLog, settled: NextClaim, replaced: FencedError, note: Callable[[str], None], around: Surroundings
+    log: CheckpointLog,
+    settled: NextClaim,
+    replaced: FencedError,
+    note: Callable[[str], None],
+    doubt: Callable[[str], None],
+    around: Surroundings,
 ) -> bool:
     """Return whether the driver that claimed meanwhile began anew, behind a try whose answer was lost (C72).
 
@@ -115,15 +127,15 @@ def _was_given_up(
     except ThreadEnded:
         raise
     except BaseException as error:
-        _tell_nobody_knows(log, error, note)
+        _tell_nobody_knows(log, error, doubt)
         return False
     if life == settled.life:
         note(f"the checkpoints are kept: {replaced}")
     return life != settled.life
 
 
-def _tell_nobody_knows(log: CheckpointLog, error: BaseException, note: Callable[[str], None]) -> None:
-    note(f"nobody can tell whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
+def _tell_nobody_knows(log: CheckpointLog, error: BaseException, doubt: Callable[[str], None]) -> None:
+    doubt(f"nobody can tell whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
 
 
 def _sweep(log: CheckpointLog, note: Callable[[str], None], around: Surroundings) -> None:

@@ -109,6 +109,7 @@ class Supervision:
         self.state = PipelineState.STARTING
         self.is_drained = False
         self.has_removed_checkpoints = False
+        self.is_removal_in_doubt = False
         self.last_generation: Generation | None = succession.after
         self._submission: int | None = None
         self._deployed: AttemptId | None = None
@@ -289,13 +290,19 @@ class Supervision:
 
     def _remove(self) -> None:
         """Runs in the storage thread."""
-        is_removed = remove_checkpoints(
-            self._definition, self._log, self._succession, self.note, self._around, self._unsound
-        )
-        self._timers.post(lambda: self._removed(is_removed))
+        doubts: list[str] = []
 
-    def _removed(self, is_removed: bool) -> None:
-        self.has_removed_checkpoints = is_removed
+        def doubt(text: str) -> None:
+            doubts.append(text)
+            self.note(text)
+
+        is_removed = remove_checkpoints(
+            self._definition, self._log, self._succession, self.note, self._around, self._unsound, doubt
+        )
+        self._timers.post(lambda: self._removed(is_removed, is_in_doubt=bool(doubts)))
+
+    def _removed(self, is_removed: bool, *, is_in_doubt: bool) -> None:
+        self.has_removed_checkpoints, self.is_removal_in_doubt = is_removed, is_in_doubt
         self.handle(events.CheckpointsRemoved())
 
     def _claimed(self, begun: NewGeneration | Finished) -> None:
