@@ -17,6 +17,14 @@ from typing import Any, Protocol, TypeVar
 _T = TypeVar("_T")
 
 
+class ThreadEnded(BaseException):
+    """Ends the thread in which it is raised, with its worker or process: nobody handles it.
+
+    Whatever else a call raises that somebody waits for is told them, `SystemExit` and a panic of a native library too,
+    which are no ``Exception``: else they would wait for ever (CS26).
+    """
+
+
 class Lock(Protocol):
     """Mutual exclusion, as a context manager."""
 

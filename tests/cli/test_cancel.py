@@ -31,7 +31,8 @@ assert signal.sigwait({signal.SIGUSR2}) == signal.SIGUSR2
 (ask,) = asking.left(sys.argv[1], "p")
 assert ask.take() == asking.RunRequest(cancels=True)
 ask.answer(CheckpointOutcome(None, "the pipeline does not run at the moment"))
-lock.release(Ending[sys.argv[2]], 5, "it failed before")
+ending, _, doubt = sys.argv[2].partition(" ")
+lock.release(Ending[ending], 5, "it failed before", is_in_doubt=bool(doubt))
 """
 
 
@@ -52,6 +53,11 @@ def cancelled(root: Path, ending: str) -> str | Exception:
     [
         ("CANCELLED", "p: cancelled, and its checkpoints are removed\n"),
         ("STOPPED", "p: cancelled; started again, it continues from checkpoint 5\n"),
+        (
+            "STOPPED in doubt",
+            "p: cancelled; nobody can tell whether its checkpoints are removed: started again, it begins anew, or "
+            "continues from checkpoint 5\n",
+        ),
     ],
 )
 def test_a_pipeline_is_cancelled_and_waited_for(tmp_path: Path, ending: str, sentence: str) -> None:  # C70

@@ -1,4 +1,4 @@
-"""The stream sink passes the conformance kit."""
+"""The stream sink and the stream source pass the conformance kits."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from sqlalchemy.engine import Connection
 from tests.mutants.harness import patched
 
-from headgate.connectors.streams import StreamSink
+from headgate.connectors.streams import StreamSink, StreamSource
 from headgate.errors import StorageError
 from headgate.store.catalogue import database
 from headgate.store.catalogue.database import FileDatabase
 from headgate.store.reader import SegmentReader
 from headgate.store.store import Store
-from headgate.testing import Target, check_sink
+from headgate.testing import Target, check_sink, check_source
 from headgate.testing.sinks.target import HasFailed
 
 STREAM = "out"
@@ -113,3 +114,19 @@ def test_the_stream_sink_passes_the_conformance_kit(tmp_path: Path) -> None:  # 
         "start over",
         "outages",
     ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stream_cuts", [False, True])
+def test_a_stream_passes_the_conformance_kit_of_sources(tmp_path: Path, stream_cuts: bool) -> None:  # KT5, SC1
+    """Two segments and the two that one of them was split into: a subtask of two waits for the other one."""
+    store = Store.open(tmp_path / "store")
+    store.create_stream(STREAM, pa.schema([("number", pa.int64())]), segments=2, routing_key="number")
+    expected = list(range(6))
+    with store.writer(STREAM) as writer:
+        writer.append(pa.record_batch({"number": expected[:3]}))
+    store.split(STREAM, 0)
+    with store.writer(STREAM) as writer:
+        writer.append(pa.record_batch({"number": expected[3:]}))
+    source = StreamSource(STREAM, store=str(tmp_path / "store"), follow=False, stream_cuts=stream_cuts)
+    assert sorted(row["number"] for row in check_source(lambda: source, parallelisms=(2,))) == expected

@@ -109,7 +109,7 @@ MUTANTS: list[tuple[Callable[[], AbstractContextManager[None]], Callable[[], Non
     (lambda: patched(snapshot_files, "_ranges_aside", lambda paths: set()), what_is_aside_stays),
     (lambda: patched(recovery, "gaps", lambda *of: only_the_newest(*of)), what_an_unreadable_entry_may_need_stays),
     (
-        lambda: patched(recovery, "_damage_after", lambda log, manifest: False),
+        lambda: patched(recovery, "damage_behind", lambda log, manifest: ()),
         damage_newer_than_what_is_sound_is_refused,
     ),
 ]

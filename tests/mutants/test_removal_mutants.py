@@ -33,6 +33,7 @@ from headgate.runtime.checkpoints.life import LifeObjects
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.driver import claims, lookout, removing
 from headgate.runtime.driver.asking import RunRequest
+from headgate.threads import ThreadEnded
 
 
 def what_is_promised_is_not_committed() -> AbstractContextManager[None]:
@@ -139,7 +140,11 @@ def a_sweep_may_raise() -> AbstractContextManager[None]:
 
 
 def whoever_was_replaced_says_that_all_is_kept() -> AbstractContextManager[None]:
-    return patched(removing, "_was_given_up", lambda log, settled, error, note, around_: False)
+    return patched(removing, "_was_given_up", lambda log, settled, error, note, doubt, around_: False)
+
+
+def a_doubt_is_kept_to_itself() -> AbstractContextManager[None]:
+    return patched(removing, "_tell_nobody_knows", lambda log, error, doubt: None)
 
 
 OF_THE_LOG: list[tuple[Mutant, Any]] = [
@@ -152,6 +157,7 @@ OF_THE_LOG: list[tuple[Mutant, Any]] = [
         only_the_path_tells_who_was_restored_from_here,
         removals.test_what_another_pipeline_was_restored_from_by_another_path_stays,
     ),
+    (a_doubt_is_kept_to_itself, removals.test_what_nobody_can_tell_is_told_as_a_doubt),
     (damage_and_ends_are_removed_too, removals.test_a_pipeline_that_has_finished_keeps_saying_so),
     (a_later_life_looks_like_the_first, lambda place: removals.test_entries_of_the_first_life_are_what_they_were()),
 ]
@@ -328,7 +334,7 @@ def only_errors_keep_checkpoints() -> AbstractContextManager[None]:
         try:
             return call(*arguments)
         except SystemExit as error:
-            raise KeyboardInterrupt from error  # as if nobody caught it
+            raise ThreadEnded from error  # as if nobody caught it
 
     return around(removing, "_settled", settled)
 
@@ -336,5 +342,5 @@ def only_errors_keep_checkpoints() -> AbstractContextManager[None]:
 def test_a_sink_that_ends_the_thread_of_a_removal_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "RETRY_PAUSES_S", (0.0, 0.0))
     place = removals.with_checkpoints(Place(tmp_path))
-    with only_errors_keep_checkpoints(), pytest.raises(KeyboardInterrupt):
+    with only_errors_keep_checkpoints(), pytest.raises(ThreadEnded):
         removals.test_checkpoints_stay_while_what_they_promise_is_not_committed(place, monkeypatch, SystemExit("gone"))

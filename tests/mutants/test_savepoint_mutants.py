@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def a_place_is_an_identity() -> Context:  # SV24
 
 
 def damage_is_overlooked() -> Context:  # SV25
-    return patched(restoring_by_name, "_has_damage_behind", lambda log, newest: False)
+    return patched(restoring_by_name, "damage_behind", lambda log, newest: ())
 
 
 def all_state_may_be_left_behind() -> Context:  # SV30
@@ -166,6 +167,14 @@ def test_mutants_of_what_is_restored_are_caught(mutant: Mutant, named: Callable[
 
 def nothing_is_checked_before() -> Context:  # SV20
     return patched(Adoption, "check", lambda self: None)
+
+
+def the_newest_that_can_be_read_is_the_newest() -> Context:  # SV20
+    return patched(adopting, "refuse_unless_newest_is_known", lambda observed: None)
+
+
+def its_own_damage_is_another_ones() -> Context:  # SV24
+    return patched(adopting, "is_same_directory", lambda url, other: False)
 
 
 def ids_go_on_below() -> Context:  # SV22
@@ -206,6 +215,18 @@ ADOPTED_HOOKS = test_adopting.test_a_hook_goes_back_to_the_checkpoint_that_it_wa
 
 ADOPTING = [
     (nothing_is_checked_before, test_adopting.test_a_damaged_savepoint_is_refused_before_anything_is_written),
+    (
+        the_newest_that_can_be_read_is_the_newest,
+        partial(test_adopting.test_an_older_checkpoint_is_never_restored_as_the_newest, is_lost=False),
+    ),
+    (
+        the_newest_that_can_be_read_is_the_newest,
+        partial(test_adopting.test_an_older_checkpoint_is_never_restored_as_the_newest, is_lost=True),
+    ),
+    (
+        its_own_damage_is_another_ones,
+        test_adopting.test_damage_at_its_own_newest_checkpoint_is_judged_as_without_a_name,
+    ),
     (ids_go_on_below, test_adopting.test_ids_go_on_above_what_is_restored),
     (a_missing_place_is_made, test_adopting.test_what_was_restored_may_be_removed_later),
     (hooks_go_back_to_an_id_that_they_do_not_know, ADOPTED_HOOKS),

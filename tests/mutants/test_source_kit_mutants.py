@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.mutants.harness import Mutant, assert_caught, patched
 
 from headgate.testing import source_kit
 from headgate.testing.source_crashes import SourceRun
-from headgate.testing.source_lives import SourceLife
+from headgate.testing.source_lives import SourceCheckpoint, SourceLife
 
 EARLY = crashes.test_a_source_that_acknowledges_too_early_is_caught
 RESCALED = crashes.test_a_source_that_cannot_be_rescaled_is_caught
@@ -93,4 +94,19 @@ def test_a_kit_that_never_goes_back_behind_the_newest_marker_is_caught() -> None
         refused,
         "newest",
         "parallelism 1, restart behind every marker: lost",
+    )
+
+
+@contextmanager
+def restarts_change_nothing(holds_the_same: bool) -> Iterator[None]:
+    """KT5."""
+    with patched(SourceCheckpoint, "holds_the_same_as", lambda self, other: holds_the_same):
+        yield
+
+
+def test_a_kit_that_restarts_too_often_or_too_rarely_is_caught() -> None:
+    never_ends = kits.test_a_source_that_tells_each_end_by_itself_comes_to_its_end
+    assert_caught(partial(restarts_change_nothing, False), never_ends)
+    assert_caught(
+        partial(restarts_change_nothing, True), kits.test_every_poll_that_changes_something_is_restarted_behind
     )

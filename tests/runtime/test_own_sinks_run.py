@@ -67,6 +67,20 @@ def test_a_sink_that_a_user_wrote_has_every_record_once_whoever_is_killed(
     assert waiting == (0,)
 
 
+class Leaving(SqliteSink):
+    """A sink whose client ends its process."""
+
+    def prepare(self, transaction: Any, name: str, fence: hg.Fence) -> None:
+        sys.exit("the client gave up")
+
+
+def test_a_sink_that_ends_its_process_while_it_prepares_fails_the_pipeline(start: Any, tmp_path: Path) -> None:
+    # CS26
+    run = start(numbering(tmp_path, 1, Leaving(str(tmp_path / "target.db"))))
+    with pytest.raises(hg.PipelineFailed, match="SystemExit: the client gave up"):
+        run.result()
+
+
 class Expiring(SqliteSink):
     """A sink whose target ends what nobody decides within an hour."""
 

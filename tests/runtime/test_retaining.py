@@ -12,8 +12,10 @@ from tests.runtime.running import definition_of, pipeline_at
 from tests.runtime.test_process_results import events, generator
 
 import headgate as hg
+from headgate.cli.run import result_text
+from headgate.codec.lock_holder import Ending
 from headgate.connectors.files.commit import read_committed
-from headgate.errors import PipelineFailed
+from headgate.errors import PipelineFailed, StorageError
 from headgate.protocol.checkpoints.recovery import candidates
 from headgate.protocol.supervision.phases import Phase
 from headgate.remedies import PutCheckpointsBack
@@ -111,6 +113,25 @@ def test_checkpoints_that_are_not_retained_are_removed(start: Start, tmp_path: P
     anew = start(definition_of(pipeline(tmp_path)))
     assert anew.result().is_finished
     assert written(tmp_path) == sorted(found + events(generator(3_000))["id"].to_list())
+
+
+def test_a_cancel_in_doubt_is_told_as_one(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # C72
+    def lost(*arguments: Any) -> None:
+        raise StorageError("claim", "the log", "the answer was lost", is_transient=False)
+
+    run = start(definition_of(pipeline(tmp_path, retain_on_cancel=False)))
+    run.wait_checkpoints(1)
+    monkeypatch.setattr(CheckpointLog, "give_up", lost)
+    run.driver.cancel()
+    result = run.result()
+    assert (result.has_removed_checkpoints, result.is_removal_in_doubt) == (False, True)
+    assert "the same command begins anew, or continues" in result_text(result)
+    run.driver.join()
+    holder = read_holder(str(tmp_path / "checkpoints"), "p")
+    assert holder is not None
+    assert (holder.ending, holder.is_in_doubt) == (Ending.STOPPED, True)
+    assert any(note.startswith("nobody can tell whether the checkpoints") for note in run.notes)
 
 
 def test_a_stop_keeps_the_checkpoints_that_a_cancel_would_remove(start: Start, tmp_path: Path) -> None:  # C70

@@ -31,7 +31,7 @@ from headgate.model.life import Life, Owner
 from headgate.model.manifest import Committable
 from headgate.protocol.checkpoints.commit import CommitPermit
 from headgate.storage.backends import open_storage
-from headgate.testing import Collect, Target, check_sink, check_source
+from headgate.testing import Collect, Target, check_sink, check_source, source_kit
 from headgate.testing.sinks.histories import check_lost_answers
 from headgate.testing.sinks.owners import check_owner
 
@@ -63,6 +63,40 @@ class ReadsTwice(FromRows):
 def test_broken_sources_are_caught(source: type[FromRows], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_source(source([{"n": n} for n in range(9)], batch_rows=2))
+
+
+class TellsEachEndByItself(FromRows):
+    """As a stream does: that a split has ended is not in its position, and takes a poll of its own."""
+
+    opens_count = 0
+
+    def open(self, context: SourceContext) -> SourceReader:
+        self.opens_count += 1
+        reader = super().open(context)
+        ended: set[str] = reader._ended  # type: ignore[attr-defined]
+        poll, to_tell = reader.poll, sorted(ended)
+        ended.clear()
+
+        def tell_first() -> SourceBatch | None:
+            if not to_tell:
+                return poll()
+            split = to_tell.pop(0)
+            ended.add(split)
+            return SourceBatch(split, pa.RecordBatch.from_pylist([], schema=self.schema()), is_split_finished=True)
+
+        reader.poll = tell_first  # type: ignore[method-assign]
+        return reader
+
+
+def test_a_source_that_tells_each_end_by_itself_comes_to_its_end() -> None:  # KT5
+    rows = [{"n": n} for n in range(9)]
+    assert len(check_source(TellsEachEndByItself(rows, splits=3, batch_rows=2))) == 9
+
+
+def test_every_poll_that_changes_something_is_restarted_behind() -> None:  # KT5
+    source = TellsEachEndByItself([{"n": n} for n in range(9)], splits=3, batch_rows=2)
+    source_kit._run(source, 1, lambda _: True, 100, if_changed=True)
+    assert source.opens_count == 1 + 6, "each split takes two polls with records"
 
 
 class NoOpRecover(FileCommitter):

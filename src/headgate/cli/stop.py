@@ -118,6 +118,11 @@ def _outcome(ended: LockHolder, drain: bool, *, cancel: bool = False) -> str:
             return f"finished; all its input had ended (final checkpoint {ended.checkpoint})"
         case Ending.STOPPED if drain:
             raise PipelineFailed(f"it was stopped before it had drained; started again, it continues{at}")
+        case Ending.STOPPED if ended.is_in_doubt:
+            return (
+                "cancelled; nobody can tell whether its checkpoints are removed: started again, it begins anew, or "
+                f"continues{at}"
+            )
         case Ending.STOPPED:
             return f"{'cancelled' if cancel else 'stopped'}; started again, it continues{at}"
         case Ending.CANCELLED:

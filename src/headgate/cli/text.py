@@ -51,6 +51,8 @@ def result_text(result: RunResult) -> str:
     how = ended if result.is_finished else "stopped; the same command continues"
     if result.has_removed_checkpoints:
         how = "cancelled, and its checkpoints are removed,"
+    elif result.is_removal_in_doubt:
+        how = "cancelled; nobody can tell whether checkpoints are removed: the same command begins anew, or continues"
     where = "" if result.is_finished or result.last_checkpoint is None else f" from checkpoint {result.last_checkpoint}"
     return (
         f"{how}{where} after {duration_text(result.duration_ms)}: {count_text(result.records_in)} records in, "

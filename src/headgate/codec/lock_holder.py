@@ -47,6 +47,7 @@ class LockHolder:
         takes_cancels: whether it may be asked to cancel.
         keeper: the process that starts it again when it died, 0 if there is none.
         claimant: the name under which it claims, exactly; "" in files of older releases, and of what does not claim.
+        is_in_doubt: it was cancelled, and nobody can tell whether its checkpoints are given up (C72).
     """
 
     owner: str
@@ -62,6 +63,7 @@ class LockHolder:
     takes_cancels: bool = False
     keeper: int = 0
     claimant: str = ""
+    is_in_doubt: bool = False
 
 
 def encode_holder(holder: LockHolder) -> bytes:

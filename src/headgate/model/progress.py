@@ -256,6 +256,8 @@ class RunResult:
         is_drained: its sources were told to end; it is finished, too.
         savepoint: what came of the one that the run was to end with; None if none was asked for.
         has_removed_checkpoints: it was cancelled, and does not continue: ``Checkpointing(retain_on_cancel=False)``.
+        is_removal_in_doubt: it was to remove them, and nobody can tell whether it did: the next start continues or
+            begins anew.
     """
 
     is_finished: bool
@@ -267,6 +269,7 @@ class RunResult:
     is_drained: bool = False
     savepoint: CheckpointOutcome | None = None
     has_removed_checkpoints: bool = False
+    is_removal_in_doubt: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class SparkLauncher:
             with _worker_environment(context, self.is_local):
                 workers = frame.mapInArrow(main, RESULT_SCHEMA, barrier=True)
             workers.collect()
-        except Exception as error:
+        except BaseException as error:  # whatever it is, the driver waits for this thread
             ended(job_error(str(error)) or type(error).__name__)
         else:
             ended(None)

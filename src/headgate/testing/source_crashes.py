@@ -10,7 +10,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from headgate.testing.source_lives import AnySource, Row, SourceCheckpoint, SourceLife, check_same
+from headgate.testing.source_lives import (
+    AnySource,
+    Row,
+    SourceCheckpoint,
+    SourceLife,
+    check_same,
+    is_time_for_checkpoint,
+)
 
 CRASHES_MAX = 4
 """Moments of a crash tried in each scenario at each pair of parallelisms, evenly spread, beside the beginning."""
@@ -71,6 +78,8 @@ class SourceRun:
         while not self.life.is_finished:
             assert self._turns <= self._polls_max, f"{self.story}: the source had not ended after {self._turns} polls"
             self.poll(1)
+            if is_time_for_checkpoint(self._turns):
+                self.complete(self.checkpoint())
         self.complete(self.checkpoint())
         check_same(self._completed.rows, expected, self.story)
         self.life.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from headgate.connectors.base import Source, SourceContext
@@ -20,6 +20,9 @@ from headgate.operators.checkpointed.functions import CheckpointedFunction, Chec
 from headgate.operators.checkpointed.lists import OperatorLists
 
 NODE = "source"
+
+CHECKPOINT_EVERY = 8
+"""So many polls lie between two checkpoints of readers that nothing happens to: a source may wait for one (KT5)."""
 
 AnySource: TypeAlias = Source | InducedSource
 Row: TypeAlias = dict[str, Any]
@@ -38,6 +41,10 @@ class SourceCheckpoint:
     positions: dict[str, bytes] | None = None
     rows: tuple[Row, ...] = ()
     lists: tuple[tuple[bytes, ...], ...] = ()
+
+    def holds_the_same_as(self, other: SourceCheckpoint) -> bool:
+        """Whether a generation that begins with it does what one does that begins with ``other``."""
+        return replace(self, number=other.number) == other
 
 
 class SourceLife:
@@ -154,6 +161,11 @@ class _Subtask:
 
     def _functions(self) -> Iterator[CheckpointedFunction]:
         return (found for found in self._objects if isinstance(found, CheckpointedFunction))
+
+
+def is_time_for_checkpoint(poll: int) -> bool:
+    """Whether a checkpoint is taken and completed behind poll number ``poll``."""
+    return poll % CHECKPOINT_EVERY == CHECKPOINT_EVERY - 1
 
 
 def check_same(found: Sequence[Row], expected: Sequence[Row], when: str) -> None:

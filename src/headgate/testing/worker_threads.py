@@ -23,13 +23,13 @@ from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import WorkerIndex
 from headgate.runtime.process import Process
 from headgate.runtime.worker.worker import Worker, WorkerStopped, WorkerTask
-from headgate.threads import DaemonThread
+from headgate.threads import DaemonThread, ThreadEnded
 
 FINGERPRINT = "in one process"
 HOST = "127.0.0.1"
 
 
-class _WorkerExit(BaseException):
+class _WorkerExit(ThreadEnded):
     """Ends the thread that asked for the end of its worker; not an error that anybody handles."""
 
 

@@ -15,7 +15,7 @@ from tests.runtime.running import definition_of, pipeline_at
 import headgate as hg
 from headgate import fault_points
 from headgate.errors import FencedError, StorageError, UsageError
-from headgate.model.config import StartConfig
+from headgate.model.config import DamagedCheckpoint, StartConfig
 from headgate.model.definition import HookSpec, PipelineDefinition
 from headgate.model.ids import CheckpointId, Generation, SubtaskId
 from headgate.model.manifest import Committable, HookState, Manifest, SubtaskEntry
@@ -380,6 +380,51 @@ def test_output_promised_by_another_pipeline_is_left_to_it(tmp_path: Path) -> No
     first.complete(2, 1)
     for named in ("a", "a"):  # the newest of a pipeline that goes on
         assert second.begin(tmp_path / "a" / "checkpoints" / named).restored == found.restored
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_older_checkpoint_is_never_restored_as_the_newest(tmp_path: Path, is_lost: bool) -> None:  # SV20
+    first = Home(tmp_path / "a", "a")
+    first.begin()
+    first.complete(1, 1)
+    first.complete(2, 1)
+    place = tmp_path / "a" / "checkpoints" / "a"
+    went_on = Home(tmp_path / "b", "b")
+    went_on.begin(place)
+    newest = sorted((place / "log").iterdir())[-1]
+    newest.unlink() if is_lost else newest.write_bytes(b"garbage")
+    home = Home(tmp_path / "c", "c")
+    said = refusal(home, place)
+    assert said.startswith(f"{place} cannot be restored: ")
+    assert newest.name in said
+    assert "the newest checkpoint cannot be told; name one by its id: there is 1" in said
+    assert files(tmp_path / "c") == {}, "nothing is written"
+    found = went_on.begin(place)  # SV24: it needs nothing of that place any more
+    assert found.restored is not None
+    assert found.restored.checkpoint == 3
+    found = home.begin(place / "chk-1")
+    assert found.restored is not None
+    assert found.restored.checkpoint == 2
+
+
+def test_damage_at_its_own_newest_checkpoint_is_judged_as_without_a_name(tmp_path: Path) -> None:  # SV24, R14
+    home = Home(tmp_path)
+    home.begin()
+    home.complete(1, 1)
+    home.complete(2, 1)
+    place = tmp_path / "checkpoints" / "p"
+    sorted((place / "log").iterdir())[-1].write_bytes(b"garbage")
+
+    def with_policy(policy: DamagedCheckpoint) -> None:
+        config = replace(home.definition.config, on_damaged=policy)
+        home.definition = replace(home.definition, config=config)
+
+    with_policy(DamagedCheckpoint.FAIL)
+    assert "use Pipeline(on_damaged_checkpoint='previous')" in refusal(home, place)
+    with_policy(DamagedCheckpoint.PREVIOUS)
+    found = home.begin(place)
+    assert found.restored is not None
+    assert found.restored.checkpoint == 1
 
 
 def test_a_checkpoint_of_the_same_name_is_restored_with_what_it_promised(tmp_path: Path) -> None:  # SV26

@@ -28,6 +28,7 @@ from headgate.runtime.driver.succession import Succession
 from headgate.runtime.process import PROCESS
 from headgate.storage.faulty import Fault, FaultKind, FaultyStorage
 from headgate.storage.memory import MemoryStorage
+from headgate.threads import ThreadEnded
 
 PREVIOUS = DamagedCheckpoint.PREVIOUS
 
@@ -94,7 +95,7 @@ def test_checkpoints_stay_while_what_they_promise_is_not_committed(
     assert CALLS[-1] == ("commit 2 as 3", [2])
 
 
-class Killed(BaseException):
+class Killed(ThreadEnded):
     """The process dies."""
 
 
@@ -193,6 +194,16 @@ def test_what_nobody_can_tell_is_not_told(place: Place) -> None:  # C72, X10
     assert place.notes[-1].startswith("nobody can tell whether the checkpoints at memory:/p are given up")
     place.storage.heal()
     assert restored(place) is None
+
+
+def test_what_nobody_can_tell_is_told_as_a_doubt(place: Place) -> None:  # C72
+    place.storage.inject(Fault(FaultKind.TIMEOUT_AFTER_EFFECT, "put_if_absent", "/log/", first=2, times=100))
+    doubts: list[str] = []
+    notes = place.notes.append
+    assert not remove_checkpoints(place.definition, place.log, Succession("test"), notes, PROCESS, doubt=doubts.append)
+    (doubt,) = doubts
+    assert doubt.startswith("nobody can tell whether the checkpoints at memory:/p are given up")
+    assert doubt not in place.notes
 
 
 def test_nothing_of_a_driver_that_took_over_is_removed(place: Place) -> None:  # C73, C38

@@ -237,6 +237,21 @@ def test_a_wrong_secret_is_told_at_once(driver: Driver) -> None:
         ControlClient(*driver.server.address, b"w" * 32, lambda message: None, lambda reason: None, connect_seconds=0.0)
 
 
+def test_who_leaves_looks_for_its_driver_no_longer(driver: Driver) -> None:  # TR4
+    address = driver.server.address
+    driver.server.close()
+    asked = iter([True, False])  # and nobody asks a third time
+    with pytest.raises(ConnectionLost):
+        ControlClient(
+            *address,
+            SECRET,
+            lambda message: None,
+            lambda reason: None,
+            connect_seconds=1e9,
+            is_wanted=lambda: next(asked),
+        )
+
+
 def test_a_flipped_bit_in_a_message_loses_its_sender_only(driver: Driver) -> None:
     good = driver.worker()
     bad = connect(*driver.server.address, SECRET, Purpose.CONTROL, timeout_seconds=WAIT)

@@ -298,7 +298,7 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     for manifest in candidates(log):
         problems = damage[manifest.checkpoint]
         if not problems:
-            if policy is DamagedCheckpoint.FAIL and (passed or _damage_after(log, manifest)):  # R14
+            if policy is DamagedCheckpoint.FAIL and (passed or damage_behind(log, manifest)):  # R14
                 return Refuse(_describe(skipped) + _going_back(manifest, passed), RestoreFiles())
             if manifest.is_final and not passed:  # R13
                 return NothingLeft(manifest)
@@ -310,11 +310,12 @@ def choose(log: ObservedLog, damage: Mapping[CheckpointId, Sequence[Damage]], po
     return StartFresh()
 
 
-def _damage_after(log: ObservedLog, manifest: Manifest) -> bool:
-    """Whether something newer than ``manifest`` is unreadable or lost: it may have been a completed checkpoint."""
-    at = next(e.sequence for e in log.counted() if e.content == manifest)
-    unreadable = (e.sequence for e in log.counted() if isinstance(e.content, Damage))
-    return any(sequence > at for sequence in (*unreadable, *log.lost()))
+def damage_behind(log: ObservedLog, manifest: Manifest | None) -> tuple[Damage, ...]:
+    """Return what is unreadable or lost behind ``manifest``, anywhere if that is None: it may have been a newer one."""
+    at = next((e.sequence for e in log.counted() if e.content == manifest), 0)
+    unreadable = {e.sequence: e.content for e in log.counted() if isinstance(e.content, Damage)}
+    found = unreadable | {sequence: lost_entry(sequence) for sequence in log.lost()}
+    return tuple(damage for sequence, damage in sorted(found.items()) if sequence > at)
 
 
 def _going_back(manifest: Manifest, passed: Sequence[CheckpointId]) -> str:

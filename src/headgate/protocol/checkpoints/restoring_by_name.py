@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Claim, Manifest
+from headgate.model.manifest import Manifest
 from headgate.model.places import RestoredFrom
-from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse, candidates
+from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse, candidates, damage_behind
 from headgate.remedies import GoBackBehind, NameAnotherPlace
 
 
@@ -59,7 +59,7 @@ def decide(log: ObservedLog, life: str, named: Named) -> Decision:
     goes_back = newest is not None and named.go_back_behind == newest.checkpoint
     if newest is not None and _descends(newest, life, named) and not goes_back:
         return GoOn(newest.checkpoint)
-    if _has_damage_behind(log, newest):
+    if damage_behind(log, newest):
         return Refuse(
             "its own log is damaged, so nobody can tell what would be left for it; restore the log from a copy, or "
             "give the pipeline another checkpoint directory"
@@ -86,13 +86,6 @@ def _descends(newest: Manifest, life: str, named: Named) -> bool:
         one is not None and one[0] == wanted.source and (named.is_newest or one[1] == wanted.checkpoint)
         for one in (own, restored)
     )
-
-
-def _has_damage_behind(log: ObservedLog, newest: Manifest | None) -> bool:
-    """Whether what cannot be read, or is lost, may have been a newer checkpoint."""
-    at = next((e.sequence for e in log.counted() if e.content == newest), 0)
-    unreadable = (e.sequence for e in log.counted() if not isinstance(e.content, Claim | Manifest))
-    return any(sequence > at for sequence in (*unreadable, *log.lost()))
 
 
 def _has_others(newest: CheckpointId) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from headgate.errors import CorruptionError
 from headgate.model.ids import CheckpointId
 from headgate.model.savepoint import Savepoint
+from headgate.protocol.checkpoints.recovery import ObservedLog, candidates, damage_behind
 from headgate.runtime.checkpoints.log import CheckpointLog
 from headgate.runtime.checkpoints.savepoints import SavepointDirectory
 from headgate.storage.backends import is_missing, open_storage
@@ -43,6 +45,20 @@ def named_log(url: str) -> NamedLog | None:
     if not root or not pipeline or root.endswith(":/") or is_missing(f"{root}/{pipeline}"):
         return None
     return NamedLog(root, pipeline, None if match is None else CheckpointId(int(match.group(1))))
+
+
+def refuse_unless_newest_is_known(observed: ObservedLog) -> None:
+    """Refuse to take an older checkpoint for the newest one (RS2, SV20).
+
+    Raises:
+        CorruptionError: what cannot be read, or is lost, may have been a newer one.
+    """
+    manifests = candidates(observed)
+    damage = next(iter(damage_behind(observed, manifests[0] if manifests else None)), None)
+    if damage is not None:
+        others = ", ".join(str(manifest.checkpoint) for manifest in reversed(manifests)) or "none"
+        hint = f"so the newest checkpoint cannot be told; name one by its id: there is {others}"
+        raise CorruptionError(damage.path, 0, "a log entry", f"something else ({damage.problem}), {hint}")
 
 
 def savepoint_at(url: str) -> Savepoint | None:

@@ -28,7 +28,7 @@ from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
 from headgate.state.frozen import FrozenState
 from headgate.storage.backends import open_storage
-from headgate.threads import Pool
+from headgate.threads import Pool, ThreadEnded
 
 _T = TypeVar("_T")
 
@@ -165,8 +165,10 @@ class SnapshotWriter:
                 self._write(job)
             except StorageError as error:
                 self._report(SnapshotFailed(job.checkpoint), str(error))
-            except Exception as error:
-                self._on_error(error)  # U5
+            except ThreadEnded:
+                raise
+            except BaseException as error:
+                self._on_error(error)  # U5, CS26
             finally:
                 job.release()  # U6: if it was given up
             with self._lock:  # ids rise: what was cancelled up to here is never asked for again

@@ -24,7 +24,7 @@ from headgate.protocol.checkpoints.recovery import ObservedLog, Refuse
 from headgate.protocol.checkpoints.restoring_by_name import Adopt, GoOn, Named, decide
 from headgate.remedies import NameAnotherPlace
 from headgate.runtime.checkpoints.log import CheckpointLog, Claimed, Outcome
-from headgate.runtime.checkpoints.named import named_log, savepoint_at
+from headgate.runtime.checkpoints.named import named_log, refuse_unless_newest_is_known, savepoint_at
 from headgate.runtime.driver.fitting import check_fit
 from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
 from headgate.storage.backends import local_directory
@@ -253,13 +253,20 @@ def _savepoint_at(url: str) -> Found | None:
 
 
 def _checkpoint_at(url: str, own: CheckpointLog) -> Found | None:
-    """Return the checkpoint at ``<directory>/<pipeline>`` or ``<directory>/<pipeline>/chk-<id>``."""
+    """Return the checkpoint at ``<directory>/<pipeline>`` or ``<directory>/<pipeline>/chk-<id>``.
+
+    Raises:
+        CorruptionError: the newest one is meant, and nobody can tell which it is.
+        UsageError, StorageError
+    """
     named = named_log(url)
     if named is None:
         return None
     log = named.open()
     observed = log.observe()
     manifests = recovery.candidates(observed)
+    if named.checkpoint is None and not is_same_directory(log.url, own.url):  # of its own, R14 decides
+        refuse_unless_newest_is_known(observed)
     found = [m for m in manifests if named.checkpoint in (None, m.checkpoint)]
     if not found:
         return None

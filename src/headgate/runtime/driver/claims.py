@@ -36,6 +36,7 @@ from headgate.runtime.driver.sink_commits import SinkCommits, make_targets
 from headgate.runtime.driver.source_holds import SourceHolds
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
+from headgate.threads import ThreadEnded
 
 _T = TypeVar("_T")
 
@@ -277,9 +278,9 @@ def _forget(
         return
     try:
         retrying(lambda: commits.forget(before, promised_by(observed)), around)
-    except FencedError:
+    except (FencedError, ThreadEnded):
         raise
-    except Exception as error:  # of a user's sink, too: the next start tries again
+    except BaseException as error:  # of a user's sink, too: the next start tries again
         note(f"could not let the sinks forget what was decided before checkpoint {before}: {error}")
 
 

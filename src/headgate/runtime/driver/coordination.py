@@ -35,7 +35,7 @@ from headgate.runtime.driver.hook_calls import HookCalls, failure_text, newer_ge
 from headgate.runtime.driver.source_holds import SourceHolds
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
-from headgate.threads import Pool
+from headgate.threads import Pool, ThreadEnded
 
 DROPS_BETWEEN_FORGETTING = 16
 """It reads the log, so it is not done with every checkpoint; targets remember the outcomes of so many more. Each start
@@ -315,7 +315,9 @@ class Coordination:
         except FencedError as error:
             self._report(machine.GenerationReplaced(Generation(error.newest)))
             return
-        except Exception as error:
+        except ThreadEnded:
+            raise
+        except BaseException as error:
             self._note(f"cannot begin checkpoint {checkpoint}: {error}")
             self._report(machine.ReserveFailed(checkpoint))
             return
@@ -343,9 +345,9 @@ class Coordination:
     def _append(self, manifest: Manifest, oldest_retained: CheckpointId) -> Outcome:
         try:
             return self._log.append(manifest, oldest_retained)
-        except FencedError:
+        except (FencedError, ThreadEnded):
             raise
-        except Exception as error:  # whatever it was, the write may have taken effect (C12)
+        except BaseException as error:  # whatever it was, the write may have taken effect (C12)
             self._note(f"cannot write the manifest of checkpoint {manifest.checkpoint}: {error}")
             return Outcome.UNKNOWN
 
@@ -370,7 +372,9 @@ class Coordination:
         """Removing what is not needed may fail; it is tried again when the next generation sweeps."""
         try:
             call()
-        except Exception as error:
+        except ThreadEnded:
+            raise
+        except BaseException as error:
             self._note(f"could not remove old checkpoint files: {error}")
 
     # -- in the thread of savepoints --------------------------------------------------------------------------------
@@ -386,7 +390,9 @@ class Coordination:
             savepoint = Savepoint(drawn, name, self._around.wall_ms(), place.prefix, whole, self._log.life_id)
             SavepointDirectory(place.url).write(savepoint)
             fault_points.reach("after-savepoint")
-        except Exception as error:
+        except ThreadEnded:
+            raise
+        except BaseException as error:
             said = str(error) if isinstance(error, HeadgateError) else f"{type(error).__name__}: {error}"
             self._report(machine.SavepointFailed(effect.checkpoint, said))
             return
@@ -411,7 +417,9 @@ class Coordination:
             return
         try:
             self._holds.tell(observed)
-        except Exception as error:
+        except ThreadEnded:
+            raise
+        except BaseException as error:
             self._note(f"the sources could not be told what checkpoints still need: {error}")
 
     def _forget(self, before: CheckpointId, promised: Sequence[Committable]) -> None:
@@ -433,7 +441,9 @@ class Coordination:
             self._report(machine.CommitFailed(checkpoint, f"sink '{error.sink}': {error.cause}", is_transient=False))
         except HeadgateError as error:
             self._report(machine.CommitFailed(checkpoint, str(error), is_transient=False))
-        except Exception as error:
+        except ThreadEnded:
+            raise
+        except BaseException as error:  # CS26
             self._report(machine.CommitFailed(checkpoint, f"{type(error).__name__}: {error}", is_transient=False))
         else:
             fault_points.reach("after-commit")

@@ -260,14 +260,22 @@ class Driver:
             is_final=is_final,
             is_drained=self.supervision.is_drained,
             has_removed_checkpoints=self.supervision.has_removed_checkpoints,
+            is_removal_in_doubt=self.supervision.is_removal_in_doubt,
         )
 
     def _on_error(self, error: BaseException) -> None:
+        """A bug: nothing here can decide any more (G26)."""
         self._latest = replace(self._latest, state=PipelineState.FAILED)
         self._end.fail(error)
         self.supervision.end_job()
 
     def _close(self) -> None:
+        try:
+            self._close_all()
+        finally:
+            self._end.release_lock()
+
+    def _close_all(self) -> None:
         self.workers.close()
         self.supervision.close()
         self._pools.storage.shutdown(wait=True)
@@ -279,7 +287,6 @@ class Driver:
             problem = self._heart.stop(self._log.generation, self.result, course)  # behind the last commit (SB3)
             if problem:
                 self._observer.on_note(problem)
-        self._end.release_lock()
 
 
 def _told(ask: asking.Ask, outcome: Future[CheckpointOutcome]) -> Future[None]:

@@ -47,6 +47,7 @@ class RunEnd:
         is_final: bool,
         is_drained: bool,
         has_removed_checkpoints: bool,
+        is_removal_in_doubt: bool = False,
     ) -> None:
         """End well, unless the run is over. ``is_final``: all input was processed."""
         if self.is_over:
@@ -63,6 +64,7 @@ class RunEnd:
             took_ms,
             is_drained=is_drained,
             has_removed_checkpoints=has_removed_checkpoints,
+            is_removal_in_doubt=is_removal_in_doubt,
         )
         self.result.set_result(found)
 
@@ -73,7 +75,7 @@ class RunEnd:
             self._lock.release(Ending.FAILED, None, str(error))
             return
         result = self.result.result()
-        self._lock.release(_ending_of(result), result.last_checkpoint, "")
+        self._lock.release(_ending_of(result), result.last_checkpoint, "", is_in_doubt=result.is_removal_in_doubt)
 
 
 def _ending_of(result: RunResult) -> Ending:

@@ -17,7 +17,7 @@ from headgate.model.manifest import Manifest
 from headgate.operators.checkpointed.functions import CheckpointListener
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
-from headgate.threads import Queue, Thread
+from headgate.threads import Queue, Thread, ThreadEnded
 
 HOOK_BYTES_MAX = 1 << 20
 """What a hook returns is in the manifest itself."""
@@ -61,7 +61,9 @@ class HookThread:
                 return
             try:
                 call(hook)
-            except (Exception, SystemExit) as error:
+            except ThreadEnded:
+                raise
+            except BaseException as error:
                 problems.append(error)
             done.set()
 
@@ -89,7 +91,9 @@ class HookThread:
         while (call := self._calls.get()) is not None:
             try:
                 call(self._hook)
-            except (Exception, SystemExit):  # of ``close``: nobody is left who could be told
+            except ThreadEnded:
+                raise
+            except BaseException:  # of ``close``: nobody is left who could be told
                 return
 
 
@@ -138,7 +142,9 @@ class HookCalls:
                 return
             try:
                 data = _checked(name, hook.trigger(int(checkpoint)))
-            except (Exception, SystemExit) as error:
+            except ThreadEnded:
+                raise
+            except BaseException as error:
                 failed(error)
             else:
                 answered(data)
@@ -184,7 +190,9 @@ def _teller(
     def call(hook: CoordinatorHook) -> None:
         try:
             tell(cast(CheckpointListener, hook))
-        except (Exception, SystemExit) as error:
+        except ThreadEnded:
+            raise
+        except BaseException as error:
             failed(name, error)
 
     return call

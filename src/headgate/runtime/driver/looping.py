@@ -22,7 +22,7 @@ from headgate.runtime.driver.coordination import Recipients
 from headgate.runtime.driver.event_loop import Timers
 from headgate.runtime.process import PROCESS
 from headgate.runtime.surroundings import Surroundings
-from headgate.threads import Queue, Thread
+from headgate.threads import Queue, Thread, ThreadEnded
 
 CLOSE_S = 0.5
 """After a success the callbacks have returned; after a failure one may still be busy."""
@@ -57,7 +57,9 @@ class RoundCallbacks:
         def call() -> None:
             try:
                 tell(listener)
-            except (Exception, SystemExit) as error:
+            except ThreadEnded:
+                raise
+            except BaseException as error:
                 failed(name, error)
 
         self._put(call)
@@ -88,7 +90,9 @@ class RoundCallbacks:
     def _call(self, loop: NodeName, callback: Callable[[int], object], round_: int) -> None:
         try:
             callback(round_)
-        except (Exception, SystemExit) as error:  # whatever it is, the run's end waits for this thread
+        except ThreadEnded:
+            raise
+        except BaseException as error:  # whatever it is, the run's end waits for this thread
             self._note(f"on_round of loop '{loop}' failed in round {round_}: {type(error).__name__}: {error}")
 
 

@@ -108,11 +108,17 @@ class PipelineLock:
         return "" if self._holder is None else self._holder.nonce
 
     def release(
-        self, ending: Ending = Ending.FAILED, checkpoint: int | None = None, reason: str = "it could not be started"
+        self,
+        ending: Ending = Ending.FAILED,
+        checkpoint: int | None = None,
+        reason: str = "it could not be started",
+        *,
+        is_in_doubt: bool = False,
     ) -> None:
         """Let others run the pipeline; write down how this run ended (see ``LockHolder``). Idempotent."""
         if self._file is not None and self._holder is not None:
-            self._write(replace(self._holder, ending=ending, checkpoint=checkpoint, reason=reason))
+            ended = replace(self._holder, ending=ending, checkpoint=checkpoint, reason=reason, is_in_doubt=is_in_doubt)
+            self._write(ended)
             self._file.close()
             self._file = None
 

@@ -21,6 +21,7 @@ from headgate.runtime.driver.adopting import is_same_directory
 from headgate.runtime.driver.fitting import check_fit
 from headgate.runtime.driver.succession import Succession
 from headgate.runtime.surroundings import Surroundings
+from headgate.threads import ThreadEnded
 
 
 def remove_checkpoints(
@@ -30,24 +31,28 @@ def remove_checkpoints(
     note: Callable[[str], None],
     around: Surroundings,
     unsound: UnsoundCheckpoints | None = None,
+    doubt: Callable[[str], None] | None = None,
 ) -> bool:
     """Commit what the newest checkpoint promises, abort the rest, then remove all checkpoints of the pipeline.
 
     Savepoints, what was set aside, and everything of another driver or pipeline stay. Never raises: what is in the way
-    is told, and keeps the checkpoints. ``unsound``: what workers of this run could not restore (R57).
+    is told, and keeps the checkpoints. ``unsound``: what workers of this run could not restore (R57). ``doubt`` is told
+    in place of ``note`` when nobody can say whether they are given up.
 
     Returns:
         Whether no checkpoint can be restored any more.
     """
     try:
         settled = _settled(definition, log, succession, note, around, unsound)
-    except (Exception, SystemExit) as error:  # what a sink raises must not keep the run from its end
+    except ThreadEnded:
+        raise
+    except BaseException as error:  # what a sink raises must not keep the run from its end (CS26)
         note(f"the checkpoints are kept: {_said(error)}")
         return False
     if settled is None:
         _sweep(log, note, around)
         return False
-    if not _give_up(log, succession.claimant, settled, note, around):
+    if not _give_up(log, succession.claimant, settled, note, doubt or note, around):
         return False
     note(f"the checkpoints at {log.url} were removed, because the pipeline does not retain them")
     return True
@@ -83,23 +88,35 @@ def _settled(
 
 
 def _give_up(
-    log: CheckpointLog, owner: str, settled: NextClaim, note: Callable[[str], None], around: Surroundings
+    log: CheckpointLog,
+    owner: str,
+    settled: NextClaim,
+    note: Callable[[str], None],
+    doubt: Callable[[str], None],
+    around: Surroundings,
 ) -> bool:
     """Give the log up, and remove files; return whether it is certain that it was given up."""
     wall_ms = around.wall_ms()
     try:
         claims.retrying(lambda: log.give_up(owner, wall_ms, settled.generation), around)
     except FencedError as error:
-        return _was_given_up(log, settled, error, note, around)
-    except Exception as error:
-        _tell_nobody_knows(log, error, note)
+        return _was_given_up(log, settled, error, note, doubt, around)
+    except ThreadEnded:
+        raise
+    except BaseException as error:
+        _tell_nobody_knows(log, error, doubt)
         return False
     _sweep(log, note, around)
     return True
 
 
 def _was_given_up(
-    log: CheckpointLog, settled: NextClaim, replaced: FencedError, note: Callable[[str], None], around: Surroundings
+    log: CheckpointLog,
+    settled: NextClaim,
+    replaced: FencedError,
+    note: Callable[[str], None],
+    doubt: Callable[[str], None],
+    around: Surroundings,
 ) -> bool:
     """Return whether the driver that claimed meanwhile began anew, behind a try whose answer was lost (C72).
 
@@ -107,23 +124,27 @@ def _was_given_up(
     """
     try:
         life = recovery.life_of(claims.retrying(log.observe, around))
-    except Exception as error:
-        _tell_nobody_knows(log, error, note)
+    except ThreadEnded:
+        raise
+    except BaseException as error:
+        _tell_nobody_knows(log, error, doubt)
         return False
     if life == settled.life:
         note(f"the checkpoints are kept: {replaced}")
     return life != settled.life
 
 
-def _tell_nobody_knows(log: CheckpointLog, error: Exception, note: Callable[[str], None]) -> None:
-    note(f"nobody can tell whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
+def _tell_nobody_knows(log: CheckpointLog, error: BaseException, doubt: Callable[[str], None]) -> None:
+    doubt(f"nobody can tell whether the checkpoints at {log.url} are given up; the next start sees: {_said(error)}")
 
 
 def _sweep(log: CheckpointLog, note: Callable[[str], None], around: Surroundings) -> None:
     """Remove what nobody needs; whatever is in the way, the run must come to its end."""
     try:
         claims.tidy_up(log.files.sweep, around, note)
-    except Exception as error:
+    except ThreadEnded:
+        raise
+    except BaseException as error:
         note(f"could not remove old checkpoint files: {_said(error)}")
 
 

@@ -40,9 +40,11 @@ class ReplacementWatch:
     def _look(self) -> None:
         """Runs in the storage thread."""
         newer = None
-        with contextlib.suppress(StorageError):  # looked at again, and at every write
-            newer = self._log.newer_generation()
-        self._is_looking = False
+        try:
+            with contextlib.suppress(StorageError):  # looked at again, and at every write
+                newer = self._log.newer_generation()
+        finally:
+            self._is_looking = False
         if newer is not None:
             found = newer
             self._timers.post(lambda: self._on_replaced(found))

@@ -39,6 +39,7 @@ from headgate.runtime.driver.removing import remove_checkpoints
 from headgate.runtime.driver.succession import Succession
 from headgate.runtime.driver.workers import Workers
 from headgate.runtime.surroundings import Surroundings
+from headgate.threads import ThreadEnded
 
 
 class Launcher(Protocol):
@@ -110,6 +111,7 @@ class Supervision:
         """How often something failed."""
         self.is_drained = False
         self.has_removed_checkpoints = False
+        self.is_removal_in_doubt = False
         self.last_generation: Generation | None = succession.after
         self._submission: int | None = None
         self._deployed: AttemptId | None = None
@@ -277,7 +279,9 @@ class Supervision:
                 self.hooks,
                 self._unsound,
             )
-        except Exception as error:
+        except ThreadEnded:
+            raise
+        except BaseException as error:  # of a user's sink or hook, too (CS26)
             failure, jitter = claim_failure(error), self._around.random.random()
             self._timers.post(lambda: self.handle(events.ClaimFailed(failure, self._around.monotonic_ms(), jitter)))
         else:
@@ -290,13 +294,19 @@ class Supervision:
 
     def _remove(self) -> None:
         """Runs in the storage thread."""
-        is_removed = remove_checkpoints(
-            self._definition, self._log, self._succession, self.note, self._around, self._unsound
-        )
-        self._timers.post(lambda: self._removed(is_removed))
+        doubts: list[str] = []
 
-    def _removed(self, is_removed: bool) -> None:
-        self.has_removed_checkpoints = is_removed
+        def doubt(text: str) -> None:
+            doubts.append(text)
+            self.note(text)
+
+        is_removed = remove_checkpoints(
+            self._definition, self._log, self._succession, self.note, self._around, self._unsound, doubt
+        )
+        self._timers.post(lambda: self._removed(is_removed, is_in_doubt=bool(doubts)))
+
+    def _removed(self, is_removed: bool, *, is_in_doubt: bool) -> None:
+        self.has_removed_checkpoints, self.is_removal_in_doubt = is_removed, is_in_doubt
         self.handle(events.CheckpointsRemoved())
 
     def _claimed(self, begun: NewGeneration | Finished) -> None:
@@ -401,7 +411,7 @@ def _of_savepoint(place: Place, answer: Answer) -> Answer:
     return lambda outcome: answer(outcome if outcome.checkpoint is None else replace(outcome, savepoint=place.url))
 
 
-def claim_failure(error: Exception) -> Failure:
+def claim_failure(error: BaseException) -> Failure:
     """Return what may be done about a claim that failed with ``error``."""
     match error:
         case UsageError() | OutputDenied():  # K5: in recovery as in the coordinator

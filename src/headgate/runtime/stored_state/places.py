@@ -6,16 +6,15 @@ nothing, and never takes another checkpoint for the one that was meant (RS1–RS
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from headgate.errors import CorruptionError, StorageError, UsageError
 from headgate.model.ids import CheckpointId
-from headgate.model.manifest import Claim, Committable, Manifest, SnapshotPart
+from headgate.model.manifest import Committable, Manifest, SnapshotPart
 from headgate.model.places import Place
 from headgate.protocol.checkpoints.promises import settled
-from headgate.protocol.checkpoints.recovery import Damage, ObservedLog, candidates
-from headgate.runtime.checkpoints.named import NamedLog, named_log, savepoint_at
+from headgate.protocol.checkpoints.recovery import candidates
+from headgate.runtime.checkpoints.named import NamedLog, named_log, refuse_unless_newest_is_known, savepoint_at
 from headgate.runtime.checkpoints.snapshots import read_part, storage_at
 from headgate.storage.backends import absolute_location, local_directory
 from headgate.storage.base import NotFound, Storage
@@ -148,7 +147,7 @@ def _in_log(url: str, log: NamedLog) -> StoredCheckpoint:
     observed = log.open().observe()
     manifests = candidates(observed)
     if log.checkpoint is None:
-        _refuse_damage_behind(observed, manifests)
+        refuse_unless_newest_is_known(observed)
     found = next((m for m in manifests if log.checkpoint in (None, m.checkpoint)), None)
     if found is None and not observed.entries:
         raise UsageError(_nothing_at(url))
@@ -159,20 +158,6 @@ def _in_log(url: str, log: NamedLog) -> StoredCheckpoint:
     what = f"checkpoint {found.checkpoint} of pipeline '{log.pipeline}'"
     manifest = found if found.place is not None else replace(found, place=Place(log.root, log.pipeline))
     return StoredCheckpoint(what, log.pipeline, manifest, log)
-
-
-def _refuse_damage_behind(observed: ObservedLog, manifests: Sequence[Manifest]) -> None:
-    """An older checkpoint is never shown as the newest one (RS2)."""
-    at = next((e.sequence for e in observed.counted() if isinstance(e.content, Manifest)), 0)
-    others = ", ".join(str(m.checkpoint) for m in reversed(manifests)) or "none"
-    hint = f"so the newest checkpoint cannot be told; name one by its id: there is {others}"
-    for entry in observed.counted():
-        if entry.sequence > at and not isinstance(entry.content, Claim | Manifest):
-            damage: Damage = entry.content
-            raise CorruptionError(damage.path, 0, "a log entry", f"something else ({damage.problem}), {hint}")
-    for sequence in observed.lost():
-        if sequence > at:
-            raise CorruptionError(f"log/{sequence:010d}", 0, "a log entry", f"nothing, {hint}")
 
 
 def _pipelines_below(url: str) -> list[str]:

@@ -67,6 +67,7 @@ class ControlClient:
         connect_seconds: float = CONNECT_SECONDS,
         tls: Tls | None = None,
         around: Surroundings = PROCESS,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
         self._around = around
         self._on_message = on_message
@@ -75,7 +76,7 @@ class ControlClient:
         self._timeout_seconds = heartbeat_timeout_ms / 1_000
         self._lock = around.lock()
         self._over = around.event()
-        self._connection = _connect_patiently(host, port, secret, connect_seconds, tls, around)
+        self._connection = _connect_patiently(host, port, secret, connect_seconds, tls, around, is_wanted)
         self._heard_at = _now_s(around)
         self._outbox = Outbox(self._connection, self._lose, name="headgate-control-send", around=around)
         self._threads = [
@@ -305,14 +306,20 @@ class ControlServer:
 
 
 def _connect_patiently(
-    host: str, port: int, secret: bytes, seconds: float, tls: Tls | None, around: Surroundings
+    host: str,
+    port: int,
+    secret: bytes,
+    seconds: float,
+    tls: Tls | None,
+    around: Surroundings,
+    is_wanted: Callable[[], bool],
 ) -> Connection:
     deadline = _now_s(around) + seconds
     while True:
         try:
             return connect(host, port, secret, Purpose.CONTROL, tls=tls, around=around)
         except ConnectionLost:
-            if _now_s(around) + _RETRY_SECONDS >= deadline:
+            if not is_wanted() or _now_s(around) + _RETRY_SECONDS >= deadline:
                 raise
         around.sleep(_RETRY_SECONDS)
 

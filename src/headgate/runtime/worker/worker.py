@@ -209,6 +209,7 @@ class Worker:
             heartbeat_timeout_ms=config.heartbeat_timeout_ms,
             tls=self._tls,
             around=self._around,
+            is_wanted=lambda: not self._is_leaving,
         )
 
     def _register(self, control: ControlClient, exchange: Exchange) -> None:

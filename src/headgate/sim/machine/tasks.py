@@ -14,12 +14,13 @@ from collections.abc import Callable
 import greenlet
 
 from headgate.sim.world import Violation, World
+from headgate.threads import ThreadEnded
 
 TURN_RATE = 0.1
 """How often a primitive that would not block lets others go first."""
 
 
-class ProcessDied(BaseException):
+class ProcessDied(ThreadEnded):
     """Raised in tasks of a process that is dead when the run is taken down; nothing may catch it."""
 
 

@@ -1,0 +1,121 @@
+"""Whatever a user's code raises where somebody waits for it, and whatever a bug raises in the driver: the run ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from examples.sqlite_sink import SqliteSink
+from tests.mutants.harness import patched
+
+import headgate as hg
+from headgate import testing
+from headgate.connectors.hooks import CoordinatorHook
+from headgate.protocol.checkpoints import coordinator
+from headgate.protocol.checkpoints.coordinator import Coordinator
+from headgate.protocol.supervision import events
+from headgate.protocol.supervision.supervisor import Supervisor
+
+SECONDS = 60.0
+HOOK_TIMEOUT = "60s"
+
+
+class PanicException(BaseException):
+    """What native libraries in Rust call theirs, which is no ``Exception``."""
+
+
+UNUSUAL = [SystemExit("by a client that ends its process"), PanicException("index out of bounds")]
+
+
+def run(root: Path, sink: Any = None, hook: CoordinatorHook | None = None) -> hg.RunResult:
+    checkpointing = hg.Checkpointing(interval="20ms", dir=root / "checkpoints")
+    pipeline = hg.Pipeline("p", checkpointing=checkpointing, restart=hg.FixedDelay(attempts=1, delay="1ms"))
+    rows = [{"number": n, "text": str(n)} for n in range(40)]
+    pipeline.source(hg.FromRows(rows, splits=2, batch_rows=5)).key_by("number").reduce(lambda a, b: b).sink(
+        hg.Discard() if sink is None else sink, name="out"
+    )
+    if hook is not None:
+        pipeline.add_hook("outside", hook, timeout=HOOK_TIMEOUT)
+    return testing.run(pipeline, timeout_s=SECONDS)
+
+
+@contextmanager
+def raising(owner: type, method: str, error: BaseException) -> Iterator[None]:
+    def fails(*arguments: Any) -> None:
+        raise error
+
+    with patched(owner, method, fails):
+        yield
+
+
+def check_sink_method(root: Path, method: str, error: BaseException) -> None:
+    with (
+        raising(SqliteSink, method, error),
+        pytest.raises(hg.PipelineFailed, match=f"{type(error).__name__}: {error}"),
+    ):
+        run(root, SqliteSink(str(root / "target.db")))
+
+
+@pytest.mark.parametrize("error", UNUSUAL, ids=["exit", "panic"])
+@pytest.mark.parametrize("method", ["claimed", "claim", "prepared", "commit", "prepare"])
+def test_whatever_a_method_of_a_sink_raises_ends_the_run(tmp_path: Path, method: str, error: BaseException) -> None:
+    # CS26
+    check_sink_method(tmp_path, method, error)
+
+
+class Outside(CoordinatorHook):
+    """An external system whose client fails."""
+
+    def trigger(self, checkpoint_id: int) -> bytes | None:
+        return None
+
+    def restore(self, checkpoint_id: int, data: bytes | None) -> None:
+        return
+
+    def reset(self) -> None:
+        return
+
+
+def check_hook_method(root: Path, method: str, error: BaseException) -> None:
+    told = rf"cannot call reset\(\) of hook 'outside': {type(error).__name__}: {error}"
+    with raising(Outside, method, error), pytest.raises(hg.PipelineFailed, match=told):
+        run(root, hook=Outside())
+
+
+@pytest.mark.parametrize("error", UNUSUAL, ids=["exit", "panic"])
+def test_whatever_a_hook_raises_ends_the_run(tmp_path: Path, error: BaseException) -> None:  # CS26
+    check_hook_method(tmp_path, "reset", error)
+
+
+BUGS: list[tuple[type, type]] = [
+    (Supervisor, events.GenerationReady),
+    (Supervisor, events.WorkerRegistered),
+    (Supervisor, events.WorkerReady),
+    (Supervisor, events.GenerationDone),
+    (Supervisor, events.JobEnded),
+    (Coordinator, coordinator.Started),
+    (Coordinator, coordinator.IdReserved),
+    (Coordinator, coordinator.ManifestWritten),
+    (Coordinator, coordinator.CommitSucceeded),
+]
+
+
+@pytest.mark.parametrize(("machine", "kind"), BUGS, ids=[f"{m.__name__}-{k.__name__}" for m, k in BUGS])
+def test_a_bug_in_the_thread_that_decides_ends_the_run(tmp_path: Path, machine: Any, kind: type) -> None:  # G26
+    check_bug(tmp_path, machine, kind)
+
+
+def check_bug(root: Path, machine: Any, kind: type) -> None:
+    handle = machine.handle
+
+    def broken(self: Any, event: Any) -> Any:
+        if isinstance(event, kind):
+            raise AssertionError("a bug")
+        return handle(self, event)
+
+    with patched(machine, "handle", broken), pytest.raises(AssertionError, match="a bug"):
+        run(root, SqliteSink(str(root / "target.db")))
+    assert run(root, SqliteSink(str(root / "target.db"))).is_finished, "nobody holds the pipeline"
