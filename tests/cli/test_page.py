@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,8 @@ class Heard(Quiet):
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
-    yield Heard()
+def heard() -> Heard:
+    return Heard()
 
 
 def shown(heard: Heard, root: Path, port: int = 0) -> ShownByPage:
@@ -94,9 +93,8 @@ def test_the_token_is_not_for_workers(heard: Heard, tmp_path: Path, monkeypatch:
 
 
 def test_a_port_that_is_taken_is_said_before_anything_begins(heard: Heard, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        with pytest.raises(UsageError, match="choose another --ui port"):
-            shown(heard, tmp_path, other.getsockname()[1]).__enter__()
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(UsageError, match="choose another --ui port"):
+        shown(heard, tmp_path, other.getsockname()[1]).__enter__()
     assert heard.calls == []
 
 
