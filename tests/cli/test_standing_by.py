@@ -191,7 +191,7 @@ def test_the_progress_of_a_takeover_that_came_too_late_is_not_shown_any_more(
         "import headgate as hg\np = hg.Pipeline('p')\np.source(hg.FromRows([{'n': 1}])).sink(hg.Discard())"
     )
     monkeypatch.setattr(run, "WarmSession", Warm)
-    monkeypatch.setattr(run, "_observer", lambda *given: Shown())
+    monkeypatch.setattr(run, "_observer", lambda *given, **named: Shown())
     monkeypatch.setattr(run.Pipeline, "start", start)
     result = CliRunner().invoke(app, ["run", "--standby", "--checkpoint-dir", ROOT, str(program)])
     assert result.exit_code == 0, (result.output, result.exception)
