@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.api import test_prometheus as port_tests
+from tests.api import test_running as running_tests
 from tests.mutants.harness import Mutant, assert_caught, patched
 from tests.runtime.driver import test_node_book as book_tests
 from tests.runtime.worker import test_stopwatch as watch_tests
 from tests.runtime.worker import test_subtask_runner as runner_tests
 from tests.sim.product.patching import around, skipped
+from tests.spark import test_own_jvm as jvm_tests
 
+from headgate.api import running
 from headgate.api.pipeline import METRICS_HOST
 from headgate.api.prometheus import MetricsPort
 from headgate.model.manifest import Manifest
@@ -22,6 +26,7 @@ from headgate.runtime.driver.node_book import NodeBook
 from headgate.runtime.worker.chain import Chain
 from headgate.runtime.worker.stopwatch import HeldBack, Stopwatch
 from headgate.runtime.worker.subtask_runner import SubtaskRunner
+from headgate.spark import own_jvm
 
 
 def totals_are_those_when_the_snapshot_is_durable() -> AbstractContextManager[None]:
@@ -129,6 +134,31 @@ CAUGHT: list[tuple[Mutant, Callable[..., object]]] = [
 
 @pytest.mark.parametrize(("mutant", "test"), CAUGHT, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_named_test_of_the_metrics_finds_it(mutant: Mutant, test: Callable[..., object]) -> None:
+    test()
+    assert_caught(mutant, test)
+
+
+def the_second_of_two_sigterms_is_a_second_wish() -> AbstractContextManager[None]:
+    return patched(running, "SAME_WISH_MS", 0)
+
+
+def test_a_wish_that_is_told_twice_is_told_from_two_wishes() -> None:
+    def test() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            running_tests.test_sigterm_twice_in_one_moment_is_once(patch)
+
+    test()
+    assert_caught(the_second_of_two_sigterms_is_a_second_wish, test)
+
+
+def test_a_fork_that_removes_the_directory_of_its_parent_is_found(tmp_path: Path) -> None:
+    def mutant() -> AbstractContextManager[None]:
+        return patched(own_jvm, "_remove", lambda process, own: own.remove())
+
+    def test() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            jvm_tests.test_a_fork_leaves_the_directory_to_its_parent(tmp_path, patch)
+
     test()
     assert_caught(mutant, test)
 
