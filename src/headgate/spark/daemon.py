@@ -39,6 +39,9 @@ def main() -> None:
     prepare()
     from pyspark.daemon import manager
 
+    from headgate.spark.deaths import WATCH
+
+    WATCH.begin()
     manager()
 
 

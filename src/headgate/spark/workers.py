@@ -14,6 +14,7 @@ import pyarrow as pa
 from headgate import __version__
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import WorkerIndex
+from headgate.spark.deaths import WATCH
 
 RESULT_SCHEMA = "worker long"
 
@@ -57,6 +58,7 @@ class WorkerMain:
             host,
             self.fingerprint,
             spill_directory(),
+            tuple(WATCH.known),
         )
         for _ in batches:  # the one row that made this partition
             pass
