@@ -30,6 +30,7 @@ ENTRY = SubtaskEntry(
 )
 FROM_WORKER: list[m.FromWorker] = [
     m.Register(1, 2, 3, 0, m.Address("127.0.0.1", 65_535), 77, "abc"),
+    m.Obituary(78, "was ended by SIGKILL", "out of paper"),
     m.Ready(1),
     m.Ready(1, is_listening=True),
     m.Told(1, 2),

@@ -77,6 +77,17 @@ class Register(Struct, frozen=True, tag="register"):
     plan_fingerprint: Name
 
 
+class Obituary(Struct, frozen=True, tag="obituary"):
+    """How another process of this worker's machine ended that had been a worker, as far as this one knows.
+
+    ``how`` is a clause; ``written`` is the end of what it wrote to its output.
+    """
+
+    pid: Id
+    how: Name
+    written: Text = ""
+
+
 class Ready(Struct, frozen=True, tag="ready", omit_defaults=True):
     """Restored and connected: may be triggered.
 
@@ -304,6 +315,7 @@ class DataRefused(Struct, frozen=True, tag="data-refused"):
 
 FromWorker: TypeAlias = (
     Register
+    | Obituary
     | Ready
     | Told
     | Acknowledge

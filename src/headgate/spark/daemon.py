@@ -42,6 +42,9 @@ def main() -> None:
     leave_sigterm_to_the_driver()
     from pyspark.daemon import manager
 
+    from headgate.spark.deaths import WATCH
+
+    WATCH.begin()
     manager()
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from headgate import __version__
 from headgate.model.definition import PipelineDefinition
 from headgate.model.ids import WorkerIndex
+from headgate.spark.deaths import WATCH
 
 RESULT_SCHEMA = "worker long"
 
@@ -62,6 +63,7 @@ class WorkerMain:
             host,
             self.fingerprint,
             spill_directory(),
+            tuple(WATCH.known),
         )
         for _ in batches:  # the one row that made this partition
             pass

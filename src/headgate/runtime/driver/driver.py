@@ -80,7 +80,8 @@ class Driver:
             around.pool(1, "headgate-storage"), around.pool(1, "headgate-commit"), around.pool(1, "headgate-savepoint")
         )
         on_event: Callable[[events.Event], None] = lambda event: self.supervision.handle(event)  # noqa: E731
-        self.workers = Workers(definition, fingerprint, self._loop, on_event, self._on_report, host=host, around=around)
+        hears = on_event, self._on_report, observer.on_note
+        self.workers = Workers(definition, fingerprint, self._loop, *hears, host=host, around=around)
         self.supervision = Supervision(
             definition,
             launcher,

@@ -22,6 +22,12 @@ from headgate.runtime.surroundings import Surroundings
 from headgate.runtime.wire.control import ControlServer, Loss, WorkerConnection
 from headgate.runtime.wire.tls import Tls
 
+UNEXPLAINED_MAX = 256
+"""Lost workers that somebody may still tell of: those of a few generations."""
+
+LINES_SHOWN = 10
+"""Of what a lost worker wrote last."""
+
 
 @dataclass(slots=True)
 class WorkerRecord:
@@ -32,6 +38,8 @@ class WorkerRecord:
     connection: WorkerConnection
     address: messages.Address
     pid: int
+    is_dismissed: bool = False
+    """It was told to leave, or has said why it does: nobody wonders how its process ends."""
 
 
 class Workers:
@@ -44,19 +52,23 @@ class Workers:
         timers: Timers,
         on_event: Callable[[events.Event], None],
         on_report: Callable[[WorkerIndex, messages.FromWorker], None],
+        on_note: Callable[[str], None],
         *,
         host: str = "127.0.0.1",
         around: Surroundings = PROCESS,
     ) -> None:
         """Begin to listen; ``host`` is the address on which workers can reach this process.
 
-        ``on_event`` gets what the supervisor must know, ``on_report`` the other messages of registered workers.
+        ``on_event`` gets what the supervisor must know, ``on_report`` the other messages of registered workers,
+        ``on_note`` a sentence for the user.
         """
         config = definition.config
         self._fingerprint = fingerprint
         self._timers = timers
         self._on_event = on_event
         self._on_report = on_report
+        self._on_note = on_note
+        self._unexplained: dict[tuple[str, int], WorkerIndex] = {}
         self._around = around
         self._records: dict[WorkerConnection, WorkerRecord] = {}
         self._attempts = Attempts(definition.plan.parallelism)
@@ -93,12 +105,14 @@ class Workers:
     def stop(self, attempt: AttemptId, *, is_success: bool) -> None:
         """Tell the workers of ``attempt`` to leave."""
         for record in self.of(attempt):
+            record.is_dismissed = True
             record.connection.send(messages.Stop("the generation has ended", is_success))
 
     def refuse(self, attempt: AttemptId, worker: WorkerIndex) -> None:
         """Tell a worker that its attempt is over."""
         for record in self.of(attempt):
             if record.worker == worker:
+                record.is_dismissed = True
                 record.connection.send(messages.Refused("this attempt of the job is over"))
 
     def close(self) -> None:
@@ -113,10 +127,13 @@ class Workers:
         if record is None:
             return
         match message:
+            case messages.Obituary():
+                self._explain(record.address.host, message)
             case messages.Ready():
                 self._on_report(record.worker, message)
                 self._on_event(events.WorkerReady(Generation(message.generation), record.worker))
             case messages.Failed():
+                record.is_dismissed = True
                 now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
                 peer = None if message.peer is None else WorkerIndex(message.peer)
                 self._on_event(
@@ -139,12 +156,27 @@ class Workers:
                         record.attempt = attempt
             self._on_event(events.WorkerRegistered(attempt, member))
 
+    def _explain(self, host: str, death: messages.Obituary) -> None:
+        """Tell how a worker ended that was lost; several may know, and of most deaths nobody wonders."""
+        worker = self._unexplained.pop((host, death.pid), None)
+        if worker is None:
+            return
+        lines = death.written.strip().splitlines()[-LINES_SHOWN:]
+        wrote = "".join(f"\n    {line}" for line in lines)
+        last = f"; the last that it wrote:{wrote}" if lines else ""
+        self._on_note(f"worker {worker}, process {death.pid} on {host}, {death.how}{last}")
+
     def _on_lost(self, connection: WorkerConnection, loss: Loss) -> None:
         record = self._records.pop(connection, None)
         if record is None:
             return
         self._attempts.lost(record.attempt)
         now_ms, jitter = self._around.monotonic_ms(), self._around.random.random()
-        reason = f"process {record.pid} on {record.address.host}: {loss.reason}"
+        host = record.address.host
+        if not record.is_dismissed:
+            self._unexplained[host, record.pid] = record.worker
+        while len(self._unexplained) > UNEXPLAINED_MAX:
+            del self._unexplained[next(iter(self._unexplained))]
+        reason = f"process {record.pid} on {host}: {loss.reason}"
         lost = events.WorkerLost(record.attempt, record.worker, reason, now_ms, jitter, loss.is_silent)
         self._on_event(lost)

@@ -82,6 +82,8 @@ class WorkerTask:
     spill_directory: str | None = None
     """Where loops put what does not fit into memory, and RocksDB its files; None: the system's directory for temporary
     files."""
+    deaths: tuple[messages.Obituary, ...] = ()
+    """How former workers of this machine ended, as far as is known here."""
 
 
 class WorkerStopped(Exception):  # noqa: N818 - not an error of ours: it tells Spark that this task must not succeed
@@ -225,6 +227,8 @@ class Worker:
                 task.fingerprint,
             )
         )
+        for death in task.deaths:
+            control.send(death)
 
     def _serve(self, control: ControlClient, exchange: Exchange) -> None:
         deploy = self._await_deployment()
