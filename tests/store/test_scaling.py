@@ -432,3 +432,14 @@ def test_a_stream_that_was_scaled_by_hand_stays_so_when_its_pipeline_starts_over
     info = store.describe(STREAM)
     assert (info.segments_count, info.layout_epoch, info.events_count) == (4, 0, 0)
     assert store.fsck() == []
+
+
+def test_what_came_behind_a_cut_is_not_counted_before_it(store: Store) -> None:  # S66, S72
+    begin = store.head(STREAM)
+    write(store, 0)
+    end = store.tail(STREAM)
+    store.split(STREAM, 0)
+    write(store, 1)
+    assert store.events_between(begin, end) == len(KEYS)
+    assert store.events_between(end) == len(KEYS)
+    assert store.events_between(begin) == 2 * len(KEYS)

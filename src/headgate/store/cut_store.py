@@ -206,4 +206,4 @@ class CutStore:
 
 def _between(first: Mapping[int, int], last: Mapping[int, int], segment: int, extent: Extent) -> int:
     begin = max(first.get(segment, extent.head), extent.head)
-    return max(0, min(last.get(segment, extent.end), extent.end) - begin)
+    return max(0, min(last.get(segment, 0), extent.end) - begin)  # what a cut does not name came behind it

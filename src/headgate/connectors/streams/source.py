@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -30,6 +30,9 @@ from headgate.store.reader import SegmentReader
 from headgate.store.store import Store, store_root
 from headgate.store.streams import StreamInfo, no_such_stream
 
+EARLIEST, LATEST = "earliest", "latest"
+"""Where reading may begin, beside a cut."""
+
 WAKEUP_SOON_MS, WAKEUP_LATE_MS = 2, 8
 """A look for news costs some microseconds; half of the pause is the median latency it adds."""
 POLLS_SOON = 500
@@ -44,8 +47,10 @@ class StreamSource:
         stream: its name, such as ``app/logs``.
         store: directory of the store; default $HEADGATE_STORE, else ``.headgate/store``. Made absolute at once, since
             workers run elsewhere.
-        start: where a first start begins: ``"earliest"`` event or after the ``"latest"`` one.
+        start: where a first start begins: at the ``"earliest"`` event, after the ``"latest"`` one, or at a
+            ``StreamCut``, such as ``store.cut_at(name, date)`` gives, or its text.
         follow: wait for new events until the stream is sealed; False: stop at the end seen at the first start.
+        end: a ``StreamCut``, or its text, at which reading ends, whatever ``follow`` says; None: see there.
         stream_cuts: every checkpoint cuts all segments at one moment, which is recorded in the store when the
             checkpoint begins; it completes when the readers have come there. False: each reader is cut where it is.
         holds: nothing of the stream is truncated, by hand or by its retention, that a checkpoint of the pipeline may be
@@ -54,23 +59,53 @@ class StreamSource:
 
     stream: str
     store: str | None = None
-    start: Literal["earliest", "latest"] = "earliest"
+    start: StreamCut | str = EARLIEST
     follow: bool = True
     stream_cuts: bool = False
     holds: bool = True
+    end: StreamCut | str | None = None
 
     def __post_init__(self) -> None:
-        if self.start not in ("earliest", "latest"):
-            raise UsageError(f"start of stream '{self.stream}' must be 'earliest' or 'latest', not {self.start!r}")
+        for name, given in (("start", self.start), ("end", self.end)):
+            is_word = given in (EARLIEST, LATEST) if name == "start" else given is None
+            if not is_word:
+                object.__setattr__(self, name, self._cut_text(name, given))
         object.__setattr__(self, "store", store_root(self.store))
 
     def schema(self) -> pa.Schema:
         """Return the stream's schema in canonical types.
 
         Raises:
-            UsageError: there is no such stream.
+            UsageError: there is no such stream, or reading is to begin or end at a cut of another one.
         """
-        return canonical_schema(self._describe().schema)
+        info = self._describe()
+        self.cuts(info)
+        return canonical_schema(info.schema)
+
+    def cuts(self, stream: StreamInfo) -> tuple[StreamCut | None, StreamCut | None]:
+        """Return the cuts at which reading begins and ends, where there are any (SC52).
+
+        Raises:
+            UsageError: one is of another stream.
+        """
+        begin = None if self.start in (EARLIEST, LATEST) else StreamCut.parse(str(self.start))
+        end = None if self.end is None else StreamCut.parse(str(self.end))
+        for cut in (begin, end):
+            if cut is not None:
+                cut.check(stream)
+        return begin, end
+
+    def _cut_text(self, name: str, given: object) -> str:
+        """Return a cut as text: a source can be hashed, and travels."""
+        words = "'earliest', 'latest' or " if name == "start" else ""
+        problem = f"{name} of stream '{self.stream}' must be {words}a StreamCut of it, or its text, not {given!r}"
+        try:
+            cut = given if isinstance(given, StreamCut) else StreamCut.parse(str(given))
+        except UsageError as error:
+            raise UsageError(problem) from error
+        if cut.stream != self.stream:
+            raise UsageError(problem)
+        return str(cut)
 
     def identity(self) -> str:
         """Return what tells this stream from a later one of the same name."""
@@ -82,7 +117,7 @@ class StreamSource:
 
     def how_to_end(self) -> str | None:
         """See ``EndlessSource``. A sealed stream ends although it is followed."""
-        if not self.follow or self._describe().is_sealed:
+        if not self.follow or self.end is not None or self._describe().is_sealed:
             return None
         return f"read what is there with follow=False, or seal stream '{self.stream}' first"
 
@@ -306,9 +341,18 @@ def start_of(
     """
     if places is not None:
         return Restored(places)
+    begin, end = source.cuts(stream)
+    moment = _moment(store, stream, context, source)
+    from_latest, is_bounded = source.start == LATEST, end is not None or not source.follow
+    if end is None:
+        return FirstStart(moment, from_latest, is_bounded, None if begin is None else begin.positions)
+    first = moment if from_latest else None
+    return FirstStart(end.positions, False, is_bounded, first if begin is None else begin.positions)
+
+
+def _moment(store: Store, stream: StreamInfo, context: SourceContext, source: StreamSource) -> Mapping[int, int]:
+    """Return where the segments ended when the first subtask looked (SC42)."""
     if store.is_untouched or not source.holds or not context.life:
-        moment = dict(enumerate(stream.ends))
-    else:
-        owner = f"{holder_of(context.pipeline, context.node)} {context.life}"
-        moment = store.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)
-    return FirstStart(moment, from_latest=source.start == "latest", is_bounded=not source.follow)
+        return dict(enumerate(stream.ends))
+    owner = f"{holder_of(context.pipeline, context.node)} {context.life}"
+    return store.mark(stream.name, owner=owner, generation=context.generation, checkpoint=0)

@@ -45,11 +45,14 @@ class FirstStart:
         moment: where the segments ended at one moment, the same for all subtasks.
         from_latest: events before that moment are not read.
         is_bounded: nor are those behind it.
+        begin: a cut at which reading begins instead; of a segment that it does not name, all is behind it. None: at the
+            earliest event, or the moment.
     """
 
     moment: Mapping[int, int]
     from_latest: bool = False
     is_bounded: bool = False
+    begin: Mapping[int, int] | None = None
 
     @property
     def known(self) -> tuple[int, ...]:
@@ -200,6 +203,8 @@ class ReadingOrder:
         moment = self.start.moment
         if number not in moment:
             return None if self.start.is_bounded else Place(0)
+        if self.start.begin is not None:
+            return self._begin_at(segment, extent, self.start.begin, moment[number] if self.start.is_bounded else None)
         if self.start.is_bounded or not self.start.from_latest:
             end = moment[number] if self.start.is_bounded else None
             return Place(moment[number] if self.start.from_latest else extent.head, end)
@@ -207,6 +212,15 @@ class ReadingOrder:
             self.passed.add(number)  # closed by then: all its events lie before the moment
             return None
         return Place(moment[number])
+
+    def _begin_at(self, segment: Segment, extent: Extent, begin: Mapping[int, int], end: int | None) -> Place | None:
+        """Return where a segment begins when reading begins at a cut; None: it ends before that."""
+        position = begin.get(segment.segment_id, 0)
+        was_closed = any(x in begin for x in self._lineage.successors(segment))  # by then, so its end is known for good
+        if was_closed and position >= extent.end:
+            self.passed.add(segment.segment_id)
+            return None
+        return Place(position, end)
 
     def _is_hollow(self, segment: Segment, extents: Mapping[int, Extent], *, is_first: bool) -> bool:
         """Whether there is nothing in it that anybody would read: it is passed with what lies before it."""
