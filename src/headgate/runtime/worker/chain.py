@@ -26,6 +26,7 @@ from headgate.operators.base import (
 )
 from headgate.protocol.watermarks import Origin
 from headgate.state.frozen import FrozenState
+from headgate.threads import ThreadEnded
 
 RECORD_CHARS_SHOWN = 500
 """Of a record in an error message."""
@@ -153,9 +154,9 @@ class Link:
         self.output._totals.records_in += batch.num_rows
         try:
             self.operator.process_input(name, batch)
-        except (NodeError, BadRecord):
+        except (NodeError, BadRecord, ThreadEnded):
             raise
-        except Exception as error:
+        except BaseException as error:  # CS26
             raise NodeError(str(self.node.name), error) from error
 
     def reenter(self, batch: pa.RecordBatch, forward: Callable[[pa.RecordBatch], None]) -> None:
@@ -163,18 +164,18 @@ class Link:
         self.output._totals.records_in += batch.num_rows
         try:
             forward(batch)
-        except (NodeError, BadRecord):
+        except (NodeError, BadRecord, ThreadEnded):
             raise
-        except Exception as error:
+        except BaseException as error:  # CS26
             raise NodeError(str(self.node.name), error) from error
 
     def on_watermark(self, watermark_ms: int) -> None:
         """Pass a watermark to the operator; name the node in whatever is raised."""
         try:
             self.operator.on_watermark(watermark_ms)
-        except (NodeError, BadRecord):
+        except (NodeError, BadRecord, ThreadEnded):
             raise
-        except Exception as error:
+        except BaseException as error:  # CS26
             raise NodeError(str(self.node.name), error) from error
 
 
@@ -318,9 +319,9 @@ class Chain:
     def _guard(self, link: Link, call: Callable[[], None]) -> None:
         try:
             call()
-        except (NodeError, BadRecord):
+        except (NodeError, BadRecord, ThreadEnded):
             raise
-        except Exception as error:
+        except BaseException as error:  # CS26
             raise NodeError(str(link.node.name), error) from error
 
 
