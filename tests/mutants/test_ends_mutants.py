@@ -15,6 +15,7 @@ from headgate.protocol.supervision.supervisor import Supervisor
 from headgate.runtime.checkpoints import uploads
 from headgate.runtime.driver import coordination, hook_calls, supervision
 from headgate.runtime.driver.ending import RunEnd
+from headgate.runtime.worker import chain, hooks
 
 Context = AbstractContextManager[None]
 
@@ -69,3 +70,18 @@ def a_bug_keeps_the_pipeline() -> Context:  # G26
 
 def test_a_pipeline_that_stays_held_is_caught(tmp_path: Path) -> None:
     assert_caught(a_bug_keeps_the_pipeline, ends.check_bug, tmp_path, Supervisor, events.GenerationReady)
+
+
+def an_end_of_a_listener_is_nobodys() -> Context:  # CS26, HL6
+    return patched(hooks, "ThreadEnded", SystemExit)
+
+
+def an_end_of_a_function_is_nobodys() -> Context:  # CS26
+    return patched(chain, "ThreadEnded", SystemExit)
+
+
+def test_an_end_without_a_name_is_caught(tmp_path: Path) -> None:
+    listens = ends.test_whatever_a_listener_raises_is_its_own_and_may_pass
+    named = ends.test_whatever_a_function_raises_the_operator_is_named
+    assert_caught(an_end_of_a_listener_is_nobodys, listens, tmp_path / "listener", EXIT)
+    assert_caught(an_end_of_a_function_is_nobodys, named, tmp_path / "function", EXIT)

@@ -90,6 +90,48 @@ def test_whatever_a_hook_raises_ends_the_run(tmp_path: Path, error: BaseExceptio
     check_hook_method(tmp_path, "reset", error)
 
 
+class Listening(hg.CheckpointListener):
+    """Passes records on, and hears of checkpoints."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        return row
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        raise self._error
+
+    def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
+        return
+
+
+def failure_of_function(root: Path, function: Any) -> str:
+    """Return how a pipeline fails."""
+    checkpointing = hg.Checkpointing(interval="20ms", dir=root / "checkpoints")
+    pipeline = hg.Pipeline("p", checkpointing=checkpointing, restart=hg.FixedDelay(attempts=3, delay="1ms"))
+    pipeline.source(hg.FromRows([{"number": n} for n in range(40)])).map(function, name="mine").sink(hg.Discard())
+    with pytest.raises(hg.PipelineFailed) as failed:
+        testing.run(pipeline, timeout_s=SECONDS)
+    return str(failed.value)
+
+
+@pytest.mark.parametrize("error", UNUSUAL, ids=["exit", "panic"])
+def test_whatever_a_listener_raises_is_its_own_and_may_pass(tmp_path: Path, error: BaseException) -> None:
+    # CS26, HL6
+    said = failure_of_function(tmp_path, Listening(error))
+    assert "of operator 'mine' failed; it failed 4 times, and 3 restarts were allowed" in said
+    assert f"{type(error).__name__}: {error}" in said
+
+
+@pytest.mark.parametrize("error", UNUSUAL, ids=["exit", "panic"])
+def test_whatever_a_function_raises_the_operator_is_named(tmp_path: Path, error: BaseException) -> None:  # CS26
+    def function(row: dict[str, Any]) -> dict[str, Any]:
+        raise error
+
+    assert failure_of_function(tmp_path, function).startswith(f"operator 'mine': {type(error).__name__}: {error}")
+
+
 BUGS: list[tuple[type, type]] = [
     (Supervisor, events.GenerationReady),
     (Supervisor, events.WorkerRegistered),

@@ -11,6 +11,7 @@ from headgate.model.evolution import NO_OPERATOR_RULES, OperatorRules
 from headgate.operators.checkpointed.functions import CheckpointedFunction, CheckpointListener, RestoreContext
 from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.operators.user_function import HookError, copied, user_traceback
+from headgate.threads import ThreadEnded
 
 F = TypeVar("F")
 
@@ -98,8 +99,8 @@ def restored(function: CheckpointedFunction, lists: OperatorLists, *, is_restore
     """
     try:
         function.restore(RestoreContext(lists, is_restored=is_restored))
-    except UsageError:
+    except (UsageError, ThreadEnded, KeyboardInterrupt):  # a pipeline may just be being built
         raise
-    except Exception as error:
+    except BaseException as error:  # CS26
         raise HookError(lists.node, "restore()", user_traceback(error)) from None
     lists.close()

@@ -30,6 +30,7 @@ from headgate.operators.base import (
 from headgate.protocol.watermarks import Origin
 from headgate.runtime.worker.stopwatch import NodeTotals, Stopwatch
 from headgate.state.frozen import FrozenState
+from headgate.threads import ThreadEnded
 
 _T = TypeVar("_T")
 
@@ -156,9 +157,9 @@ class Link:
         before = self._switch(self.totals)
         try:
             self.operator.process_input(name, batch)
-        except (NodeError, BadRecord):
+        except (NodeError, BadRecord, ThreadEnded):
             raise
-        except Exception as error:
+        except BaseException as error:  # CS26
             raise NodeError(str(self.node.name), error) from error
         self._switch(before)
 
@@ -175,9 +176,9 @@ class Link:
         """Make ``call``, which is the operator's work; name the node in whatever is raised."""
         try:
             return self.timed(call)
-        except (NodeError, BadRecord):
+        except (NodeError, BadRecord, ThreadEnded):
             raise
-        except Exception as error:
+        except BaseException as error:  # CS26
             raise NodeError(str(self.node.name), error) from error
 
     def timed(self, call: Callable[[], _T]) -> _T:
@@ -342,9 +343,9 @@ class Chain:
     def _guard(self, link: Link, call: Callable[[], None]) -> None:
         try:
             call()
-        except (NodeError, BadRecord):
+        except (NodeError, BadRecord, ThreadEnded):
             raise
-        except Exception as error:
+        except BaseException as error:  # CS26
             raise NodeError(str(link.node.name), error) from error
 
 

@@ -20,6 +20,7 @@ from headgate.operators.checkpointed.lists import OperatorLists
 from headgate.operators.user_function import HookError, user_traceback
 from headgate.runtime.worker.chain import Chain, Link, NodeError
 from headgate.state.frozen import FrozenState
+from headgate.threads import ThreadEnded
 
 
 class Hooks:
@@ -72,7 +73,9 @@ class Hooks:
             lists.take(states_of(lists.node))
             try:
                 restored(function, lists, is_restored=is_restored)
-            except Exception as error:
+            except ThreadEnded:
+                raise
+            except BaseException as error:  # CS26
                 raise NodeError(lists.node, error) from error
 
     def snapshot(self, checkpoint: CheckpointId) -> dict[tuple[str, str], FrozenState]:
@@ -85,7 +88,9 @@ class Hooks:
         for function, lists in self._functions:
             try:
                 function.snapshot(SnapshotContext(int(checkpoint)))
-            except Exception as error:
+            except ThreadEnded:
+                raise
+            except BaseException as error:  # CS26
                 raise _error(lists.node, f"snapshot() for checkpoint {checkpoint}", error, may_pass=False) from error
             for prefix, is_union in ((LISTS_PREFIX, False), (UNION_PREFIX, True)):
                 state = lists.freeze(is_union=is_union)
@@ -105,7 +110,9 @@ class Hooks:
         for node, listener in self._listeners:
             try:
                 listener.notify_checkpoint_complete(int(checkpoint))
-            except Exception as error:
+            except ThreadEnded:
+                raise
+            except BaseException as error:  # CS26
                 raise _error(node, f"notify_checkpoint_complete({checkpoint})", error) from error
 
     def aborted(self, checkpoint: CheckpointId) -> None:
@@ -117,7 +124,9 @@ class Hooks:
         for node, listener in self._listeners:
             try:
                 listener.notify_checkpoint_aborted(int(checkpoint))
-            except Exception as error:
+            except ThreadEnded:
+                raise
+            except BaseException as error:  # CS26
                 raise _error(node, f"notify_checkpoint_aborted({checkpoint})", error) from error
 
 
@@ -135,5 +144,5 @@ def _objects_of(link: Link) -> list[object]:
     return [found] if maker is None or maker is found else [maker, found]
 
 
-def _error(node: str, call: str, error: Exception, *, may_pass: bool = True) -> NodeError:
+def _error(node: str, call: str, error: BaseException, *, may_pass: bool = True) -> NodeError:
     return NodeError(node, HookError(node, call, user_traceback(error), may_pass))
