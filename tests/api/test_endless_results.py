@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 import headgate as hg
+from headgate.api.results import Bound, _Watcher
+from headgate.model.progress import PipelineState, Progress
 from headgate.store.store import Store
 
 
@@ -73,3 +76,10 @@ def test_a_sealed_stream_is_a_bound(tmp_path: Path) -> None:
         store.seal("s")
     with pytest.raises(RuntimeError, match="it runs"):
         stream.collect()
+
+
+@pytest.mark.parametrize("state", [PipelineState.FINISHED, PipelineState.FAILED])
+def test_nobody_waits_for_rows_of_a_run_that_has_ended(tmp_path: Path, state: PipelineState) -> None:
+    handle: Any = SimpleNamespace(progress=Progress(state))
+    watcher = _Watcher(Bound(limit=3, seconds=None), tmp_path)
+    assert not watcher._has_enough(handle)

@@ -158,7 +158,7 @@ class _Watcher:
         left_s = self._bound.seconds
         while left_s is None or left_s > 0:
             self._pace.wait(LOOK_S)
-            if handle.progress.state is PipelineState.FINISHED:
+            if handle.progress.state.has_ended:
                 return False
             if self._bound.limit is not None and self._count() >= self._bound.limit:
                 return True

@@ -45,6 +45,11 @@ class PipelineState(Enum):
     FINISHED = "finished"
     """Nothing runs any more, and nothing failed."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing comes any more."""
+        return self in (PipelineState.FINISHED, PipelineState.FAILED)
+
 
 @dataclass(frozen=True, slots=True)
 class SubtaskProgress:
